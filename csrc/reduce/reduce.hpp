@@ -1,0 +1,40 @@
+// Reductions on the CPU: k sources, one destination, in the order of the sources.
+//
+//   dst[i] = post(op(op(pre(src_0[i]), pre(src_1[i])), ... pre(src_{k-1}[i])))
+//
+// float16 and bfloat16 are accumulated in float32 and rounded once; every other type in itself. The
+// bits of dst[i] depend on src_j[i] and k alone: not on count, alignment, chunking or the ISA.
+#pragma once
+
+#include <cstddef>
+
+#include "../base/dtype.hpp"
+
+namespace fastcoll {
+
+/// Reduces `count` elements of `k >= 1` sources into `dst`.
+/// `dst` may be equal to any one of the sources, and must not overlap them otherwise. No pointer needs
+/// an alignment. `factor` is read by PreMulSum (each source is multiplied by it) and Avg (ignored:
+/// Avg divides by `divisor`).
+struct ReduceArgs {
+  void* dst;
+  const void* const* srcs;
+  int k;
+  std::size_t count;
+  double factor = 1.0;
+  double divisor = 1.0;
+};
+
+using ReduceFn = void (*)(const ReduceArgs&);
+
+/// The kernel for this machine, or throws Error(Value) that says why there is none
+/// (bitwise on floats, AVG and PREMUL_SUM on integers, MIN and MAX on complex, anything on fp8).
+ReduceFn reduceFunction(DType dtype, ReduceOp op);
+
+/// Name of the instruction set in use: "avx512", "avx2", "baseline".
+const char* reduceIsa();
+
+/// For tests: use this instruction set from now on; Error(Value) if the machine or build lacks it.
+void setReduceIsa(const char* name);
+
+}  // namespace fastcoll
