@@ -1,0 +1,163 @@
+"""The ``world`` fixture itself."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND
+from world import RanksFailed, World, Worlds, here
+
+
+def rank_and_argument(word):
+    return dist.get_rank(), dist.get_world_size(), word
+
+
+def process_and_group():
+    return os.getpid(), id(dist.group.WORLD)
+
+
+def raise_on(rank):
+    dist.barrier()
+    if dist.get_rank() == rank:
+        raise KeyError("lost")
+
+
+def kill_on(rank):
+    if here().rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "survived"
+
+
+def sleep_on(rank):
+    if here().rank == rank:
+        time.sleep(60)
+
+
+def without_group():
+    return dist.is_initialized(), here().rank, here().size, here().scratch
+
+
+def double(tensor):
+    return tensor * 2
+
+
+def leave_marks():
+    os.environ["LEFT_BEHIND"] = "1"
+    dist.new_group([0])
+
+
+def find_marks():
+    return "LEFT_BEHIND" in os.environ, len(dist.distributed_c10d._world.pg_map)
+
+
+def destroy_default_group():
+    dist.destroy_process_group()
+
+
+def test_values_come_back_in_rank_order(world):
+    assert world(3).run(rank_and_argument, "a") == [(r, 3, "a") for r in range(3)]
+
+
+def test_tensors_travel_both_ways(world):
+    given = torch.arange(5.0)
+    for back in world(2).run(double, given):
+        assert torch.equal(back, given * 2)
+
+
+def test_processes_and_group_serve_many_calls(world):
+    first = world(2).run(process_and_group)
+    assert world(2).run(process_and_group) == first
+    fresh = world(2).run(process_and_group, fresh=True)
+    assert [pid for pid, _ in fresh] == [pid for pid, _ in first] == world(2).pids
+
+
+def test_backend_is_the_one_under_test(world):
+    assert world(1).run(dist.get_backend) == [BACKEND]
+
+
+def test_call_without_a_group(world):
+    answers = world(2).run(without_group, init=False)
+    assert [answer[:3] for answer in answers] == [(False, 0, 2), (False, 1, 2)]
+    assert answers[0][3] == answers[1][3]
+    assert isinstance(answers[0][3], Path) and not list(answers[0][3].iterdir())
+    assert world(2).run(rank_and_argument, 1) == [(0, 2, 1), (1, 2, 1)]
+
+
+def test_nothing_of_a_call_is_left_for_the_next(world):
+    world(2).run(leave_marks)
+    assert world(2).run(find_marks) == [(False, 1), (False, 1)]
+
+
+@pytest.fixture
+def own_worlds(tmp_path):
+    """Worlds that a test may break."""
+    worlds = Worlds(tmp_path)
+    yield worlds
+    worlds.close()
+
+
+def test_exception_comes_back_with_rank_and_traceback(own_worlds):
+    with pytest.raises(RanksFailed) as caught:
+        own_worlds(2).run(raise_on, 1)
+    text = str(caught.value)
+    assert "rank 1" in text and "rank 0" not in text
+    assert "KeyError: 'lost'" in text and "in raise_on" in text
+    assert own_worlds(2).run(rank_and_argument, "again") == [(0, 2, "again"), (1, 2, "again")]
+
+
+def test_death_is_reported_and_the_world_rebuilt(own_worlds):
+    broken = own_worlds(2)
+    pids = broken.pids
+    with pytest.raises(RanksFailed, match=r"rank 0\ndied: signal SIGKILL"):
+        broken.run(kill_on, 0, init=False)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert own_worlds(2).run(rank_and_argument, 5) == [(0, 2, 5), (1, 2, 5)]
+
+
+def test_planned_death_is_no_failure(own_worlds):
+    assert own_worlds(2).run(kill_on, 1, init=False, dying=[1]) == ["survived", None]
+
+
+def test_death_that_was_planned_and_did_not_come(own_worlds):
+    with pytest.raises(RanksFailed, match="was to die"):
+        own_worlds(2).run(kill_on, 7, init=False, dying=[1])
+
+
+def test_silent_rank_shows_its_stack(own_worlds):
+    with pytest.raises(RanksFailed) as caught:
+        own_worlds(2).run(sleep_on, 1, init=False, deadline=1.0)
+    text = str(caught.value)
+    assert "---- rank 1\nno answer in time (deadline 1 s)" in text
+    assert "in sleep_on" in text and "---- rank 0" not in text
+
+
+def test_destroying_the_shared_group_is_an_error(own_worlds):
+    with pytest.raises(RanksFailed, match="fresh=True"):
+        own_worlds(1).run(destroy_default_group)
+
+
+def test_only_module_functions_are_taken(own_worlds):
+    with pytest.raises(TypeError, match="top of a module"):
+        own_worlds(1).run(lambda: None)
+
+
+def test_closing_leaves_no_process(tmp_path):
+    worlds = Worlds(tmp_path)
+    pids = worlds(3).pids
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    worlds(3).run(rank_and_argument, 0)
+    worlds.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_world_can_be_used_alone(tmp_path):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    alone = World(1, store.port, tmp_path)
+    assert alone.alive and alone.run(rank_and_argument, 1) == [(0, 1, 1)]
+    alone.close()
+    assert not alone.alive

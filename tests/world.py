@@ -1,0 +1,250 @@
+"""Ranks that stay alive from test to test.
+
+``world(3).run(function, *arguments)`` runs a module-level function on three ranks and returns the
+three return values in rank order. Ranks are processes of a fork server that has torch loaded; a
+world starts when a test first asks for its size and serves all later ones. A rank that raises,
+dies or stays silent past the deadline fails the test with traceback, stacks and log, and ends its
+world; the next test gets a new one. Only processes started here are ever killed.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from backend import BACKEND
+from world_rank import Call, Function, here, serve
+
+__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here"]
+
+DEADLINE = 60.0
+"""Seconds that a call may take."""
+
+GRACE = 5.0
+"""Seconds that the other ranks get to answer after one failed, and a rank gets to end."""
+
+PRELOAD = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+    "torch.testing",
+    "pytest",
+]
+
+
+class RanksFailed(AssertionError):
+    """What went wrong on which ranks."""
+
+
+class World:
+    """Living ranks of one world size."""
+
+    def __init__(self, size: int, store_port: int, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.size = size
+        self.folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=folder))
+        self.logs = [self.folder / f"rank{rank}.log" for rank in range(size)]
+        self._calls = 0
+        self._kept_prefix: str | None = None
+        self._pipes: list[connection.Connection] = []
+        self._processes: list[Any] = []
+        for rank, log in enumerate(self.logs):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=serve,
+                args=(rank, size, theirs, store_port, BACKEND, str(log)),
+                name=f"rank{rank}of{size}",
+                daemon=False,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process id of each rank."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def alive(self) -> bool:
+        """Whether every rank can take a call."""
+        return bool(self._processes) and all(p.is_alive() for p in self._processes)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        init: bool = True,
+        fresh: bool = False,
+        deadline: float = DEADLINE,
+        dying: Collection[int] = (),
+    ) -> list[Any]:
+        """Run ``function(*arguments)`` on all ranks and return their values in rank order.
+
+        Args:
+            function: a function of a module; not a lambda, not one made inside another.
+            arguments: anything that pickles.
+            init: whether there is a default group; without one, ``here()`` tells the rank.
+            fresh: whether this group is made for this call and destroyed after it; else one
+                group serves many calls, and the call must not destroy it.
+            deadline: seconds.
+            dying: ranks that are to die in this call; their value is None, and the world ends.
+
+        Raises:
+            RanksFailed: a rank raised, died, or gave no answer in time.
+        """
+        __tracebackhide__ = True
+        messages = self._message(function, arguments, init, fresh)
+        answers: dict[int, tuple[bool, Any]] = {}
+        failures: dict[int, str] = {}
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send_bytes(messages)
+        end = time.monotonic() + deadline
+        while len(answers) + len(failures) < self.size and (left := end - time.monotonic()) > 0:
+            self._collect(answers, failures, left)
+            if any(rank not in dying for rank in failures) or not all(
+                ok for ok, _ in answers.values()
+            ):
+                end = min(end, time.monotonic() + GRACE)
+        silent = [rank for rank in range(self.size) if rank not in answers | failures]
+        for rank in silent:
+            failures[rank] = f"no answer in time (deadline {deadline:g} s)"
+        if silent:
+            self._dump_stacks(silent)
+        for rank, (ok, value) in answers.items():
+            if not ok:
+                failures[rank] = value
+        unexpected = {rank: text for rank, text in failures.items() if rank not in dying}
+        for rank in dying:
+            if rank in answers:
+                unexpected[rank] = "was to die in this call and did not"
+        if failures:
+            self.kill()
+        if unexpected:
+            raise RanksFailed(self._report(function, unexpected))
+        return [answers[rank][1] if rank in answers else None for rank in range(self.size)]
+
+    def close(self) -> None:
+        """End the ranks; those that do not end by themselves are killed and reported."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(pickle.dumps(None))
+        end = time.monotonic() + GRACE
+        for process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        stuck = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
+        failures = {rank: "did not end when asked to" for rank in stuck}
+        for rank, process in enumerate(self._processes):
+            if process.exitcode:
+                failures[rank] = f"ended with {_ending(process.exitcode)}"
+        if stuck:
+            self._dump_stacks(stuck)
+        self.kill()
+        if failures:
+            raise RanksFailed(self._report(self.close, failures))
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    def _message(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], init: bool, fresh: bool
+    ) -> bytes:
+        if "<" in function.__qualname__:
+            raise TypeError(f"{function.__qualname__} must stand at the top of a module")
+        self._calls += 1
+        scratch = self.folder / f"call{self._calls}"
+        scratch.mkdir()
+        keep = init and not fresh
+        prefix = f"{self.folder.name}/{self._calls}/" if init else None
+        if keep:
+            prefix = self._kept_prefix = self._kept_prefix or prefix
+        else:
+            self._kept_prefix = None
+        code = function.__code__
+        name = Function(function.__module__, code.co_filename, function.__qualname__)
+        return pickle.dumps(
+            Call(name, pickle.dumps(arguments), prefix, keep, str(scratch), tuple(sys.path))
+        )
+
+    def _collect(
+        self, answers: dict[int, tuple[bool, Any]], failures: dict[int, str], timeout: float
+    ) -> None:
+        waiting = {
+            pipe: rank
+            for rank, pipe in enumerate(self._pipes)
+            if rank not in answers and rank not in failures
+        }
+        for pipe in connection.wait(list(waiting), timeout):
+            rank = waiting[pipe]
+            try:
+                answers[rank] = pickle.loads(pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                self._processes[rank].join(GRACE)
+                failures[rank] = f"died: {_ending(self._processes[rank].exitcode)}"
+
+    def _dump_stacks(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(0.5)  # the handler writes into the rank's log
+
+    def _report(self, function: Callable[..., Any], failures: dict[int, str]) -> str:
+        lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
+        for rank in sorted(failures):
+            lines += [f"---- rank {rank}", failures[rank].rstrip()]
+            log = self.logs[rank].read_text(errors="replace")[-4000:].rstrip()
+            if log:
+                lines += [f"---- rank {rank}, end of its log", log]
+        return "\n".join(lines)
+
+
+class Worlds:
+    """The worlds of a test session, by size."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._worlds: dict[int, World] = {}
+
+    def __call__(self, size: int) -> World:
+        """Return the living world of ``size`` ranks, starting it if there is none."""
+        world = self._worlds.get(size)
+        if world is None or not world.alive:
+            if world is not None:
+                world.kill()
+            world = self._worlds[size] = World(size, self._store.port, self._folder)
+        return world
+
+    def close(self) -> None:
+        """End all ranks; raise the first failure after the last world is closed."""
+        with contextlib.ExitStack() as stack:
+            for world in self._worlds.values():
+                stack.callback(world.close)
+
+
+def _ending(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "pipe closed, process still there"
+    if exitcode < 0:
+        return f"signal {signal.Signals(-exitcode).name}"
+    return f"exit code {exitcode}"

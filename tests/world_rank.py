@@ -1,0 +1,187 @@
+"""The process behind one rank of the ``world`` fixture: it waits for calls and answers them.
+
+The messages are pickled by hand and not by ``Connection.send``, whose pickler is changed by torch
+to move tensors through shared memory.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GROUP_TIMEOUT", "Call", "Function", "Here", "here", "serve"]
+
+GROUP_TIMEOUT = timedelta(seconds=40)
+"""Timeout of the groups: under the deadline of a call, so that a hang shows the backend's text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A module-level function, by the file it stands in."""
+
+    module: str
+    file: str
+    qualname: str
+
+    def load(self) -> Any:
+        """Return the function itself, importing its file if this process has not yet."""
+        module = sys.modules.get(self.module)
+        if module is None or getattr(module, "__file__", None) != self.file:
+            spec = importlib.util.spec_from_file_location(self.module, self.file)
+            assert spec is not None and spec.loader is not None, self.file
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[self.module] = module
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[self.module]
+                raise
+        found: Any = module
+        for name in self.qualname.split("."):
+            found = getattr(found, name)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One function to run on every rank.
+
+    ``prefix`` is new for every process group; None asks for a call without one.
+    """
+
+    function: Function
+    arguments: bytes
+    prefix: str | None
+    keep_group: bool
+    scratch: str
+    sys_path: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """Where a function handed to ``world(n).run`` finds itself."""
+
+    rank: int
+    size: int
+    scratch: Path
+    """Empty directory of this call, the same for all ranks."""
+
+
+_here: Here | None = None
+
+
+def here() -> Here:
+    """Return rank, world size and scratch directory; for functions run with ``init=False``."""
+    assert _here is not None, "here() is for functions that world(n).run calls"
+    return _here
+
+
+def serve(
+    rank: int, size: int, pipe: connection.Connection, store_port: int, backend: str, log: str
+) -> None:
+    """Answer calls until the pipe ends or None arrives."""
+    _prepare_process(log)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
+    environment = dict(os.environ)
+    current_prefix: str | None = None
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except EOFError:
+            break
+        call: Call | None = pickle.loads(message)
+        if call is None:
+            break
+        try:
+            if call.prefix != current_prefix:
+                _destroy()
+                if call.prefix is not None:
+                    dist.init_process_group(
+                        backend,
+                        store=dist.PrefixStore(call.prefix, store),
+                        rank=rank,
+                        world_size=size,
+                        timeout=GROUP_TIMEOUT,
+                    )
+                current_prefix = call.prefix
+            value = _run(call, rank, size)
+            if call.keep_group:
+                assert dist.is_initialized(), "destroys the group: say fresh=True or init=False"
+                _destroy_subgroups()
+            else:
+                _destroy()
+                current_prefix = None
+            answer = pickle.dumps((True, value))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pipe.send_bytes(answer)
+    _destroy()
+
+
+def _run(call: Call, rank: int, size: int) -> Any:
+    import torch
+
+    global _here
+    _here = Here(rank, size, Path(call.scratch))
+    torch.manual_seed(0)
+    try:
+        for folder in call.sys_path:
+            if folder not in sys.path:
+                sys.path.append(folder)
+        arguments = pickle.loads(call.arguments)
+        return call.function.load()(*arguments)
+    finally:
+        _here = None
+
+
+def _prepare_process(log: str) -> None:
+    os.setsid()  # Ctrl-C in the terminal is for pytest alone, which then ends the ranks
+    with open(log, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable(file=2, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-pytest").start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _destroy() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _destroy_subgroups() -> None:
+    """Destroy the groups that a call made beside the default one and left behind."""
+    import torch.distributed as dist
+
+    known = dist.distributed_c10d._world.pg_map
+    for group in [group for group in known if group is not dist.group.WORLD]:
+        with contextlib.suppress(ValueError):  # gone with another one
+            dist.destroy_process_group(group)
