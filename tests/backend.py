@@ -3,15 +3,33 @@
 import os
 
 import pytest
+import torch
+import torch.distributed as dist
 
-__all__ = ["BACKEND", "IS_GLOO", "beyond_gloo"]
+__all__ = [
+    "BACKEND",
+    "IS_GLOO",
+    "all_gather_single",
+    "beyond_gloo",
+    "name_of",
+    "reduce_scatter_single",
+]
 
 BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
 """Name given to ``init_process_group``: ``fastcoll``, or ``gloo`` to check the tests themselves."""
 
 IS_GLOO = BACKEND == "gloo"
 
+# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def beyond_gloo(reason: str) -> pytest.MarkDecorator:
     """Mark a test, or a parameter, of what gloo cannot do; with any other backend it runs."""
     return pytest.mark.skipif(IS_GLOO, reason=f"beyond gloo: {reason}")
+
+
+def name_of(value: object) -> str | None:
+    """Name a parameter in a test's id: ``float`` for ``torch.float``."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None

@@ -1,0 +1,166 @@
+"""all_reduce: every operation, every element type, every world size."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo, name_of
+from oracle import (
+    COMPLEX,
+    FLOAT8,
+    FLOATS,
+    GLOO_REDUCES,
+    INTEGERS,
+    OPS,
+    allows,
+    assert_reduced,
+    assert_same,
+    bits,
+    reduce_op,
+    reduced,
+    sample,
+)
+
+SHAPES = [(1,), (7,), (3, 5), (1000,), (65537,)]
+
+
+def cases(*, allowed):
+    """Pairs of operation and type; those beyond gloo are marked so."""
+    found = []
+    for op in OPS:
+        for dtype in [*FLOATS, *COMPLEX, *INTEGERS, torch.bool, *FLOAT8]:
+            if allows(op, dtype) != allowed or (dtype in COMPLEX and op == "PRODUCT"):
+                continue  # torch itself refuses complex products in all_reduce
+            known = dtype in GLOO_REDUCES or (dtype in COMPLEX and op != "PREMUL_SUM")
+            beyond = beyond_gloo("unknown operation or type")
+            found.append(
+                pytest.param(op, dtype, marks=[] if known and op != "PREMUL_SUM" else beyond)
+            )
+    return found
+
+
+def all_reduce(shapes, op, dtype):
+    answers = []
+    for seed, shape in enumerate(shapes):
+        inputs = [sample(r, shape, dtype, seed) for r in range(dist.get_world_size())]
+        tensor = inputs[dist.get_rank()].clone()
+        assert dist.all_reduce(tensor, op=reduce_op(op)) is None
+        assert_reduced(tensor, inputs, op)
+        answers.append(bits(tensor))
+    return answers
+
+
+def all_reduce_given(tensors, op):
+    tensor = tensors[dist.get_rank()]
+    dist.all_reduce(tensor, op=reduce_op(op))
+    return tensor
+
+
+def all_reduce_asynchronously(op, dtype):
+    inputs = [sample(r, (501,), dtype) for r in range(dist.get_world_size())]
+    tensor = inputs[dist.get_rank()].clone()
+    work = dist.all_reduce(tensor, op=reduce_op(op), async_op=True)
+    assert work.wait()
+    assert_reduced(tensor, inputs, op)
+
+
+def refuse(op, dtype):
+    tensor = sample(dist.get_rank(), (5,), dtype)
+    before = tensor.clone()
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        dist.all_reduce(tensor, op=reduce_op(op))
+    assert_same(tensor, before)
+    after = torch.ones(3)
+    dist.all_reduce(after)  # the ranks are still in step
+    assert_same(after, torch.full((3,), float(dist.get_world_size())))
+
+
+def premultiply_by_tensor(factor):
+    tensor = torch.full((9,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(torch.tensor([factor])))
+    return tensor
+
+
+@pytest.mark.parametrize(("op", "dtype"), cases(allowed=True), ids=name_of)
+def test_operation_and_type(world, op, dtype):
+    answers = world(3).run(all_reduce, SHAPES, op, dtype)
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+@pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
+def test_world_size(world, size, op):
+    answers = world(size).run(all_reduce, [*SHAPES, (0,), (), (2, 0, 3)], op, torch.float)
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"),
+    [(torch.float, 8 * 2**20), (torch.bfloat16, 2 * 2**20), (torch.int64, 4 * 2**20)],
+    ids=name_of,
+)
+def test_large(world, dtype, elements):
+    answers = world(2).run(all_reduce, [(elements,), (elements - 1,)], "SUM", dtype)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG", "PRODUCT", "MIN"])
+def test_asynchronous(world, op):
+    world(3).run(all_reduce_asynchronously, op, torch.float)
+
+
+@beyond_gloo("computes something for these, or crashes")
+@pytest.mark.parametrize(("op", "dtype"), cases(allowed=False), ids=name_of)
+def test_meaningless_operation_is_refused(world, op, dtype):
+    world(2).run(refuse, op, dtype, fresh=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=name_of)
+def test_integers_wrap_around(world, dtype):
+    top = torch.iinfo(dtype).max
+    given = [torch.tensor([top, 1, top], dtype=dtype), torch.tensor([1, top, top], dtype=dtype)]
+    for tensor in world(2).run(all_reduce_given, given, "SUM"):
+        assert_same(tensor, given[0] + given[1])
+    for tensor in world(2).run(all_reduce_given, given, "PRODUCT"):
+        assert_same(tensor, given[0] * given[1])
+
+
+@beyond_gloo("drops NaN unless rank 0 has it")
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_nan_wins(world, op, dtype):
+    """NaN of any rank, at the places where vector code and its tail meet."""
+    given = [sample(r, (67,), dtype) for r in range(3)]
+    for place in range(67):
+        given[place % 3][place] = float("nan") if place % 5 else 0.0
+    expected = reduced(given, op)
+    assert expected.isnan().sum() == 53
+    answers = world(3).run(all_reduce_given, given, op)
+    for tensor in answers:
+        assert torch.equal(tensor.isnan(), expected.isnan())
+        assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert bits(tensor) == bits(answers[0])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_infinities_and_signs(world, dtype):
+    inf, nan = float("inf"), float("nan")
+    given = [
+        torch.tensor([inf, inf, -inf, nan, 0.0, -0.0, 1.0], dtype=dtype),
+        torch.tensor([1.0, -inf, -inf, 1.0, -0.0, -0.0, inf], dtype=dtype),
+    ]
+    expected = given[0] + given[1]
+    for tensor in world(2).run(all_reduce_given, given, "SUM"):
+        assert torch.equal(tensor.isnan(), expected.isnan())
+        assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_denormals_are_kept(world):
+    given = [torch.tensor([1e-40, -3e-42, 1e-45]), torch.tensor([2e-40, 1e-42, 1e-45])]
+    for tensor in world(2).run(all_reduce_given, given, "SUM"):
+        assert_same(tensor, given[0] + given[1])
+
+
+@beyond_gloo("has no PREMUL_SUM")
+def test_premultiplied_by_a_tensor(world):
+    for tensor in world(3).run(premultiply_by_tensor, 0.5):
+        assert_same(tensor, torch.full((9,), 3.0))

@@ -1,0 +1,177 @@
+"""What collectives must return, computed by plain torch and NumPy in one process.
+
+Every rank's input is a function of (rank, shape, dtype, seed), so each rank knows what the others
+sent and can compute the expected result alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from torch import Tensor
+
+__all__ = [
+    "BITWISE",
+    "COMPLEX",
+    "FLOATS",
+    "FLOAT8",
+    "GLOO_REDUCES",
+    "INTEGERS",
+    "OPS",
+    "allows",
+    "assert_reduced",
+    "assert_same",
+    "bits",
+    "moved_types",
+    "reduce_op",
+    "reduced",
+    "sample",
+]
+
+FLOATS = [torch.half, torch.bfloat16, torch.float, torch.double]
+COMPLEX = [torch.complex64, torch.complex128]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+]
+GLOO_REDUCES = [*FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64]
+"""Types that gloo reduces rightly; a bool it sums as a byte, complex numbers go as reals."""
+
+GLOO_MOVES = [*GLOO_REDUCES, *COMPLEX, torch.bool]
+
+BITWISE = ["BAND", "BOR", "BXOR"]
+OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", *BITWISE, "PREMUL_SUM"]
+
+FACTOR = 0.375
+"""Factor of PREMUL_SUM."""
+
+
+def allows(op: str, dtype: torch.dtype) -> bool:
+    """Whether ``op`` means something for ``dtype``; where not, the backend must raise."""
+    if dtype in FLOAT8:
+        return False
+    if dtype in COMPLEX:
+        return op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
+    if dtype in FLOATS:
+        return op not in BITWISE
+    return op not in ("AVG", "PREMUL_SUM")
+
+
+def reduce_op(op: str) -> Any:
+    """Return what the ``op=`` argument of torch.distributed takes."""
+    return dist._make_nccl_premul_sum(FACTOR) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
+
+
+def moved_types() -> list[Any]:
+    """Parameters for tests of collectives that only move bytes: every element type."""
+    return [
+        pytest.param(dtype, marks=[] if dtype in GLOO_MOVES else beyond_gloo("unknown type"))
+        for dtype in [*FLOATS, *COMPLEX, *INTEGERS, torch.bool, *FLOAT8]
+    ]
+
+
+def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Return the contiguous input of one rank: any bits for integers, near one for floats."""
+    random = torch.Generator().manual_seed(1 + rank + 1000 * seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=random).bool()
+    if dtype in FLOAT8:
+        return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8).view(dtype)
+    if dtype in INTEGERS:
+        low, high = -(2**63), 2**63 - 1
+        return torch.randint(low, high, shape, generator=random).to(dtype)
+    wide = torch.float if dtype in (torch.half, torch.bfloat16) else dtype
+    return torch.randn(shape, generator=random, dtype=wide).to(dtype)
+
+
+def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
+    """Return the reduction of the ranks' tensors, in rank order.
+
+    Integers wrap, bools are summed by "or" and multiplied by "and", NaN wins in MIN and MAX,
+    half and bfloat16 are accumulated in float and rounded once.
+    """
+    first = tensors[0]
+    if not (first.is_floating_point() or first.is_complex()):
+        return _reduced_integers(tensors, op)
+    wide = torch.float if first.dtype in (torch.half, torch.bfloat16) else first.dtype
+    inputs = [t.to(wide) for t in tensors]
+    total = inputs[0].clone()
+    if op == "PREMUL_SUM":
+        total *= FACTOR
+    for other in inputs[1:]:
+        if op in ("SUM", "AVG"):
+            total += other
+        elif op == "PREMUL_SUM":
+            total += FACTOR * other
+        elif op == "PRODUCT":
+            total *= other
+        else:
+            total = (torch.minimum if op == "MIN" else torch.maximum)(total, other)
+    if op == "AVG":
+        total /= len(inputs)
+    return total.to(first.dtype)
+
+
+def _reduced_integers(tensors: Sequence[Tensor], op: str) -> Tensor:
+    function = {
+        "SUM": np.add,
+        "PRODUCT": np.multiply,
+        "MIN": np.minimum,
+        "MAX": np.maximum,
+        "BAND": np.bitwise_and,
+        "BOR": np.bitwise_or,
+        "BXOR": np.bitwise_xor,
+    }[op]
+    total = tensors[0].numpy()
+    for other in tensors[1:]:
+        total = function(total, other.numpy())
+    return torch.from_numpy(np.array(total)).reshape(tensors[0].shape)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """Return the elements' bytes in row-major order, for bitwise comparison."""
+    if tensor.numel() == 0:
+        return b""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    """Assert same shape, dtype and bits."""
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert bits(actual) == bits(expected), (actual, expected)
+
+
+def assert_reduced(actual: Tensor, tensors: Sequence[Tensor], op: str) -> None:
+    """Assert that ``actual`` is the reduction of the ranks' tensors.
+
+    Exact for integers, MIN and MAX; else within the rounding of one sum in the tensors' own type,
+    whatever its order.
+    """
+    expected = reduced(tensors, op)
+    assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    if op in ("MIN", "MAX") or not (actual.is_floating_point() or actual.is_complex()):
+        assert_same(actual, expected)
+        return
+    precision = len(tensors) * torch.finfo(actual.dtype).eps
+    wide = torch.complex128 if actual.is_complex() else torch.double
+    if op == "PRODUCT":
+        magnitude = torch.stack([t.to(wide).abs() for t in tensors]).prod(0)
+    else:
+        magnitude = torch.stack([t.to(wide).abs() for t in tensors]).sum(0)
+    error = (actual.to(wide) - expected.to(wide)).abs()
+    tiny = torch.finfo(actual.dtype).tiny
+    wrong = ~(error <= 2 * precision * magnitude + tiny)
+    assert not wrong.any(), (op, actual[wrong], expected[wrong])
