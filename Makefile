@@ -1,0 +1,87 @@
+# make demo     train on 2 ranks with fastcoll, and with gloo beside it
+# make test     the whole test suite
+# make lint     all static checks; make format repairs what can be repaired
+# make build    compile and install into the environment in use
+# make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
+# make bench    measure against the stock backends
+# make clean    remove what was built, not the environment
+#
+# The environment in use is that of `python3` if it has torch, else .venv, which is made when missing.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+
+# Pinned: the newest torch takes several GB of CUDA packages.
+TORCH := torch==2.13.0
+HOST_PYTHON ?= python3
+HAS_TORCH := import importlib.util as u; print("yes" if u.find_spec("torch") else "no")
+
+ifeq ($(shell $(HOST_PYTHON) -c '$(HAS_TORCH)' 2>&1),yes)
+PYTHON := $(shell $(HOST_PYTHON) -c 'import sys; print(sys.executable)')
+ENVIRONMENT :=
+else
+PYTHON := $(CURDIR)/.venv/bin/python
+ENVIRONMENT := .venv/.has-$(TORCH)
+endif
+
+# One set of stamps for each environment. A stamp holds for the sources as they were when it was made.
+STAMPS := build/stamps/$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
+METADATA := setup.py pyproject.toml fastcoll/_version.py
+CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
+CPP := $(shell find csrc tests/cpp \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' \) 2>/dev/null)
+INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
+
+.PHONY: demo test lint format build sanitize bench clean
+
+demo: $(STAMPS)/test $(STAMPS)/build
+	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
+
+test: $(STAMPS)/test $(STAMPS)/build
+	$(PYTHON) -m pytest
+
+build: $(STAMPS)/build
+
+sanitize: $(STAMPS)/test $(STAMPS)/build
+	PYTHON=$(PYTHON) bash tests/cpp/sanitize.sh
+
+bench: $(STAMPS)/test $(STAMPS)/build
+	$(PYTHON) -m fastcoll.bench
+
+# mypy reads the package as setup.py installs it, with fastcoll.kernels and fastcoll.bench in place.
+lint: $(STAMPS)/dev
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(if $(CPP),$(dir $(PYTHON))clang-format --dry-run -Werror $(CPP))
+	rm -rf build/typing
+	$(PYTHON) setup.py --quiet build_py --build-lib build/typing
+	(cd build/typing && $(PYTHON) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
+	$(PYTHON) -m codespell_lib
+
+format: $(STAMPS)/dev
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+	$(if $(CPP),$(dir $(PYTHON))clang-format -i $(CPP))
+
+clean:
+	rm -rf build dist *.egg-info fastcoll/*.so fastcoll/_built_for.json
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+.venv/.has-$(TORCH):
+	$(HOST_PYTHON) -m venv .venv
+	$(INSTALL) '$(TORCH)'
+	touch $@
+
+# --no-deps: pip never touches the torch that is there.
+$(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
+	mkdir -p $(@D)
+	$(INSTALL) 'setuptools>=77' wheel ninja
+	$(INSTALL) --no-build-isolation --no-deps --editable .
+	touch $@
+
+# What the extras `test` and `dev` ask for; fastcoll itself is installed by now and stays as it is.
+$(STAMPS)/test $(STAMPS)/dev: pyproject.toml | $(STAMPS)/build
+	$(INSTALL) 'fastcoll[$(@F)]'
+	touch $@

@@ -1,0 +1,46 @@
+"""fastcoll: a ``torch.distributed`` backend.
+
+After installation ``torch.distributed.init_process_group("fastcoll")`` works with no import, as torch
+calls :func:`fastcoll._register.register` by itself. Importing this package registers the name too, and
+loads no compiled code until an attribute needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastcoll._register import register
+from fastcoll._version import __version__
+
+if TYPE_CHECKING:
+    from fastcoll._C import Options
+
+__all__ = ["Options", "__version__", "is_available"]
+
+register()
+
+
+def is_available() -> bool:
+    """Tells whether this torch has ``torch.distributed`` and fastcoll's compiled part loads.
+
+    ``python -m fastcoll.info`` says why, where it does not.
+    """
+    try:
+        import torch.distributed
+
+        import fastcoll._load  # noqa: F401
+    except ImportError:
+        return False
+    return torch.distributed.is_available()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Options":
+        from fastcoll._load import C
+
+        return C.Options
+    raise AttributeError(f"module 'fastcoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,47 @@
+"""Loads the compiled module, ``from fastcoll._load import C``, or says why it cannot be loaded.
+
+c10d has no stable ABI: an extension works with the minor release of torch whose headers it was compiled
+against. With another one it fails to load, or loads and misbehaves, so the versions are compared first.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fastcoll._built_for import REBUILD, mismatch, recorded_torch
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from fastcoll import _C as C
+
+__all__ = ["C"]
+
+
+def _import() -> ModuleType:
+    running = str(torch.__version__)
+    if problem := mismatch(recorded_torch(), running):
+        raise ImportError(problem)
+    try:
+        from fastcoll import _C
+    except ImportError as error:
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        if not Path(__file__).with_name(f"_C{suffix}").exists():
+            raise ImportError(
+                f"fastcoll has no compiled module for this Python (no file fastcoll/_C{suffix}): {REBUILD}"
+            ) from error
+        raise ImportError(
+            f"fastcoll's compiled module, built for torch {recorded_torch() or '(unknown)'}, "
+            f"does not load with torch {running} ({error}): {REBUILD}"
+        ) from error
+    if problem := mismatch(_C.build_info().get("torch"), running):
+        raise ImportError(problem)
+    return _C
+
+
+if not TYPE_CHECKING:
+    C = _import()

@@ -1,0 +1,57 @@
+"""Makes the name "fastcoll" known to ``torch.distributed``.
+
+torch calls :func:`register` at the end of ``import torch`` (entry point group ``torch.backends``), and an
+exception there would break ``import torch`` for everyone. Hence this module imports no compiled code,
+no CuPy and no Triton, and lets nothing out; what is wrong with an installation shows when a process
+group is created.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
+
+    from fastcoll._C import Options, ProcessGroupFastcoll
+
+__all__ = ["NAME", "create_backend", "register", "registration_error"]
+
+NAME = "fastcoll"
+
+_error: Exception | None = None
+
+
+def create_backend(
+    dist_backend_opts: _DistributedBackendOptions, pg_options: Options | None
+) -> ProcessGroupFastcoll:
+    """Creates the backend of one group; torch calls it once per group on each member."""
+    from fastcoll._backend import create
+
+    return create(dist_backend_opts, pg_options)
+
+
+def register() -> None:
+    """Registers the backend. May be called any number of times and never raises."""
+    global _error
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available() or NAME in dist.Backend.backend_list:
+            return
+        # Without "cuda" or "cpu" in the map torch would make us their default: not ours to decide.
+        defaults = dist.Backend.default_device_backend_map
+        before = dict(defaults)
+        dist.Backend.register_backend(
+            NAME, create_backend, extended_api=True, devices=["cpu", "cuda"]
+        )
+        defaults.clear()
+        defaults.update(before)
+        _error = None
+    except Exception as error:
+        _error = error
+
+
+def registration_error() -> Exception | None:
+    """Returns what the last :func:`register` met, or None; ``python -m fastcoll.info`` prints it."""
+    return _error

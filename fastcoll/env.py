@@ -1,0 +1,144 @@
+"""Every environment variable that fastcoll reads: name, type, default and meaning.
+
+The C++ side reads the same variables in csrc/base/env.hpp. A variable that is set wins over the field of
+:class:`fastcoll.Options` with the same meaning.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+__all__ = ["PREFIX", "Env", "Variable", "unknown", "variables"]
+
+PREFIX = "FASTCOLL_"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: With the prefix.
+        default: Its value when it is not set; an int means that the variable is a whole number.
+        choices: The words it may hold; empty for a number.
+        least: The least number it may hold.
+        most: The greatest number it may hold.
+        meaning: One sentence, with the unit.
+    """
+
+    name: str
+    default: str | int
+    choices: tuple[str, ...]
+    least: int
+    most: int
+    meaning: str
+
+    def parse(self, text: str) -> str | int:
+        """Returns the value that `text` stands for.
+
+        Raises:
+            ValueError: It stands for none; the message says what would.
+        """
+        if isinstance(self.default, int):
+            try:
+                number = int(text)
+            except ValueError:
+                number = self.least - 1
+            if self.least <= number <= self.most:
+                return number
+            raise ValueError(
+                f"{self.name}={text}: expected an integer from {self.least} to {self.most}. "
+                "Correct or unset the variable."
+            )
+        for choice in self.choices:
+            if choice.lower() == text.lower():
+                return choice
+        raise ValueError(
+            f"{self.name}={text}: expected one of {', '.join(self.choices)}. "
+            "Correct or unset the variable."
+        )
+
+
+def _variable(
+    name: str,
+    default: str | int,
+    meaning: str,
+    choices: tuple[str, ...] = (),
+    least: int = 0,
+    most: int = 0,
+) -> Any:
+    variable = Variable(PREFIX + name, default, choices, least, most, meaning)
+    return field(default=default, metadata={"variable": variable})
+
+
+@dataclass(frozen=True)
+class Env:
+    """The variables of a process, one field each."""
+
+    debug: str = _variable(
+        "DEBUG",
+        "WARN",
+        "How much goes to the log; INFO says which transport a group uses and why.",
+        ("OFF", "WARN", "INFO", "TRACE"),
+    )
+    transport: str = _variable(
+        "TRANSPORT",
+        "auto",
+        "What moves bytes: auto takes shared memory where all ranks can map each other, else Gloo.",
+        ("auto", "shm", "gloo"),
+    )
+    segment_bytes: int = _variable(
+        "SEGMENT_BYTES", 262144, "Size of a pipeline piece, in bytes.", least=4096, most=64 << 20
+    )
+    spin_us: int = _variable(
+        "SPIN_US",
+        -1,
+        "How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.",
+        least=-1,
+        most=1_000_000,
+    )
+    isa: str = _variable(
+        "ISA",
+        "auto",
+        "Instruction set of the reductions.",
+        ("auto", "avx512", "avx2", "baseline"),
+    )
+    arena_bytes: int = _variable(
+        "ARENA_BYTES",
+        64 << 30,
+        "Address space of a process's shared memory, in bytes; memory itself is taken only as used.",
+        least=16 << 20,
+        most=1 << 44,
+    )
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Env:
+        """Reads the variables.
+
+        Raises:
+            ValueError: One holds what it may not; the message names it and says what it may hold.
+        """
+        values: dict[str, Any] = {
+            attribute: variable.parse(environ[variable.name])
+            for attribute, variable in _by_field()
+            if environ.get(variable.name)
+        }
+        return cls(**values)
+
+
+def _by_field() -> list[tuple[str, Variable]]:
+    return [(item.name, item.metadata["variable"]) for item in fields(Env)]
+
+
+def variables() -> list[Variable]:
+    """Returns all variables, in the order of the fields of :class:`Env`."""
+    return [variable for _, variable in _by_field()]
+
+
+def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the names that begin as ours do and mean nothing to us: most likely misspelt."""
+    known = {variable.name for variable in variables()}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)

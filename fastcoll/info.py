@@ -1,0 +1,218 @@
+"""``python -m fastcoll.info``: versions, loaded libraries, what is available, what is set.
+
+Attach its output, or that of ``--json``, to a bug report. Inside a training process
+:func:`groups` tells which transport each process group uses and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from fastcoll import env
+from fastcoll._checks import installed_version, run_checks
+from fastcoll._version import __version__
+
+__all__ = ["collect", "groups", "libraries", "main"]
+
+_LIBRARIES = {
+    "fastcoll._C": r"/fastcoll/_C\.[^/]*so$",
+    "libtorch_cpu": r"/libtorch_cpu\.so$",
+    "libtorch_cuda": r"/libtorch_cuda\.so$",
+    "libnccl": r"/libnccl\.so[^/]*$",
+    "libcudart": r"/libcudart\.so[^/]*$",
+}
+
+
+def groups() -> list[dict[str, Any]]:
+    """Returns name, rank, size, transport and the reason for it of each fastcoll group of this process."""
+    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
+    return [] if compiled is None else list(compiled.groups())
+
+
+def libraries() -> dict[str, list[str]]:
+    """Returns the paths of the libraries in this process that matter here, by name."""
+    found: dict[str, list[str]] = {name: [] for name in _LIBRARIES}
+    with open("/proc/self/maps") as file:
+        paths = sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line})
+    for name, pattern in _LIBRARIES.items():
+        found[name] = [path for path in paths if re.search(pattern, path)]
+    return found
+
+
+def _versions() -> dict[str, str | None]:
+    import torch
+
+    from_nccl = installed_version("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+    versions: dict[str, str | None] = {
+        "fastcoll": __version__,
+        "torch": str(torch.__version__),
+        "fastcoll was built for torch": None,
+        "Python": platform.python_version(),
+        "CUDA of torch": torch.version.cuda,
+        "CuPy": installed_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "NCCL": from_nccl,
+        "Triton": installed_version("triton"),
+        "NumPy": installed_version("numpy"),
+        "Linux": platform.release(),
+    }
+    try:
+        from fastcoll._load import C
+
+        versions["fastcoll was built for torch"] = C.build_info().get("torch")
+    except ImportError:
+        # The record of the build, without importing _load, which has just failed.
+        from fastcoll._built_for import recorded_torch
+
+        versions["fastcoll was built for torch"] = recorded_torch()
+    return versions
+
+
+def _environment() -> list[dict[str, Any]]:
+    rows = []
+    for variable in env.variables():
+        text = os.environ.get(variable.name) or None
+        row = {
+            "name": variable.name,
+            "value": variable.default,
+            "set": text is not None,
+            "problem": "",
+        }
+        if text is not None:
+            try:
+                row["value"] = variable.parse(text)
+            except ValueError as error:
+                row |= {"value": text, "problem": str(error)}
+        rows.append({**row, "meaning": variable.meaning})
+    for name in env.unknown():
+        problem = "fastcoll knows no such variable"
+        rows.append(
+            {
+                "name": name,
+                "value": os.environ[name],
+                "set": True,
+                "problem": problem,
+                "meaning": "",
+            }
+        )
+    return rows
+
+
+def collect() -> dict[str, Any]:
+    """Gathers all that is printed, in types that JSON has."""
+    answers = [asdict(answer) for answer in run_checks()]  # first: it loads the libraries
+    loaded = libraries()
+    notes = []
+    if len(loaded["libnccl"]) > 1:
+        notes.append(
+            "Two copies of NCCL are loaded, which is a known source of trouble: keep one of the packages "
+            "that brings it, or start with LD_PRELOAD set to the path of the one to use."
+        )
+    return {
+        "versions": _versions(),
+        "libraries": loaded,
+        "available": answers,
+        "environment": _environment(),
+        "groups": groups(),
+        "notes": notes,
+    }
+
+
+def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Turns the report into titled lists of (what, text)."""
+    available = []
+    for answer in report["available"]:
+        mark = "yes" if answer["available"] else "no"
+        remedy = f"\n-> {answer['remedy']}" if answer["remedy"] else ""
+        available.append((answer["part"], f"{mark}: {answer['detail']}{remedy}"))
+    environment = []
+    for row in report["environment"]:
+        text = f"{row['value']}" if row["set"] else f"{row['value']} (default)"
+        environment.append(
+            (row["name"], f"{text}\n-> {row['problem']}" if row["problem"] else text)
+        )
+    sections = [
+        ("Versions", [(name, value or "-") for name, value in report["versions"].items()]),
+        (
+            "Loaded libraries",
+            [(name, "\n".join(paths) or "-") for name, paths in report["libraries"].items()],
+        ),
+        ("Available", available),
+        ("Environment variables", environment),
+    ]
+    if report["groups"]:
+        rows = [
+            (
+                str(group["name"]),
+                f"rank {group['rank']}/{group['size']}, {group['transport']}: {group['reason']}",
+            )
+            for group in report["groups"]
+        ]
+        sections.append(("Groups", rows))
+    if report["notes"]:
+        sections.append(("Notes", [("", note) for note in report["notes"]]))
+    return sections
+
+
+def _print_plain(report: dict[str, Any], file: TextIO) -> None:
+    for title, rows in _sections(report):
+        print(title, file=file)
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            first, *others = text.split("\n")
+            print(f"  {name:<{width}}  {first}", file=file)
+            for line in others:
+                print(f"  {'':<{width}}  {line}", file=file)
+
+
+def _print_rich(report: dict[str, Any], file: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file)
+    for title, rows in _sections(report):
+        table = Table(
+            title=title, title_justify="left", show_header=False, box=None, padding=(0, 2)
+        )
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, text in rows:
+            style = (
+                {"yes": "green", "no:": "yellow"}.get(text[:3], "") if title == "Available" else ""
+            )
+            table.add_row(name, Text(text, style=style))
+        console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the report.
+
+    Returns:
+        The exit status: 0 if groups of CPU tensors can be made, else 1.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fastcoll.info", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    report = collect()
+    if options.json:
+        print(json.dumps(report, indent=2))
+    elif sys.stdout.isatty():
+        try:
+            _print_rich(report, sys.stdout)
+        except ImportError:
+            _print_plain(report, sys.stdout)
+    else:
+        _print_plain(report, sys.stdout)
+    needed = {"fastcoll._C", 'init_process_group("fastcoll")'}
+    return 0 if all(row["available"] for row in report["available"] if row["part"] in needed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+"""Triton kernels: the arithmetic around a collective on CUDA tensors. Installed as fastcoll.kernels."""
+
+__all__: list[str] = []

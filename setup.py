@@ -1,0 +1,99 @@
+"""Builds fastcoll: the C++ extension ``fastcoll._C`` and the Python packages around it.
+
+The metadata are in pyproject.toml; this file holds what needs code: the extension, which compiles
+against the torch of the running environment, and the map from folders to packages.
+"""
+
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+# Else `import torch` would call the entry point of a fastcoll that is installed already.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from setuptools import setup
+
+try:
+    import torch
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+except ImportError as error:
+    raise SystemExit(
+        f"fastcoll compiles against the torch it will run with, and none can be imported here ({error}): "
+        "install torch>=2.11,<2.16 first, then run `pip install --no-build-isolation .`"
+    ) from None
+
+ROOT = Path(__file__).resolve().parent
+TORCH = ".".join(torch.__version__.split(".")[:2])  # c10d's ABI holds within one minor release
+if not (2, 11) <= tuple(int(part) for part in TORCH.split(".")) < (2, 16):
+    raise SystemExit(
+        f"fastcoll is made for torch>=2.11,<2.16 and found torch {torch.__version__}: "
+        "install one of these releases, then run `pip install --no-build-isolation .`"
+    )
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "fastcoll" / "_version.py").read_text(), re.MULTILINE
+)[1]
+
+# Folders below fastcoll's roof that stand beside it in the repository. Named one by one: a search
+# would also install a top-level `kernels`.
+PACKAGES = {
+    "fastcoll": "fastcoll",
+    "fastcoll.kernels": "kernels",
+    "fastcoll.bench": "bench",
+}
+
+
+def csrc(pattern: str) -> list[str]:
+    """Returns the files of csrc/ that match, relative to the root, in a fixed order."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob(pattern))
+
+
+class BuildFastcoll(BuildExtension):
+    """Compiles with ninja, and records beside the extension which torch it is for."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # pip would give a new temporary folder each time; a lasting one lets ninja skip what is
+        # unchanged, and one per torch and Python lets environments share a checkout.
+        self.build_temp = str(ROOT / "build" / f"torch{TORCH}-{sys.implementation.cache_tag}")
+
+    def run(self) -> None:
+        if shutil.which("ninja") is None:  # a virtual environment that is used but not activated
+            os.environ["PATH"] += os.pathsep + sysconfig.get_path("scripts")
+        super().run()
+        target = ROOT / PACKAGES["fastcoll"] if self.inplace else Path(self.build_lib, "fastcoll")
+        record = {"fastcoll": VERSION, "torch": TORCH}
+        (target / "_built_for.json").write_text(json.dumps(record) + "\n")
+
+
+extension = CppExtension(
+    "fastcoll._C",
+    sources=csrc("*.cpp"),
+    depends=csrc("*.hpp") + csrc("*.inl"),
+    include_dirs=[str(ROOT / "csrc")],
+    define_macros=[
+        ("FASTCOLL_VERSION", f'"{VERSION}"'),
+        ("FASTCOLL_TORCH_VERSION", f'"{TORCH}"'),
+        ("FMT_HEADER_ONLY", "1"),
+    ],
+    # No -std: torch adds the one its headers need (C++17 for 2.11, C++20 for 2.13).
+    extra_compile_args=[
+        *["-O3", "-g1", "-fvisibility=hidden"],
+        *["-Wall", "-Wextra", "-Wno-unused-parameter"],
+        # As system headers torch's own files give no warnings.
+        *[flag for path in include_paths() for flag in ("-isystem", path)],
+    ],
+)
+
+setup(
+    packages=list(PACKAGES),
+    package_dir=PACKAGES,
+    package_data={"fastcoll": ["py.typed", "_C.pyi"]},
+    include_package_data=False,
+    ext_modules=[extension],
+    cmdclass={"build_ext": BuildFastcoll},
+    zip_safe=False,
+)

@@ -1,0 +1,60 @@
+"""The environment variables: documented here, read there, the same on both sides."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastcoll import env
+
+SOURCE = Path(__file__).parents[2] / "csrc" / "base" / "env.cpp"
+
+
+def test_defaults() -> None:
+    assert env.Env.read({}) == env.Env()
+    assert env.Env.read({"FASTCOLL_DEBUG": ""}) == env.Env()
+
+
+def test_values_are_read_in_any_case() -> None:
+    read = env.Env.read(
+        {"FASTCOLL_DEBUG": "info", "FASTCOLL_ISA": "AVX2", "FASTCOLL_SPIN_US": "50"}
+    )
+    assert read == env.Env(debug="INFO", isa="avx2", spin_us=50)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("FASTCOLL_SPIN_US", "-2", "an integer from -1 to 1000000"),
+        ("FASTCOLL_SPIN_US", "long", "an integer from -1 to 1000000"),
+        ("FASTCOLL_SEGMENT_BYTES", "1", "an integer from 4096 to 67108864"),
+        ("FASTCOLL_TRANSPORT", "tcp", "one of auto, shm, gloo"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_expected(name: str, value: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}: expected {expected}"):
+        env.Env.read({name: value})
+
+
+def test_a_misspelt_name_is_found() -> None:
+    assert env.unknown({"FASTCOLL_DEBG": "1", "FASTCOLL_DEBUG": "OFF", "PATH": ""}) == [
+        "FASTCOLL_DEBG"
+    ]
+
+
+def test_both_languages_read_the_same_variables() -> None:
+    read_in_cpp = set(re.findall(r"FASTCOLL_[A-Z_]+", SOURCE.read_text()))
+    assert read_in_cpp == {variable.name for variable in env.variables()}
+
+
+def test_both_languages_allow_the_same_numbers() -> None:
+    found = re.findall(r'integer\("(FASTCOLL_\w+)", text, ([^,]+), ([^)]+)\)', SOURCE.read_text())
+    ranges = {
+        name: tuple(eval(re.sub(r"(?<=\d)L+", "", bound)) for bound in bounds)
+        for name, *bounds in found
+    }
+    assert ranges == {
+        variable.name: (variable.least, variable.most)
+        for variable in env.variables()
+        if isinstance(variable.default, int)
+    }

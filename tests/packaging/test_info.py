@@ -1,0 +1,76 @@
+"""`python -m fastcoll.info` and what it is made of."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from fastcoll import _checks, info
+
+
+@pytest.fixture(scope="module")
+def report() -> dict:
+    process = subprocess.run(
+        [sys.executable, "-m", "fastcoll.info", "--json"],
+        env={**os.environ, "FASTCOLL_SPIN_US": "never", "FASTCOLL_DEBG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode in (0, 1), process.stderr
+    return json.loads(process.stdout)
+
+
+def test_versions_and_library_paths(report: dict) -> None:
+    import torch
+
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["versions"]["fastcoll"]
+    (path,) = report["libraries"]["libtorch_cpu"]
+    assert os.path.exists(path)
+
+
+def test_what_is_not_available_comes_with_reason_and_remedy(report: dict) -> None:
+    parts = {answer["part"]: answer for answer in report["available"]}
+    assert len(parts) == len(_checks.CHECKS)
+    assert parts["CPU, shared memory"]["available"]
+    for answer in parts.values():
+        assert answer["detail"]
+        assert bool(answer["remedy"]) != answer["available"]
+
+
+def test_bad_and_misspelt_variables_are_named(report: dict) -> None:
+    problems = {row["name"]: row["problem"] for row in report["environment"] if row["problem"]}
+    assert set(problems) == {"FASTCOLL_SPIN_US", "FASTCOLL_DEBG"}
+    assert "expected an integer" in problems["FASTCOLL_SPIN_US"]
+
+
+def test_text_says_the_same(report: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    info._print_plain(report, sys.stdout)
+    plain = capsys.readouterr().out
+    info._print_rich(report, sys.stdout)
+    rich = capsys.readouterr().out
+    for text in (plain, rich):
+        assert "FASTCOLL_DEBG" in text
+        assert report["versions"]["torch"] in text
+        assert "yes: " in text
+
+
+def test_groups_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "fastcoll._C", raising=False)
+    assert info.groups() == []
+    group = {"name": "g", "rank": 0, "size": 2, "transport": "shm", "reason": "same host"}
+    monkeypatch.setitem(sys.modules, "fastcoll._C", SimpleNamespace(groups=lambda: [group]))
+    assert info.groups() == [group]
+
+
+def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_weather() -> _checks.Answer:
+        raise OSError("rain")
+
+    monkeypatch.setattr(_checks, "CHECKS", (check_weather,))
+    (answer,) = _checks.run_checks()
+    assert (answer.part, answer.available, answer.detail) == ("weather", False, "OSError: rain")

@@ -1,0 +1,97 @@
+"""The name "fastcoll": known after `import torch`, harmless where something is wrong."""
+
+import importlib.metadata
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run_python(code: str, **environment: str) -> str:
+    """Run a program in a new interpreter, outside the repository; returns what it prints."""
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    points = importlib.metadata.entry_points(group="torch.backends", name="fastcoll")
+    if not list(points):
+        pytest.fail("fastcoll is not installed in this environment: run `make build`")
+
+
+def test_import_torch_registers_the_name_and_loads_nothing_heavy() -> None:
+    output = run_python(
+        """
+        import sys, torch
+        assert "fastcoll" in torch.distributed.Backend.backend_list
+        assert torch.distributed.Backend.FASTCOLL == "fastcoll"
+        assert torch.distributed.Backend.backend_capability["fastcoll"] == ["cpu", "cuda"]
+        heavy = {"fastcoll._C", "fastcoll._load", "fastcoll._backend", "cupy", "triton"}
+        print(sorted(heavy & sys.modules.keys()))
+        """
+    )
+    assert output == "[]"
+
+
+def test_import_fastcoll_before_torch_registers_once() -> None:
+    output = run_python(
+        """
+        import fastcoll, sys, torch
+        print(torch.distributed.Backend.backend_list.count("fastcoll"), fastcoll.__version__)
+        print("fastcoll._C" in sys.modules)
+        """
+    )
+    count, version, loaded = output.split()
+    assert (count, loaded) == ("1", "False")
+    assert version == importlib.metadata.version("fastcoll")
+
+
+def test_a_failing_registration_never_breaks_import_torch() -> None:
+    output = run_python(
+        """
+        import torch
+        def refuse(*arguments, **options):
+            raise RuntimeError("no room")
+        torch.distributed.Backend.register_backend = refuse
+        torch._import_device_backends()  # what `import torch` ends with
+        assert "fastcoll" not in torch.distributed.Backend.backend_list
+        import fastcoll._register
+        print(repr(fastcoll._register.registration_error()))
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert output == "RuntimeError('no room')"
+
+
+def test_torch_without_distributed_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from fastcoll import _register
+
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    monkeypatch.setattr(dist.Backend, "register_backend", None)
+    _register.register()
+    assert _register.registration_error() is None
+
+
+def test_default_backends_of_devices_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    from fastcoll import _register
+
+    defaults = {"cpu": "gloo"}  # as in a torch that has no default for "cuda"
+    monkeypatch.setattr(dist.Backend, "default_device_backend_map", defaults)
+    monkeypatch.setattr(dist.Backend, "backend_list", ["gloo"])
+    _register.register()
+    assert dist.Backend.backend_list == ["gloo", "fastcoll"]
+    assert defaults == {"cpu": "gloo"}

@@ -1,0 +1,60 @@
+"""setup.py: what it installs, and what it says where it cannot."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_setup(
+    *arguments: str, path: Path | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ)
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    process = subprocess.run(
+        [sys.executable, "setup.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert not check or process.returncode == 0, process.stderr
+    return process
+
+
+def sentence_of(process: subprocess.CompletedProcess[str]) -> str:
+    """Return what a failed run says: one line, no traceback."""
+    assert process.returncode == 1
+    (line,) = process.stderr.strip().splitlines()
+    return line
+
+
+def test_without_torch_it_stops_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    line = sentence_of(run_setup("--version", path=tmp_path, check=False))
+    assert "install torch>=2.11,<2.16 first, then run `pip install --no-build-isolation .`" in line
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git1234567"])
+def test_with_a_torch_out_of_range_it_stops_with_one_sentence(tmp_path: Path, version: str) -> None:
+    (tmp_path / "torch" / "utils").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    (tmp_path / "torch" / "utils" / "__init__.py").touch()
+    (tmp_path / "torch" / "utils" / "cpp_extension.py").write_text(
+        "BuildExtension = CppExtension = include_paths = None\n"
+    )
+    line = sentence_of(run_setup("--version", path=tmp_path, check=False))
+    assert f"torch>=2.11,<2.16 and found torch {version}" in line
+
+
+def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
+    run_setup("--quiet", "build_py", "--build-lib", str(tmp_path))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["fastcoll"]
+    for name in ("py.typed", "_C.pyi", "kernels/__init__.py", "bench/__init__.py"):
+        assert (tmp_path / "fastcoll" / name).exists(), name
