@@ -17,8 +17,8 @@ from torch import Tensor
 __all__ = [
     "BITWISE",
     "COMPLEX",
-    "FLOATS",
     "FLOAT8",
+    "FLOATS",
     "GLOO_REDUCES",
     "INTEGERS",
     "OPS",

@@ -147,7 +147,7 @@ class World:
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
         stuck = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
-        failures = {rank: "did not end when asked to" for rank in stuck}
+        failures = dict.fromkeys(stuck, "did not end when asked to")
         for rank, process in enumerate(self._processes):
             if process.exitcode:
                 failures[rank] = f"ended with {_ending(process.exitcode)}"

@@ -1,0 +1,189 @@
+"""Functional collectives, eager, under autograd and under torch.compile."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from oracle import assert_reduced, assert_same, sample
+from world import here
+
+ALL_REDUCE_OPS = ["sum", "avg", "max", "product"]
+
+
+def of_all(shape=(6, 4), seed=0):
+    return [sample(r, shape, torch.float, seed) for r in range(dist.get_world_size())]
+
+
+def all_reduce(op):
+    inputs = of_all()
+    given = inputs[dist.get_rank()].clone()
+    result = funcol.all_reduce(given, op, dist.group.WORLD)
+    assert_reduced(result + 0, inputs, op.upper())
+    assert_same(given, inputs[dist.get_rank()])
+
+
+def gather_and_scatter(dim):
+    mine, size = dist.get_rank(), dist.get_world_size()
+    inputs = of_all()
+    gathered = funcol.all_gather_tensor(inputs[mine], dim, dist.group.WORLD)
+    assert_same(gathered + 0, torch.cat(inputs, dim))
+    wide = [torch.cat([t] * size, dim) * (r + 1) for r, t in enumerate(inputs)]
+    part = funcol.reduce_scatter_tensor(wide[mine], "sum", dim, dist.group.WORLD)
+    assert_reduced(part + 0, [t.chunk(size, dim)[mine] for t in wide], "SUM")
+
+
+def broadcast_and_all_to_all():
+    mine, size = dist.get_rank(), dist.get_world_size()
+    inputs = of_all()
+    assert_same(funcol.broadcast(inputs[mine], 1, dist.group.WORLD) + 0, inputs[1])
+    # Rank r sends r + t + 1 rows to rank t.
+    sends = [
+        [sample(10 * r + t, (r + t + 1, 2), torch.float) for t in range(size)] for r in range(size)
+    ]
+    splits = [mine + t + 1 for t in range(size)]
+    got = funcol.all_to_all_single(torch.cat(sends[mine]), splits, splits, dist.group.WORLD)
+    assert_same(got + 0, torch.cat([sends[r][mine] for r in range(size)]))
+
+
+def coalesced():
+    mine, size = dist.get_rank(), dist.get_world_size()
+    rows = [of_all((3, 2), seed=1), of_all((5,), seed=2)]
+    given = [row[mine] for row in rows]
+    for got, row in zip(
+        funcol.all_reduce_coalesced(given, "sum", dist.group.WORLD), rows, strict=True
+    ):
+        assert_reduced(got + 0, row, "SUM")
+    outputs = funcol.all_gather_into_tensor_coalesced(given, dist.group.WORLD)
+    for got, row in zip(outputs, rows, strict=True):
+        assert_same(got + 0, torch.cat(row))
+    wide = [torch.cat([t] * size) for t in given]
+    outputs = funcol.reduce_scatter_tensor_coalesced(wide, "sum", [0, 0], dist.group.WORLD)
+    for got, row in zip(outputs, rows, strict=True):
+        flat = [torch.cat([t] * size).chunk(size)[mine] for t in row]
+        assert_reduced(got + 0, flat, "SUM")
+
+
+def backward():
+    """The gradient of a gather is a reduce-scatter, and the other way round."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    weights = of_all((size * 3, 2), seed=5)
+    given = of_all((3, 2))[mine].requires_grad_()
+    gathered = funcol.all_gather_tensor_autograd(given, 0, dist.group.WORLD)
+    (gathered * weights[mine]).sum().backward()
+    assert_reduced(given.grad, [w.chunk(size)[mine] for w in weights], "SUM")
+
+    wide = of_all((size * 3, 2))[mine].requires_grad_()
+    part = funcol.reduce_scatter_tensor_autograd(wide, "sum", 0, dist.group.WORLD)
+    factors = of_all((3, 2), seed=6)
+    (part * factors[mine]).sum().backward()
+    assert_same(wide.grad, torch.cat(factors))
+
+
+def many_in_flight():
+    """Results may be awaited in any order, or never."""
+    inputs = [of_all((100,), seed) for seed in range(20)]
+    results = [funcol.all_reduce(row[dist.get_rank()], "sum", dist.group.WORLD) for row in inputs]
+    del results[7]
+    for row, result in reversed(list(zip(inputs[:7] + inputs[8:], results, strict=True))):
+        assert_reduced(result + 0, row, "SUM")
+
+
+def eager():
+    """The functions that are compiled below, eagerly against the oracle."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    inputs = [t * 3 for t in of_all()]
+    assert_reduced(step_in_place(of_all()[mine]), inputs, "SUM")
+    # all_gather and reduce_scatter("avg") of equal tensors give back this rank's part
+    summed = step(of_all()[mine])
+    torch.testing.assert_close(summed, (sum(2 * t for t in of_all()) + 1).relu())
+    assert size > 1
+
+
+def step(x):
+    y = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
+    z = funcol.all_gather_tensor(y + 1, 0, dist.group.WORLD)
+    return funcol.reduce_scatter_tensor(z, "avg", 0, dist.group.WORLD).relu()
+
+
+def step_in_place(x):
+    y = x * 3
+    dist.all_reduce(y)
+    return y * 1
+
+
+def compiled(backend, *functions):
+    given = sample(dist.get_rank(), (6, 4), torch.float)
+    for function in functions:
+        torch.compiler.reset()
+        fast = torch.compile(function, backend=backend, fullgraph=True)
+        for scale in (1.0, 2.0):
+            torch.testing.assert_close(fast(given * scale), function(given * scale))
+
+
+def compiled_with_gradients(backend):
+    torch.compiler.reset()
+    weight = torch.ones(4, 3, requires_grad=True)
+    given = sample(dist.get_rank(), (6, 4), torch.float)
+
+    def loss(weight):
+        hidden = funcol.all_gather_tensor_autograd(given @ weight, 0, dist.group.WORLD)
+        return hidden.square().sum()
+
+    torch.compile(loss, backend=backend, fullgraph=True)(weight).backward()
+    compiled_gradient, weight.grad = weight.grad, None
+    loss(weight).backward()
+    torch.testing.assert_close(compiled_gradient, weight.grad)
+    assert weight.grad.abs().sum() > 0
+
+
+def compiled_by_inductor():
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(here().scratch)
+    with torch._inductor.config.patch(compile_threads=1, cpp_cache_precompile_headers=False):
+        compiled("inductor", step)
+
+
+@pytest.mark.parametrize("op", ALL_REDUCE_OPS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_all_reduce(world, size, op):
+    world(size).run(all_reduce, op)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("size", [1, 3])
+def test_gather_and_scatter(world, size, dim):
+    world(size).run(gather_and_scatter, dim)
+
+
+def test_broadcast_and_all_to_all(world):
+    world(3).run(broadcast_and_all_to_all)
+
+
+def test_coalesced(world):
+    world(3).run(coalesced)
+
+
+def test_backward(world):
+    world(3).run(backward)
+
+
+def test_many_in_flight(world):
+    world(3).run(many_in_flight)
+
+
+def test_what_is_compiled_below(world):
+    world(2).run(eager)
+
+
+def test_compiled(world):
+    world(2).run(compiled, "aot_eager", step, step_in_place)
+
+
+def test_compiled_with_gradients(world):
+    world(2).run(compiled_with_gradients, "aot_eager")
+
+
+@pytest.mark.slow
+def test_compiled_by_inductor(world):
+    world(2).run(compiled_by_inductor, deadline=110.0)

@@ -1,0 +1,242 @@
+"""Groups: overlapping, many, split, destroyed and made again."""
+
+import copy
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from oracle import assert_same
+from world import here
+
+CPU = torch.device("cpu")
+
+
+def sum_over(group, members):
+    """All-reduce each rank's number over the group and check it."""
+    tensor = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(tensor, group=group)
+    assert_same(tensor, torch.full((3,), float(sum(members))))
+
+
+def backend_of(group=None):
+    return (group or dist.group.WORLD)._get_backend(CPU)
+
+
+def overlapping():
+    rank = dist.get_rank()
+    teams = [[0, 1], [1, 2], [2, 3], [0, 3], [0, 1, 2], [1, 2, 3], [3], [0, 1, 2, 3]]
+    groups = [(members, dist.new_group(members)) for members in teams]
+    for members, group in [*groups, *reversed(groups)]:
+        if rank in members:
+            assert group.rank() == members.index(rank) and group.size() == len(members)
+            sum_over(group, members)
+        else:
+            assert group == dist.GroupMember.NON_GROUP_MEMBER
+
+
+def permuted():
+    members = [2, 0, 1]
+    group = dist.new_group(members, sort_ranks=False)
+    assert group.rank() == members.index(dist.get_rank())
+    gathered = [torch.empty(1) for _ in members]
+    dist.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group=group)
+    assert [int(t) for t in gathered] == members
+
+
+def local_synchronization():
+    members = [0, 2]
+    if dist.get_rank() in members:
+        group = dist.new_group(members, use_local_synchronization=True)
+        sum_over(group, members)
+
+
+def many(count, used):
+    everyone = list(range(dist.get_world_size()))
+    groups = [dist.new_group(everyone) for _ in range(count)]
+    for group in groups[:: max(1, count // used)]:
+        sum_over(group, everyone)
+    for group in groups:
+        dist.destroy_process_group(group)
+    sum_over(dist.group.WORLD, everyone)
+
+
+def unused_groups_cost_nothing(count):
+    before = (
+        len(list(Path("/proc/self/fd").iterdir())),
+        len(list(Path("/proc/self/task").iterdir())),
+    )
+    groups = [dist.new_group([0, 1]) for _ in range(count)]
+    after = len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+    assert len(groups) == count
+    return before, after
+
+
+def made_again(times):
+    for number in range(times):
+        dist.init_process_group(
+            BACKEND,
+            init_method=f"file://{here().scratch}/store{number}",
+            rank=here().rank,
+            world_size=here().size,
+            timeout=timedelta(seconds=30),
+        )
+        everyone = list(range(here().size))
+        sum_over(dist.group.WORLD, everyone)
+        sum_over(dist.new_group(everyone), everyone)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+
+def destroyed_one_by_one():
+    everyone = list(range(dist.get_world_size()))
+    first, second = dist.new_group(everyone), dist.new_group(everyone)
+    sum_over(first, everyone)
+    dist.destroy_process_group(first)
+    sum_over(second, everyone)
+    with pytest.raises(ValueError):
+        dist.destroy_process_group(first)
+    sum_over(dist.group.WORLD, everyone)
+
+
+def destroyed_with_work_in_flight():
+    works = [dist.all_reduce(torch.ones(10_000), async_op=True) for _ in range(5)]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group()
+
+
+def split():
+    parent = dist.group.WORLD
+    backend = backend_of()
+    assert backend.supports_splitting
+    members = [0, 2] if dist.get_rank() in (0, 2) else [1, 3]
+    options = copy.deepcopy(backend.options)  # as dist.split_group does
+    child = parent.split_group(
+        members, timeout=timedelta(seconds=30), opts=options, group_name=f"half{members[0]}"
+    )
+    assert child.size() == 2 and child.rank() == members.index(dist.get_rank())
+    tensor = torch.tensor([float(dist.get_rank())])
+    child.allreduce([tensor]).wait()
+    assert tensor.item() == sum(members)
+    child._get_backend(CPU)._set_sequence_number_for_group()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == dist.get_world_size()
+
+
+def sequence_numbers():
+    backend = backend_of()
+    numbers = [backend._get_sequence_number_for_group()]
+    for collective in (
+        lambda: dist.all_reduce(torch.ones(1)),
+        lambda: dist.broadcast(torch.ones(1), 0),
+        dist.barrier,
+        lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+    ):
+        collective()
+        numbers.append(backend._get_sequence_number_for_group())
+    return numbers
+
+
+def set_timeout():
+    """The new timeout holds for later collectives."""
+    dist.group.WORLD.set_timeout(timedelta(milliseconds=300))
+    caught = None
+    if dist.get_rank() == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            caught = str(error)
+        (here().scratch / "done").touch()
+    else:
+        waiting = threading.Event()
+        while not (here().scratch / "done").exists():
+            waiting.wait(0.01)
+    return caught
+
+
+def names():
+    everyone = list(range(dist.get_world_size()))
+    group = dist.new_group(everyone, group_desc="the described")
+    assert dist.get_backend() == dist.get_backend(group) == BACKEND
+    assert backend_of().name() == backend_of(group).name() == BACKEND
+    assert group.group_desc == "the described"
+    assert backend_of(group).rank() == dist.get_rank() and backend_of(group).size() == len(everyone)
+
+
+def options():
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=17))
+    assert backend_of(group).options._timeout == timedelta(seconds=17)
+    copied = copy.deepcopy(backend_of(group).options)
+    assert copied._timeout == timedelta(seconds=17)
+    sum_over(group, [0, 1])
+
+
+def test_overlapping(world):
+    world(4).run(overlapping, fresh=True)
+
+
+def test_permuted_ranks(world):
+    world(3).run(permuted, fresh=True)
+
+
+def test_local_synchronization(world):
+    world(3).run(local_synchronization, fresh=True)
+
+
+def test_many(world):
+    world(2).run(many, 60, 60, fresh=True)
+
+
+@beyond_gloo("opens sockets and threads for each")
+def test_thousand_groups(world):
+    world(2).run(many, 1000, 10, fresh=True)
+
+
+@beyond_gloo("opens sockets and threads for each")
+def test_unused_groups_cost_nothing(world):
+    for before, after in world(2).run(unused_groups_cost_nothing, 200, fresh=True):
+        assert after[0] <= before[0] + 8 and after[1] <= before[1] + 2, (before, after)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_made_again(world, size):
+    world(size).run(made_again, 4, init=False)
+
+
+def test_destroyed_one_by_one(world):
+    world(3).run(destroyed_one_by_one, fresh=True)
+
+
+def test_destroyed_after_work(world):
+    world(2).run(destroyed_with_work_in_flight, fresh=True)
+
+
+@beyond_gloo("its options do not copy, and it crashes without them")
+def test_split(world):
+    world(4).run(split, fresh=True)
+
+
+def test_sequence_numbers(world):
+    answers = world(3).run(sequence_numbers, fresh=True)
+    assert answers[0] == answers[1] == answers[2]
+    steps = [after - before for before, after in zip(answers[0], answers[0][1:], strict=False)]
+    assert min(steps) >= 1
+
+
+def test_set_timeout(world):
+    text = world(2).run(set_timeout, fresh=True)[0]
+    assert text is not None and "tim" in text.lower(), text
+
+
+def test_names(world):
+    world(2).run(names, fresh=True)
+
+
+@beyond_gloo("its options do not copy")
+def test_options(world):
+    world(2).run(options, fresh=True)
