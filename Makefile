@@ -32,6 +32,8 @@ METADATA := setup.py pyproject.toml fastcoll/_version.py
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 CPP := $(shell find csrc tests/cpp \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' \) 2>/dev/null)
 INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
+# Not by its name: the folder of an active environment's scripts need not be on PATH.
+CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
 .PHONY: demo test lint format build sanitize bench clean
 
@@ -53,7 +55,7 @@ bench: $(STAMPS)/test $(STAMPS)/build
 lint: $(STAMPS)/dev
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(if $(CPP),$(dir $(PYTHON))clang-format --dry-run -Werror $(CPP))
+	$(if $(CPP),$(CLANG_FORMAT) --dry-run -Werror $(CPP))
 	rm -rf build/typing
 	$(PYTHON) setup.py --quiet build_py --build-lib build/typing
 	(cd build/typing && $(PYTHON) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
@@ -62,7 +64,7 @@ lint: $(STAMPS)/dev
 format: $(STAMPS)/dev
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
-	$(if $(CPP),$(dir $(PYTHON))clang-format -i $(CPP))
+	$(if $(CPP),$(CLANG_FORMAT) -i $(CPP))
 
 clean:
 	rm -rf build dist *.egg-info fastcoll/*.so fastcoll/_built_for.json
