@@ -1,0 +1,87 @@
+// Algorithms order transfers. Each is one function in one file: it takes a request and a transport's
+// stream of segments, and runs to the end or throws.
+//
+// Words: a message is cut into segments, a segment into one piece per rank. n = ranks, B = bytes of
+// the message.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../base/clock.hpp"
+#include "../transport/control_block.hpp"
+#include "../transport/message.hpp"
+#include "../transport/segment_stream.hpp"
+
+namespace fastcoll {
+
+/// A collective as the engine hands it down: validated, contiguous spans, no torch.
+///
+///   collective       in                          out
+///   AllReduce        [message]                   [message]          (may be the same memory)
+///   Broadcast        root: [message]             others: [message]
+///   Reduce           [message]                   root: [message]
+///   AllGather        [message]                   one message per rank
+///   Gather           [message]                   root: one message per rank
+///   Scatter          root: one per rank          [message]
+///   ReduceScatter    one message per rank        [message]
+///   AllToAll         one message per rank        one message per rank
+///   Barrier          -                           -
+struct Request {
+  Collective collective = Collective::Barrier;
+  DType dtype = DType::UInt8;
+  ReduceOp op = ReduceOp::None;
+  int root = -1;
+  double factor = 1.0;         // PREMUL_SUM
+  std::uint64_t count = 0;     // elements announced to the peers
+  std::uint64_t seq = 0;
+  std::vector<Message> in;
+  std::vector<Message> out;
+  /// Elements that each peer must announce, where they differ from `count`; else empty.
+  std::vector<std::uint64_t> expectedCount;
+
+  Milliseconds timeout{};
+  TimePoint deadline;
+
+  Arrival arrival() const;
+};
+
+enum class Algorithm : std::uint8_t {
+  OneShot,    // everybody reads everything it needs at once
+  Segmented,  // reduce-scatter and all-gather in a pipeline of segments
+};
+
+void oneShotAllReduce(SegmentStream& stream, const Request& request);
+void segmentedAllReduce(SegmentStream& stream, const Request& request);
+void allGather(SegmentStream& stream, const Request& request);
+void reduceScatter(SegmentStream& stream, const Request& request);
+void broadcast(SegmentStream& stream, const Request& request);
+void reduce(SegmentStream& stream, const Request& request);
+void gather(SegmentStream& stream, const Request& request);
+void scatter(SegmentStream& stream, const Request& request);
+void allToAll(SegmentStream& stream, const Request& request);
+void barrier(SegmentStream& stream, const Request& request);
+
+/// A group of one rank, which needs no stream.
+void runSingleRank(const Request& request);
+
+/// Runs the collective with the algorithm that the selector chooses.
+void runCollective(SegmentStream& stream, const Request& request);
+
+/// The part of `total` elements that belongs to `index` of `parts`; starts are multiples of 64
+/// elements, so that every piece but the last is made of whole cache lines.
+struct Piece {
+  std::size_t start;
+  std::size_t count;
+};
+inline Piece pieceOf(std::size_t total, int parts, int index) {
+  const std::size_t each =
+      ((total + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts) + 63) / 64 *
+      64;
+  const std::size_t start = std::min(total, each * static_cast<std::size_t>(index));
+  return {start, std::min(total, start + each) - start};
+}
+
+inline std::size_t ceilDiv(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+}  // namespace fastcoll

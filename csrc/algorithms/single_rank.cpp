@@ -1,0 +1,34 @@
+// A group of one rank: nothing travels; AVG and PREMUL_SUM still do their arithmetic.
+#include "algorithm.hpp"
+#include "segment_reduce.hpp"
+
+namespace fastcoll {
+
+void runSingleRank(const Request& request) {
+  if (request.out.empty()) return;
+  const Message& in = request.in.empty() ? request.out[0] : request.in[0];
+  const Message& out = request.out[0];
+  const std::size_t element = elementSize(request.dtype);
+  if (request.op != ReduceOp::None) {
+    SegmentReducer reducer(request, 1);
+    constexpr std::size_t kChunk = 1 << 16;  // a multiple of every element size
+    std::vector<std::uint8_t> scratch(std::min(kChunk, in.bytes()));
+    for (std::size_t at = 0; at < in.bytes(); at += kChunk) {
+      const std::size_t length = std::min(kChunk, in.bytes() - at);
+      const std::uint8_t* source = in.contiguous(at, length);
+      std::uint8_t* direct = out.contiguous(at, length);
+      if (source == nullptr) {
+        in.read(at, length, scratch.data());
+        source = scratch.data();
+      }
+      reducer.source(0, source);
+      std::uint8_t* result = direct != nullptr ? direct : scratch.data();
+      reducer.run(result, length / element);
+      if (direct == nullptr) out.write(at, length, result);
+    }
+  } else if (!request.in.empty()) {
+    in.copyTo(out);
+  }
+}
+
+}  // namespace fastcoll

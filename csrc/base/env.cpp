@@ -1,0 +1,111 @@
+#include "env.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+
+#include "error.hpp"
+
+namespace fastcoll {
+namespace {
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// The variable's value in lower case, or "" when unset or empty.
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : lower(value);
+}
+
+[[noreturn]] void reject(const char* name, const std::string& got, const std::string& expected) {
+  throw Error(ErrorKind::Value, str("fastcoll: ", name, "=", got, ": expected ", expected,
+                                    ". Correct or unset the variable."));
+}
+
+long long integer(const char* name, const std::string& text, long long low, long long high) {
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text.c_str(), &end, 10);
+  if (errno != 0 || end == text.c_str() || *end != '\0' || value < low || value > high) {
+    reject(name, text, str("an integer from ", low, " to ", high));
+  }
+  return value;
+}
+
+bool parseLevel(const std::string& text, LogLevel& level) {
+  if (text == "off") {
+    level = LogLevel::Off;
+  } else if (text == "warn") {
+    level = LogLevel::Warn;
+  } else if (text == "info") {
+    level = LogLevel::Info;
+  } else if (text == "trace") {
+    level = LogLevel::Trace;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Environment Environment::read() {
+  Environment env;
+  if (auto text = variable("FASTCOLL_DEBUG"); !text.empty() && !parseLevel(text, env.debug)) {
+    reject("FASTCOLL_DEBUG", text, "OFF, WARN, INFO or TRACE");
+  }
+  if (auto text = variable("FASTCOLL_TRANSPORT"); !text.empty()) {
+    if (text == "auto") {
+      env.transport = TransportChoice::Auto;
+    } else if (text == "shm") {
+      env.transport = TransportChoice::Shm;
+    } else if (text == "gloo") {
+      env.transport = TransportChoice::Gloo;
+    } else {
+      reject("FASTCOLL_TRANSPORT", text, "auto, shm or gloo");
+    }
+    env.transportIsSet = true;
+  }
+  if (auto text = variable("FASTCOLL_SEGMENT_BYTES"); !text.empty()) {
+    env.segmentBytes =
+        static_cast<std::size_t>(integer("FASTCOLL_SEGMENT_BYTES", text, 4096, 64 << 20));
+    env.segmentBytesIsSet = true;
+  }
+  if (auto text = variable("FASTCOLL_SPIN_US"); !text.empty()) {
+    env.spinMicros = static_cast<int>(integer("FASTCOLL_SPIN_US", text, -1, 1000000));
+    env.spinMicrosIsSet = true;
+  }
+  if (auto text = variable("FASTCOLL_ISA"); !text.empty()) {
+    if (text != "auto" && text != "avx512" && text != "avx2" && text != "baseline") {
+      reject("FASTCOLL_ISA", text, "auto, avx512, avx2 or baseline");
+    }
+    env.isa = text;
+  }
+  if (auto text = variable("FASTCOLL_ARENA_BYTES"); !text.empty()) {
+    env.arenaBytes = static_cast<std::size_t>(
+        integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
+  }
+  return env;
+}
+
+LogLevel logLevel() {
+  LogLevel level = LogLevel::Warn;
+  parseLevel(variable("FASTCOLL_DEBUG"), level);
+  return level;
+}
+
+void log(LogLevel level, const std::string& text) {
+  if (level == LogLevel::Off || level > logLevel()) return;
+  const std::string line = "[fastcoll] " + text + "\n";
+  // One write, so that lines of several ranks do not interleave; a full pipe loses the line.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,40 @@
+// Every environment variable that fastcoll reads on the C++ side, in one class.
+// fastcoll/env.py documents the same table for Python; a test keeps the two equal.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace fastcoll {
+
+enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
+enum class TransportChoice { Auto, Shm, Gloo };
+
+struct Environment {
+  /// FASTCOLL_DEBUG=OFF|WARN|INFO|TRACE: what is written to standard error.
+  LogLevel debug = LogLevel::Warn;
+  /// FASTCOLL_TRANSPORT=auto|shm|gloo: auto shares memory where all ranks can, else Gloo.
+  TransportChoice transport = TransportChoice::Auto;
+  bool transportIsSet = false;
+  /// FASTCOLL_SEGMENT_BYTES: bytes of one pipeline segment (4 KiB to 64 MiB).
+  std::size_t segmentBytes = 256 * 1024;
+  bool segmentBytesIsSet = false;
+  /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the number of cores.
+  int spinMicros = -1;
+  bool spinMicrosIsSet = false;
+  /// FASTCOLL_ISA=auto|avx512|avx2|baseline: instruction set of the reductions.
+  std::string isa = "auto";
+  /// FASTCOLL_ARENA_BYTES: address space (not memory) reserved for a process's shared arena.
+  std::size_t arenaBytes = std::size_t{64} << 30;
+
+  /// Reads the environment now. Throws Error(Value) naming the variable whose value is not allowed.
+  static Environment read();
+};
+
+/// The log level alone; never throws (a bad value counts as Warn).
+LogLevel logLevel();
+
+/// Writes "[fastcoll] text" to standard error in one call if `level` is switched on.
+void log(LogLevel level, const std::string& text);
+
+}  // namespace fastcoll

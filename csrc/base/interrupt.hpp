@@ -1,0 +1,15 @@
+// Lets a wait in C++ notice Ctrl-C without this floor knowing Python: the bindings install a check
+// that throws when the interpreter has a signal to deliver.
+#pragma once
+
+namespace fastcoll {
+
+using InterruptCheck = void (*)();
+
+/// Installs the check (nullptr: none). Called once when the extension is imported.
+void setInterruptCheck(InterruptCheck check);
+
+/// Runs the check if the calling thread is the process's main thread; may throw.
+void checkInterrupt();
+
+}  // namespace fastcoll

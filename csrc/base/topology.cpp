@@ -1,0 +1,89 @@
+#include "topology.hpp"
+
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "error.hpp"
+
+namespace fastcoll {
+namespace {
+
+void randomBytes(void* into, std::size_t bytes) {
+  // Requests of up to 256 bytes are never cut short once the pool is initialised.
+  ssize_t got = 0;
+  do {
+    got = ::getrandom(into, bytes, 0);
+  } while (got < 0 && errno == EINTR);
+  if (got != static_cast<ssize_t>(bytes)) {
+    throw Error(ErrorKind::Backend, str("fastcoll: getrandom failed: ", std::strerror(errno)));
+  }
+}
+
+/// cores allowed by cgroup v2's cpu.max ("quota period" or "max period"), or a large number.
+int cgroupCores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 1 << 20;
+  const double cores = std::strtod(quota.c_str(), nullptr) / period;
+  return std::max(1, static_cast<int>(cores + 0.5));
+}
+
+}  // namespace
+
+Nonce128 randomNonce128() {
+  Nonce128 nonce;
+  randomBytes(nonce.data(), nonce.size());
+  return nonce;
+}
+
+std::uint64_t randomNonce64() {
+  std::uint64_t nonce = 0;
+  while (nonce == 0) randomBytes(&nonce, sizeof nonce);
+  return nonce;
+}
+
+std::string bootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
+std::uint64_t networkNamespace() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/net", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
+}
+
+std::string hostName() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "unknown";
+  return name;
+}
+
+int allowedCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = 1;
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = std::max(1, CPU_COUNT(&set));
+  return std::min(cores, cgroupCores());
+}
+
+char processState(int pid) {
+  std::ifstream file(str("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return '?';
+  // The command name is in parentheses and may itself hold spaces and parentheses.
+  const auto close = line.rfind(')');
+  if (close == std::string::npos || close + 2 >= line.size()) return '?';
+  return line[close + 2];
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,26 @@
+// What this process can say of the machine it runs on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace fastcoll {
+
+using Nonce128 = std::array<std::uint8_t, 16>;
+
+/// Unpredictable bytes from the kernel.
+Nonce128 randomNonce128();
+std::uint64_t randomNonce64();
+
+/// /proc/sys/kernel/random/boot_id as text, or "" where it cannot be read.
+std::string bootId();
+/// Inode of this process's network namespace (abstract unix sockets live in one), or 0.
+std::uint64_t networkNamespace();
+std::string hostName();
+/// Cores that this process may use: affinity mask, then the cgroup CPU quota. At least 1.
+int allowedCores();
+/// State letter of /proc/<pid>/stat ('R', 'S', 'T' ...), or '?' where it cannot be seen.
+char processState(int pid);
+
+}  // namespace fastcoll

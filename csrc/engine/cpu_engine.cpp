@@ -1,0 +1,486 @@
+#include "cpu_engine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "../base/fork.hpp"
+#include "../base/interrupt.hpp"
+#include "../base/topology.hpp"
+#include "worker_pool.hpp"
+
+namespace fastcoll {
+namespace {
+
+// A waiter spins this long where every local rank has a core of its own; see docs/architecture.md.
+constexpr int kSpinMicros = 50;
+
+template <std::size_t N>
+void setText(char (&field)[N], const std::string& value) {
+  std::memset(field, 0, N);
+  std::memcpy(field, value.data(), std::min(value.size(), N - 1));
+}
+
+}  // namespace
+
+CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
+                     RemoteFactory remote)
+    : config_(std::move(config)),
+      forkGeneration_(forkGeneration()),
+      store_(std::move(store)),
+      remoteFactory_(std::move(remote)),
+      process_(LocalProcess::get()) {
+  spinMicros_ = config_.spinMicros;
+  if (spinMicros_ < 0) spinMicros_ = allowedCores() >= config_.size ? kSpinMicros : 0;
+  if (config_.size == 1) {
+    path_ = Path::Local;
+    reason_ = "the group has one rank";
+    return;
+  }
+  const std::uint64_t nonce = randomNonce64();
+  memory_ = std::make_unique<GroupMemory>(
+      process_, GroupIdentity{config_.name, config_.rank, config_.size, nonce});
+  GroupRecord record{};
+  record.magic = kArenaMagic;
+  record.abi = kAbiVersion;
+  record.bytesOfThis = sizeof record;
+  record.nonce = nonce;
+  record.generation = restartGeneration();
+  record.process = process_->address();
+  record.networkNamespace = networkNamespace();
+  record.rank = static_cast<std::uint32_t>(config_.rank);
+  record.size = static_cast<std::uint32_t>(config_.size);
+  record.uid = ::geteuid();
+  record.pid = static_cast<std::uint32_t>(::getpid());
+  record.segmentBytes = config_.segmentBytes;
+  record.transport = static_cast<std::uint32_t>(config_.transport);
+  setText(record.bootId, bootId());
+  setText(record.host, hostName());
+  setText(record.version, config_.version);
+  rendezvous_ =
+      std::make_unique<Rendezvous>(*store_, *memory_, *process_, record, config_.arenaBytes);
+  rendezvous_->publish();
+}
+
+CpuEngine::~CpuEngine() {
+  if (forkGeneration_ != forkGeneration()) {
+    // A fork's copy: its mutexes, threads and shared memory are the parent's; let them be.
+    (void)pointToPoint_.release();
+    (void)stream_.release();
+    (void)rendezvous_.release();
+    (void)memory_.release();
+    (void)remote_.release();
+    (void)store_.release();
+    return;
+  }
+  shutdown();
+}
+
+std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
+  return str("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
+             config_.size, ", seq ", seq, "]: ");
+}
+
+void CpuEngine::throwIfUnusable(const Request& request) const {
+  const char* call = collectiveName(request.collective);
+  if (forkGeneration_ != forkGeneration()) {
+    throw Error(ErrorKind::Backend,
+                prefix(call, request.seq) +
+                    "this process is a fork of the one that made the group. Create process groups "
+                    "after the fork, or use the spawn or forkserver start method.");
+  }
+  if (closed_) {
+    throw Error(ErrorKind::Backend, prefix(call, request.seq) + "the group was destroyed");
+  }
+  if (memory_ != nullptr && memory_->aborted()) memory_->throwAborted(prefix(call, request.seq));
+  if (interrupted_) {
+    throw Error(faultKind_, prefix(call, request.seq) + "the group failed before: " + fault_);
+  }
+}
+
+// --- running collectives -----------------------------------------------------------------------
+
+void CpuEngine::decide(Milliseconds timeout) {
+  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  if (agreement.shared) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, config_.segmentBytes, spinMicros_);
+    reason_ = agreement.reason;
+    path_.store(Path::Shared, std::memory_order_release);
+    log(LogLevel::Info, str("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+                            ": transport shm, because ", agreement.reason));
+    return;
+  }
+  useRemote(agreement);
+}
+
+void CpuEngine::useRemote(const Agreement& agreement) {
+  remote_ = remoteFactory_(agreement.id);
+  reason_ = agreement.reason;
+  path_.store(Path::Remote, std::memory_order_release);
+  const bool asked = config_.transport == TransportChoice::Gloo;
+  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
+      str("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
+          agreement.reason));
+}
+
+void CpuEngine::runOne(Request& request) {
+  request.deadline = deadlineAfter(Clock::now(), request.timeout);
+  switch (path_.load(std::memory_order_acquire)) {
+    case Path::Local:
+      return runSingleRank(request);
+    case Path::Shared:
+      return runCollective(*stream_, request);
+    default:
+      return remote_->run(request, prefix(collectiveName(request.collective), request.seq));
+  }
+}
+
+void CpuEngine::execute(Task& task) {
+  Request& request = task.request;
+  try {
+    if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
+    task.prepare();
+    task.transfer([this](Request& one) { runOne(one); });
+    task.finish();
+  } catch (const Error& error) {
+    abort(error.kind(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    abort(ErrorKind::Backend,
+          str("rank ", config_.rank, " failed in ", describe(request.arrival()), ": ",
+              error.what()));
+    throw;
+  } catch (...) {
+    abort(ErrorKind::Backend, str("rank ", config_.rank, " was interrupted in ",
+                                  describe(request.arrival())));
+    throw;
+  }
+}
+
+bool CpuEngine::claim(std::unique_lock<std::mutex>&) {
+  if (running_ || !queue_.empty()) return false;
+  running_ = true;
+  return true;
+}
+
+void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
+  lock.lock();
+  running_ = false;
+  if (!queue_.empty()) wakeWorker();
+  changed_.notify_all();
+}
+
+void CpuEngine::runInline(const TaskRef& task) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  throwIfUnusable(task->request);
+  task->request.seq = ++sequence_;
+  if (claim(lock)) {
+    lock.unlock();
+    try {
+      execute(*task);
+    } catch (...) {
+      release(lock);
+      throw;
+    }
+    release(lock);
+    return;
+  }
+  // Something is under way: queue behind it and help.
+  struct Waited : Task {
+    TaskRef inner;
+    std::exception_ptr fault;
+    void prepare() override { inner->prepare(); }
+    void transfer(const RunOne& runOne) override { inner->transfer(runOne); }
+    void finish() override { inner->finish(); }
+    void complete(std::exception_ptr f) noexcept override { fault = f; }
+  };
+  auto waited = std::make_shared<Waited>();
+  waited->inner = task;
+  waited->request.timeout = task->request.timeout;
+  queue_.push_back(waited);
+  wakeWorker();
+  lock.unlock();
+  wait(*waited);
+  if (waited->fault) std::rethrow_exception(waited->fault);
+}
+
+void CpuEngine::submit(TaskRef task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusable(task->request);
+  task->request.seq = ++sequence_;
+  queue_.push_back(std::move(task));
+  wakeWorker();
+}
+
+void CpuEngine::wakeWorker() {
+  if (workerAwake_) return;
+  workerAwake_ = true;
+  runOnWorker([self = shared_from_this()] { self->work(); });
+}
+
+/// Runs the queue's first task; false when there is none or another thread is at it.
+bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock) {
+  if (running_ || queue_.empty()) return false;
+  const TaskRef task = std::move(queue_.front());
+  queue_.pop_front();
+  running_ = true;
+  lock.unlock();
+  std::exception_ptr fault;
+  try {
+    execute(*task);
+  } catch (...) {
+    fault = std::current_exception();
+  }
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
+  lock.unlock();
+  task->complete(fault);
+  task->done.store(true, std::memory_order_release);
+  lock.lock();
+  changed_.notify_all();
+  return true;
+}
+
+void CpuEngine::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto linger = std::chrono::microseconds(spinMicros_);
+  auto idleSince = Clock::now();
+  for (;;) {
+    if (runHead(lock)) {
+      idleSince = Clock::now();
+      continue;
+    }
+    if (queue_.empty() && Clock::now() - idleSince >= linger) break;
+    if (!queue_.empty()) {
+      changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
+      continue;
+    }
+    lock.unlock();
+    for (int i = 0; i < 64; ++i) cpuRelax();
+    lock.lock();
+  }
+  workerAwake_ = false;
+}
+
+void CpuEngine::wait(const Task& task) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!task.done.load(std::memory_order_acquire)) {
+    if (runHead(lock)) continue;
+    lock.unlock();
+    const auto end = Clock::now() + std::chrono::microseconds(spinMicros_);
+    while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();
+    checkInterrupt();
+    lock.lock();
+    if (task.done.load(std::memory_order_acquire) || (!running_ && !queue_.empty())) continue;
+    changed_.wait_for(lock, kWaitSlice);
+  }
+}
+
+bool CpuEngine::waitUntil(const Task& task, TimePoint until) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!task.done.load(std::memory_order_acquire)) {
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    changed_.wait_for(lock, std::min<Clock::duration>(kWaitSlice, until - now));
+    lock.unlock();
+    checkInterrupt();
+    lock.lock();
+  }
+  return true;
+}
+
+// --- point-to-point ----------------------------------------------------------------------------
+
+bool CpuEngine::pointToPointShared(Milliseconds timeout) {
+  std::lock_guard<std::mutex> lock(pairMutex_);
+  throwIfUnusable(Request{});
+  if (pairState_ == 0) {
+    const Path path = path_.load(std::memory_order_acquire);
+    bool shared = path == Path::Shared;
+    if (path == Path::Undecided) {
+      std::string why;
+      shared = rendezvous_->sameHost(deadlineAfter(Clock::now(), timeout), timeout, why);
+    }
+    if (shared) {
+      memory_->open(config_.arenaBytes);
+      pointToPoint_ = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_);
+    }
+    pairState_ = shared ? 1 : 2;
+  }
+  return pairState_ == 1;
+}
+
+PointToPoint& CpuEngine::pointToPoint() { return *pointToPoint_; }
+
+RemoteTransport& CpuEngine::remote(Milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (running_) changed_.wait_for(lock, kWaitSlice);
+  throwIfUnusable(Request{});
+  running_ = true;
+  lock.unlock();
+  try {
+    if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(timeout);
+  } catch (...) {
+    release(lock);
+    throw;
+  }
+  release(lock);
+  if (remote_ == nullptr) {
+    throw Error(ErrorKind::Backend, prefix("init", 0) + "the ranks share memory, not Gloo");
+  }
+  return *remote_;
+}
+
+// --- monitored barrier -------------------------------------------------------------------------
+
+void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
+  if (config_.size == 1) return;
+  const auto deadline = deadlineAfter(Clock::now(), timeout);
+  const std::string where = prefix("monitored_barrier", 0);
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    throwIfUnusable(Request{});
+    while (running_) changed_.wait_for(lock, kWaitSlice);
+    running_ = true;
+    lock.unlock();
+    try {
+      if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(timeout);
+    } catch (...) {
+      release(lock);
+      throw;
+    }
+    release(lock);
+  }
+  if (path_.load(std::memory_order_acquire) == Path::Remote) {
+    Request request;
+    request.timeout = timeout;
+    request.deadline = deadline;
+    remote_->run(request, where);
+    return;
+  }
+  const std::uint64_t mine = ++monitored_;
+  ControlBlock& own = memory_->own();
+  own.monitorArrived.store(mine, std::memory_order_release);
+  ControlBlock& first = config_.rank == 0 ? own : memory_->block(0);
+  for (int round = 0;; ++round) {
+    checkInterrupt();
+    if (memory_->aborted()) memory_->throwAborted(where);
+    const bool late = Clock::now() >= deadline;
+    if (config_.rank == 0) {
+      std::string missing;
+      for (int peer = 1; peer < config_.size && (missing.empty() || waitAllRanks); ++peer) {
+        if (memory_->block(peer).monitorArrived.load(std::memory_order_acquire) < mine) {
+          missing += (missing.empty() ? "" : ", ") + str(peer);
+        }
+      }
+      if (missing.empty()) {
+        own.monitorReleased.store(mine, std::memory_order_release);
+        return;
+      }
+      if (late) {
+        own.monitorFailed.store(mine, std::memory_order_release);
+        throw Error(ErrorKind::Timeout,
+                    str(where, waitAllRanks ? "Ranks " : "Rank ", missing,
+                        " failed to pass monitoredBarrier in ", timeout.count(), " ms"));
+      }
+    } else {
+      if (first.monitorReleased.load(std::memory_order_acquire) >= mine) return;
+      if (first.monitorFailed.load(std::memory_order_acquire) >= mine) {
+        throw Error(ErrorKind::Timeout,
+                    str(where, "Rank ", config_.rank,
+                        " successfully reached monitoredBarrier, but received errors while waiting "
+                        "for send/recv from rank 0: its message names the rank that is missing"));
+      }
+      // Rank 0 decides; this rank gives it a little longer than its own patience.
+      if (Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
+        throw Error(ErrorKind::Timeout,
+                    str(where, "Rank ", config_.rank,
+                        " successfully reached monitoredBarrier, but received errors while waiting "
+                        "for send/recv from rank 0, which failed to pass monitoredBarrier in ",
+                        timeout.count(), " ms"));
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(round < 100 ? 50 : 1000));
+  }
+}
+
+// --- end ---------------------------------------------------------------------------------------
+
+void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+  try {
+    if (memory_ != nullptr && memory_->isOpen()) memory_->abort(kind, cause);
+    if (rendezvous_ != nullptr) rendezvous_->cancel();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!interrupted_) {
+        interrupted_ = true;
+        faultKind_ = kind;
+        fault_ = cause;
+      }
+      changed_.notify_all();
+    }
+    if (remote_ != nullptr) remote_->abort();
+    if (pointToPoint_ != nullptr && memory_->isOpen()) pointToPoint_->failAll();
+  } catch (...) {
+    log(LogLevel::Warn, str("group '", config_.name, "': the abort itself failed"));
+  }
+}
+
+void CpuEngine::shutdown() noexcept {
+  try {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    const auto idle = [this] { return !running_ && queue_.empty(); };
+    // Work that is about to end may end; work that is not is failed rather than waited for.
+    if (!changed_.wait_for(lock, Milliseconds(300), idle)) {
+      lock.unlock();
+      abort(ErrorKind::Backend,
+            str("the group was destroyed on rank ", config_.rank, " with work pending"));
+      lock.lock();
+      changed_.wait_for(lock, Milliseconds(500), idle);
+    }
+    lock.unlock();
+    bool keep = false;
+    if (pointToPoint_ != nullptr) {
+      keep = !pointToPoint_->flush(Clock::now() + Milliseconds(500));
+      pointToPoint_->stop();
+      if (pointToPoint_->hasPending()) {
+        abort(ErrorKind::Backend,
+              str("the group was destroyed on rank ", config_.rank, " with work pending"));
+      }
+    }
+    if (memory_ != nullptr) memory_->close(keep);
+  } catch (...) {
+    log(LogLevel::Warn, str("group '", config_.name, "': the shutdown failed"));
+  }
+}
+
+std::uint64_t CpuEngine::sequence() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sequence_;
+}
+
+bool CpuEngine::faulted(ErrorKind* kind) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (kind != nullptr) *kind = faultKind_;
+  return interrupted_ || (memory_ != nullptr && memory_->aborted());
+}
+
+EngineInfo CpuEngine::info() const {
+  EngineInfo info;
+  switch (path_.load(std::memory_order_acquire)) {
+    case Path::Undecided: info.transport = "undecided"; break;
+    case Path::Local: info.transport = "local"; break;
+    case Path::Shared: info.transport = "shm"; break;
+    case Path::Remote: info.transport = "gloo"; break;
+  }
+  info.reason = info.transport == "undecided" ? "not used yet" : reason_;
+  if (process_->started()) info.sharedBytes = process_->arena()->used();
+  return info;
+}
+
+}  // namespace fastcoll

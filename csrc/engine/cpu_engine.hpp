@@ -1,0 +1,147 @@
+// The engine of CPU tensors: one queue of collectives per group, run in order by whichever thread has
+// reason to: the caller itself when the group is idle and the call synchronous, a waiter, or a pooled
+// thread so that asynchronous work overlaps with computation.
+//
+// Only one thread runs a group's collectives at a time (`running_`). It gives that role up before it
+// completes a task, so that a callback may issue collectives on the same group.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "../algorithms/algorithm.hpp"
+#include "../base/env.hpp"
+#include "../transport/rendezvous.hpp"
+#include "point_to_point.hpp"
+
+namespace fastcoll {
+
+/// A collective on its way through the engine.
+class Task {
+ public:
+  virtual ~Task() = default;
+  Request request;
+  /// Called on the running thread around the transfer: stage non-contiguous tensors in and out.
+  virtual void prepare() {}
+  virtual void finish() {}
+  /// The transfer: one collective by default; a composite runs several, one after the other.
+  using RunOne = std::function<void(Request&)>;
+  virtual void transfer(const RunOne& runOne) { runOne(request); }
+  /// Called once, without locks. Only for submitted tasks; runInline() returns or throws instead.
+  virtual void complete(std::exception_ptr /*fault*/) noexcept {}
+  std::atomic<bool> done{false};
+};
+using TaskRef = std::shared_ptr<Task>;
+
+/// Moves whole collectives where memory cannot be shared (Gloo).
+class RemoteTransport {
+ public:
+  virtual ~RemoteTransport() = default;
+  /// `prefix` begins its error messages.
+  virtual void run(const Request& request, const std::string& prefix) = 0;
+  virtual void abort() noexcept = 0;
+};
+
+struct EngineConfig {
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  std::size_t segmentBytes = 256 * 1024;
+  int spinMicros = -1;  // -1: by the number of cores
+  std::size_t arenaBytes = std::size_t{64} << 30;
+  TransportChoice transport = TransportChoice::Auto;
+  std::string version;
+};
+
+struct EngineInfo {
+  std::string transport;  // "shm", "gloo", "local", "undecided"
+  std::string reason;
+  std::size_t sharedBytes = 0;  // reserved by the process for all its groups
+};
+
+class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
+ public:
+  /// Makes the transport between hosts; `id` names this instance of the group, equal on all ranks.
+  using RemoteFactory = std::function<std::unique_ptr<RemoteTransport>(const std::string& id)>;
+
+  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, RemoteFactory remote);
+  ~CpuEngine();
+
+  /// Runs the collective before it returns; throws its fault.
+  void runInline(const TaskRef& task);
+  /// Takes the collective; it completes later.
+  void submit(TaskRef task);
+  /// Waits until the task is done, running the queue if nobody else does.
+  void wait(const Task& task);
+  /// Waits without helping, so that it can give up: false when `until` has passed.
+  bool waitUntil(const Task& task, TimePoint until);
+
+  /// True when the ranks share memory, so that point-to-point runs over it; decided at first use.
+  bool pointToPointShared(Milliseconds timeout);
+  PointToPoint& pointToPoint();
+  /// The other hosts' transport, made at first use. All ranks must call it.
+  RemoteTransport& remote(Milliseconds timeout);
+
+  void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
+
+  /// Fails everything pending and later, on all ranks. From any thread; never throws.
+  void abort(ErrorKind kind, const std::string& cause) noexcept;
+  /// Lets pending work end for a moment, then fails it; tells the peers. Idempotent, never throws.
+  void shutdown() noexcept;
+  bool faulted(ErrorKind* kind = nullptr) const;
+  std::uint64_t sequence() const;
+  EngineInfo info() const;
+  const EngineConfig& config() const { return config_; }
+  const std::shared_ptr<LocalProcess>& process() const { return process_; }
+
+ private:
+  enum class Path { Undecided, Local, Shared, Remote };
+
+  void execute(Task& task);
+  void runOne(Request& request);
+  void decide(Milliseconds timeout);
+  void useRemote(const Agreement& agreement);
+  bool claim(std::unique_lock<std::mutex>& lock);
+  void release(std::unique_lock<std::mutex>& lock);
+  bool runHead(std::unique_lock<std::mutex>& lock);
+  void wakeWorker();
+  void work();
+  void throwIfUnusable(const Request& request) const;
+  std::string prefix(const char* call, std::uint64_t seq) const;
+
+  const EngineConfig config_;
+  int spinMicros_;
+  const std::uint64_t forkGeneration_;
+  std::unique_ptr<KeyValueStore> store_;
+  RemoteFactory remoteFactory_;
+  std::shared_ptr<LocalProcess> process_;
+  std::unique_ptr<GroupMemory> memory_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+  std::unique_ptr<SegmentStream> stream_;
+  std::unique_ptr<PointToPoint> pointToPoint_;
+  std::unique_ptr<RemoteTransport> remote_;
+  std::atomic<Path> path_{Path::Undecided};
+  std::string reason_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<TaskRef> queue_;
+  bool running_ = false;
+  std::uint64_t sequence_ = 0;  // of the last collective taken
+  bool workerAwake_ = false;
+  bool closed_ = false;
+  bool interrupted_ = false;  // a fault before there was shared memory to record it in
+  ErrorKind faultKind_ = ErrorKind::Backend;
+  std::string fault_;
+  std::uint64_t monitored_ = 0;
+  int pairState_ = 0;         // 0: unknown, 1: shared, 2: not
+  std::mutex pairMutex_;
+};
+
+}  // namespace fastcoll

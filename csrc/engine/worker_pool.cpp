@@ -1,0 +1,92 @@
+#include "worker_pool.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "../base/fork.hpp"
+
+namespace fastcoll {
+namespace {
+
+struct Pool {
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::condition_variable left;
+  std::deque<std::function<void()>> jobs;
+  std::size_t idle = 0;
+  std::size_t threads = 0;
+  bool draining = false;
+};
+
+// A pool per process: a forked child starts with an empty one. Never destroyed, because threads may
+// outlive static destructors.
+Pool& pool() {
+  static std::mutex mutex;
+  static Pool* current = nullptr;
+  static std::uint64_t generation = 0;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (current == nullptr || generation != forkGeneration()) {
+    current = new Pool;
+    generation = forkGeneration();
+  }
+  return *current;
+}
+
+void work(Pool& p) {
+  ::pthread_setname_np(::pthread_self(), "fastcoll-work");
+  std::unique_lock<std::mutex> lock(p.mutex);
+  for (;;) {
+    ++p.idle;
+    const bool job = p.wake.wait_for(lock, std::chrono::seconds(2),
+                                     [&p] { return !p.jobs.empty() || p.draining; });
+    --p.idle;
+    if (p.jobs.empty()) {
+      if (job && !p.draining) continue;
+      break;
+    }
+    auto next = std::move(p.jobs.front());
+    p.jobs.pop_front();
+    lock.unlock();
+    next();
+    next = nullptr;
+    lock.lock();
+  }
+  --p.threads;
+  p.left.notify_all();
+}
+
+}  // namespace
+
+void runOnWorker(std::function<void()> job) {
+  Pool& p = pool();
+  std::lock_guard<std::mutex> lock(p.mutex);
+  p.jobs.push_back(std::move(job));
+  if (p.idle >= p.jobs.size()) {
+    p.wake.notify_one();
+    return;
+  }
+  ++p.threads;
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([&p] { work(p); }).detach();
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void drainWorkers() noexcept {
+  Pool& p = pool();
+  std::unique_lock<std::mutex> lock(p.mutex);
+  p.draining = true;
+  p.wake.notify_all();
+  p.left.wait_for(lock, std::chrono::seconds(1), [&p] { return p.threads == 0; });
+  p.draining = false;
+}
+
+}  // namespace fastcoll

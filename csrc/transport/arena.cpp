@@ -1,0 +1,191 @@
+#include "arena.hpp"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "../base/error.hpp"
+#include "../base/fork.hpp"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace fastcoll {
+namespace {
+
+std::size_t roundToPage(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+int makeMemfd() {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll", flags | MFD_NOEXEC_SEAL));
+  // Kernels before 6.3 do not know the flag.
+  if (fd < 0 && errno == EINVAL) {
+    fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll", flags));
+  }
+  // Without memfd (a strict seccomp profile): an unlinked file, which has no name either.
+  if (fd < 0) fd = ::open("/dev/shm", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+  return fd;
+}
+
+std::size_t directorySlot(std::uint64_t nonce, std::size_t probe) {
+  return (nonce + probe) % ArenaHeader::kDirectoryEntries;
+}
+
+DirectoryEntry* directory(std::uint8_t* base) {
+  return reinterpret_cast<DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
+}
+
+constexpr std::uint64_t kTombstone = ~std::uint64_t{0};
+
+}  // namespace
+
+const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce) {
+  const auto* entries =
+      reinterpret_cast<const DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
+  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
+    const auto& entry = entries[directorySlot(nonce, probe)];
+    const std::uint64_t found = entry.nonce.load(std::memory_order_acquire);
+    if (found == nonce) return &entry;
+    if (found == 0) return nullptr;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+    virtualBytes = std::min<std::size_t>(virtualBytes, limit.rlim_cur / kPage * kPage);
+  }
+  std::shared_ptr<Arena> arena(new Arena);
+  arena->forkGeneration_ = forkGeneration();
+  arena->fd_ = makeMemfd();
+  if (arena->fd_ < 0) {
+    throw Error(ErrorKind::Backend,
+                str("fastcoll: cannot create shared memory: memfd_create failed (",
+                    std::strerror(errno),
+                    "). Raise the limit on open files, allow the call in the container's seccomp "
+                    "profile, or set FASTCOLL_TRANSPORT=gloo."));
+  }
+  constexpr std::size_t kLeast = std::size_t{64} << 20;
+  void* memory = MAP_FAILED;
+  std::size_t bytes = std::max(roundToPage(virtualBytes), kLeast);
+  for (; bytes >= kLeast; bytes /= 2) {
+    if (::ftruncate(arena->fd_, static_cast<off_t>(bytes)) != 0) continue;
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd_, 0);
+    if (memory != MAP_FAILED) break;
+  }
+  if (memory == MAP_FAILED) {
+    throw Error(ErrorKind::Backend,
+                str("fastcoll: cannot map ", kLeast, " bytes of shared memory (",
+                    std::strerror(errno),
+                    "). Raise the address-space limit (ulimit -v) or set "
+                    "FASTCOLL_TRANSPORT=gloo."));
+  }
+  arena->base_ = static_cast<std::uint8_t*>(memory);
+  arena->bytes_ = bytes;
+  ::madvise(memory, bytes, MADV_DONTDUMP);
+  // O_TMPFILE files cannot be sealed; a peer of the same user is then trusted not to truncate.
+  ::fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  const std::uint64_t offset = arena->allocate(ArenaHeader::kBytes);
+  if (offset != 0) throw Error(ErrorKind::Backend, "fastcoll: the arena's header is not first");
+
+  ArenaHeader* header = arena->header();
+  header->magic = kArenaMagic;
+  header->abi = kAbiVersion;
+  header->pid = static_cast<std::uint32_t>(::getpid());
+  header->nonce = randomNonce128();
+  header->bytes = bytes;
+  std::strncpy(header->host, hostName().c_str(), sizeof header->host - 1);
+  return arena;
+}
+
+Arena::~Arena() {
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+  // In a forked child the descriptor is the child's own copy: closing it touches nobody else.
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::uint64_t Arena::allocate(std::size_t bytes) {
+  const std::size_t need = roundToPage(std::max<std::size_t>(bytes, 1));
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::uint64_t offset = 0;
+  for (const auto& [start, length] : extents_) {  // first fit: extents are few (groups, tensors)
+    if (start - offset >= need) break;
+    offset = start + length;
+  }
+  if (need > bytes_ || offset > bytes_ - need) {
+    throw Error(ErrorKind::Backend, str("fastcoll: the shared arena of ", bytes_,
+                                        " bytes has no room for ", need,
+                                        " more. Raise FASTCOLL_ARENA_BYTES."));
+  }
+  int result = 0;
+  do {
+    result = ::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(need));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    throw Error(ErrorKind::Backend,
+                str("fastcoll: cannot reserve ", need, " bytes of shared memory (",
+                    std::strerror(errno),
+                    "). The machine or the container's memory limit is full: free memory, lower "
+                    "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
+  }
+  extents_.emplace(offset, need);
+  return offset;
+}
+
+void Arena::release(std::uint64_t offset) noexcept {
+  if (forkGeneration() != forkGeneration_) return;  // the memory belongs to the parent
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = extents_.find(offset);
+  if (found == extents_.end()) return;
+  // Zeroes the pages for peers that still look and for the next owner of the extent.
+  ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(found->second));
+  extents_.erase(found);
+}
+
+std::size_t Arena::used() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::size_t total = 0;
+  for (const auto& extent : extents_) total += extent.second;
+  return total;
+}
+
+void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
+    auto& entry = directory(base_)[directorySlot(nonce, probe)];
+    const std::uint64_t found = entry.nonce.load(std::memory_order_relaxed);
+    if (found == 0 || found == kTombstone) {
+      entry.offset.store(offset, std::memory_order_relaxed);
+      entry.nonce.store(nonce, std::memory_order_release);
+      return;
+    }
+  }
+  throw Error(ErrorKind::Backend,
+              str("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
+                  " groups over shared memory. Destroy groups that are no longer needed."));
+}
+
+void Arena::removeFromDirectory(std::uint64_t nonce) noexcept {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::size_t probe = 0; probe < ArenaHeader::kDirectoryEntries; ++probe) {
+    auto& entry = directory(base_)[directorySlot(nonce, probe)];
+    const std::uint64_t found = entry.nonce.load(std::memory_order_relaxed);
+    if (found == nonce) {
+      entry.nonce.store(kTombstone, std::memory_order_release);
+      return;
+    }
+    if (found == 0) return;
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,94 @@
+// The one piece of shared memory of a process ("outbox"): a sealed memfd without a name, mapped once
+// by its owner and once by each peer. Groups, slots and tensors are extents carved from it, so that a
+// group costs no descriptor, and nothing can be left behind: the memory lives as long as a mapping.
+//
+// The file's size is address space, not memory: an extent is reserved with fallocate before it is
+// handed out, so that a full machine is an error here and never a SIGBUS later. The seals (SHRINK,
+// GROW) keep a broken peer from cutting the file under us.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "../base/topology.hpp"
+
+namespace fastcoll {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
+constexpr std::uint32_t kAbiVersion = 1;  // layout of all that lies in shared memory
+
+constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
+
+/// A directory entry tells where the control block of a group instance lies.
+/// nonce: 0 = empty, written last (release); offset is valid when the nonce matches.
+struct DirectoryEntry {
+  std::atomic<std::uint64_t> nonce;
+  std::atomic<std::uint64_t> offset;
+};
+
+struct ArenaHeader {
+  std::uint64_t magic;
+  std::uint32_t abi;
+  std::uint32_t pid;  // as its owner sees it; for messages only
+  Nonce128 nonce;
+  std::uint64_t bytes;
+  /// Thread id of the owner's keeper thread; the kernel ORs FUTEX_OWNER_DIED when it dies.
+  alignas(64) std::atomic<std::uint32_t> life;
+  /// 1 after a clean leave, so that an exit is told from a crash.
+  std::atomic<std::uint32_t> bye;
+  char host[64];
+
+  static constexpr std::size_t kDirectoryOffset = kPage;
+  static constexpr std::size_t kDirectoryEntries = 4096;
+  static constexpr std::size_t kBytes = kPage + kDirectoryEntries * sizeof(DirectoryEntry);
+};
+static_assert(sizeof(ArenaHeader) <= kPage);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// Entry of `nonce` in the directory of a mapped arena, or nullptr.
+const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce);
+
+class Arena {
+ public:
+  /// Reserves `virtualBytes` of address space (halved until the system grants it, at least 64 MiB).
+  /// Throws Error(Backend) that says what failed and what to do.
+  static std::shared_ptr<Arena> create(std::size_t virtualBytes);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  std::uint8_t* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+  int descriptor() const { return fd_; }
+  ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(base_); }
+  bool contains(const void* pointer) const {
+    const auto* p = static_cast<const std::uint8_t*>(pointer);
+    return p >= base_ && p < base_ + bytes_;
+  }
+
+  /// Reserves zeroed memory; returns its offset, a multiple of the page size.
+  std::uint64_t allocate(std::size_t bytes);
+  /// Gives the extent's memory back to the system at once.
+  void release(std::uint64_t offset) noexcept;
+  /// Bytes reserved now.
+  std::size_t used() const;
+
+  void addToDirectory(std::uint64_t nonce, std::uint64_t offset);
+  void removeFromDirectory(std::uint64_t nonce) noexcept;
+
+ private:
+  Arena() = default;
+  int fd_ = -1;
+  std::uint8_t* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  std::uint64_t forkGeneration_ = 0;
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, std::size_t> extents_;  // offset -> bytes, those handed out
+};
+
+}  // namespace fastcoll

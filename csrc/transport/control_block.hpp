@@ -1,0 +1,121 @@
+// What a rank of a group shows to the others in shared memory. One block per (group, rank), in the
+// arena of the rank's process; peers find it through the arena's directory by the instance nonce.
+//
+// Who writes what: the owner writes its identity, arrivals, progress, splits and slots. Peers write
+// `waiters` (they are about to sleep on a word of this block), `doorbell` and `abort`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "../base/dtype.hpp"
+
+namespace fastcoll {
+
+enum class Collective : std::uint8_t {
+  AllReduce,
+  Broadcast,
+  Reduce,
+  AllGather,
+  Gather,
+  Scatter,
+  ReduceScatter,
+  AllToAll,
+  Barrier,
+  Send,
+  Recv,
+};
+
+/// torch.distributed's name: "all_reduce".
+const char* collectiveName(Collective collective);
+
+/// A collective's signature: what must be equal on all ranks. Written before the first segment of the
+/// collective is published, read after it was seen published. There are two, used in turn: a rank
+/// writes the one of collective k only after all peers arrived at k-1, so after all left k-2.
+struct alignas(64) Arrival {
+  std::uint64_t seq;
+  std::uint64_t count;       // elements; a peer knows how many it expects
+  std::uint64_t pieceBytes;  // all_to_all: bytes of the largest message this rank sends to a peer
+  std::uint64_t stride;      // all_to_all: bytes from one peer's piece to the next in a slot
+  double factor;             // of PREMUL_SUM
+  std::int32_t root;         // -1 where there is none
+  Collective collective;
+  DType dtype;
+  ReduceOp op;
+  std::uint8_t large;  // the segments lie in the large slots
+};
+static_assert(sizeof(Arrival) == 64);
+
+/// Counts of segments since the group began; both only grow. A futex on either's low half wakes the
+/// ranks that sleep on this block.
+struct alignas(64) Progress {
+  std::atomic<std::uint64_t> published;  // segments whose slot may be read
+  std::atomic<std::uint64_t> consumed;   // segments of all peers that this rank has finished reading
+  std::atomic<std::uint32_t> waiters;    // ranks that sleep, or are about to, on one of the two
+  std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
+};
+
+/// Rung by a peer when something of interest to point-to-point happened.
+struct alignas(64) Doorbell {
+  std::atomic<std::uint64_t> rings;
+  std::atomic<std::uint32_t> waiters;
+};
+
+/// The first fault of the group, written once; every member holds a copy.
+struct alignas(64) AbortRecord {
+  enum State : std::uint32_t { kNone = 0, kWriting = 1, kSet = 2 };
+  std::atomic<std::uint32_t> state;
+  std::uint32_t kind;  // ErrorKind
+  char text[1016];
+};
+
+/// One entry per peer.
+struct PeerLink {
+  std::atomic<std::uint64_t> nonce;    // the peer's instance nonce as this rank knows it (the echo)
+  std::atomic<std::uint64_t> channel;  // arena offset of this rank's channel to the peer, 0 = none
+};
+
+struct ControlBlock {
+  std::uint64_t nonce;
+  std::uint32_t rank;
+  std::uint32_t size;
+  std::atomic<std::uint32_t> closed;       // the owner has destroyed the group
+  std::atomic<std::uint64_t> largeSlots;   // arena offset of the large slots, 0 = none yet
+  std::atomic<std::uint64_t> monitorArrived;   // monitored barriers this rank has come to
+  std::atomic<std::uint64_t> monitorReleased;  // rank 0: monitored barriers that all have passed
+  std::atomic<std::uint64_t> monitorFailed;    // rank 0: the last one that somebody missed
+  Progress progress;
+  Arrival arrivals[2];
+  Doorbell doorbell;
+  AbortRecord abort;
+  // Followed by: PeerLink[size], splits[2][size] (uint64), kSlots small slots.
+
+  static constexpr std::size_t kSlots = 4;
+  static constexpr std::size_t kSmallSlotBytes = 8192;
+
+  static std::size_t linksOffset() { return sizeof(ControlBlock); }
+  static std::size_t splitsOffset(int size) {
+    return linksOffset() + sizeof(PeerLink) * static_cast<std::size_t>(size);
+  }
+  static std::size_t slotsOffset(int size) {
+    const auto end = splitsOffset(size) + 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
+    return (end + 63) / 64 * 64;
+  }
+  static std::size_t bytes(int size) { return slotsOffset(size) + kSlots * kSmallSlotBytes; }
+
+  PeerLink& link(int peer) {
+    return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
+  }
+  /// Bytes that this rank sends to each peer in the group's collective number `collective`.
+  std::uint64_t* splits(std::uint64_t collective) {
+    return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uint8_t*>(this) +
+                                            splitsOffset(static_cast<int>(size))) +
+           (collective % 2) * size;
+  }
+  std::uint8_t* smallSlots() {
+    return reinterpret_cast<std::uint8_t*>(this) + slotsOffset(static_cast<int>(size));
+  }
+};
+
+}  // namespace fastcoll

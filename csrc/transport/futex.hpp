@@ -1,0 +1,37 @@
+// Futexes shared between processes, as thin as the system call.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace fastcoll {
+
+/// Sleeps while *word == expected, at most `slice`. Returns on wake-up, timeout, signal or mismatch;
+/// the caller re-checks its condition in every case. Not FUTEX_PRIVATE: the word may be mapped by
+/// several processes.
+void futexWait(const std::atomic<std::uint32_t>* word, std::uint32_t expected,
+               std::chrono::nanoseconds slice);
+
+/// Wakes every sleeper on the word.
+void futexWakeAll(const std::atomic<std::uint32_t>* word);
+
+/// The half of a 64-bit counter that changes with every increment: what a futex can watch.
+inline const std::atomic<std::uint32_t>* lowHalf(const std::atomic<std::uint64_t>* counter) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  return reinterpret_cast<const std::atomic<std::uint32_t>*>(counter);
+#else
+  return reinterpret_cast<const std::atomic<std::uint32_t>*>(counter) + 1;
+#endif
+}
+
+/// Tells the core that this is a spin loop.
+inline void cpuRelax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,100 @@
+// The shared memory of one group as one of its ranks sees it: its own control block, the mapped
+// blocks of the peers, and the group's first fault.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../base/clock.hpp"
+#include "../base/error.hpp"
+#include "control_block.hpp"
+#include "process.hpp"
+#include "wait.hpp"
+
+namespace fastcoll {
+
+struct GroupIdentity {
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  std::uint64_t nonce = 0;  // of this instance of the group on this rank
+};
+
+class GroupMemory {
+ public:
+  GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity);
+  /// Gives the memory back, unless close() found that a peer may still read it.
+  ~GroupMemory();
+  GroupMemory(const GroupMemory&) = delete;
+  GroupMemory& operator=(const GroupMemory&) = delete;
+
+  /// Makes this rank's control block, once.
+  void open(std::size_t arenaBytes);
+  bool isOpen() const { return own_.load(std::memory_order_acquire) != nullptr; }
+  /// Maps a peer's control block; false while the peer has not opened it. Throws Error(Backend) if
+  /// what lies there is not the block of that rank.
+  bool bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce);
+  bool isBound(int peer) const {
+    return members_[static_cast<std::size_t>(peer)].block.load(std::memory_order_acquire) !=
+           nullptr;
+  }
+
+  const GroupIdentity& identity() const { return identity_; }
+  int rank() const { return identity_.rank; }
+  int size() const { return identity_.size; }
+  ControlBlock& own() const { return *own_.load(std::memory_order_acquire); }
+  ControlBlock& block(int peer) const {
+    return *members_[static_cast<std::size_t>(peer)].block.load(std::memory_order_acquire);
+  }
+  PeerProcess& process(int peer) const {
+    return *members_[static_cast<std::size_t>(peer)].process;
+  }
+  Arena& arena() const { return *process_->arena(); }
+
+  /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so that
+  /// a broken peer cannot make this process read or write elsewhere.
+  std::uint8_t* inPeer(int peer, std::uint64_t offset, std::size_t bytes) const;
+
+  /// The peer's process is dead, or has left this group.
+  bool isDead(int peer) const;
+  bool hasLeft(int peer) const;
+  /// "rank 2 (pid 4711, host h1)"
+  std::string memberName(int peer) const;
+  /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
+  std::string causeOfSilence(int peer) const;
+
+  /// Tells the peers that this rank has left the group, after a short wait for those that still read
+  /// its last segments. `keep`: a peer may read later still, so the memory stays with the arena.
+  void close(bool keep) noexcept;
+
+  /// Records the group's first fault on every member and wakes all of them. Later calls change
+  /// nothing. Never throws.
+  void abort(ErrorKind kind, const std::string& cause) noexcept;
+  bool aborted() const {
+    return isOpen() && own().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
+  }
+  /// Throws Error with the recorded cause behind `prefix`.
+  [[noreturn]] void throwAborted(const std::string& prefix) const;
+
+ private:
+  struct Member {
+    std::shared_ptr<PeerProcess> process;
+    std::uint64_t nonce = 0;
+    // Set last: a collective may look at members while point-to-point binds one.
+    std::atomic<ControlBlock*> block{nullptr};
+  };
+
+  std::shared_ptr<LocalProcess> process_;
+  const GroupIdentity identity_;
+  std::uint64_t blockOffset_ = 0;
+  bool closed_ = false;
+  bool keep_ = false;
+  std::atomic<ControlBlock*> own_{nullptr};
+  std::mutex bindMutex_;
+  std::vector<Member> members_;
+};
+
+}  // namespace fastcoll

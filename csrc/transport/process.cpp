@@ -1,0 +1,290 @@
+#include "process.hpp"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "../base/env.hpp"
+#include "../base/error.hpp"
+#include "../base/fork.hpp"
+#include "../base/interrupt.hpp"
+#include "hello.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kHelloTimeoutMs = 5000;
+
+struct Instance {
+  std::mutex mutex;
+  std::weak_ptr<LocalProcess> process;
+  std::uint64_t forkGeneration = 0;
+};
+
+// Never destroyed: threads and late destructors may still look at exit.
+Instance& instance() {
+  static auto* it = new Instance;
+  return *it;
+}
+
+void goodbyeAtExit() {
+  auto& it = instance();
+  // try_lock: a thread that is ended in the middle of get() must not hang the exit.
+  std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
+  if (!lock.owns_lock() || it.forkGeneration != forkGeneration()) return;
+  if (auto process = it.process.lock()) process->sayGoodbye();
+}
+
+}  // namespace
+
+PeerProcess::PeerProcess(std::shared_ptr<Arena> own)
+    : own_(std::move(own)), base_(own_->base()), bytes_(own_->bytes()) {}
+
+PeerProcess::~PeerProcess() {
+  if (own_ == nullptr) ::munmap(base_, bytes_);
+}
+
+std::string PeerProcess::name() const {
+  char host[sizeof(ArenaHeader::host) + 1] = {};
+  std::memcpy(host, header().host, sizeof(ArenaHeader::host));
+  return str("pid ", header().pid, ", host ", host);
+}
+
+std::shared_ptr<LocalProcess> LocalProcess::get() {
+  auto& it = instance();
+  std::lock_guard<std::mutex> lock(it.mutex);
+  const std::uint64_t generation = forkGeneration();
+  if (it.forkGeneration != generation) {
+    // A forked child starts afresh and lets go of the parent's without touching it.
+    it.process.reset();
+    it.forkGeneration = generation;
+    static std::once_flag once;
+    std::call_once(once, [] { std::atexit(goodbyeAtExit); });
+  }
+  auto process = it.process.lock();
+  if (process == nullptr) {
+    process.reset(new LocalProcess);
+    it.process = process;
+  }
+  return process;
+}
+
+LocalProcess::LocalProcess() : forkGeneration_(forkGeneration()) {
+  address_.nonce = randomNonce128();
+  address_.socketName = randomNonce128();
+}
+
+LocalProcess::~LocalProcess() {
+  if (forkGeneration_ != forkGeneration()) {
+    // In a child: the keeper thread does not exist here, so it is neither joined nor destroyed.
+    if (keeper_.joinable()) keeper_.detach();
+    return;
+  }
+  sayGoodbye();
+  if (keeper_.joinable()) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
+    keeper_.join();
+  }
+  if (listener_ >= 0) ::close(listener_);
+  if (stopEvent_ >= 0) ::close(stopEvent_);
+}
+
+bool LocalProcess::started() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return keeper_.joinable();
+}
+
+void LocalProcess::start(std::size_t arenaBytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (keeper_.joinable()) return;
+  if (arena_ == nullptr) arena_ = Arena::create(arenaBytes);
+  arena_->header()->nonce = address_.nonce;
+  if (stopEvent_ < 0) stopEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (stopEvent_ < 0) {
+    throw Error(ErrorKind::Backend, str("fastcoll: eventfd failed (", std::strerror(errno),
+                                        "). Raise the limit on open files."));
+  }
+  // The life word must be set before anybody can map the arena, so the socket opens last.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
+  try {
+    keeper_ = std::thread([this] { keep(); });
+  } catch (...) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  while (arena_->header()->life.load(std::memory_order_acquire) == 0) ::usleep(20);
+  peers_[address_.nonce] = std::make_shared<PeerProcess>(arena_);
+  listener_ = listenAt(address_.socketName);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
+}
+
+void LocalProcess::sayGoodbye() noexcept {
+  if (arena_ != nullptr && forkGeneration_ == forkGeneration()) {
+    arena_->header()->bye.store(1, std::memory_order_release);
+  }
+}
+
+void LocalProcess::keep() {
+  // The robust list belongs to this thread alone: when it ends, however it ends, the kernel walks the
+  // list before it frees the address space and marks the life word in shared memory. The list node
+  // stays in private memory; futex_offset leads from it to the word.
+  struct Node {
+    robust_list next;
+  } node{};
+  robust_list_head head{};
+  auto& life = arena_->header()->life;
+  head.list.next = &node.next;
+  node.next.next = &head.list;
+  head.futex_offset = static_cast<long>(reinterpret_cast<char*>(&life) -
+                                        reinterpret_cast<char*>(&node.next));
+  head.list_op_pending = nullptr;
+  const long registered = ::syscall(SYS_set_robust_list, &head, sizeof head);
+  if (registered != 0) {
+    log(LogLevel::Warn, "the kernel refuses robust futexes: the death of a rank will be noticed by "
+                        "its timeout only");
+  }
+  life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);
+  ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
+
+  for (bool opened = false;;) {
+    pollfd waiting[2] = {{stopEvent_, POLLIN, 0}, {opened ? listener_ : -1, POLLIN, 0}};
+    if (::poll(waiting, 2, -1) < 0 && errno != EINTR) break;
+    if ((waiting[0].revents & POLLIN) != 0) {
+      std::uint64_t count = 0;
+      [[maybe_unused]] const auto got = ::read(stopEvent_, &count, sizeof count);
+      // The first event says that the socket is open, the next one that it is time to go.
+      if (opened || arena_->header()->bye.load(std::memory_order_acquire) != 0) break;
+      opened = true;
+    }
+    if (opened && (waiting[1].revents & POLLIN) != 0) {
+      const int connection = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (connection >= 0) {
+        serve(connection);
+        ::close(connection);
+      } else if (errno == EMFILE || errno == ENFILE) {
+        ::usleep(10000);  // out of descriptors: the peer retries, we must not burn the core
+      }
+    }
+  }
+}
+
+void LocalProcess::serve(int connection) {
+  try {
+    ucred credentials{};
+    socklen_t length = sizeof credentials;
+    // Before anything is awaited: another user must not be able to keep this thread busy.
+    if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+        credentials.uid != ::geteuid()) {
+      log(LogLevel::Info, str("refused a connection from user ", credentials.uid));
+      return;
+    }
+    Hello hello;
+    int memory = -1;
+    const std::string problem = receiveHello(connection, kHelloTimeoutMs, hello, memory);
+    if (!problem.empty()) {
+      log(LogLevel::Info, str("refused a connection: ", problem));
+      return;
+    }
+    if (hello.receiver != address_.nonce) {  // meant for an earlier owner of the name
+      ::close(memory);
+      return;
+    }
+    adopt(hello.sender, memory, hello.arenaBytes);
+    const Hello reply{kArenaMagic, kAbiVersion, sizeof(Hello),
+                      address_.nonce, hello.sender, arena_->bytes()};
+    sendHello(connection, reply, arena_->descriptor());
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, str("a peer could not be connected: ", error.what()));
+  }
+}
+
+std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memory,
+                                                 std::uint64_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto known = peers_.find(nonce); known != peers_.end()) {
+      ::close(memory);
+      return known->second;
+    }
+  }
+  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  const int error = errno;
+  ::close(memory);
+  if (mapped == MAP_FAILED) {
+    throw Error(ErrorKind::Network, str("fastcoll: cannot map the shared memory of a peer (",
+                                        std::strerror(error), ", ", bytes, " bytes)"));
+  }
+  ::madvise(mapped, bytes, MADV_DONTDUMP);
+  auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);
+  // The proof that this is shared memory with that very process, whatever host names say.
+  if (peer->header().magic != kArenaMagic || peer->header().nonce != nonce) {
+    throw Error(ErrorKind::Network, "fastcoll: a peer's shared memory does not hold its nonce");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return peers_.emplace(nonce, std::move(peer)).first->second;
+}
+
+std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address,
+                                                   TimePoint deadline) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
+  }
+  const int socket = connectTo(address.socketName);
+  if (socket < 0) return nullptr;
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{socket};
+  const Hello hello{kArenaMagic,  kAbiVersion,      sizeof(Hello),
+                    address_.nonce, address.nonce, arena_->bytes()};
+  if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
+  for (;;) {
+    pollfd waiting{socket, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, 50);
+    checkInterrupt();
+    if (ready > 0) break;
+    if (Clock::now() >= deadline) return nullptr;
+  }
+  Hello reply;
+  int memory = -1;
+  const std::string problem = receiveHello(socket, 0, reply, memory);
+  if (!problem.empty()) {
+    char byte = 0;
+    // The peer closed without an answer: the name is stale or it is going away.
+    if (::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return nullptr;
+    throw Error(ErrorKind::Network, "fastcoll: a peer answered with " + problem);
+  }
+  if (reply.sender != address.nonce || reply.receiver != address_.nonce) {
+    ::close(memory);
+    return nullptr;
+  }
+  return adopt(address.nonce, memory, reply.arenaBytes);
+}
+
+void LocalProcess::prune() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
+    it = unused ? peers_.erase(it) : std::next(it);
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,94 @@
+// A process among the others of its host: its shared arena, the thread that keeps it alive for the
+// peers to see, the unix socket by which memory is exchanged, and the peers it has met.
+//
+// Nothing is made before it is needed: a LocalProcess is a pair of random names until start().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "../base/clock.hpp"
+#include "../base/topology.hpp"
+#include "arena.hpp"
+
+namespace fastcoll {
+
+/// How a process is found by others; travels through the store inside a group record.
+struct ProcessAddress {
+  Nonce128 nonce{};       // names this incarnation of the process
+  Nonce128 socketName{};  // abstract unix socket: unguessable, gone with its owner
+};
+
+/// Another process's arena, mapped here.
+class PeerProcess {
+ public:
+  /// A process is its own peer too (several ranks may live in one process as threads).
+  explicit PeerProcess(std::shared_ptr<Arena> own);
+  PeerProcess(std::uint8_t* base, std::size_t bytes) : base_(base), bytes_(bytes) {}
+  ~PeerProcess();
+  PeerProcess(const PeerProcess&) = delete;
+  PeerProcess& operator=(const PeerProcess&) = delete;
+
+  std::uint8_t* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+  const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(base_); }
+  /// The kernel saw its keeper thread die. One load; true within 0.1 ms of any death.
+  bool died() const { return (header().life.load(std::memory_order_acquire) & kOwnerDied) != 0; }
+  /// It said goodbye before it went.
+  bool left() const { return header().bye.load(std::memory_order_acquire) != 0; }
+  /// "pid 4711, host h1"
+  std::string name() const;
+
+ private:
+  std::shared_ptr<Arena> own_;  // set when this is the process itself
+  std::uint8_t* base_;
+  std::size_t bytes_;
+};
+
+class LocalProcess {
+ public:
+  /// The process's one instance, shared by its groups and gone with the last of them.
+  static std::shared_ptr<LocalProcess> get();
+  ~LocalProcess();
+  LocalProcess(const LocalProcess&) = delete;
+  LocalProcess& operator=(const LocalProcess&) = delete;
+
+  const ProcessAddress& address() const { return address_; }
+  /// Makes the arena, the socket and the keeper thread, once. Throws Error(Backend).
+  void start(std::size_t arenaBytes);
+  /// Valid after start().
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  bool started() const;
+
+  /// The peer at `address`, connecting to it unless it is known already. Returns nullptr when nobody
+  /// listens there now (a stale address, or a process that has not started yet): ask again.
+  /// Throws Error(Network) when somebody answers wrongly or memory cannot be mapped.
+  std::shared_ptr<PeerProcess> connect(const ProcessAddress& address, TimePoint deadline);
+
+  /// Forgets peers that no group uses any more.
+  void prune();
+
+  /// Marks a clean leave in the arena; called at exit too.
+  void sayGoodbye() noexcept;
+
+ private:
+  LocalProcess();
+  void keep();                    // body of the keeper thread
+  void serve(int connection);     // answers one hello, never throws
+  std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
+
+  const std::uint64_t forkGeneration_;
+  ProcessAddress address_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<Arena> arena_;
+  int listener_ = -1;
+  int stopEvent_ = -1;
+  std::thread keeper_;
+  std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,302 @@
+#include "rendezvous.hpp"
+
+#include <sys/types.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "../base/env.hpp"
+#include "../base/interrupt.hpp"
+
+namespace fastcoll {
+namespace {
+
+std::string recordKey(int rank) { return str("fastcoll/r/", rank); }
+
+std::uint64_t fnv(const void* data, std::size_t bytes, std::uint64_t hash) {
+  const auto* p = static_cast<const std::uint8_t*>(data);
+  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 1099511628211ull;
+  return hash;
+}
+
+/// A text field of a record, which need not end in a NUL when it comes from outside.
+template <std::size_t N>
+std::string text(const char (&field)[N]) {
+  return std::string(field, strnlen(field, N));
+}
+
+// A record that did not change within this time is not stale: its owner really cannot be reached.
+constexpr Milliseconds kStaleGrace{2000};
+
+}  // namespace
+
+std::uint64_t restartGeneration() {
+  const char* run = std::getenv("TORCHELASTIC_RUN_ID");
+  const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  if (run == nullptr || count == nullptr) return 0;
+  const std::string both = str(run, "\n", count);
+  return fnv(both.data(), both.size(), 14695981039346656037ull);
+}
+
+Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& process,
+                       GroupRecord own, std::size_t arenaBytes)
+    : store_(store), memory_(memory), process_(process), own_(own), arenaBytes_(arenaBytes) {}
+
+std::string Rendezvous::prefix() const {
+  const auto& id = memory_.identity();
+  return str("fastcoll.init [group '", id.name, "', rank ", id.rank, "/", id.size, "]: ");
+}
+
+void Rendezvous::publish() {
+  store_.set(recordKey(memory_.rank()),
+             std::string(reinterpret_cast<const char*>(&own_), sizeof own_));
+}
+
+bool Rendezvous::read(int rank, GroupRecord& record) {
+  if (rank == memory_.rank()) {
+    record = own_;
+    return true;
+  }
+  std::string value;
+  if (!store_.tryGet(recordKey(rank), value)) return false;
+  // Anybody who reaches the store can write there: nothing is believed before it is checked.
+  if (value.size() != sizeof record) {
+    throw Error(ErrorKind::Store,
+                str(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
+                    " where a record of ", sizeof record,
+                    " was expected. Install the same version of fastcoll for all ranks and give "
+                    "each job a store prefix of its own."));
+  }
+  std::memcpy(&record, value.data(), sizeof record);
+  if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
+    throw Error(ErrorKind::Store, str(prefix(), "what the store holds for rank ", rank,
+                                      " is not a record of fastcoll"));
+  }
+  if (record.generation != own_.generation) return false;  // of a generation that torchrun ended
+  if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
+    throw Error(ErrorKind::Backend,
+                str(prefix(), "rank ", rank, " runs fastcoll ", text(record.version), " (layout ",
+                    record.abi, "), this rank ", text(own_.version), " (layout ", own_.abi,
+                    "). Install the same version for all ranks."));
+  }
+  if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
+    throw Error(ErrorKind::Backend,
+                str(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
+                    ") says it is rank ", record.rank, " of ", record.size,
+                    ". All ranks must be given the same world size."));
+  }
+  if (record.segmentBytes != own_.segmentBytes) {
+    throw Error(ErrorKind::Backend,
+                str(prefix(), "rank ", rank, " uses segments of ", record.segmentBytes,
+                    " bytes, this rank of ", own_.segmentBytes,
+                    ". Set FASTCOLL_SEGMENT_BYTES alike on all ranks."));
+  }
+  return true;
+}
+
+void Rendezvous::pause(int& round) const {
+  checkInterrupt();
+  if (cancelled_.load(std::memory_order_acquire)) {
+    throw Error(ErrorKind::Backend, prefix() + "the group was aborted while its ranks connected");
+  }
+  // 50 us at first (everybody is about to arrive), 10 ms in the end (somebody is late).
+  const int micros = std::min(10000, 50 << std::min(round++, 8));
+  std::this_thread::sleep_for(std::chrono::microseconds(micros));
+}
+
+void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
+  throw Error(ErrorKind::Timeout,
+              str(prefix(), "Timed out after ", timeout.count(), " ms; ", missing));
+}
+
+std::vector<GroupRecord> Rendezvous::readAll(TimePoint deadline, Milliseconds timeout) {
+  std::vector<GroupRecord> records(static_cast<std::size_t>(memory_.size()));
+  std::vector<bool> have(records.size(), false);
+  for (int round = 0;;) {
+    bool all = true;
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      const auto i = static_cast<std::size_t>(rank);
+      if (!have[i]) have[i] = read(rank, records[i]);
+      all = all && have[i];
+    }
+    if (all) return records;
+    if (Clock::now() >= deadline) {
+      std::string missing;
+      for (std::size_t i = 0; i < have.size(); ++i) {
+        if (!have[i]) missing += str(missing.empty() ? "" : ", ", i);
+      }
+      timedOut(str("rank(s) ", missing, " have not created the group"), timeout);
+    }
+    pause(round);
+  }
+}
+
+bool Rendezvous::changed() {
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    GroupRecord now{};
+    if (read(rank, now) && now.nonce != records_[static_cast<std::size_t>(rank)].nonce) return true;
+  }
+  std::string mine;
+  if (store_.tryGet(recordKey(memory_.rank()), mine) && mine.size() == sizeof own_) {
+    GroupRecord stored{};
+    std::memcpy(&stored, mine.data(), sizeof stored);
+    if (stored.generation == own_.generation && stored.nonce != own_.nonce) {
+      throw Error(ErrorKind::Backend,
+                  str(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
+                      ") joined as rank ", memory_.rank(),
+                      " too. Give every process a rank of its own."));
+    }
+  }
+  return false;
+}
+
+std::string Rendezvous::hash() const {
+  std::uint64_t h = 14695981039346656037ull;
+  for (const auto& record : records_) h = fnv(&record.nonce, sizeof record.nonce, h);
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(h));
+  return digits;
+}
+
+std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) const {
+  for (const auto& record : records) {
+    if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
+      return str("rank ", record.rank, " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
+    }
+  }
+  for (const auto& record : records) {
+    const std::string who = str("rank ", record.rank, " (host ", text(record.host), ")");
+    if (text(record.bootId) != text(own_.bootId) || text(record.bootId).empty()) {
+      return who + " runs on another machine";
+    }
+    if (record.networkNamespace != own_.networkNamespace) {
+      return who + " runs in another network namespace";
+    }
+    if (record.uid != own_.uid) return str(who, " runs as another user (uid ", record.uid, ")");
+  }
+  return "";
+}
+
+bool Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout, std::string& why) {
+  why = whyNotShared(readAll(deadline, timeout));
+  return why.empty();
+}
+
+// Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
+std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
+  for (int peer = 0; peer < memory_.size(); ++peer) {
+    const auto& record = records_[static_cast<std::size_t>(peer)];
+    const auto patience = std::min(deadline, Clock::now() + kStaleGrace);
+    for (int round = 0;;) {
+      auto process = process_.connect(record.process, deadline);
+      if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) break;
+      GroupRecord now{};
+      if (read(peer, now) && now.nonce != record.nonce) {
+        restart = true;
+        return "";
+      }
+      // A peer that has not used the group yet is waited for as long as the deadline allows, for as
+      // long as its record may still be replaced it is not held against it.
+      if (Clock::now() >= deadline) {
+        return str("rank ", peer, " cannot be reached over its unix socket");
+      }
+      if (round > 20 && Clock::now() >= patience && changed()) {
+        restart = true;
+        return "";
+      }
+      pause(round);
+    }
+  }
+  return "";
+}
+
+Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
+  for (;;) {
+    records_ = readAll(deadline, timeout);
+    Agreement agreement;
+    agreement.id = hash();
+    const bool demanded = own_.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
+    std::string problem = whyNotShared(records_);
+    if (problem.empty()) {
+      try {
+        memory_.open(arenaBytes_);
+        bool restart = false;
+        problem = bindAll(deadline, restart);
+        if (restart) continue;
+        if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
+        problem = error.what();
+      }
+    }
+    const std::string votes = str("fastcoll/v/", agreement.id, "/");
+    const std::string decision = str("fastcoll/go/", agreement.id);
+    const std::string vote = problem.empty() ? "shm" : "gloo: " + problem;
+    store_.set(votes + std::to_string(memory_.rank()), vote);
+
+    bool restart = false;
+    std::string result;
+    std::vector<bool> have(records_.size(), false);
+    std::string against;
+    for (int round = 0; result.empty() && !restart;) {
+      if (memory_.rank() == 0) {
+        bool all = true;
+        for (std::size_t i = 0; i < have.size(); ++i) {
+          std::string value;
+          if (!have[i] && store_.tryGet(votes + std::to_string(i), value)) {
+            have[i] = true;
+            if (value != "shm" && against.empty()) against = value;
+          }
+          all = all && have[i];
+        }
+        if (all) {
+          result = against.empty() ? "shm" : against;
+          store_.set(decision, result);
+          break;
+        }
+      } else if (store_.tryGet(decision, result)) {
+        break;
+      }
+      if (Clock::now() >= deadline) {
+        std::string missing;
+        for (std::size_t i = 0; i < have.size() && memory_.rank() == 0; ++i) {
+          if (!have[i]) missing += str(missing.empty() ? "" : ", ", i);
+        }
+        timedOut(memory_.rank() == 0
+                     ? str("rank(s) ", missing, " have not arrived at the group's first collective")
+                     : "the ranks have not all arrived at the group's first collective",
+                 timeout);
+      }
+      pause(round);
+      if (round % 8 == 0) restart = changed();
+    }
+    if (restart) continue;
+    agreement.shared = result == "shm";
+    agreement.reason = agreement.shared ? "all ranks share one host and user"
+                                        : result.substr(std::min<std::size_t>(6, result.size()));
+    if (!agreement.shared && demanded) {
+      throw Error(ErrorKind::Backend,
+                  str(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm), but ",
+                      agreement.reason, ". Unset it to let the ranks use Gloo."));
+    }
+    return agreement;
+  }
+}
+
+bool Rendezvous::tryPair(int peer) {
+  memory_.open(arenaBytes_);
+  GroupRecord record{};
+  if (!read(peer, record)) return false;
+  // The echo tells the peer which instance this rank means, even before the peer can be mapped.
+  memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
+  auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
+  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) return false;
+  // Mutual: the peer must mean this instance too, not an earlier one under the same name.
+  return memory_.block(peer).link(memory_.rank()).nonce.load(std::memory_order_acquire) ==
+         own_.nonce;
+}
+
+}  // namespace fastcoll

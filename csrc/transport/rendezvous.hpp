@@ -1,0 +1,94 @@
+// How the ranks of a group find each other and agree on one transport.
+//
+// Store values cannot be trusted to be fresh: torchrun reuses its store after a restart, and a process
+// may create a group anew under the same prefix. So every rank's record holds a nonce made now, and a
+// decision counts only when it was made for exactly the set of nonces that all ranks see:
+//
+//   r/<rank>         the rank's record, set when the group is created
+//   H                = hash of all records' nonces
+//   v/<H>/<rank>     what the rank can do with that set: "shm", or why not
+//   go/<H>           rank 0's decision once it has all votes
+//
+// A rank that sees a record change starts over with the new H. A key that names H cannot be stale, for
+// H contains the reader's own fresh nonce.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../base/clock.hpp"
+#include "../base/store.hpp"
+#include "group_memory.hpp"
+
+namespace fastcoll {
+
+/// What a rank says of itself. Fixed size; checked for length, magic and version before use.
+struct GroupRecord {
+  std::uint64_t magic;
+  std::uint32_t abi;
+  std::uint32_t bytesOfThis;
+  std::uint64_t nonce;       // of this instance of the group
+  std::uint64_t generation;  // of torchrun's restarts: records of another one are not ours
+  ProcessAddress process;
+  std::uint64_t networkNamespace;
+  std::uint32_t rank;
+  std::uint32_t size;
+  std::uint32_t uid;
+  std::uint32_t pid;
+  std::uint64_t segmentBytes;
+  std::uint32_t transport;  // TransportChoice
+  std::uint32_t reserved;
+  char bootId[40];
+  char host[64];
+  char version[32];
+};
+
+/// Hash of torchrun's run id and restart count, 0 outside torchrun.
+std::uint64_t restartGeneration();
+
+struct Agreement {
+  bool shared = false;       // memory, else Gloo
+  std::string reason;        // why
+  std::string id;            // H, for keys that must be fresh
+};
+
+class Rendezvous {
+ public:
+  Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& process, GroupRecord own,
+             std::size_t arenaBytes);
+
+  /// Announces this rank. Does not wait for anybody.
+  void publish();
+  /// For collectives: all ranks take part. On a shared agreement all peers are bound in `memory`.
+  Agreement agree(TimePoint deadline, Milliseconds timeout);
+  /// For point-to-point: only the two ranks take part. True once the peer's block is bound here and
+  /// the peer means this instance of the group. Does not wait for the peer: ask again.
+  bool tryPair(int peer);
+  /// All ranks' records (waits until every rank has created the group) say "one host, one user".
+  bool sameHost(TimePoint deadline, Milliseconds timeout, std::string& why);
+  /// Ends a wait in another thread with an error.
+  void cancel() { cancelled_.store(true, std::memory_order_release); }
+
+ private:
+  bool read(int rank, GroupRecord& record);
+  std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
+  bool changed();
+  std::string hash() const;
+  std::string whyNotShared(const std::vector<GroupRecord>& records) const;
+  std::string bindAll(TimePoint deadline, bool& restart);
+  void pause(int& round) const;
+  [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
+  std::string prefix() const;
+
+  KeyValueStore& store_;
+  GroupMemory& memory_;
+  LocalProcess& process_;
+  GroupRecord own_;
+  const std::size_t arenaBytes_;
+  std::atomic<bool> cancelled_{false};
+  std::vector<GroupRecord> records_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,242 @@
+#include "segment_stream.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../base/interrupt.hpp"
+#include "../base/topology.hpp"
+
+namespace fastcoll {
+
+std::string describe(const Arrival& arrival) {
+  std::string text = str(collectiveName(arrival.collective), "(seq ", arrival.seq);
+  if (arrival.collective != Collective::Barrier) {
+    text += str(", ", dtypeName(arrival.dtype), "[", arrival.count, "]");
+  }
+  if (arrival.op != ReduceOp::None) text += str(", ", reduceOpName(arrival.op));
+  if (arrival.op == ReduceOp::PreMulSum) text += str(" by ", arrival.factor);
+  if (arrival.root >= 0) text += str(", root ", arrival.root);
+  return text + ")";
+}
+
+SegmentStream::SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int spinMicros)
+    : memory_(memory),
+      segmentBytes_(segmentBytes),
+      spinMicros_(spinMicros),
+      compared_(static_cast<std::size_t>(memory.size()), 0) {}
+
+std::string SegmentStream::prefix() const {
+  const auto& id = memory_.identity();
+  return str("fastcoll.", collectiveName(arrival_.collective), " [group '", id.name, "', rank ",
+             id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
+}
+
+std::uint64_t SegmentStream::begin(const Arrival& arrival, std::size_t bytesPerSegment,
+                                   const std::vector<std::uint64_t>& expectedCount,
+                                   const std::uint64_t* splits, TimePoint deadline,
+                                   Milliseconds timeout) {
+  arrival_ = arrival;
+  expectedCount_ = &expectedCount;
+  deadline_ = deadline;
+  timeout_ = timeout;
+  std::fill(compared_.begin(), compared_.end(), std::uint8_t{0});
+  if (memory_.aborted()) memory_.throwAborted(prefix());
+  large_ = bytesPerSegment > ControlBlock::kSmallSlotBytes;
+  if (large_) openLargeRing();
+  ControlBlock& own = memory_.own();
+  arrival_.large = large_ ? 1 : 0;
+  own.arrivals[collectives_ % 2] = arrival_;
+  if (splits != nullptr) {
+    std::copy(splits, splits + size(), own.splits(collectives_));
+  }
+  return next_;
+}
+
+void SegmentStream::openLargeRing() {
+  ControlBlock& own = memory_.own();
+  if (own.largeSlots.load(std::memory_order_relaxed) != 0) return;
+  try {
+    const std::uint64_t offset = memory_.arena().allocate(ControlBlock::kSlots * segmentBytes_);
+    own.largeSlots.store(offset, std::memory_order_release);
+  } catch (const Error& error) {
+    // The peers wait for this rank's first segment: tell them why it never comes.
+    fail(error.kind(), str("rank ", rank(), ": ", error.what()));
+  }
+}
+
+void SegmentStream::end(std::uint64_t segments) {
+  next_ += segments;
+  ++collectives_;
+  memory_.own().progress.completed.store(arrival_.seq, std::memory_order_release);
+  // After a fault elsewhere the slots just read may already have been given back.
+  if (memory_.aborted()) memory_.throwAborted(prefix());
+}
+
+std::uint8_t* SegmentStream::acquire(std::uint64_t segment) {
+  ControlBlock& own = memory_.own();
+  if (segment >= ControlBlock::kSlots) {
+    const std::uint64_t needed = segment + 1 - ControlBlock::kSlots;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      Progress& progress = memory_.block(peer).progress;
+      awaited_ = peer;
+      waitOn(
+          progress.consumed, progress.waiters, [needed](std::uint64_t v) { return v >= needed; },
+          spinMicros_, *this);
+    }
+  }
+  const std::size_t index = segment % ControlBlock::kSlots;
+  if (!large_) return own.smallSlots() + index * ControlBlock::kSmallSlotBytes;
+  return memory_.arena().base() + own.largeSlots.load(std::memory_order_relaxed) +
+         index * segmentBytes_;
+}
+
+void SegmentStream::publish(std::uint64_t segment) {
+  Progress& progress = memory_.own().progress;
+  publishWord(progress.published, progress.waiters, segment + 1);
+}
+
+void SegmentStream::consume(std::uint64_t segment) {
+  Progress& progress = memory_.own().progress;
+  publishWord(progress.consumed, progress.waiters, segment + 1);
+}
+
+const std::uint8_t* SegmentStream::await(int peer, std::uint64_t segment) {
+  ControlBlock& block = memory_.block(peer);
+  awaited_ = peer;
+  waitOn(
+      block.progress.published, block.progress.waiters,
+      [segment](std::uint64_t v) { return v > segment; }, spinMicros_, *this);
+  if (compared_[static_cast<std::size_t>(peer)] == 0) compare(peer);
+  const std::size_t index = segment % ControlBlock::kSlots;
+  if (arrivalOf(peer).large == 0) {
+    return block.smallSlots() + index * ControlBlock::kSmallSlotBytes;
+  }
+  const std::uint64_t ring = block.largeSlots.load(std::memory_order_acquire);
+  return memory_.inPeer(peer, ring, ControlBlock::kSlots * segmentBytes_) + index * segmentBytes_;
+}
+
+void SegmentStream::awaitArrivals() {
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    if (compared_[static_cast<std::size_t>(peer)] != 0) continue;
+    ControlBlock& block = memory_.block(peer);
+    awaited_ = peer;
+    waitOn(
+        block.progress.published, block.progress.waiters,
+        [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
+    compare(peer);
+  }
+}
+
+const Arrival& SegmentStream::arrivalOf(int peer) const {
+  return memory_.block(peer).arrivals[collectives_ % 2];
+}
+
+std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
+  return memory_.block(peer).splits(collectives_)[destination];
+}
+
+void SegmentStream::compare(int peer) {
+  const Arrival theirs = arrivalOf(peer);
+  const std::uint64_t expected = expectedCount_->empty()
+                                     ? arrival_.count
+                                     : (*expectedCount_)[static_cast<std::size_t>(peer)];
+  // all_to_all compares the bytes of each pair itself: the sums may differ.
+  const bool counts =
+      theirs.count == expected || arrival_.collective == Collective::AllToAll;
+  const bool equal = theirs.seq == arrival_.seq && theirs.collective == arrival_.collective &&
+                     theirs.dtype == arrival_.dtype && theirs.op == arrival_.op &&
+                     theirs.root == arrival_.root && counts &&
+                     (theirs.factor == arrival_.factor ||
+                      (theirs.factor != theirs.factor && arrival_.factor != arrival_.factor));
+  if (!equal) {
+    std::string wanted;
+    if (expected != arrival_.count) wanted = str(" (which expects ", expected, " elements from it)");
+    fail(ErrorKind::Backend,
+         str("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
+             describe(arrival_), wanted, ", ", memory_.memberName(peer), " runs ",
+             describe(theirs),
+             ". All ranks must issue the same collectives in the same order."));
+  }
+  compared_[static_cast<std::size_t>(peer)] = 1;
+}
+
+bool SegmentStream::hopeless() {
+  try {
+    checkInterrupt();
+  } catch (...) {
+    // The collective is broken off half-way, so the group cannot be used any more on any rank.
+    memory_.abort(ErrorKind::Backend,
+                  str(memory_.memberName(rank()), " was interrupted in ", describe(arrival_)));
+    throw;
+  }
+  if (memory_.aborted()) return true;
+  if (checkWorthlessPeers()) return true;
+  if (Clock::now() >= deadline_) {
+    hopelessKind_ = ErrorKind::Timeout;
+    hopelessCause_ = str("Timed out after ", timeout_.count(), " ms in ", describe(arrival_), "; ",
+                         lateRanks());
+    return true;
+  }
+  return false;
+}
+
+// A peer that is dead or gone dooms the collective if it is the one awaited, or if it will never
+// arrive. One that died after it gave all we need does not.
+bool SegmentStream::checkWorthlessPeers() {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const bool arrived =
+        memory_.block(peer).progress.published.load(std::memory_order_acquire) > next_;
+    if (arrived && peer != awaited_) continue;
+    if (memory_.isDead(peer) || memory_.hasLeft(peer)) {
+      // It may have arrived between the two looks.
+      if (peer != awaited_ &&
+          memory_.block(peer).progress.published.load(std::memory_order_acquire) > next_) {
+        continue;
+      }
+      hopelessKind_ = ErrorKind::Backend;
+      hopelessCause_ = str(memory_.causeOfSilence(peer), " in ", describe(arrival_));
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string SegmentStream::lateRanks() const {
+  std::string absent;
+  std::string stalled;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    const Progress& progress = memory_.block(peer).progress;
+    const char state = processState(static_cast<int>(memory_.process(peer).header().pid));
+    std::string who = str(memory_.memberName(peer), ", last completed seq ",
+                          progress.completed.load(std::memory_order_acquire), ", state ", state,
+                          state == 'T' || state == 't' ? " (stopped)" : "");
+    if (progress.published.load(std::memory_order_acquire) <= next_) {
+      absent += (absent.empty() ? "" : "; ") + who;
+    } else if (peer == awaited_) {
+      stalled = who;
+    }
+  }
+  if (!absent.empty()) return "not arrived: " + absent;
+  return "all ranks arrived, still waiting for " + stalled;
+}
+
+void SegmentStream::raise() {
+  if (memory_.aborted()) memory_.throwAborted(prefix());
+  fail(hopelessKind_, hopelessCause_);
+}
+
+void SegmentStream::fail(ErrorKind kind, const std::string& cause) {
+  memory_.abort(kind, cause);
+  memory_.throwAborted(prefix());
+}
+
+std::uint8_t* SegmentStream::scratch(std::size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return scratch_.data();
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,73 @@
+// Waiting for a word of shared memory: spin while that is cheap, then sleep on a futex in slices, and
+// between slices look for everything that would make the wait endless.
+//
+// No wake-up is lost: the waiter announces itself (waiters, seq_cst) before it reads the word for the
+// last time; the writer stores the word (seq_cst) before it reads `waiters`. One of the two sees the
+// other, and the kernel compares the word again before it puts the waiter to sleep.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../base/clock.hpp"
+#include "futex.hpp"
+
+namespace fastcoll {
+
+/// What a wait looks at between slices.
+class WaitGuard {
+ public:
+  virtual ~WaitGuard() = default;
+  /// Says that the wait is hopeless (somebody died, time is up); may throw on Ctrl-C.
+  virtual bool hopeless() = 0;
+  /// Called when hopeless and the word is still not ready. Throws.
+  [[noreturn]] virtual void raise() = 0;
+  virtual TimePoint deadline() const = 0;
+};
+
+constexpr std::chrono::milliseconds kWaitSlice{50};
+
+template <typename Ready>
+void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
+            Ready ready, int spinMicros, WaitGuard& guard) {
+  if (ready(word.load(std::memory_order_acquire))) return;
+  if (spinMicros > 0) {
+    const auto end = Clock::now() + std::chrono::microseconds(spinMicros);
+    do {
+      for (int i = 0; i < 64; ++i) {
+        cpuRelax();
+        if (ready(word.load(std::memory_order_acquire))) return;
+      }
+    } while (Clock::now() < end);
+  }
+  for (;;) {
+    if (guard.hopeless()) {
+      // The peer may have written the word and then gone: what it wrote counts.
+      if (ready(word.load(std::memory_order_acquire))) return;
+      guard.raise();
+    }
+    waiters.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint64_t seen = word.load(std::memory_order_seq_cst);
+    if (!ready(seen)) {
+      const auto left = guard.deadline() - Clock::now();
+      const auto slice = std::min<std::chrono::nanoseconds>(
+          kWaitSlice, std::chrono::duration_cast<std::chrono::nanoseconds>(left));
+      futexWait(lowHalf(&word), static_cast<std::uint32_t>(seen), slice);
+    }
+    waiters.fetch_sub(1, std::memory_order_relaxed);
+    if (ready(word.load(std::memory_order_acquire))) return;
+  }
+}
+
+/// Stores the word and wakes those who sleep on it.
+inline void publishWord(std::atomic<std::uint64_t>& word, const std::atomic<std::uint32_t>& waiters,
+                        std::uint64_t value) {
+  word.store(value, std::memory_order_seq_cst);
+  if (waiters.load(std::memory_order_seq_cst) != 0) futexWakeAll(lowHalf(&word));
+}
+
+}  // namespace fastcoll
