@@ -1,0 +1,142 @@
+"""The communication hooks that ship with torch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+
+STEPS = 5
+
+
+def sum_by_future(group, bucket):
+    """A hook of one's own that works inside the callback."""
+    future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    return future.then(lambda f: f.value()[0].div_(dist.get_world_size(group)))
+
+
+def gather_and_average(group, bucket):
+    """A hook that moves bytes and averages by itself."""
+    size = dist.get_world_size(group)
+    parts = [torch.empty_like(bucket.buffer()) for _ in range(size)]
+    future = dist.all_gather(parts, bucket.buffer(), group=group, async_op=True).get_future()
+    return future.then(lambda _: torch.stack(parts).mean(0))
+
+
+def bf16_compress(group, bucket):
+    # torch refuses bf16_compress_hook itself for all backends but NCCL, by its name
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
+HOOKS = {
+    "allreduce": (default_hooks.allreduce_hook, 1e-10),
+    "sum_by_future": (sum_by_future, 1e-10),
+    "gather_and_average": (gather_and_average, 1e-10),
+    "fp16_compress": (default_hooks.fp16_compress_hook, 5e-3),
+    "bf16_compress": (bf16_compress, 1e-2),
+}
+
+
+def train_with(name, many_buckets):
+    hook, tolerance = HOOKS[name]
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.001 if many_buckets else 25)
+    model.register_comm_hook(None, hook)
+    losses = train(model, STEPS)
+    assert_like(model.module, train_alone(STEPS, dist.get_world_size()), tolerance)
+    assert_replicated(model.module)
+    return losses
+
+
+def power_sgd(hook_name, approximation_rank):
+    """At full rank PowerSGD loses nothing; below it all ranks must still agree."""
+    model = DistributedDataParallel(network())
+    state = powerSGD_hook.PowerSGDState(
+        dist.group.WORLD,
+        matrix_approximation_rank=approximation_rank,
+        start_powerSGD_iter=2,
+        min_compression_rate=1e-6,
+        use_error_feedback=True,
+        warm_start=True,
+    )
+    model.register_comm_hook(state, getattr(powerSGD_hook, hook_name))
+    losses = train(model, STEPS)
+    assert state.iter == STEPS and state.total_numel_after_compression > 0
+    if approximation_rank > 1:
+        assert_like(model.module, train_alone(STEPS, dist.get_world_size()), 1e-7)
+    assert_replicated(model.module)
+    assert losses[-1] < losses[0]
+
+
+def orthogonalize(matrices, epsilon=0, torchs=powerSGD_hook._orthogonalize):
+    torchs(matrices if matrices.dim() == 3 else matrices.unsqueeze(0), epsilon)
+
+
+def batched_power_sgd(approximation_rank):
+    # torch 2.13 hands a matrix to a function of its own that insists on a batch of matrices
+    powerSGD_hook._orthogonalize = orthogonalize
+    power_sgd("batched_powerSGD_hook", approximation_rank)
+
+
+def wrapped_power_sgd(wrapper):
+    model = DistributedDataParallel(network(torch.float))
+    state = powerSGD_hook.PowerSGDState(dist.group.WORLD, 4, start_powerSGD_iter=2)
+    hook = powerSGD_hook.powerSGD_hook
+    wrapped = getattr(default_hooks, wrapper)(hook)
+    model.register_comm_hook(state, lambda state, bucket: wrapped(state, bucket))
+    losses = train(model, STEPS)
+    assert_replicated(model.module)
+    assert losses[-1] < losses[0]
+
+
+def local_sgd():
+    """After start_localSGD_iter only the ranks of a subgroup average; an averager does the rest."""
+    size = dist.get_world_size()
+    subgroups = [dist.new_group([2 * n, 2 * n + 1]) for n in range(size // 2)]
+    model = DistributedDataParallel(network())
+    state = post_localSGD_hook.PostLocalSGDState(
+        process_group=None, subgroup=subgroups[dist.get_rank() // 2], start_localSGD_iter=2
+    )
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=1, warmup_steps=0)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        optimizer.step()
+        averager.average_parameters(model.parameters())
+    # With an average after every step of plain SGD, local SGD is SGD.
+    expected = train_alone(STEPS, size, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_like(model.module, expected)
+    assert_replicated(model.module)
+
+
+@pytest.mark.parametrize("many_buckets", [False, True], ids=["one_bucket", "many_buckets"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hook(world, name, many_buckets):
+    losses = world(3).run(train_with, name, many_buckets)
+    assert all(loss[-1] < loss[0] for loss in losses)
+
+
+@pytest.mark.parametrize("approximation_rank", [1, 20])
+def test_power_sgd(world, approximation_rank):
+    world(2).run(power_sgd, "powerSGD_hook", approximation_rank)
+
+
+@pytest.mark.parametrize("approximation_rank", [1, 28])
+def test_batched_power_sgd(world, approximation_rank):
+    world(2).run(batched_power_sgd, approximation_rank)
+
+
+@pytest.mark.parametrize("wrapper", ["fp16_compress_wrapper", "bf16_compress_wrapper"])
+def test_wrapped_power_sgd(world, wrapper):
+    world(2).run(wrapped_power_sgd, wrapper)
+
+
+def test_post_local_sgd(world):
+    world(4).run(local_sgd, fresh=True)

@@ -1,0 +1,60 @@
+"""ZeroRedundancyOptimizer: every rank keeps the optimizer state of its own parameters."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+
+STEPS = 5
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def sharded_adam(parameters_as_bucket_view):
+    size = dist.get_world_size()
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(),
+        torch.optim.Adam,
+        lr=0.01,
+        parameters_as_bucket_view=parameters_as_bucket_view,
+    )
+    train(model, STEPS, optimizer)
+    assert_like(model.module, train_alone(STEPS, size, adam))
+    assert_replicated(model.module)
+    kept = sum(len(state) > 0 for state in optimizer.optim.state.values())
+    assert size == 1 or kept < len(list(model.parameters()))
+
+
+def consolidated_state():
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    train(model, STEPS, optimizer)
+    optimizer.consolidate_state_dict(to=1)
+    if dist.get_rank() == 1:
+        alone = network()
+        reference = adam(alone.parameters())
+        for step in range(STEPS):
+            reference.zero_grad()
+            for rank in range(dist.get_world_size()):
+                (loss_of(alone, rank, step) / dist.get_world_size()).backward()
+            reference.step()
+        states = optimizer.state_dict()["state"], reference.state_dict()["state"]
+        assert set(states[0]) == set(states[1])
+        for index, expected in states[1].items():
+            for name, value in expected.items():
+                torch.testing.assert_close(states[0][index][name], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_sharded_adam(world, size, view):
+    world(size).run(sharded_adam, view)
+
+
+def test_consolidated_state(world):
+    world(2).run(consolidated_state)
