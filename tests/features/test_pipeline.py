@@ -1,5 +1,7 @@
 """Pipeline parallelism: two stages, three schedules."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ MICROBATCHES = 4
 def stages_of(model, count):
     layers = list(model)
     cut = [round(len(layers) * n / count) for n in range(count + 1)]
-    return [nn.Sequential(*layers[a:b]) for a, b in zip(cut, cut[1:], strict=False)]
+    return [nn.Sequential(*layers[a:b]) for a, b in itertools.pairwise(cut)]
 
 
 def loss(outputs, labels):

@@ -1,0 +1,121 @@
+"""Ways to say init_process_group."""
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from oracle import assert_same
+from world import here
+
+BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def use_group():
+    everyone = list(range(here().size))
+    for group in (None, dist.new_group(everyone)):
+        tensor = torch.full((5,), dist.get_rank() + 1.0)
+        dist.all_reduce(tensor, group=group)
+        assert_same(tensor, torch.full((5,), float(sum(r + 1 for r in everyone))))
+
+
+def by_url(url, name):
+    url = url.format(scratch=here().scratch)
+    dist.init_process_group(
+        name,
+        init_method=url,
+        rank=here().rank,
+        world_size=here().size,
+        timeout=timedelta(seconds=30),
+    )
+    assert dist.get_backend() == name
+    use_group()
+    dist.destroy_process_group()
+
+
+def by_environment(port):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(here().rank),
+        WORLD_SIZE=str(here().size),
+        LOCAL_RANK=str(here().rank),
+    )
+    dist.init_process_group(BACKEND)
+    use_group()
+    dist.destroy_process_group()
+    dist.init_process_group(BACKEND, init_method="env://")
+    use_group()
+
+
+def by_store(kind):
+    if kind == "file":
+        store = dist.FileStore(str(here().scratch / "store"), here().size)
+    else:
+        port = here().scratch / "port"
+        if here().rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port.with_suffix(".new").write_text(str(store.port))
+            port.with_suffix(".new").rename(port)
+        else:
+            while not port.exists():
+                os.sched_yield()
+            store = dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False)
+    store = dist.PrefixStore("mine", store)
+    dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
+    use_group()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def with_options():
+    import fastcoll
+
+    dist.init_process_group(
+        BACKEND,
+        init_method=f"file://{here().scratch}/store",
+        rank=here().rank,
+        world_size=here().size,
+        pg_options=fastcoll.Options(),
+    )
+    use_group()
+    group = dist.new_group(list(range(here().size)), pg_options=fastcoll.Options())
+    dist.barrier(group=group)
+
+
+@pytest.mark.parametrize("name", [BACKEND, f"cpu:{BACKEND}", BOTH_DEVICES])
+def test_file(world, name):
+    world(2).run(by_url, "file://{scratch}/store", name, init=False)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_tcp(world, size):
+    world(size).run(by_url, f"tcp://127.0.0.1:{free_port()}", BACKEND, init=False)
+
+
+def test_environment(world):
+    world(3).run(by_environment, free_port(), init=False)
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_store(world, kind):
+    world(2).run(by_store, kind, init=False)
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL, which it names")
+def test_nccl_for_cuda(world):
+    world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
+
+
+@beyond_gloo("takes no fastcoll.Options")
+def test_options(world):
+    world(2).run(with_options, init=False)

@@ -1,0 +1,44 @@
+"""Jobs that torchrun starts, and starts again after a death."""
+
+import torch
+from backend import beyond_gloo
+from torchrun import torchrun
+from training import assert_like, network, train_alone
+
+STEPS = 4
+
+
+def trained(path):
+    model = network()
+    state = torch.load(path)
+    model.load_state_dict(state.get("model", state))
+    return model
+
+
+def test_training(tmp_path):
+    printed = torchrun("train.py", tmp_path / "model", STEPS, "destroy")
+    assert "rank 0 of 2" in printed and "rank 1 of 2" in printed
+    assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
+
+
+def test_interpreter_ends_with_the_group_alive(tmp_path):
+    torchrun("train.py", tmp_path / "model", STEPS, "leave")
+    assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
+
+
+@beyond_gloo("torch 2.13 crashes in DDP's logger, which takes the wrapper for gloo")
+def test_debug_detail(tmp_path):
+    """DETAIL wraps the backend and checks every collective through a gloo group of its own."""
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    printed = torchrun("train.py", tmp_path / "model", STEPS, "destroy", environment=detail)
+    assert printed.count("at level DETAIL") == 2
+    assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
+
+
+@beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
+def test_restart_after_a_killed_worker(tmp_path):
+    printed = torchrun("die_once.py", tmp_path / "checkpoint", max_restarts=1)
+    for rank in (0, 1):
+        assert f"rank {rank} ends in life 1, having started at step 3" in printed
+    expected = train_alone(6, 2, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_like(trained(tmp_path / "checkpoint"), expected)
