@@ -46,14 +46,14 @@ void allToAll(SegmentStream& stream, const Request& request) {
     const Arrival their = stream.arrivalOf(peer);
     if (theirs != out.bytes()) {
       stream.fail(ErrorKind::Backend,
-                  str("Detected mismatch between collectives on ranks: in ", describe(arrival),
+                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
                       " rank ", stream.rank(), " expects ", out.bytes(), " bytes from rank ", peer,
                       ", ", stream.memberName(peer), " sends ", theirs,
                       ". Give each rank the output splits that match its peers' input splits."));
     }
     if (their.stride > stream.segmentBytes() / static_cast<std::size_t>(ranks) ||
         (their.stride == 0) != (their.pieceBytes == 0) || theirs > their.pieceBytes) {
-      stream.fail(ErrorKind::Backend, str(stream.memberName(peer), " announces a cut of ",
+      stream.fail(ErrorKind::Backend, concat(stream.memberName(peer), " announces a cut of ",
                                           their.stride, " bytes that cannot be"));
     }
     if (their.stride > 0) {

@@ -25,7 +25,7 @@ std::string variable(const char* name) {
 }
 
 [[noreturn]] void reject(const char* name, const std::string& got, const std::string& expected) {
-  throw Error(ErrorKind::Value, str("fastcoll: ", name, "=", got, ": expected ", expected,
+  throw Error(ErrorKind::Value, concat("fastcoll: ", name, "=", got, ": expected ", expected,
                                     ". Correct or unset the variable."));
 }
 
@@ -34,7 +34,7 @@ long long integer(const char* name, const std::string& text, long long low, long
   errno = 0;
   const long long value = std::strtoll(text.c_str(), &end, 10);
   if (errno != 0 || end == text.c_str() || *end != '\0' || value < low || value > high) {
-    reject(name, text, str("an integer from ", low, " to ", high));
+    reject(name, text, concat("an integer from ", low, " to ", high));
   }
   return value;
 }

@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
 
 /// Joins its arguments with operator<<.
 template <typename... Parts>
-std::string str(const Parts&... parts) {
+std::string concat(const Parts&... parts) {
   std::ostringstream out;
   (out << ... << parts);
   return out.str();

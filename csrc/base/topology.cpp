@@ -22,7 +22,7 @@ void randomBytes(void* into, std::size_t bytes) {
     got = ::getrandom(into, bytes, 0);
   } while (got < 0 && errno == EINTR);
   if (got != static_cast<ssize_t>(bytes)) {
-    throw Error(ErrorKind::Backend, str("fastcoll: getrandom failed: ", std::strerror(errno)));
+    throw Error(ErrorKind::Backend, concat("fastcoll: getrandom failed: ", std::strerror(errno)));
   }
 }
 
@@ -77,7 +77,7 @@ int allowedCores() {
 }
 
 char processState(int pid) {
-  std::ifstream file(str("/proc/", pid, "/stat"));
+  std::ifstream file(concat("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(file, line)) return '?';
   // The command name is in parentheses and may itself hold spaces and parentheses.

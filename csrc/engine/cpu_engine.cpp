@@ -79,7 +79,7 @@ CpuEngine::~CpuEngine() {
 }
 
 std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
-  return str("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
+  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
              config_.size, ", seq ", seq, "]: ");
 }
 
@@ -108,7 +108,7 @@ void CpuEngine::decide(Milliseconds timeout) {
     stream_ = std::make_unique<SegmentStream>(*memory_, config_.segmentBytes, spinMicros_);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
-    log(LogLevel::Info, str("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
                             ": transport shm, because ", agreement.reason));
     return;
   }
@@ -121,7 +121,7 @@ void CpuEngine::useRemote(const Agreement& agreement) {
   path_.store(Path::Remote, std::memory_order_release);
   const bool asked = config_.transport == TransportChoice::Gloo;
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
-      str("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
+      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
           agreement.reason));
 }
 
@@ -149,11 +149,11 @@ void CpuEngine::execute(Task& task) {
     throw;
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend,
-          str("rank ", config_.rank, " failed in ", describe(request.arrival()), ": ",
+          concat("rank ", config_.rank, " failed in ", describe(request.arrival()), ": ",
               error.what()));
     throw;
   } catch (...) {
-    abort(ErrorKind::Backend, str("rank ", config_.rank, " was interrupted in ",
+    abort(ErrorKind::Backend, concat("rank ", config_.rank, " was interrupted in ",
                                   describe(request.arrival())));
     throw;
   }
@@ -373,7 +373,7 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
       std::string missing;
       for (int peer = 1; peer < config_.size && (missing.empty() || waitAllRanks); ++peer) {
         if (memory_->block(peer).monitorArrived.load(std::memory_order_acquire) < mine) {
-          missing += (missing.empty() ? "" : ", ") + str(peer);
+          missing += (missing.empty() ? "" : ", ") + concat(peer);
         }
       }
       if (missing.empty()) {
@@ -383,21 +383,21 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
       if (late) {
         own.monitorFailed.store(mine, std::memory_order_release);
         throw Error(ErrorKind::Timeout,
-                    str(where, waitAllRanks ? "Ranks " : "Rank ", missing,
+                    concat(where, waitAllRanks ? "Ranks " : "Rank ", missing,
                         " failed to pass monitoredBarrier in ", timeout.count(), " ms"));
       }
     } else {
       if (first.monitorReleased.load(std::memory_order_acquire) >= mine) return;
       if (first.monitorFailed.load(std::memory_order_acquire) >= mine) {
         throw Error(ErrorKind::Timeout,
-                    str(where, "Rank ", config_.rank,
+                    concat(where, "Rank ", config_.rank,
                         " successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0: its message names the rank that is missing"));
       }
       // Rank 0 decides; this rank gives it a little longer than its own patience.
       if (Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
         throw Error(ErrorKind::Timeout,
-                    str(where, "Rank ", config_.rank,
+                    concat(where, "Rank ", config_.rank,
                         " successfully reached monitoredBarrier, but received errors while waiting "
                         "for send/recv from rank 0, which failed to pass monitoredBarrier in ",
                         timeout.count(), " ms"));
@@ -425,7 +425,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     if (remote_ != nullptr) remote_->abort();
     if (pointToPoint_ != nullptr && memory_->isOpen()) pointToPoint_->failAll();
   } catch (...) {
-    log(LogLevel::Warn, str("group '", config_.name, "': the abort itself failed"));
+    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
   }
 }
 
@@ -439,7 +439,7 @@ void CpuEngine::shutdown() noexcept {
     if (!changed_.wait_for(lock, Milliseconds(300), idle)) {
       lock.unlock();
       abort(ErrorKind::Backend,
-            str("the group was destroyed on rank ", config_.rank, " with work pending"));
+            concat("the group was destroyed on rank ", config_.rank, " with work pending"));
       lock.lock();
       changed_.wait_for(lock, Milliseconds(500), idle);
     }
@@ -450,12 +450,12 @@ void CpuEngine::shutdown() noexcept {
       pointToPoint_->stop();
       if (pointToPoint_->hasPending()) {
         abort(ErrorKind::Backend,
-              str("the group was destroyed on rank ", config_.rank, " with work pending"));
+              concat("the group was destroyed on rank ", config_.rank, " with work pending"));
       }
     }
     if (memory_ != nullptr) memory_->close(keep);
   } catch (...) {
-    log(LogLevel::Warn, str("group '", config_.name, "': the shutdown failed"));
+    log(LogLevel::Warn, concat("group '", config_.name, "': the shutdown failed"));
   }
 }
 

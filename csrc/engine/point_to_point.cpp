@@ -32,7 +32,7 @@ void PointToPoint::stop() {
 
 std::string PointToPoint::describe(const PointToPointOp& op) const {
   const std::string peer = op.peer == kAnySource ? "any rank" : memory_.memberName(op.peer);
-  return str(op.send ? "send" : "recv", "(seq ", op.seq, ", ", dtypeName(op.dtype), "[",
+  return concat(op.send ? "send" : "recv", "(seq ", op.seq, ", ", dtypeName(op.dtype), "[",
              op.message.bytes() / elementSize(op.dtype), "], ", op.send ? "to " : "from ", peer,
              ", tag ", op.tag, ")");
 }
@@ -184,7 +184,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
   const auto& id = memory_.identity();
   for (const auto& op : all_) {
     try {
-      memory_.throwAborted(str("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
+      memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
                                "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
@@ -340,7 +340,7 @@ void PointToPoint::takeDescriptors(int rank, Finished& finished) {
   std::uint64_t number = channel.taken.load(std::memory_order_relaxed);
   if (posted == number) return;
   if (posted - number > PairChannel::kDescriptors) {
-    throw Error(ErrorKind::Backend, str(memory_.memberName(rank), " posted ", posted - number,
+    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " posted ", posted - number,
                                         " messages where ", PairChannel::kDescriptors, " fit"));
   }
   for (; number < posted; ++number) {
@@ -386,7 +386,7 @@ void PointToPoint::deliver(const PointToPointRef& op, Unexpected&& message, Fini
   op->source = message.source;
   if (message.bytes != op->message.bytes() || message.dtype != op->dtype) {
     throw Error(ErrorKind::Backend,
-                str("Detected mismatch: rank ", memory_.rank(), " runs ", describe(*op), ", ",
+                concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(*op), ", ",
                     memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
                     message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
                     ". Give both ends the same dtype and number of elements."));
@@ -444,11 +444,11 @@ void PointToPoint::checkFaults(Finished& finished) {
       std::string state;
       if (op->peer != kAnySource && memory_.isBound(op->peer)) {
         const auto pid = static_cast<int>(memory_.process(op->peer).header().pid);
-        state = str(" (state ", processState(pid), ")");
+        state = concat(" (state ", processState(pid), ")");
       } else if (op->peer != kAnySource) {
         state = ", which has not used the group for point-to-point with this rank";
       }
-      cause = str("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
+      cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
     }
     if (!cause.empty()) {
       memory_.abort(kind, cause);
@@ -472,7 +472,7 @@ std::string PointToPoint::causeOfSilence(const PointToPointOp& op) const {
     ++gone;
   }
   if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";
-  return str(memory_.causeOfSilence(absent), " in ", describe(op));
+  return concat(memory_.causeOfSilence(absent), " in ", describe(op));
 }
 
 bool PointToPoint::hasPending() {

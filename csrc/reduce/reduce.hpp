@@ -4,6 +4,12 @@
 //
 // float16 and bfloat16 are accumulated in float32 and rounded once; every other type in itself. The
 // bits of dst[i] depend on src_j[i] and k alone: not on count, alignment, chunking or the ISA.
+//
+// Of one source and no scaling, the result is a copy. Otherwise any NaN is written as the positive
+// quiet NaN without payload. Min and Max: a NaN wins, as in torch.minimum; -0 is below +0, so that
+// the order of the sources does not show. Integers wrap around. Of bool, Sum and Max are or,
+// Product and Min are and; any nonzero byte is true, and 0 or 1 is written. Factor and divisor
+// scale a complex number's two parts.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +19,9 @@
 namespace fastcoll {
 
 /// Reduces `count` elements of `k >= 1` sources into `dst`.
-/// `dst` may be equal to any one of the sources, and must not overlap them otherwise. No pointer needs
-/// an alignment. `factor` is read by PreMulSum (each source is multiplied by it) and Avg (ignored:
-/// Avg divides by `divisor`).
+/// `dst` may be equal to any one of the sources, and must not overlap them otherwise. No pointer
+/// needs an alignment. `factor` is read by PreMulSum (each source is multiplied by it) and Avg
+/// (ignored: Avg divides by `divisor`).
 struct ReduceArgs {
   void* dst;
   const void* const* srcs;

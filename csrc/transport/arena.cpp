@@ -69,7 +69,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   arena->fd_ = makeMemfd();
   if (arena->fd_ < 0) {
     throw Error(ErrorKind::Backend,
-                str("fastcoll: cannot create shared memory: memfd_create failed (",
+                concat("fastcoll: cannot create shared memory: memfd_create failed (",
                     std::strerror(errno),
                     "). Raise the limit on open files, allow the call in the container's seccomp "
                     "profile, or set FASTCOLL_TRANSPORT=gloo."));
@@ -84,7 +84,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   }
   if (memory == MAP_FAILED) {
     throw Error(ErrorKind::Backend,
-                str("fastcoll: cannot map ", kLeast, " bytes of shared memory (",
+                concat("fastcoll: cannot map ", kLeast, " bytes of shared memory (",
                     std::strerror(errno),
                     "). Raise the address-space limit (ulimit -v) or set "
                     "FASTCOLL_TRANSPORT=gloo."));
@@ -122,7 +122,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
     offset = start + length;
   }
   if (need > bytes_ || offset > bytes_ - need) {
-    throw Error(ErrorKind::Backend, str("fastcoll: the shared arena of ", bytes_,
+    throw Error(ErrorKind::Backend, concat("fastcoll: the shared arena of ", bytes_,
                                         " bytes has no room for ", need,
                                         " more. Raise FASTCOLL_ARENA_BYTES."));
   }
@@ -132,7 +132,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     throw Error(ErrorKind::Backend,
-                str("fastcoll: cannot reserve ", need, " bytes of shared memory (",
+                concat("fastcoll: cannot reserve ", need, " bytes of shared memory (",
                     std::strerror(errno),
                     "). The machine or the container's memory limit is full: free memory, lower "
                     "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
@@ -171,7 +171,7 @@ void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
     }
   }
   throw Error(ErrorKind::Backend,
-              str("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
+              concat("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
                   " groups over shared memory. Destroy groups that are no longer needed."));
 }
 

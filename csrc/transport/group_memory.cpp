@@ -76,14 +76,14 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   const std::uint64_t offset = entry->offset.load(std::memory_order_acquire);
   const std::size_t bytes = ControlBlock::bytes(identity_.size);
   if (offset % kPage != 0 || offset > process->bytes() || bytes > process->bytes() - offset) {
-    throw Error(ErrorKind::Backend, str("fastcoll [group '", identity_.name, "']: rank ", peer,
+    throw Error(ErrorKind::Backend, concat("fastcoll [group '", identity_.name, "']: rank ", peer,
                                         " announces a control block outside its memory"));
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
   if (block->nonce != nonce || block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
     throw Error(ErrorKind::Backend,
-                str("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/",
+                concat("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/",
                     identity_.size, "]: the control block of rank ", peer, " says rank ",
                     block->rank, " of ", block->size,
                     ". All ranks must create the group with the same ranks."));
@@ -144,7 +144,7 @@ GroupMemory::~GroupMemory() {
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {
   const PeerProcess& there = process(peer);
   if (offset == 0 || offset > there.bytes() || bytes > there.bytes() - offset) {
-    throw Error(ErrorKind::Backend, str("fastcoll [group '", identity_.name, "']: ",
+    throw Error(ErrorKind::Backend, concat("fastcoll [group '", identity_.name, "']: ",
                                         memberName(peer), " points outside its shared memory"));
   }
   return there.base() + offset;
@@ -163,16 +163,16 @@ bool GroupMemory::hasLeft(int peer) const {
 }
 
 std::string GroupMemory::memberName(int peer) const {
-  if (peer == identity_.rank) return str("rank ", peer, " (this process)");
-  if (!isBound(peer)) return str("rank ", peer);
-  return str("rank ", peer, " (", process(peer).name(), ")");
+  if (peer == identity_.rank) return concat("rank ", peer, " (this process)");
+  if (!isBound(peer)) return concat("rank ", peer);
+  return concat("rank ", peer, " (", process(peer).name(), ")");
 }
 
 std::string GroupMemory::causeOfSilence(int peer) const {
   if (isDead(peer)) {
-    return str(memberName(peer), ": connection closed by peer (process died)");
+    return concat(memberName(peer), ": connection closed by peer (process died)");
   }
-  return str(memberName(peer), " left the group (goodbye sent) before taking part");
+  return concat(memberName(peer), " left the group (goodbye sent) before taking part");
 }
 
 void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {

@@ -44,7 +44,7 @@ int listenAt(const Nonce128& socketName) {
     const int error = errno;
     if (fd >= 0) ::close(fd);
     throw Error(ErrorKind::Backend,
-                str("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
+                concat("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
                     "). Raise the limit on open files, or set FASTCOLL_TRANSPORT=gloo."));
   }
   return fd;
@@ -55,7 +55,7 @@ int connectTo(const Nonce128& socketName) {
   const socklen_t length = abstractAddress(socketName, address);
   const int fd = newSocket();
   if (fd < 0) {
-    throw Error(ErrorKind::Backend, str("fastcoll: cannot open a unix socket (",
+    throw Error(ErrorKind::Backend, concat("fastcoll: cannot open a unix socket (",
                                         std::strerror(errno), "). Raise the limit on open files."));
   }
   int result = 0;
@@ -126,11 +126,11 @@ std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descripto
   socklen_t length = sizeof credentials;
   struct stat info {};
   if (got != static_cast<ssize_t>(sizeof hello) || (message.msg_flags & MSG_TRUNC) != 0) {
-    problem = str("a hello of ", got, " bytes where ", sizeof hello, " were expected");
+    problem = concat("a hello of ", got, " bytes where ", sizeof hello, " were expected");
   } else if (hello.magic != kArenaMagic) {
     problem = "a hello that does not come from fastcoll";
   } else if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
-    problem = str("another version of fastcoll (shared-memory layout ", hello.abi, ", here ",
+    problem = concat("another version of fastcoll (shared-memory layout ", hello.abi, ", here ",
                   kAbiVersion, "); install the same version for all ranks");
   } else if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
     problem = "a hello without its memory descriptor; raise the limit on open files";

@@ -58,7 +58,7 @@ PeerProcess::~PeerProcess() {
 std::string PeerProcess::name() const {
   char host[sizeof(ArenaHeader::host) + 1] = {};
   std::memcpy(host, header().host, sizeof(ArenaHeader::host));
-  return str("pid ", header().pid, ", host ", host);
+  return concat("pid ", header().pid, ", host ", host);
 }
 
 std::shared_ptr<LocalProcess> LocalProcess::get() {
@@ -113,7 +113,7 @@ void LocalProcess::start(std::size_t arenaBytes) {
   arena_->header()->nonce = address_.nonce;
   if (stopEvent_ < 0) stopEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stopEvent_ < 0) {
-    throw Error(ErrorKind::Backend, str("fastcoll: eventfd failed (", std::strerror(errno),
+    throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
                                         "). Raise the limit on open files."));
   }
   // The life word must be set before anybody can map the arena, so the socket opens last.
@@ -192,14 +192,14 @@ void LocalProcess::serve(int connection) {
     // Before anything is awaited: another user must not be able to keep this thread busy.
     if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
         credentials.uid != ::geteuid()) {
-      log(LogLevel::Info, str("refused a connection from user ", credentials.uid));
+      log(LogLevel::Info, concat("refused a connection from user ", credentials.uid));
       return;
     }
     Hello hello;
     int memory = -1;
     const std::string problem = receiveHello(connection, kHelloTimeoutMs, hello, memory);
     if (!problem.empty()) {
-      log(LogLevel::Info, str("refused a connection: ", problem));
+      log(LogLevel::Info, concat("refused a connection: ", problem));
       return;
     }
     if (hello.receiver != address_.nonce) {  // meant for an earlier owner of the name
@@ -211,7 +211,7 @@ void LocalProcess::serve(int connection) {
                       address_.nonce, hello.sender, arena_->bytes()};
     sendHello(connection, reply, arena_->descriptor());
   } catch (const std::exception& error) {
-    log(LogLevel::Warn, str("a peer could not be connected: ", error.what()));
+    log(LogLevel::Warn, concat("a peer could not be connected: ", error.what()));
   }
 }
 
@@ -228,7 +228,7 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   const int error = errno;
   ::close(memory);
   if (mapped == MAP_FAILED) {
-    throw Error(ErrorKind::Network, str("fastcoll: cannot map the shared memory of a peer (",
+    throw Error(ErrorKind::Network, concat("fastcoll: cannot map the shared memory of a peer (",
                                         std::strerror(error), ", ", bytes, " bytes)"));
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);

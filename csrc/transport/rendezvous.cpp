@@ -14,7 +14,7 @@
 namespace fastcoll {
 namespace {
 
-std::string recordKey(int rank) { return str("fastcoll/r/", rank); }
+std::string recordKey(int rank) { return concat("fastcoll/r/", rank); }
 
 std::uint64_t fnv(const void* data, std::size_t bytes, std::uint64_t hash) {
   const auto* p = static_cast<const std::uint8_t*>(data);
@@ -37,7 +37,7 @@ std::uint64_t restartGeneration() {
   const char* run = std::getenv("TORCHELASTIC_RUN_ID");
   const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   if (run == nullptr || count == nullptr) return 0;
-  const std::string both = str(run, "\n", count);
+  const std::string both = concat(run, "\n", count);
   return fnv(both.data(), both.size(), 14695981039346656037ull);
 }
 
@@ -47,7 +47,7 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
 
 std::string Rendezvous::prefix() const {
   const auto& id = memory_.identity();
-  return str("fastcoll.init [group '", id.name, "', rank ", id.rank, "/", id.size, "]: ");
+  return concat("fastcoll.init [group '", id.name, "', rank ", id.rank, "/", id.size, "]: ");
 }
 
 void Rendezvous::publish() {
@@ -65,32 +65,32 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
   // Anybody who reaches the store can write there: nothing is believed before it is checked.
   if (value.size() != sizeof record) {
     throw Error(ErrorKind::Store,
-                str(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
+                concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
                     " where a record of ", sizeof record,
                     " was expected. Install the same version of fastcoll for all ranks and give "
                     "each job a store prefix of its own."));
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
-    throw Error(ErrorKind::Store, str(prefix(), "what the store holds for rank ", rank,
+    throw Error(ErrorKind::Store, concat(prefix(), "what the store holds for rank ", rank,
                                       " is not a record of fastcoll"));
   }
   if (record.generation != own_.generation) return false;  // of a generation that torchrun ended
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
     throw Error(ErrorKind::Backend,
-                str(prefix(), "rank ", rank, " runs fastcoll ", text(record.version), " (layout ",
+                concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version), " (layout ",
                     record.abi, "), this rank ", text(own_.version), " (layout ", own_.abi,
                     "). Install the same version for all ranks."));
   }
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
     throw Error(ErrorKind::Backend,
-                str(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
+                concat(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
                     ") says it is rank ", record.rank, " of ", record.size,
                     ". All ranks must be given the same world size."));
   }
   if (record.segmentBytes != own_.segmentBytes) {
     throw Error(ErrorKind::Backend,
-                str(prefix(), "rank ", rank, " uses segments of ", record.segmentBytes,
+                concat(prefix(), "rank ", rank, " uses segments of ", record.segmentBytes,
                     " bytes, this rank of ", own_.segmentBytes,
                     ". Set FASTCOLL_SEGMENT_BYTES alike on all ranks."));
   }
@@ -109,7 +109,7 @@ void Rendezvous::pause(int& round) const {
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
   throw Error(ErrorKind::Timeout,
-              str(prefix(), "Timed out after ", timeout.count(), " ms; ", missing));
+              concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing));
 }
 
 std::vector<GroupRecord> Rendezvous::readAll(TimePoint deadline, Milliseconds timeout) {
@@ -126,9 +126,9 @@ std::vector<GroupRecord> Rendezvous::readAll(TimePoint deadline, Milliseconds ti
     if (Clock::now() >= deadline) {
       std::string missing;
       for (std::size_t i = 0; i < have.size(); ++i) {
-        if (!have[i]) missing += str(missing.empty() ? "" : ", ", i);
+        if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
       }
-      timedOut(str("rank(s) ", missing, " have not created the group"), timeout);
+      timedOut(concat("rank(s) ", missing, " have not created the group"), timeout);
     }
     pause(round);
   }
@@ -145,7 +145,7 @@ bool Rendezvous::changed() {
     std::memcpy(&stored, mine.data(), sizeof stored);
     if (stored.generation == own_.generation && stored.nonce != own_.nonce) {
       throw Error(ErrorKind::Backend,
-                  str(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
+                  concat(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
                       ") joined as rank ", memory_.rank(),
                       " too. Give every process a rank of its own."));
     }
@@ -164,18 +164,18 @@ std::string Rendezvous::hash() const {
 std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
-      return str("rank ", record.rank, " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
+      return concat("rank ", record.rank, " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
     }
   }
   for (const auto& record : records) {
-    const std::string who = str("rank ", record.rank, " (host ", text(record.host), ")");
+    const std::string who = concat("rank ", record.rank, " (host ", text(record.host), ")");
     if (text(record.bootId) != text(own_.bootId) || text(record.bootId).empty()) {
       return who + " runs on another machine";
     }
     if (record.networkNamespace != own_.networkNamespace) {
       return who + " runs in another network namespace";
     }
-    if (record.uid != own_.uid) return str(who, " runs as another user (uid ", record.uid, ")");
+    if (record.uid != own_.uid) return concat(who, " runs as another user (uid ", record.uid, ")");
   }
   return "";
 }
@@ -201,7 +201,7 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
       // A peer that has not used the group yet is waited for as long as the deadline allows, for as
       // long as its record may still be replaced it is not held against it.
       if (Clock::now() >= deadline) {
-        return str("rank ", peer, " cannot be reached over its unix socket");
+        return concat("rank ", peer, " cannot be reached over its unix socket");
       }
       if (round > 20 && Clock::now() >= patience && changed()) {
         restart = true;
@@ -232,8 +232,8 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = error.what();
       }
     }
-    const std::string votes = str("fastcoll/v/", agreement.id, "/");
-    const std::string decision = str("fastcoll/go/", agreement.id);
+    const std::string votes = concat("fastcoll/v/", agreement.id, "/");
+    const std::string decision = concat("fastcoll/go/", agreement.id);
     const std::string vote = problem.empty() ? "shm" : "gloo: " + problem;
     store_.set(votes + std::to_string(memory_.rank()), vote);
 
@@ -263,10 +263,10 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       if (Clock::now() >= deadline) {
         std::string missing;
         for (std::size_t i = 0; i < have.size() && memory_.rank() == 0; ++i) {
-          if (!have[i]) missing += str(missing.empty() ? "" : ", ", i);
+          if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
         }
         timedOut(memory_.rank() == 0
-                     ? str("rank(s) ", missing, " have not arrived at the group's first collective")
+                     ? concat("rank(s) ", missing, " have not arrived at the group's first collective")
                      : "the ranks have not all arrived at the group's first collective",
                  timeout);
       }
@@ -279,7 +279,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
                                         : result.substr(std::min<std::size_t>(6, result.size()));
     if (!agreement.shared && demanded) {
       throw Error(ErrorKind::Backend,
-                  str(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm), but ",
+                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm), but ",
                       agreement.reason, ". Unset it to let the ranks use Gloo."));
     }
     return agreement;

@@ -9,14 +9,24 @@
 namespace fastcoll {
 
 std::string describe(const Arrival& arrival) {
-  std::string text = str(collectiveName(arrival.collective), "(seq ", arrival.seq);
+  std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
   if (arrival.collective != Collective::Barrier) {
-    text += str(", ", dtypeName(arrival.dtype), "[", arrival.count, "]");
+    text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]");
   }
-  if (arrival.op != ReduceOp::None) text += str(", ", reduceOpName(arrival.op));
-  if (arrival.op == ReduceOp::PreMulSum) text += str(" by ", arrival.factor);
-  if (arrival.root >= 0) text += str(", root ", arrival.root);
+  if (arrival.op != ReduceOp::None) text += concat(", ", reduceOpName(arrival.op));
+  if (arrival.op == ReduceOp::PreMulSum) text += concat(" by ", arrival.factor);
+  if (arrival.root >= 0) text += concat(", root ", arrival.root);
   return text + ")";
+}
+
+bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
+  // all_to_all compares the bytes of each pair itself: the sums may differ.
+  const bool counts = theirs.count == expected || mine.collective == Collective::AllToAll;
+  const bool factors = theirs.factor == mine.factor ||
+                       (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
+  return theirs.seq == mine.seq && theirs.collective == mine.collective &&
+         theirs.dtype == mine.dtype && theirs.op == mine.op && theirs.root == mine.root && counts &&
+         factors;
 }
 
 SegmentStream::SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int spinMicros)
@@ -27,7 +37,7 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int 
 
 std::string SegmentStream::prefix() const {
   const auto& id = memory_.identity();
-  return str("fastcoll.", collectiveName(arrival_.collective), " [group '", id.name, "', rank ",
+  return concat("fastcoll.", collectiveName(arrival_.collective), " [group '", id.name, "', rank ",
              id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
 }
 
@@ -60,7 +70,7 @@ void SegmentStream::openLargeRing() {
     own.largeSlots.store(offset, std::memory_order_release);
   } catch (const Error& error) {
     // The peers wait for this rank's first segment: tell them why it never comes.
-    fail(error.kind(), str("rank ", rank(), ": ", error.what()));
+    fail(error.kind(), concat("rank ", rank(), ": ", error.what()));
   }
 }
 
@@ -142,19 +152,11 @@ void SegmentStream::compare(int peer) {
   const std::uint64_t expected = expectedCount_->empty()
                                      ? arrival_.count
                                      : (*expectedCount_)[static_cast<std::size_t>(peer)];
-  // all_to_all compares the bytes of each pair itself: the sums may differ.
-  const bool counts =
-      theirs.count == expected || arrival_.collective == Collective::AllToAll;
-  const bool equal = theirs.seq == arrival_.seq && theirs.collective == arrival_.collective &&
-                     theirs.dtype == arrival_.dtype && theirs.op == arrival_.op &&
-                     theirs.root == arrival_.root && counts &&
-                     (theirs.factor == arrival_.factor ||
-                      (theirs.factor != theirs.factor && arrival_.factor != arrival_.factor));
-  if (!equal) {
+  if (!agree(arrival_, theirs, expected)) {
     std::string wanted;
-    if (expected != arrival_.count) wanted = str(" (which expects ", expected, " elements from it)");
+    if (expected != arrival_.count) wanted = concat(" (which expects ", expected, " elements from it)");
     fail(ErrorKind::Backend,
-         str("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
+         concat("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
              describe(arrival_), wanted, ", ", memory_.memberName(peer), " runs ",
              describe(theirs),
              ". All ranks must issue the same collectives in the same order."));
@@ -168,14 +170,14 @@ bool SegmentStream::hopeless() {
   } catch (...) {
     // The collective is broken off half-way, so the group cannot be used any more on any rank.
     memory_.abort(ErrorKind::Backend,
-                  str(memory_.memberName(rank()), " was interrupted in ", describe(arrival_)));
+                  concat(memory_.memberName(rank()), " was interrupted in ", describe(arrival_)));
     throw;
   }
   if (memory_.aborted()) return true;
   if (checkWorthlessPeers()) return true;
   if (Clock::now() >= deadline_) {
     hopelessKind_ = ErrorKind::Timeout;
-    hopelessCause_ = str("Timed out after ", timeout_.count(), " ms in ", describe(arrival_), "; ",
+    hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_), "; ",
                          lateRanks());
     return true;
   }
@@ -197,7 +199,7 @@ bool SegmentStream::checkWorthlessPeers() {
         continue;
       }
       hopelessKind_ = ErrorKind::Backend;
-      hopelessCause_ = str(memory_.causeOfSilence(peer), " in ", describe(arrival_));
+      hopelessCause_ = concat(memory_.causeOfSilence(peer), " in ", describe(arrival_));
       return true;
     }
   }
@@ -211,7 +213,7 @@ std::string SegmentStream::lateRanks() const {
     if (peer == rank()) continue;
     const Progress& progress = memory_.block(peer).progress;
     const char state = processState(static_cast<int>(memory_.process(peer).header().pid));
-    std::string who = str(memory_.memberName(peer), ", last completed seq ",
+    std::string who = concat(memory_.memberName(peer), ", last completed seq ",
                           progress.completed.load(std::memory_order_acquire), ", state ", state,
                           state == 'T' || state == 't' ? " (stopped)" : "");
     if (progress.published.load(std::memory_order_acquire) <= next_) {

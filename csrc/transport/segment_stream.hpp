@@ -92,6 +92,9 @@ class SegmentStream : private WaitGuard {
   std::vector<std::uint8_t> scratch_;
 };
 
+/// Whether two ranks' signatures name the same collective; `expected` is the count it must announce.
+bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected);
+
 /// "all_reduce(seq 17, float32[1000], SUM)"
 std::string describe(const Arrival& arrival);
 

@@ -1,0 +1,147 @@
+// What Python sees as fastcoll._C; fastcoll/_C.pyi documents it.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/interrupt.hpp"
+#include "process_group.hpp"
+#include "reduce/reduce.hpp"
+#include "torch_error.hpp"
+
+namespace py = pybind11;
+using fastcoll::Options;
+using fastcoll::ProcessGroupFastcoll;
+using fastcoll::TransportChoice;
+
+namespace {
+
+template <typename T>
+using Ref = c10::intrusive_ptr<T>;
+
+const char* transportName(TransportChoice choice) {
+  switch (choice) {
+    case TransportChoice::Shm: return "shm";
+    case TransportChoice::Gloo: return "gloo";
+    default: return "auto";
+  }
+}
+
+TransportChoice transportOf(const std::string& name) {
+  if (name == "auto") return TransportChoice::Auto;
+  if (name == "shm") return TransportChoice::Shm;
+  if (name == "gloo") return TransportChoice::Gloo;
+  throw py::value_error("fastcoll.Options: expected transport 'auto', 'shm' or 'gloo', got '" +
+                        name + "'");
+}
+
+std::size_t segmentBytesOf(long long bytes) {
+  if (bytes < 4096 || bytes > (64LL << 20)) {
+    throw py::value_error("fastcoll.Options: expected segment_bytes from 4096 to 67108864, got " +
+                          std::to_string(bytes));
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
+                        long long segmentBytes, int spinMicros) {
+  auto options = c10::make_intrusive<Options>(timeout);
+  options->transport = transportOf(transport);
+  options->segmentBytes = segmentBytesOf(segmentBytes);
+  options->spinMicros = spinMicros;
+  return options;
+}
+
+Ref<Options> copyOf(const Options& options) { return c10::make_intrusive<Options>(options); }
+
+// Waits call this between slices on the main thread: KeyboardInterrupt leaves through them.
+void checkSignals() {
+  if (Py_IsInitialized() == 0) return;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+void setGlooFactory(py::object factory) {
+  // Leaked on purpose: the interpreter may be gone when static destructors run.
+  auto* held = new py::object(std::move(factory));
+  ProcessGroupFastcoll::setGlooFactory(
+      [held](const Ref<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
+        py::gil_scoped_acquire gil;
+        try {
+          return (*held)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
+        } catch (const py::error_already_set& error) {
+          throw fastcoll::Error(fastcoll::ErrorKind::Backend,
+                                std::string("fastcoll: Gloo could not connect the ranks: ") +
+                                    error.what());
+        }
+      });
+}
+
+py::list groups() {
+  py::list all;
+  for (const auto& group : ProcessGroupFastcoll::live()) {
+    const auto info = group->info();
+    py::dict entry;
+    entry["name"] = group->groupName();
+    entry["rank"] = group->getRank();
+    entry["size"] = group->getSize();
+    entry["transport"] = info.transport;
+    entry["reason"] = info.reason;
+    entry["shared_bytes"] = info.sharedBytes;
+    all.append(entry);
+  }
+  return all;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::module_::import("torch._C._distributed_c10d");  // registers the base classes
+
+  py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
+      .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
+           py::arg("transport") = "auto", py::arg("segment_bytes") = 262144,
+           py::arg("spin_us") = -1)
+      .def_property(
+          "transport", [](const Options& o) { return transportName(o.transport); },
+          [](Options& o, const std::string& name) { o.transport = transportOf(name); })
+      .def_property(
+          "segment_bytes", [](const Options& o) { return o.segmentBytes; },
+          [](Options& o, long long bytes) { o.segmentBytes = segmentBytesOf(bytes); })
+      .def_readwrite("spin_us", &Options::spinMicros)
+      .def("__copy__", &copyOf)
+      .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
+
+  py::class_<ProcessGroupFastcoll, c10d::Backend, Ref<ProcessGroupFastcoll>>(
+      m, "ProcessGroupFastcoll")
+      .def(py::init([](Ref<c10d::Store> store, int rank, int size, Ref<Options> options) {
+             py::gil_scoped_release nogil;  // the store may be slow, or written in Python
+             auto group = c10::make_intrusive<ProcessGroupFastcoll>(std::move(store), rank, size,
+                                                                    std::move(options));
+             ProcessGroupFastcoll::enroll(group);
+             return group;
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+      .def_property_readonly("options", &ProcessGroupFastcoll::options)
+      .def("transport", [](const ProcessGroupFastcoll& g) { return g.info().transport; })
+      .def("get_error", &ProcessGroupFastcoll::getError)
+      .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
+      // Ranks outside a split have nothing to do: there is no communicator to take part in.
+      .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})
+      .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout);
+
+  m.def("set_gloo_factory", &setGlooFactory, py::arg("factory"));
+  m.def("groups", &groups);
+  m.def("reduce_isa", &fastcoll::reduceIsa);
+  m.def("build_info", [] {
+    py::dict info;
+    info["fastcoll"] = FASTCOLL_VERSION;
+    info["torch"] = FASTCOLL_TORCH_VERSION;
+    info["compiler"] = __VERSION__;
+    info["cplusplus"] = std::to_string(__cplusplus);
+    return info;
+  });
+  m.def("_shutdown_all", &ProcessGroupFastcoll::shutdownAll,
+        py::call_guard<py::gil_scoped_release>());
+
+  fastcoll::setInterruptCheck(&checkSignals);
+  py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
+}

@@ -1,0 +1,550 @@
+// The collectives of ProcessGroupFastcoll: check the tensors, describe the transfer, launch it.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "process_group.hpp"
+#include "torch_error.hpp"
+
+namespace fastcoll {
+namespace {
+
+using Tensors = ProcessGroupFastcoll::Tensors;
+
+void expect(bool fine, const CallSite& site, const std::string& expected, const std::string& got) {
+  if (!fine) {
+    throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
+  }
+}
+
+at::Tensor& single(const CallSite& site, Tensors& tensors) {
+  expect(tensors.size() == 1, site, "one tensor", concat(tensors.size(), " tensors"));
+  return tensors[0];
+}
+
+void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != b.scalar_type()) {
+    throw Error(ErrorKind::Type,
+                concat(site.prefix(), "expected input and output of one dtype, got ",
+                       dtypeName(dtypeOf(a.scalar_type())), " and ",
+                       dtypeName(dtypeOf(b.scalar_type()))));
+  }
+}
+
+/// Cuts a message that lies in one run into `parts` messages of the same length.
+void cut(const Message& whole, int parts, std::vector<Message>& into) {
+  const std::size_t each = whole.bytes() / static_cast<std::size_t>(parts);
+  into.resize(static_cast<std::size_t>(parts));
+  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
+    into[i].append(whole.contiguous(i * each, each), each);
+  }
+}
+
+std::string sizesOf(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
+
+/// Groups of indices of tensors with one dtype, in the order of first appearance.
+std::vector<std::vector<std::size_t>> byType(const Tensors& tensors) {
+  std::vector<std::vector<std::size_t>> groups;
+  std::map<at::ScalarType, std::size_t> known;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto [place, fresh] = known.emplace(tensors[i].scalar_type(), groups.size());
+    if (fresh) groups.emplace_back();
+    groups[place->second].push_back(i);
+  }
+  return groups;
+}
+
+std::uint64_t elements(const Tensors& tensors) {
+  std::uint64_t count = 0;
+  for (const auto& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
+  return count;
+}
+
+}  // namespace
+
+using WorkRef = ProcessGroupFastcoll::WorkRef;
+
+WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_reduce");
+    at::Tensor& tensor = single(site, tensors);
+    if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
+    auto task = newTask(site, Collective::AllReduce);
+    Request& request = task->request;
+    request.dtype = dtypeOf(tensor.scalar_type());
+    request.count = static_cast<std::uint64_t>(tensor.numel());
+    request.in.resize(1);
+    request.out.resize(1);
+    task->addInPlace(request.in[0], request.out[0], tensor);
+    setReduction(site, request, opts.reduceOp);
+    return launch(std::move(task), {c10d::OpType::ALLREDUCE, "fastcoll:all_reduce", opts.asyncOp,
+                                    opts.timeout, tensors, tensors});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
+                                                  const c10d::AllreduceCoalescedOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_reduce_coalesced");
+    expect(!tensors.empty(), site, "at least one tensor", "an empty list");
+    auto task = newTask(site, Collective::AllReduce);
+    for (const auto& indices : byType(tensors)) {
+      Request request = task->request;
+      request.dtype = dtypeOf(tensors[indices[0]].scalar_type());
+      request.in.resize(1);
+      request.out.resize(1);
+      for (const std::size_t i : indices) {
+        task->addInPlace(request.in[0], request.out[0], tensors[i]);
+        request.count += static_cast<std::uint64_t>(tensors[i].numel());
+      }
+      setReduction(site, request, opts.reduceOp);
+      task->parts.push_back(std::move(request));
+    }
+    return launch(std::move(task), {c10d::OpType::ALLREDUCE_COALESCED, "fastcoll:all_reduce",
+                                    opts.asyncOp, opts.timeout, tensors, tensors});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("broadcast");
+    at::Tensor& tensor = single(site, tensors);
+    auto task = newTask(site, Collective::Broadcast);
+    Request& request = task->request;
+    request.root = checkRoot(site, opts.rootRank);
+    request.dtype = dtypeOf(tensor.scalar_type());
+    request.count = static_cast<std::uint64_t>(tensor.numel());
+    if (rank_ == request.root) {
+      request.in.resize(1);
+      task->addInput(request.in[0], tensor);
+    } else {
+      request.out.resize(1);
+      task->addOutput(request.out[0], tensor);
+    }
+    return launch(std::move(task), {c10d::OpType::BROADCAST, "fastcoll:broadcast", opts.asyncOp,
+                                    opts.timeout, tensors, tensors});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("reduce");
+    at::Tensor& tensor = single(site, tensors);
+    auto task = newTask(site, Collective::Reduce);
+    Request& request = task->request;
+    request.root = checkRoot(site, opts.rootRank);
+    request.dtype = dtypeOf(tensor.scalar_type());
+    request.count = static_cast<std::uint64_t>(tensor.numel());
+    request.in.resize(1);
+    if (rank_ == request.root) {
+      request.out.resize(1);
+      task->addInPlace(request.in[0], request.out[0], tensor);
+    } else {
+      task->addInput(request.in[0], tensor);
+    }
+    setReduction(site, request, opts.reduceOp);
+    return launch(std::move(task), {c10d::OpType::REDUCE, "fastcoll:reduce", opts.asyncOp,
+                                    opts.timeout, tensors, tensors});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_gather");
+    at::Tensor& input = single(site, inputs);
+    expect(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(size_), site,
+           concat(size_, " output tensors, one per rank"),
+           outputs.empty() ? "none" : concat(outputs[0].size()));
+    Tensors& out = outputs[0];
+    auto task = newTask(site, Collective::AllGather);
+    Request& request = task->request;
+    request.dtype = dtypeOf(input.scalar_type());
+    request.count = static_cast<std::uint64_t>(input.numel());
+    request.in.resize(1);
+    request.out.resize(out.size());
+    task->addInput(request.in[0], input);
+    bool even = true;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      sameType(site, input, out[i]);
+      task->addOutput(request.out[i], out[i]);
+      request.expectedCount.push_back(static_cast<std::uint64_t>(out[i].numel()));
+      even = even && out[i].numel() == input.numel();
+    }
+    const auto mine = static_cast<std::size_t>(rank_);
+    expect(out[mine].numel() == input.numel(), site,
+           concat("output ", rank_, " of the input's ", input.numel(), " elements"),
+           concat(out[mine].numel()));
+    if (even) request.expectedCount.clear();
+    return launch(std::move(task), {c10d::OpType::ALLGATHER, "fastcoll:all_gather", opts.asyncOp,
+                                    opts.timeout, inputs, out});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                              const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_gather_into_tensor");
+    sameType(site, input, output);
+    expect(output.numel() == input.numel() * size_, site,
+           concat("an output of ", size_, " x ", input.numel(), " elements"),
+           concat(output.numel(), " in sizes ", sizesOf(output)));
+    auto task = newTask(site, Collective::AllGather);
+    Request& request = task->request;
+    request.dtype = dtypeOf(input.scalar_type());
+    request.count = static_cast<std::uint64_t>(input.numel());
+    request.in.resize(1);
+    task->addInput(request.in[0], input);
+    Message whole;
+    task->addOutput(whole, output);
+    cut(whole, size_, request.out);
+    return launch(std::move(task),
+                  {c10d::OpType::_ALLGATHER_BASE, "fastcoll:_all_gather_base", opts.asyncOp,
+                   opts.timeout, {input}, {output}});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_gather_into_tensor_coalesced");
+    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
+           "as many outputs as inputs, at least one",
+           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    auto task = newTask(site, Collective::AllGather);
+    for (const auto& indices : byType(inputs)) {
+      Request request = task->request;
+      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
+      request.in.resize(1);
+      request.out.resize(static_cast<std::size_t>(size_));
+      for (const std::size_t i : indices) {
+        sameType(site, inputs[i], outputs[i]);
+        expect(outputs[i].numel() == inputs[i].numel() * size_, site,
+               concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
+               concat(outputs[i].numel()));
+        task->addInput(request.in[0], inputs[i]);
+        Message whole;
+        task->addOutput(whole, outputs[i]);
+        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
+        for (std::size_t rank = 0; rank < request.out.size() && each > 0; ++rank) {
+          request.out[rank].append(whole.contiguous(rank * each, each), each);
+        }
+        request.count += static_cast<std::uint64_t>(inputs[i].numel());
+      }
+      task->parts.push_back(std::move(request));
+    }
+    return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
+                                    opts.asyncOp, opts.timeout, inputs, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                  const c10d::AllgatherOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_gather_coalesced");
+    expect(outputs.size() == static_cast<std::size_t>(size_), site,
+           concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
+    expect(!inputs.empty(), site, "at least one input", "none");
+    auto task = newTask(site, Collective::AllGather);
+    Tensors flat;
+    for (const auto& list : outputs) {
+      expect(list.size() == inputs.size(), site,
+             concat(inputs.size(), " outputs per rank, as many as inputs"), concat(list.size()));
+      flat.insert(flat.end(), list.begin(), list.end());
+    }
+    for (const auto& indices : byType(inputs)) {
+      Request request = task->request;
+      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
+      request.in.resize(1);
+      request.out.resize(outputs.size());
+      for (const std::size_t i : indices) {
+        task->addInput(request.in[0], inputs[i]);
+        request.count += static_cast<std::uint64_t>(inputs[i].numel());
+        for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
+          sameType(site, inputs[i], outputs[rank][i]);
+          expect(outputs[rank][i].numel() == inputs[i].numel(), site,
+                 concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
+                        " elements"),
+                 concat(outputs[rank][i].numel()));
+          task->addOutput(request.out[rank], outputs[rank][i]);
+        }
+      }
+      task->parts.push_back(std::move(request));
+    }
+    return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
+                                    opts.asyncOp, opts.timeout, inputs, flat});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                     const c10d::GatherOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("gather");
+    at::Tensor& input = single(site, inputs);
+    auto task = newTask(site, Collective::Gather);
+    Request& request = task->request;
+    request.root = checkRoot(site, opts.rootRank);
+    request.dtype = dtypeOf(input.scalar_type());
+    request.count = static_cast<std::uint64_t>(input.numel());
+    request.in.resize(1);
+    task->addInput(request.in[0], input);
+    Tensors out;
+    if (rank_ == request.root) {
+      expect(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(size_), site,
+             concat(size_, " output tensors on the root, one per rank"),
+             outputs.empty() ? "none" : concat(outputs[0].size()));
+      out = outputs[0];
+      request.out.resize(out.size());
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        sameType(site, input, out[i]);
+        expect(out[i].numel() == input.numel(), site,
+               concat("output ", i, " of the input's ", input.numel(), " elements"),
+               concat(out[i].numel()));
+        task->addOutput(request.out[i], out[i]);
+      }
+    } else {
+      expect(outputs.empty() || outputs[0].empty(), site, "no outputs on a rank that is not the root",
+             outputs.empty() ? "" : concat(outputs[0].size()));
+    }
+    return launch(std::move(task), {c10d::OpType::GATHER, "fastcoll:gather", opts.asyncOp,
+                                    opts.timeout, inputs, out});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                      const c10d::ScatterOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("scatter");
+    at::Tensor& output = single(site, outputs);
+    auto task = newTask(site, Collective::Scatter);
+    Request& request = task->request;
+    request.root = checkRoot(site, opts.rootRank);
+    request.dtype = dtypeOf(output.scalar_type());
+    request.count = static_cast<std::uint64_t>(output.numel());
+    request.out.resize(1);
+    task->addOutput(request.out[0], output);
+    Tensors in;
+    if (rank_ == request.root) {
+      expect(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(size_), site,
+             concat(size_, " input tensors on the root, one per rank"),
+             inputs.empty() ? "none" : concat(inputs[0].size()));
+      in = inputs[0];
+      request.in.resize(in.size());
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        sameType(site, in[i], output);
+        expect(in[i].numel() == output.numel(), site,
+               concat("input ", i, " of the output's ", output.numel(), " elements"),
+               concat(in[i].numel()));
+        task->addInput(request.in[i], in[i]);
+      }
+    } else {
+      expect(inputs.empty() || inputs[0].empty(), site, "no inputs on a rank that is not the root",
+             inputs.empty() ? "" : concat(inputs[0].size()));
+    }
+    return launch(std::move(task), {c10d::OpType::SCATTER, "fastcoll:scatter", opts.asyncOp,
+                                    opts.timeout, in, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                             const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("reduce_scatter");
+    at::Tensor& output = single(site, outputs);
+    expect(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(size_), site,
+           concat(size_, " input tensors, one per rank"),
+           inputs.empty() ? "none" : concat(inputs[0].size()));
+    Tensors& in = inputs[0];
+    const auto mine = static_cast<std::size_t>(rank_);
+    expect(in[mine].numel() == output.numel(), site,
+           concat("input ", rank_, " of the output's ", output.numel(), " elements"),
+           concat(in[mine].numel()));
+    auto task = newTask(site, Collective::ReduceScatter);
+    Request& request = task->request;
+    request.dtype = dtypeOf(output.scalar_type());
+    request.count = static_cast<std::uint64_t>(output.numel());
+    request.in.resize(in.size());
+    request.out.resize(1);
+    bool even = true;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      sameType(site, in[i], output);
+      task->addInput(request.in[i], in[i]);
+      even = even && in[i].numel() == output.numel();
+    }
+    task->addOutput(request.out[0], output);
+    setReduction(site, request, opts.reduceOp);
+    if (!even) {
+      // Pieces of different lengths: one reduce to each rank. All ranks see the same list.
+      for (std::size_t root = 0; root < in.size(); ++root) {
+        Request part = request;
+        part.collective = Collective::Reduce;
+        part.root = static_cast<int>(root);
+        part.count = static_cast<std::uint64_t>(in[root].numel());
+        part.in = {request.in[root]};
+        if (root != mine) part.out.clear();
+        task->parts.push_back(std::move(part));
+      }
+    }
+    return launch(std::move(task), {c10d::OpType::REDUCE_SCATTER, "fastcoll:reduce_scatter",
+                                    opts.asyncOp, opts.timeout, in, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("reduce_scatter_tensor");
+    sameType(site, input, output);
+    expect(input.numel() == output.numel() * size_, site,
+           concat("an input of ", size_, " x ", output.numel(), " elements"),
+           concat(input.numel(), " in sizes ", sizesOf(input)));
+    auto task = newTask(site, Collective::ReduceScatter);
+    Request& request = task->request;
+    request.dtype = dtypeOf(output.scalar_type());
+    request.count = static_cast<std::uint64_t>(output.numel());
+    Message whole;
+    task->addInput(whole, input);
+    cut(whole, size_, request.in);
+    request.out.resize(1);
+    task->addOutput(request.out[0], output);
+    setReduction(site, request, opts.reduceOp);
+    return launch(std::move(task),
+                  {c10d::OpType::_REDUCE_SCATTER_BASE, "fastcoll:_reduce_scatter_base",
+                   opts.asyncOp, opts.timeout, {input}, {output}});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("reduce_scatter_tensor_coalesced");
+    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
+           "as many outputs as inputs, at least one",
+           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    auto task = newTask(site, Collective::ReduceScatter);
+    for (const auto& indices : byType(inputs)) {
+      Request request = task->request;
+      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
+      request.in.resize(static_cast<std::size_t>(size_));
+      request.out.resize(1);
+      for (const std::size_t i : indices) {
+        sameType(site, inputs[i], outputs[i]);
+        expect(inputs[i].numel() == outputs[i].numel() * size_, site,
+               concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
+               concat(inputs[i].numel()));
+        Message whole;
+        task->addInput(whole, inputs[i]);
+        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
+        for (std::size_t rank = 0; rank < request.in.size() && each > 0; ++rank) {
+          request.in[rank].append(whole.contiguous(rank * each, each), each);
+        }
+        task->addOutput(request.out[0], outputs[i]);
+        request.count += static_cast<std::uint64_t>(outputs[i].numel());
+      }
+      setReduction(site, request, opts.reduceOp);
+      task->parts.push_back(std::move(request));
+    }
+    return launch(std::move(task), {c10d::OpType::REDUCE_SCATTER, "fastcoll:reduce_scatter",
+                                    opts.asyncOp, opts.timeout, inputs, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllToAllOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_to_all");
+    const auto ranks = static_cast<std::size_t>(size_);
+    expect(outputs.size() == ranks && inputs.size() == ranks, site,
+           concat(size_, " inputs and ", size_, " outputs, one per rank"),
+           concat(inputs.size(), " and ", outputs.size()));
+    auto task = newTask(site, Collective::AllToAll);
+    Request& request = task->request;
+    request.dtype = dtypeOf(inputs[0].scalar_type());
+    request.count = elements(inputs);
+    request.in.resize(ranks);
+    request.out.resize(ranks);
+    for (std::size_t i = 0; i < ranks; ++i) {
+      sameType(site, inputs[0], inputs[i]);
+      sameType(site, inputs[0], outputs[i]);
+      task->addInput(request.in[i], inputs[i]);
+      task->addOutput(request.out[i], outputs[i]);
+    }
+    const auto mine = static_cast<std::size_t>(rank_);
+    expect(inputs[mine].numel() == outputs[mine].numel(), site,
+           concat("input and output ", rank_, " of one length"),
+           concat(inputs[mine].numel(), " and ", outputs[mine].numel(), " elements"));
+    return launch(std::move(task), {c10d::OpType::ALLTOALL, "fastcoll:all_to_all", opts.asyncOp,
+                                    opts.timeout, inputs, outputs});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                            std::vector<int64_t>& outputSplits,
+                                            std::vector<int64_t>& inputSplits,
+                                            const c10d::AllToAllOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("all_to_all_single");
+    sameType(site, input, output);
+    auto task = newTask(site, Collective::AllToAll);
+    Request& request = task->request;
+    request.dtype = dtypeOf(input.scalar_type());
+    request.count = static_cast<std::uint64_t>(input.numel());
+    // Splits count rows of the first dimension; none means even parts.
+    const auto split = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                           const char* what, const Message& whole, std::vector<Message>& into) {
+      const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+      std::vector<int64_t> parts = splits;
+      if (parts.empty()) {
+        expect(rows % size_ == 0, site,
+               concat("an ", what, " whose first dimension is a multiple of ", size_),
+               sizesOf(tensor));
+        parts.assign(static_cast<std::size_t>(size_), rows / size_);
+      }
+      expect(parts.size() == static_cast<std::size_t>(size_), site,
+             concat(size_, " ", what, " splits"), concat(parts.size()));
+      expect(std::all_of(parts.begin(), parts.end(), [](int64_t n) { return n >= 0; }) &&
+                 std::accumulate(parts.begin(), parts.end(), int64_t{0}) == rows,
+             site, concat(what, " splits that add up to ", rows, " rows"), c10::str(parts));
+      const std::size_t perRow = rows == 0 ? 0 : whole.bytes() / static_cast<std::size_t>(rows);
+      into.resize(parts.size());
+      std::size_t start = 0;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const std::size_t bytes = perRow * static_cast<std::size_t>(parts[i]);
+        if (bytes > 0) into[i].append(whole.contiguous(start, bytes), bytes);
+        start += bytes;
+      }
+    };
+    // Output pieces would overwrite input pieces that are still to be sent.
+    const bool shared = input.numel() > 0 && input.is_alias_of(output);
+    at::Tensor source = shared ? input.clone() : input;
+    Message wholeIn;
+    Message wholeOut;
+    task->addInput(wholeIn, source);
+    task->addOutput(wholeOut, output);
+    split(input, inputSplits, "input", wholeIn, request.in);
+    split(output, outputSplits, "output", wholeOut, request.out);
+    const auto mine = static_cast<std::size_t>(rank_);
+    expect(request.in[mine].bytes() == request.out[mine].bytes(), site,
+           concat("input and output split ", rank_, " of one length"),
+           concat(request.in[mine].bytes(), " and ", request.out[mine].bytes(), " bytes"));
+    return launch(std::move(task), {c10d::OpType::ALLTOALL_BASE, "fastcoll:all_to_all",
+                                    opts.asyncOp, opts.timeout, {input}, {output}});
+  });
+}
+
+WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
+  return translated([&] {
+    const CallSite site = this->site("barrier");
+    auto task = newTask(site, Collective::Barrier);
+    return launch(std::move(task), {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp,
+                                    opts.timeout, {}, {}});
+  });
+}
+
+void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
+  translated([&] { engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks); });
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,197 @@
+// Send, receive and coalescing of ProcessGroupFastcoll.
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "engine/worker_pool.hpp"
+#include "process_group.hpp"
+#include "torch_error.hpp"
+#include "transport/gloo.hpp"
+
+namespace fastcoll {
+namespace {
+
+/// One message over shared memory, which tells its work when it is done.
+class TensorMessage : public PointToPointOp {
+ public:
+  void complete(std::exception_ptr fault) noexcept override {
+    if (!fault && task) {
+      try {
+        task->finish();
+      } catch (...) {
+        fault = std::current_exception();
+      }
+    }
+    task.reset();
+    std::exchange(work, nullptr)->markDone(fault);
+  }
+
+  std::shared_ptr<TensorTask> task;  // staging; keeps the tensor alive
+  c10::intrusive_ptr<WorkFastcoll> work;
+};
+
+/// One message over Gloo. A pooled thread waits for it, because Gloo's works do not end by themselves.
+class RemoteMessageWork : public WorkFastcoll {
+ public:
+  using WorkFastcoll::WorkFastcoll;
+  int sourceRank() const override { return inner->sourceRank(); }
+  c10::intrusive_ptr<c10d::Work> inner;
+
+ protected:
+  bool waitForTransfer(std::optional<TimePoint> until) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!until) {
+      cv_.wait(lock, [this] { return completed_; });
+      return true;
+    }
+    return cv_.wait_until(lock, *until, [this] { return completed_; });
+  }
+};
+
+const char* titleOf(bool send, int peer) {
+  if (send) return "fastcoll:send";
+  return peer == kAnySource ? "fastcoll:recvAnySource" : "fastcoll:recv";
+}
+
+c10d::OpType typeOf(bool send, int peer) {
+  if (send) return c10d::OpType::SEND;
+  return peer == kAnySource ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
+}
+
+}  // namespace
+
+using WorkRef = ProcessGroupFastcoll::WorkRef;
+
+WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send,
+                                                 int peer, int tag) {
+  if (peer != kAnySource) {
+    checkRank(site, send ? "destination rank" : "source rank", peer);
+    if (peer == rank_) {
+      throw Error(ErrorKind::Value, site.prefix() + "expected another rank, got this one. Copy the "
+                                                    "tensor instead.");
+    }
+  }
+  const auto timeout = options_->timeout;
+  if (size_ == 1) {
+    throw Error(ErrorKind::Value, site.prefix() + "a group of one rank has nobody to talk to");
+  }
+  if (!engine_->pointToPointShared(timeout)) return launchRemote(site, tensor, send, peer, tag);
+
+  auto op = std::make_shared<TensorMessage>();
+  op->task = std::make_shared<TensorTask>(site);
+  if (send) {
+    op->task->addInput(op->message, tensor);
+  } else {
+    op->task->addOutput(op->message, tensor);
+  }
+  op->send = send;
+  op->peer = peer;
+  op->tag = tag;
+  op->dtype = dtypeOf(tensor.scalar_type());
+  op->seq = ++messages_;
+  op->timeout = timeout;
+  op->deadline = deadlineAfter(Clock::now(), timeout);
+  auto work = c10::make_intrusive<PointToPointWork>(
+      rank_, typeOf(send, peer), titleOf(send, peer), std::optional<Tensors>(Tensors{tensor}),
+      send ? Tensors{} : Tensors{tensor}, op->seq);
+  op->work = work;
+  work->attach(engine_, op);
+  op->task->prepare();
+  engine_->pointToPoint().submit(op);
+  return work;
+}
+
+WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& tensor, bool send,
+                                           int peer, int tag) {
+  auto& remote = dynamic_cast<GlooTransport&>(engine_->remote(options_->timeout));
+  requireDenseCpu(site, tensor);
+  // As bytes: Gloo does not know every dtype.
+  at::Tensor flat = at::empty({tensor.numel()}, tensor.options().requires_grad(false));
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    if (send) flat.copy_(tensor.reshape({-1}));
+  }
+  const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.element_size());
+  Tensors raw{at::from_blob(flat.data_ptr(), {bytes}, [flat](void*) {}, at::kByte)};
+  auto work = c10::make_intrusive<RemoteMessageWork>(
+      rank_, typeOf(send, peer), titleOf(send, peer), std::optional<Tensors>(Tensors{tensor}),
+      send ? Tensors{} : Tensors{tensor}, ++messages_);
+  auto& gloo = *remote.backend();
+  work->inner = send                 ? gloo.send(raw, peer, tag)
+                : peer == kAnySource ? gloo.recvAnysource(raw, tag)
+                                     : gloo.recv(raw, peer, tag);
+  const std::string prefix = site.prefix();
+  runOnWorker([work, flat, tensor, send, prefix]() mutable {
+    std::exception_ptr fault;
+    try {
+      work->inner->wait();
+      if (!send) {
+        at::AutoDispatchBelowADInplaceOrView guard;
+        tensor.copy_(flat.reshape(tensor.sizes()));
+      }
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      const bool late = text.find("imed out") != std::string::npos;
+      fault = std::make_exception_ptr(
+          Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
+                concat(prefix, late ? "Timed out over Gloo: " : "the connection failed, over Gloo: ",
+                       text.substr(0, text.find('\n')))));
+    }
+    tensor.reset();
+    work->markDone(fault);
+  });
+  return work;
+}
+
+WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
+  return translated([&]() -> WorkRef {
+    const CallSite site = this->site("send");
+    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
+    WorkRef work = launchPointToPoint(site, tensors[0], true, destination, tag);
+    collecting(work);
+    return work;
+  });
+}
+
+WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
+  return translated([&]() -> WorkRef {
+    const CallSite site = this->site("recv");
+    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
+    if (source < 0) return recvAnysource(tensors, tag);
+    WorkRef work = launchPointToPoint(site, tensors[0], false, source, tag);
+    collecting(work);
+    return work;
+  });
+}
+
+WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
+  return translated([&]() -> WorkRef {
+    const CallSite site = this->site("recv");
+    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
+    WorkRef work = launchPointToPoint(site, tensors[0], false, kAnySource, tag);
+    collecting(work);
+    return work;
+  });
+}
+
+void ProcessGroupFastcoll::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  coalescingThread_ = std::this_thread::get_id();
+  coalesced_.clear();
+}
+
+WorkRef ProcessGroupFastcoll::endCoalescing() {
+  std::vector<WorkRef> works;
+  {
+    std::lock_guard<std::mutex> lock(coalescingMutex_);
+    coalescingThread_ = std::thread::id();
+    works.swap(coalesced_);
+  }
+  if (works.size() == 1) return works[0];
+  Tensors outputs;
+  for (const auto& work : works) {
+    for (auto& tensor : work->result()) outputs.push_back(std::move(tensor));
+  }
+  return c10::make_intrusive<CombinedWork>(rank_, std::move(works), std::move(outputs));
+}
+
+}  // namespace fastcoll

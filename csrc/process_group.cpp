@@ -1,0 +1,354 @@
+#include "process_group.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+
+#include "base/fork.hpp"
+#include "engine/worker_pool.hpp"
+#include "reduce/reduce.hpp"
+#include "torch_error.hpp"
+#include "transport/gloo.hpp"
+
+namespace fastcoll {
+namespace {
+
+ProcessGroupFastcoll::GlooFactory& glooFactory() {
+  static auto* factory = new ProcessGroupFastcoll::GlooFactory;
+  return *factory;
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<ProcessGroupFastcoll>> groups;
+  std::uint64_t generation = 0;
+};
+Registry& registry() {
+  static auto* it = new Registry;  // outlives static destructors
+  return *it;
+}
+
+/// torch's store as the rendezvous sees it. A store written in Python takes the GIL by itself.
+class StoreAdapter : public KeyValueStore {
+ public:
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    attempt([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
+  }
+  bool tryGet(const std::string& key, std::string& value) override {
+    bool found = false;
+    attempt([&] {
+      found = store_->check({key});
+      if (!found) return;
+      const auto bytes = store_->get(key);
+      value.assign(bytes.begin(), bytes.end());
+    });
+    return found;
+  }
+
+ private:
+  template <typename Use>
+  void attempt(Use use) {
+    try {
+      use();
+    } catch (const c10::Error& error) {
+      throw Error(ErrorKind::Network,
+                  concat("fastcoll: the rendezvous store failed: ", error.what_without_backtrace(),
+                         ". It must live until every group has been used once."));
+    }
+  }
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+EngineConfig configOf(const Options& options, const std::string& name, int rank, int size) {
+  const Environment env = Environment::read();
+  EngineConfig config;
+  config.name = name;
+  config.rank = rank;
+  config.size = size;
+  config.segmentBytes = env.segmentBytesIsSet ? env.segmentBytes : options.segmentBytes;
+  // Whole pages, and at least one cache line for each rank.
+  config.segmentBytes = std::max(config.segmentBytes, 64 * static_cast<std::size_t>(size));
+  config.segmentBytes = (config.segmentBytes + kPage - 1) / kPage * kPage;
+  config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
+  config.transport = env.transportIsSet ? env.transport : options.transport;
+  config.arenaBytes = env.arenaBytes;
+  config.version = FASTCOLL_VERSION;
+  if (env.isa != "auto") setReduceIsa(env.isa.c_str());
+  return config;
+}
+
+}  // namespace
+
+void ProcessGroupFastcoll::setGlooFactory(GlooFactory factory) {
+  glooFactory() = std::move(factory);
+}
+
+ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank,
+                                           int size, c10::intrusive_ptr<Options> options)
+    : c10d::Backend(rank, size),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      name_(options_->group_name.empty() ? "default_pg" : options_->group_name),
+      lastSplit_(c10::intrusive_ptr<c10d::Backend>()) {
+  translated([&] {
+    if (size < 1 || rank < 0 || rank >= size) {
+      throw Error(ErrorKind::Value, concat("fastcoll.init [group '", name_, "']: rank ", rank,
+                                           " of ", size, " cannot be. Ranks run from 0 to the "
+                                                         "world size minus one."));
+    }
+    engine_ = std::make_shared<CpuEngine>(
+        configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
+        // The store, not this: the engine may outlive the group.
+        [store = store_, rank, size, options = options_](const std::string& id) {
+          auto prefix = c10::make_intrusive<c10d::PrefixStore>("fastcoll/gloo/" + id, store);
+          if (!glooFactory()) {
+            throw Error(ErrorKind::Backend, "fastcoll: no way to make a Gloo backend was given");
+          }
+          return std::make_unique<GlooTransport>(
+              glooFactory()(prefix, rank, size, options->timeout));
+        });
+  });
+  init();
+}
+
+ProcessGroupFastcoll::~ProcessGroupFastcoll() { engine_->shutdown(); }
+
+std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> ProcessGroupFastcoll::live() {
+  std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> groups;
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.generation != forkGeneration()) return groups;
+  for (const auto& weak : all.groups) {
+    if (auto group = weak.lock()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+void ProcessGroupFastcoll::enroll(const c10::intrusive_ptr<ProcessGroupFastcoll>& group) {
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.generation != forkGeneration()) {
+    all.groups.clear();
+    all.generation = forkGeneration();
+  }
+  all.groups.erase(std::remove_if(all.groups.begin(), all.groups.end(),
+                                  [](const auto& weak) { return weak.expired(); }),
+                   all.groups.end());
+  all.groups.emplace_back(group);
+}
+
+void ProcessGroupFastcoll::shutdownAll() {
+  for (const auto& group : live()) group->engine_->shutdown();
+  drainWorkers();
+}
+
+c10d::ErrorType ProcessGroupFastcoll::getError() {
+  ErrorKind kind = ErrorKind::Backend;
+  if (!engine_->faulted(&kind)) return c10d::ErrorType::SUCCESS;
+  return kind == ErrorKind::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
+}
+
+void ProcessGroupFastcoll::abort() {
+  engine_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
+}
+
+void ProcessGroupFastcoll::shutdown() { engine_->shutdown(); }
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) return nullptr;
+  auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
+  if (given == nullptr) {
+    throwAsTorch(Error(ErrorKind::Type,
+                       "fastcoll.split_group: expected options of type fastcoll.Options"));
+  }
+  std::lock_guard<std::mutex> lock(splitMutex_);
+  // torch asks once per device type with the same store: both get the same object.
+  if (auto last = lastSplit_.lock(); last != nullptr && lastSplitName_ == given->group_name) {
+    return last;
+  }
+  auto options = c10::make_intrusive<Options>(*given);
+  auto group = c10::make_intrusive<ProcessGroupFastcoll>(
+      store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
+  enroll(group);
+  lastSplit_ = c10::weak_intrusive_ptr<c10d::Backend>(group);
+  lastSplitName_ = given->group_name;
+  ++splits_;
+  return group;
+}
+
+at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
+  return translated([&] {
+    if (!options.device().is_cpu()) {
+      throw Error(ErrorKind::Value,
+                  concat(site("allocate_tensor").prefix(), "expected device cpu, got ",
+                         options.device()));
+    }
+    if (size < 0) {
+      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
+                                           "expected a size of at least 0, got ", size));
+    }
+    engine_->process()->start(engine_->config().arenaBytes);
+    std::shared_ptr<Arena> arena = engine_->process()->arena();
+    const auto bytes =
+        static_cast<std::size_t>(size) * options.dtype().itemsize();
+    const std::uint64_t offset = arena->allocate(std::max<std::size_t>(bytes, 1));
+    // The tensor keeps the arena: it may outlive the group and the process's presence.
+    return at::from_blob(
+        arena->base() + offset, {size}, [arena, offset](void*) { arena->release(offset); },
+        options);
+  });
+}
+
+// --- launching ---------------------------------------------------------------------------------
+
+std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,
+                                                          Collective collective) const {
+  auto task = std::make_shared<TensorTask>(site);
+  task->request.collective = collective;
+  return task;
+}
+
+void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
+                                        const c10d::ReduceOp& op) const {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: request.op = ReduceOp::Sum; break;
+    case c10d::ReduceOp::AVG: request.op = ReduceOp::Avg; break;
+    case c10d::ReduceOp::PRODUCT: request.op = ReduceOp::Product; break;
+    case c10d::ReduceOp::MIN: request.op = ReduceOp::Min; break;
+    case c10d::ReduceOp::MAX: request.op = ReduceOp::Max; break;
+    case c10d::ReduceOp::BAND: request.op = ReduceOp::BitAnd; break;
+    case c10d::ReduceOp::BOR: request.op = ReduceOp::BitOr; break;
+    case c10d::ReduceOp::BXOR: request.op = ReduceOp::BitXor; break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      request.op = ReduceOp::PreMulSum;
+      const auto* supplement =
+          dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (supplement == nullptr) {
+        throw Error(ErrorKind::Value, site.prefix() + "PREMUL_SUM without a factor");
+      }
+      request.factor = supplement->tensor_factor.defined()
+                           ? supplement->tensor_factor.item<double>()
+                           : supplement->double_factor;
+      break;
+    }
+    default:
+      throw Error(ErrorKind::Value, site.prefix() + "expected a reduction of ReduceOp.SUM, AVG, "
+                                                    "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
+                                                    "PREMUL_SUM");
+  }
+  try {
+    reduceFunction(request.dtype, request.op);
+  } catch (const Error& error) {
+    throw Error(error.kind(), site.prefix() + error.what());
+  }
+}
+
+void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int rank) const {
+  if (rank < 0 || rank >= size_) {
+    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a ", what, " from 0 to ",
+                                         size_ - 1, ", got ", rank));
+  }
+}
+
+int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root) const {
+  checkRank(site, "root rank", static_cast<int>(root));
+  return static_cast<int>(root);
+}
+
+bool ProcessGroupFastcoll::collecting(WorkRef& work) {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (coalescingThread_ != std::this_thread::get_id()) return false;
+  if (work != nullptr) coalesced_.push_back(std::move(work));
+  work = nullptr;
+  return true;
+}
+
+namespace {
+
+/// A task whose work is told of its end.
+class WorkTask : public Task {
+ public:
+  WorkTask(std::shared_ptr<TensorTask> inner, c10::intrusive_ptr<CollectiveWork> work)
+      : inner_(std::move(inner)), work_(std::move(work)) {
+    request = inner_->request;
+  }
+  void prepare() override { inner_->prepare(); }
+  void transfer(const RunOne& runOne) override {
+    inner_->request.seq = request.seq;
+    inner_->transfer(runOne);
+  }
+  void finish() override { inner_->finish(); }
+  void complete(std::exception_ptr fault) noexcept override {
+    inner_.reset();  // lets go of the tensors before anybody is told
+    std::exchange(work_, nullptr)->markDone(fault);
+  }
+
+ private:
+  std::shared_ptr<TensorTask> inner_;
+  c10::intrusive_ptr<CollectiveWork> work_;
+};
+
+}  // namespace
+
+ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
+                                                           Call call) {
+  task->request.timeout = timeoutOr(call.timeout);
+  const bool profiled = at::hasCallbacks();
+  WorkRef none;
+  const bool coalescing = collecting(none);
+  if (!call.async && !profiled && !coalescing) {
+    engine_->runInline(task);
+    return nullptr;
+  }
+  if (profiled) recordParameters(call, task->request);
+  auto work = c10::make_intrusive<CollectiveWork>(
+      rank_, call.type, call.title, std::optional<Tensors>(std::move(call.inputs)),
+      std::move(call.outputs), 0);
+  auto tracked = std::make_shared<WorkTask>(std::move(task), work);
+  if (!call.async && !coalescing) {
+    // Inline, but the profiler sees the span of a work.
+    try {
+      engine_->runInline(tracked);
+    } catch (...) {
+      tracked->complete(std::current_exception());
+      throw;
+    }
+    work->setSequence(tracked->request.seq);
+    work->attach(engine_, tracked);
+    tracked->complete(nullptr);
+    return work;
+  }
+  work->attach(engine_, tracked);
+  try {
+    engine_->submit(tracked);
+  } catch (...) {
+    tracked->complete(std::current_exception());
+    throw;
+  }
+  work->setSequence(tracked->request.seq);
+  WorkRef result = work;
+  if (coalescing) collecting(result);
+  return result;
+}
+
+void ProcessGroupFastcoll::recordParameters(const Call& call, const Request& request) const {
+  int64_t in = 0;
+  int64_t out = 0;
+  for (const auto& tensor : call.inputs) in += tensor.numel();
+  for (const auto& tensor : call.outputs) out += tensor.numel();
+  const auto type = call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type();
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(engine_->sequence() + 1), false),
+                          std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
+                          collectiveName(request.collective), in, out, type,
+                          std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,146 @@
+// The door to torch: a c10d::Backend that validates each call, turns its tensors into a request, and
+// gives it to the engine of their device.
+//
+// process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
+// point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/cpu_engine.hpp"
+#include "options.hpp"
+#include "tensors.hpp"
+#include "work.hpp"
+
+namespace fastcoll {
+
+class ProcessGroupFastcoll : public c10d::Backend {
+ public:
+  using Options = fastcoll::Options;
+  using Tensors = std::vector<at::Tensor>;
+  using WorkRef = c10::intrusive_ptr<c10d::Work>;
+  /// Makes the backend that carries a group between hosts (Gloo).
+  using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>&, int rank, int size, std::chrono::milliseconds)>;
+  static void setGlooFactory(GlooFactory factory);
+
+  ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                       c10::intrusive_ptr<Options> options);
+  ~ProcessGroupFastcoll() override;
+
+  // --- life and groups (process_group.cpp)
+  const std::string getBackendName() const override { return "fastcoll"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<Options> options() const { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+  std::uint64_t splitCount() const { return splits_; }
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return engine_->sequence(); }
+  c10d::ErrorType getError() override;
+  void enableCollectivesTiming() override {}
+  void abort() override;
+  void shutdown() override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  EngineInfo info() const { return engine_->info(); }
+  const std::string& groupName() const { return name_; }
+  /// The live groups of this process; and the end of all of them, at exit.
+  static std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> live();
+  static void shutdownAll();
+  /// Adds a group to the live ones; whoever makes one calls it.
+  static void enroll(const c10::intrusive_ptr<ProcessGroupFastcoll>& group);
+
+  // --- collectives (collectives.cpp, sparse.cpp)
+  WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkRef allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkRef allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkRef _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkRef allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkRef scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkRef reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& outputSplits,
+                        std::vector<int64_t>& inputSplits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkRef barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
+
+  // --- point-to-point (point_to_point.cpp)
+  WorkRef send(Tensors& tensors, int destination, int tag) override;
+  WorkRef recv(Tensors& tensors, int source, int tag) override;
+  WorkRef recvAnysource(Tensors& tensors, int tag) override;
+  void startCoalescing() override;
+  WorkRef endCoalescing() override;
+
+ private:
+  /// What torch wants to know of a call beside its request.
+  struct Call {
+    c10d::OpType type;
+    const char* title;
+    bool async;
+    std::chrono::milliseconds timeout;
+    Tensors inputs;   // for the profiler
+    Tensors outputs;  // value of the future
+  };
+
+  CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
+  std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
+  void setReduction(const CallSite& site, Request& request, const c10d::ReduceOp& op) const;
+  int checkRoot(const CallSite& site, int64_t root) const;
+  void checkRank(const CallSite& site, const char* what, int rank) const;
+  void recordParameters(const Call& call, const Request& request) const;
+  WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
+  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
+  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
+  bool collecting(WorkRef& work);
+  std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
+    return given == c10d::kUnsetTimeout ? options_->timeout : given;
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<Options> options_;
+  std::string name_;
+  std::shared_ptr<CpuEngine> engine_;
+  std::uint64_t messages_ = 0;
+
+  std::mutex coalescingMutex_;
+  std::thread::id coalescingThread_;  // that called startCoalescing and not yet endCoalescing
+  std::vector<WorkRef> coalesced_;
+
+  std::mutex splitMutex_;
+  std::uint64_t splits_ = 0;
+  std::string lastSplitName_;
+  c10::weak_intrusive_ptr<c10d::Backend> lastSplit_;
+};
+
+}  // namespace fastcoll

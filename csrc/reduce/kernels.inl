@@ -1,0 +1,149 @@
+// The look-up of every kernel of one ISA; included by one unit per ISA, which sets the vector
+// width.
+//
+// Everything here and in the files it includes has internal linkage, and nothing of the standard
+// library is called: a weak symbol made in this unit could hold AVX-512 code, and the linker would
+// be free to hand it to the rest of the program. For the same reason each unit sets its own target
+// and its own floating-point contraction, instead of trusting build flags.
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "isa.hpp"
+
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "csrc/reduce must be built without -ffast-math: NaN, Inf, -0 and the order of sums are kept"
+#endif
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#endif
+
+#define FASTCOLL_INLINE inline __attribute__((always_inline))
+#define FASTCOLL_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define FASTCOLL_UNROLL(times) FASTCOLL_PRAGMA(clang loop unroll_count(times))
+#else
+#define FASTCOLL_UNROLL(times) FASTCOLL_PRAGMA(GCC unroll times)
+#endif
+
+namespace fastcoll {
+namespace {
+
+// clang-format off: each is written with what comes before it
+#include "lanes.inl"
+#include "float_formats.inl"
+#include "float_kernels.inl"
+#include "integer_kernels.inl"
+#include "loops.inl"
+// clang-format on
+
+template <class Format, bool kComplex>
+ReduceFn floatKernel(ReduceOp op) {
+  using Lane = typename Format::Lane;
+  constexpr std::size_t kElement = Format::kElement * (kComplex ? 2 : 1);
+  switch (op) {
+    case ReduceOp::Sum:
+      return kernel<FloatKernel<Format, Sum<Lane>>, kElement>;
+    case ReduceOp::Avg:
+      return averageKernel<Format, kElement>;
+    case ReduceOp::PreMulSum:
+      return kernel<FloatKernel<Format, PreMulSum<Lane>>, kElement>;
+    case ReduceOp::Product:
+      if constexpr (kComplex) {
+        return kernel<FloatKernel<Format, ComplexProduct<Lane>>, kElement>;
+      } else {
+        return kernel<FloatKernel<Format, Product<Lane>>, kElement>;
+      }
+    case ReduceOp::Min:
+      if constexpr (!kComplex) return kernel<FloatKernel<Format, Min<Lane>>, kElement>;
+      return nullptr;
+    case ReduceOp::Max:
+      if constexpr (!kComplex) return kernel<FloatKernel<Format, Max<Lane>>, kElement>;
+      return nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+template <class T>
+ReduceFn integerKernel(ReduceOp op) {
+  using Bits = typename Lanes<T>::Bits;  // sums and products wrap around, and share their code
+  switch (op) {
+    case ReduceOp::Sum:
+      return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
+    case ReduceOp::Product:
+      return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
+    case ReduceOp::Min:
+      return kernel<IntegerKernel<T, Lower>, sizeof(T)>;
+    case ReduceOp::Max:
+      return kernel<IntegerKernel<T, Higher>, sizeof(T)>;
+    case ReduceOp::BitAnd:
+      return kernel<IntegerKernel<std::uint64_t, And>, sizeof(T)>;
+    case ReduceOp::BitOr:
+      return kernel<IntegerKernel<std::uint64_t, Or>, sizeof(T)>;
+    case ReduceOp::BitXor:
+      return kernel<IntegerKernel<std::uint64_t, Xor>, sizeof(T)>;
+    default:
+      return nullptr;
+  }
+}
+
+ReduceFn boolKernel(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Max:
+    case ReduceOp::BitOr:
+      return kernel<BoolKernel<Or>, 1>;
+    case ReduceOp::Product:
+    case ReduceOp::Min:
+    case ReduceOp::BitAnd:
+      return kernel<BoolKernel<And>, 1>;
+    case ReduceOp::BitXor:
+      return kernel<BoolKernel<Xor>, 1>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+ReduceFn FASTCOLL_KERNEL_LOOKUP(DType dtype, ReduceOp op) noexcept {
+  switch (dtype) {
+    case DType::UInt8:
+      return integerKernel<std::uint8_t>(op);
+    case DType::Int8:
+      return integerKernel<std::int8_t>(op);
+    case DType::UInt16:
+      return integerKernel<std::uint16_t>(op);
+    case DType::Int16:
+      return integerKernel<std::int16_t>(op);
+    case DType::UInt32:
+      return integerKernel<std::uint32_t>(op);
+    case DType::Int32:
+      return integerKernel<std::int32_t>(op);
+    case DType::UInt64:
+      return integerKernel<std::uint64_t>(op);
+    case DType::Int64:
+      return integerKernel<std::int64_t>(op);
+    case DType::Bool:
+      return boolKernel(op);
+    case DType::Float16:
+      return floatKernel<Float16, false>(op);
+    case DType::BFloat16:
+      return floatKernel<BFloat16, false>(op);
+    case DType::Float32:
+      return floatKernel<Native<float>, false>(op);
+    case DType::Float64:
+      return floatKernel<Native<double>, false>(op);
+    case DType::Complex64:
+      return floatKernel<Native<float>, true>(op);
+    case DType::Complex128:
+      return floatKernel<Native<double>, true>(op);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace fastcoll

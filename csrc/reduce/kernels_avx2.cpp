@@ -1,0 +1,21 @@
+// The kernels for x86-64 with AVX2 and F16C: 32-byte vectors.
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#include <immintrin.h>  // before the push: these functions carry their own targets
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC optimize("O3", "fp-contract=off")
+#pragma GCC target("avx2,f16c")
+#include <immintrin.h>
+#endif
+
+#define FASTCOLL_VECTOR_BYTES 32
+#define FASTCOLL_KERNEL_LOOKUP reduceKernelAvx2
+#include "kernels.inl"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

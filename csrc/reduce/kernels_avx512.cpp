@@ -1,0 +1,22 @@
+// The kernels for x86-64 with AVX-512 F, BW, VL and DQ: 64-byte vectors.
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#include <immintrin.h>  // before the push: these functions carry their own targets
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c"))), \
+                             apply_to = function)
+#else
+#pragma GCC optimize("O3", "fp-contract=off")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c")
+#include <immintrin.h>
+#endif
+
+#define FASTCOLL_VECTOR_BYTES 64
+#define FASTCOLL_KERNEL_LOOKUP reduceKernelAvx512
+#include "kernels.inl"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -1,0 +1,12 @@
+// The kernels for any CPU: 16-byte vectors, which are SSE2 on x86-64 and NEON on aarch64.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O3", "fp-contract=off")
+#endif
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define FASTCOLL_VECTOR_BYTES 16
+#define FASTCOLL_KERNEL_LOOKUP reduceKernelBaseline
+#include "kernels.inl"

@@ -1,0 +1,120 @@
+// Chooses the instruction set once, hands out its kernels, and says why where there is none.
+#include "reduce.hpp"
+
+#include <atomic>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "../base/error.hpp"
+#include "isa.hpp"
+
+namespace fastcoll {
+namespace {
+
+struct Isa {
+  const char* name;
+  ReduceFn (*lookUp)(DType, ReduceOp) noexcept;
+  bool (*available)();
+};
+
+#if defined(__x86_64__)
+// Older compilers do not know "f16c" by name. The system saves the registers if it does so for AVX.
+bool cpuHasF16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
+}
+
+bool cpuHasAvx2() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && cpuHasF16c();
+}
+
+bool cpuHasAvx512() {
+  return cpuHasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// Best first.
+const Isa kIsas[] = {
+#if defined(__x86_64__)
+    {"avx512", reduceKernelAvx512, cpuHasAvx512},
+    {"avx2", reduceKernelAvx2, cpuHasAvx2},
+#endif
+    {"baseline", reduceKernelBaseline, [] { return true; }},
+};
+
+const Isa* bestIsa() {
+  const Isa* isa = kIsas;
+  while (!isa->available()) ++isa;
+  return isa;
+}
+
+std::atomic<const Isa*>& currentIsa() {
+  static std::atomic<const Isa*> isa{bestIsa()};
+  return isa;
+}
+
+std::string whyNot(DType dtype, ReduceOp op) {
+  const char* type = dtypeName(dtype);
+  const char* name = reduceOpName(op);
+  const bool isComplex = dtype == DType::Complex64 || dtype == DType::Complex128;
+  const bool isFloat = isComplex || dtype == DType::Float16 || dtype == DType::BFloat16 ||
+                       dtype == DType::Float32 || dtype == DType::Float64;
+  if (dtype > DType::Complex128) {
+    const char* to = dtype == DType::Complex32 ? "complex64" : "bfloat16 or float32";
+    if (dtype == DType::Opaque)
+      return concat(type, " can be moved but not reduced; reduce a tensor of a numeric type");
+    return concat(type, " can be moved but not reduced; cast to ", to, " first");
+  }
+  switch (op) {
+    case ReduceOp::Avg:
+      return concat(name, " is not defined for ", type, "; use SUM and divide");
+    case ReduceOp::PreMulSum:
+      return concat(name, " is not defined for ", type, "; multiply the tensor and use SUM");
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+      return concat(
+          name, " is not defined for ", type,
+          ", which has no order; reduce the parts (torch.view_as_real) or the absolute values");
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      if (isFloat)
+        return concat(name, " is not defined for ", type,
+                      "; reduce an integer view of the tensor, such as tensor.view(torch.uint8)");
+      break;
+    default:
+      break;
+  }
+  return concat("no reduction ", name, " for ", type, "; choose one of SUM, PRODUCT, MIN and MAX");
+}
+
+}  // namespace
+
+ReduceFn reduceFunction(DType dtype, ReduceOp op) {
+  const Isa* isa = currentIsa().load(std::memory_order_relaxed);
+  if (ReduceFn fn = isa->lookUp(dtype, op)) return fn;
+  throw Error(ErrorKind::Value, whyNot(dtype, op));
+}
+
+const char* reduceIsa() {
+  return currentIsa().load(std::memory_order_relaxed)->name;
+}
+
+void setReduceIsa(const char* name) {
+  for (const Isa& isa : kIsas) {
+    if (std::strcmp(isa.name, name) != 0) continue;
+    if (!isa.available())
+      throw Error(ErrorKind::Value, concat("this machine cannot run the ", name, " reductions"));
+    currentIsa().store(&isa, std::memory_order_relaxed);
+    return;
+  }
+  throw Error(ErrorKind::Value, concat("no reductions are built for \"", name,
+                                       "\"; this build has ", kIsas[0].name, " to baseline"));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,168 @@
+#include "tensors.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace fastcoll {
+namespace {
+
+// Strides that cannot overlap: sorted by stride, each is larger than all that the smaller ones reach.
+bool mayOverlapItself(const at::Tensor& tensor) {
+  if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return false;
+  std::vector<int64_t> order(static_cast<std::size_t>(tensor.dim()));
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
+  int64_t reach = 0;
+  for (const int64_t dim : order) {
+    if (tensor.size(dim) == 1) continue;
+    if (tensor.stride(dim) <= reach) return true;
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return false;
+}
+
+bool needsStaging(const at::Tensor& tensor) {
+  return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
+}
+
+std::size_t bytesOf(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+}
+
+std::string shapeOf(const at::Tensor& tensor) {
+  return concat(dtypeName(dtypeOf(tensor.scalar_type())), tensor.sizes());
+}
+
+}  // namespace
+
+std::string CallSite::prefix() const {
+  return concat("fastcoll.", name, " [group '", *group, "', rank ", rank, "/", size, "]: ");
+}
+
+DType dtypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kByte: return DType::UInt8;
+    case at::kChar: return DType::Int8;
+    case at::kShort: return DType::Int16;
+    case at::kUInt16: return DType::UInt16;
+    case at::kInt: return DType::Int32;
+    case at::kUInt32: return DType::UInt32;
+    case at::kLong: return DType::Int64;
+    case at::kUInt64: return DType::UInt64;
+    case at::kBool: return DType::Bool;
+    case at::kHalf: return DType::Float16;
+    case at::kBFloat16: return DType::BFloat16;
+    case at::kFloat: return DType::Float32;
+    case at::kDouble: return DType::Float64;
+    case at::kComplexHalf: return DType::Complex32;
+    case at::kComplexFloat: return DType::Complex64;
+    case at::kComplexDouble: return DType::Complex128;
+    case at::kFloat8_e5m2: return DType::Float8E5M2;
+    case at::kFloat8_e4m3fn: return DType::Float8E4M3FN;
+    case at::kFloat8_e5m2fnuz: return DType::Float8E5M2FNUZ;
+    case at::kFloat8_e4m3fnuz: return DType::Float8E4M3FNUZ;
+    case at::kFloat8_e8m0fnu: return DType::Float8E8M0FNU;
+    default: return DType::Opaque;
+  }
+}
+
+void requireDenseCpu(const CallSite& call, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw Error(ErrorKind::Value, call.prefix() + "expected a tensor, got an undefined one");
+  }
+  if (tensor.layout() != at::kStrided) {
+    throw Error(ErrorKind::Value,
+                concat(call.prefix(), "expected a dense tensor, got one of layout ", tensor.layout(),
+                    ". Only all_reduce takes sparse COO tensors; use .to_dense()."));
+  }
+  if (tensor.is_meta()) {
+    throw Error(ErrorKind::Value, call.prefix() + "expected a tensor with data, got one on device meta. "
+                                         "Materialise it first.");
+  }
+  if (!tensor.is_cpu()) {
+    throw Error(ErrorKind::Value,
+                concat(call.prefix(), "expected a CPU tensor, got one on ", tensor.device(),
+                    ". This version moves CPU tensors; use the backend "
+                    "\"cpu:fastcoll,cuda:nccl\" for groups with both."));
+  }
+}
+
+void requireSameType(const CallSite& call, const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (tensor.scalar_type() != tensors[0].scalar_type()) {
+      throw Error(ErrorKind::Type, concat(call.prefix(), "expected tensors of one dtype, got ",
+                                       shapeOf(tensors[0]), " and ", shapeOf(tensor)));
+    }
+  }
+}
+
+void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
+  requireDenseCpu(call_, tensor);
+  if (tensor.numel() == 0) return;
+  at::Tensor place = tensor;
+  if (needsStaging(tensor)) {
+    place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+    before_.push_back({tensor, place});
+  }
+  alive_.push_back(place);
+  message.append(place.data_ptr(), bytesOf(place));
+}
+
+void TensorTask::addOutput(Message& message, const at::Tensor& tensor) {
+  requireDenseCpu(call_, tensor);
+  if (tensor.numel() == 0) return;
+  if (mayOverlapItself(tensor)) {
+    throw Error(ErrorKind::Value,
+                concat(call_.prefix(), "the elements of an output overlap each other: sizes ", tensor.sizes(),
+                    ", strides ", tensor.strides(), ". Use .contiguous() or .clone()."));
+  }
+  at::Tensor place = tensor;
+  if (needsStaging(tensor)) {
+    place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+    after_.push_back({place, tensor});
+  }
+  alive_.push_back(place);
+  written_.push_back(tensor);
+  message.append(place.data_ptr(), bytesOf(place));
+}
+
+void TensorTask::addInPlace(Message& in, Message& out, const at::Tensor& tensor) {
+  addOutput(out, tensor);
+  if (tensor.numel() == 0) return;
+  const at::Tensor& place = alive_.back();
+  if (!place.is_same(tensor)) before_.push_back({tensor, place});
+  in.append(place.data_ptr(), bytesOf(place));
+}
+
+void TensorTask::prepare() {
+  if (before_.empty()) return;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (const Copy& copy : before_) copy.to.copy_(copy.from);
+}
+
+void TensorTask::transfer(const RunOne& runOne) {
+  if (parts.empty()) return runOne(request);
+  for (Request& part : parts) {
+    part.seq = request.seq;
+    part.timeout = request.timeout;
+    runOne(part);
+  }
+}
+
+void TensorTask::finish() {
+  if (!after_.empty()) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    for (const Copy& copy : after_) copy.to.copy_(copy.from);
+  }
+  // Autograd must notice that a tensor which it saved was overwritten.
+  for (const at::Tensor& tensor : written_) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,64 @@
+// From tensors to messages: which are allowed, how their elements are laid out, and the copies that
+// make the others contiguous.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/cpu_engine.hpp"
+
+namespace fastcoll {
+
+DType dtypeOf(at::ScalarType type);
+
+/// Which call this is, for error messages; formatted only when one is needed.
+struct CallSite {
+  const char* name;  // "all_reduce"
+  const std::string* group;
+  int rank;
+  int size;
+  /// "fastcoll.all_reduce [group 'g', rank 3/8]: "
+  std::string prefix() const;
+};
+
+/// A collective over tensors. Keeps them alive, and stages those that do not lie in one run of memory:
+/// inputs are copied before the transfer, outputs after it, on the thread that runs it.
+class TensorTask : public Task {
+ public:
+  explicit TensorTask(CallSite call) : call_(call) {}
+
+  /// Tensors of several dtypes make several requests; `request` alone is used while this is empty.
+  std::vector<Request> parts;
+
+  /// The bytes of a tensor that is read.
+  void addInput(Message& message, const at::Tensor& tensor);
+  /// The bytes of a tensor that is written; throws Error(Value) if its elements overlap.
+  void addOutput(Message& message, const at::Tensor& tensor);
+  /// One tensor read and written in place.
+  void addInPlace(Message& in, Message& out, const at::Tensor& tensor);
+
+  void prepare() override;
+  void transfer(const RunOne& runOne) override;
+  void finish() override;
+
+ private:
+  struct Copy {
+    at::Tensor from;
+    at::Tensor to;
+  };
+  CallSite call_;
+  std::vector<at::Tensor> alive_;
+  std::vector<at::Tensor> written_;
+  std::vector<Copy> before_;
+  std::vector<Copy> after_;
+};
+
+/// Throws Error(Value) unless the tensor is a dense CPU tensor with memory.
+void requireDenseCpu(const CallSite& call, const at::Tensor& tensor);
+/// Throws Error(Value) unless all have the dtype of the first.
+void requireSameType(const CallSite& call, const std::vector<at::Tensor>& tensors);
+
+}  // namespace fastcoll

@@ -1,0 +1,50 @@
+// Translates fastcoll's one exception into the class that a torch user catches.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace fastcoll {
+
+[[noreturn]] inline void throwAsTorch(const Error& error) {
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
+  switch (error.kind()) {
+    case ErrorKind::Value: throw c10::ValueError(here, error.what());
+    case ErrorKind::Type: throw c10::TypeError(here, error.what());
+    case ErrorKind::Store: throw c10::DistStoreError(here, error.what());
+    case ErrorKind::Network: throw c10::DistNetworkError(here, error.what());
+    default: throw c10::DistBackendError(here, error.what());
+  }
+}
+
+/// Calls `body` and translates what it throws.
+template <typename Body>
+auto translated(Body&& body) -> decltype(body()) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    throwAsTorch(error);
+  }
+}
+
+/// The same for an exception that is already in flight to somebody else.
+inline std::exception_ptr translatedFault(std::exception_ptr fault) {
+  if (!fault) return fault;
+  try {
+    std::rethrow_exception(fault);
+  } catch (const Error& error) {
+    try {
+      throwAsTorch(error);
+    } catch (...) {
+      return std::current_exception();
+    }
+  } catch (...) {
+    return fault;
+  }
+}
+
+}  // namespace fastcoll

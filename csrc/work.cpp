@@ -1,0 +1,169 @@
+#include "work.hpp"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/ivalue_inl.h>
+#include <ATen/core/jit_type.h>
+
+#include "torch_error.hpp"
+
+namespace fastcoll {
+
+namespace {
+
+c10::intrusive_ptr<c10::ivalue::Future> tensorListFuture() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace
+
+bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
+  if (!isCompleted()) {
+    if (timeout == kNoTimeout) {
+      waitForTransfer(std::nullopt);
+    } else if (!waitForTransfer(deadlineAfter(Clock::now(), timeout))) {
+      throwAsTorch(Error(ErrorKind::Timeout,
+                         concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
+                             " ms waiting for ", describe(),
+                             "; it goes on, and may be waited for again")));
+    }
+  }
+  if (auto fault = exception()) std::rethrow_exception(fault);
+  return true;
+}
+
+void WorkFastcoll::abort() {
+  throwAsTorch(Error(ErrorKind::Value,
+                     "fastcoll: one work cannot be aborted alone; abort its group with "
+                     "torch.distributed.distributed_c10d._abort_process_group()"));
+}
+
+void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
+  fault = translatedFault(fault);
+  ended_ = Clock::now();
+  finish(fault);
+  transferEnded();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<c10::ivalue::Future> result;
+  {
+    std::lock_guard<std::mutex> lock(futureMutex_);
+    ended = true;
+    future = future_;
+    result = futureResult_;
+  }
+  // Without locks: callbacks may issue collectives, or ask this very work for anything.
+  if (future) resolve(future, *this, fault);
+  if (result) result->markCompleted(c10::IValue(static_cast<int64_t>(
+      fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+}
+
+void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
+                           const WorkFastcoll& work, const std::exception_ptr& fault) {
+  if (fault) {
+    future->setError(fault);
+  } else {
+    future->markCompleted(c10::IValue(work.outputs_));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
+  bool now = false;
+  {
+    std::lock_guard<std::mutex> lock(futureMutex_);
+    if (!future_) {
+      future_ = tensorListFuture();
+      now = ended;
+    }
+  }
+  if (now) resolve(future_, *this, exception());
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
+  bool now = false;
+  {
+    std::lock_guard<std::mutex> lock(futureMutex_);
+    if (!futureResult_) {
+      futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+      now = ended;
+    }
+  }
+  if (now) {
+    futureResult_->markCompleted(c10::IValue(static_cast<int64_t>(
+        exception() ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  }
+  return futureResult_;
+}
+
+float WorkFastcoll::getDuration() const {
+  return std::chrono::duration<float, std::milli>(ended_ - started_).count();
+}
+
+bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
+  // Kept alive by the engine's queue until it is done, and by this work.
+  if (!until) {
+    engine_->wait(*task_);
+    return true;
+  }
+  return engine_->waitUntil(*task_, *until);
+}
+
+void CollectiveWork::transferEnded() noexcept {
+  task_->done.store(true, std::memory_order_release);
+}
+
+bool PointToPointWork::isCompleted() {
+  if (c10d::Work::isCompleted()) return true;
+  engine_->pointToPoint().poll();
+  return c10d::Work::isCompleted();
+}
+
+bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
+  return translated([&] {
+    return engine_->pointToPoint().wait(*op_, until.value_or(TimePoint::max()));
+  });
+}
+
+CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+                           std::vector<at::Tensor> outputs)
+    : WorkFastcoll(rank, c10d::OpType::COALESCED, nullptr, std::nullopt, std::move(outputs), 0),
+      works_(std::move(works)) {}
+
+bool CombinedWork::isCompleted() {
+  bool all = true;
+  for (const auto& work : works_) all = work->isCompleted() && all;
+  return all;
+}
+
+bool CombinedWork::isSuccess() const {
+  for (const auto& work : works_) {
+    if (!work->isSuccess()) return false;
+  }
+  return true;
+}
+
+std::exception_ptr CombinedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto fault = work->exception()) return fault;
+  }
+  return nullptr;
+}
+
+bool CombinedWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  auto outputs = outputs_;
+  return c10::collectAll(futures)->then(
+      [outputs](c10::ivalue::Future& all) {
+        if (all.hasError()) std::rethrow_exception(all.exception_ptr());
+        return c10::IValue(outputs);
+      },
+      c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,112 @@
+// What an asynchronous call returns. A Work completes by itself, can be waited for from any thread
+// and any number of times, and outlives its group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/cpu_engine.hpp"
+
+namespace fastcoll {
+
+class WorkFastcoll : public c10d::Work {
+ public:
+  WorkFastcoll(int rank, c10d::OpType type, const char* title,
+               const std::optional<std::vector<at::Tensor>>& profiled,
+               std::vector<at::Tensor> outputs, std::uint64_t seq)
+      : c10d::Work(rank, type, title, profiled), outputs_(std::move(outputs)), seq_(seq) {}
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override {}
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  std::uint64_t getSequencenumber() const override { return seq_; }
+  float getDuration() const override;
+
+  /// Ends the work; its waiters wake, then its futures' callbacks run on this thread.
+  void markDone(std::exception_ptr fault) noexcept;
+  void setSequence(std::uint64_t seq) { seq_ = seq; }
+
+ protected:
+  /// Waits for the transfer; false when `until` passed first.
+  virtual bool waitForTransfer(std::optional<TimePoint> until) = 0;
+  /// Called when the transfer has ended, before callbacks run.
+  virtual void transferEnded() noexcept {}
+  virtual std::string describe() const { return c10d::opTypeToString(opType_); }
+
+  std::vector<at::Tensor> outputs_;
+
+ private:
+  static void resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future, const WorkFastcoll& work,
+                      const std::exception_ptr& fault);
+
+  std::uint64_t seq_;
+  const TimePoint started_ = Clock::now();
+  TimePoint ended_ = started_;
+  std::mutex futureMutex_;
+  bool ended = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
+};
+
+/// A collective in the CPU engine.
+class CollectiveWork : public WorkFastcoll {
+ public:
+  using WorkFastcoll::WorkFastcoll;
+  void attach(std::shared_ptr<CpuEngine> engine, TaskRef task) {
+    engine_ = std::move(engine);
+    task_ = std::move(task);
+  }
+
+ protected:
+  bool waitForTransfer(std::optional<TimePoint> until) override;
+  void transferEnded() noexcept override;
+
+ private:
+  std::shared_ptr<CpuEngine> engine_;
+  TaskRef task_;
+};
+
+/// A send or receive in the CPU engine.
+class PointToPointWork : public WorkFastcoll {
+ public:
+  using WorkFastcoll::WorkFastcoll;
+  void attach(std::shared_ptr<CpuEngine> engine, PointToPointRef op) {
+    engine_ = std::move(engine);
+    op_ = std::move(op);
+  }
+  int sourceRank() const override { return op_->source; }
+  bool isCompleted() override;
+
+ protected:
+  bool waitForTransfer(std::optional<TimePoint> until) override;
+
+ private:
+  std::shared_ptr<CpuEngine> engine_;
+  PointToPointRef op_;
+};
+
+/// Several works as one: what endCoalescing returns, and sends between hosts.
+class CombinedWork : public WorkFastcoll {
+ public:
+  CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,
+               std::vector<at::Tensor> outputs);
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ protected:
+  bool waitForTransfer(std::optional<TimePoint>) override { return true; }
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace fastcoll
