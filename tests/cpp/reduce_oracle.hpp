@@ -1,0 +1,229 @@
+// What csrc/reduce should compute, one element at a time and by other means: 16-bit floats are
+// decoded with ldexp and rounded by comparing the two neighbours, and a division is always a
+// division.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../../csrc/base/dtype.hpp"
+
+namespace oracle {
+
+using fastcoll::DType;
+using fastcoll::ReduceOp;
+
+template <class T>
+T fromBits(std::uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof value);  // little endian
+  return value;
+}
+
+/// A 16-bit float format with `fraction` bits of fraction.
+struct Half {
+  int fraction;
+  int bias;
+
+  std::uint32_t infinity() const { return 0x7fffu >> fraction << fraction; }
+
+  double decode(std::uint32_t h) const {
+    const std::uint32_t magnitude = h & 0x7fffu;
+    const double sign = (h & 0x8000u) != 0 ? -1.0 : 1.0;
+    const int exponent = static_cast<int>(magnitude >> fraction);
+    const double mantissa = magnitude & ((1u << fraction) - 1);
+    if (magnitude > infinity()) return std::nan("");
+    if (magnitude == infinity()) return sign * HUGE_VAL;
+    if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - fraction);
+    return sign * std::ldexp(mantissa + (1 << fraction), exponent - bias - fraction);
+  }
+
+  std::uint32_t encode(float value) const {
+    if (std::isnan(value)) return infinity() | 1u << (fraction - 1);
+    const std::uint32_t sign = std::signbit(value) ? 0x8000u : 0u;
+    if (std::isinf(value)) return sign | infinity();
+    const double magnitude = std::fabs(static_cast<double>(value));
+    std::uint32_t low = 0, high = infinity();  // positive numbers are ordered as their bits are
+    while (high - low > 1) {
+      const std::uint32_t middle = (low + high) / 2;
+      (decode(middle) <= magnitude ? low : high) = middle;
+    }
+    // Infinity stands for the number that would follow the largest.
+    const double above = high == infinity()
+                             ? std::ldexp(1.0, static_cast<int>(high >> fraction) - bias)
+                             : decode(high);
+    const double down = magnitude - decode(low), up = above - magnitude;
+    const bool takeHigh = up < down || (up == down && (low & 1) != 0);
+    return sign | (takeHigh ? high : low);
+  }
+};
+
+constexpr Half kFloat16{10, 15};
+constexpr Half kBFloat16{7, 127};
+
+template <class T>
+T extreme(T a, T b, bool wantMax) {
+  if (std::isnan(a)) return a;
+  if (std::isnan(b)) return b;
+  if (a == b) return std::signbit(a) != wantMax ? a : b;  // -0 < +0
+  return (a < b) != wantMax ? a : b;
+}
+
+template <class T>
+T floatElement(ReduceOp op, const std::vector<T>& s, double factor, double divisor) {
+  volatile T acc = 0;  // volatile: no contraction, no reordering
+  for (std::size_t j = 0; j < s.size(); ++j) {
+    volatile T v = s[j];
+    if (op == ReduceOp::PreMulSum) v = v * static_cast<T>(factor);
+    if (j == 0) {
+      acc = v;
+    } else if (op == ReduceOp::Min || op == ReduceOp::Max) {
+      acc = extreme<T>(acc, v, op == ReduceOp::Max);
+    } else {
+      acc = op == ReduceOp::Product ? acc * v : acc + v;
+    }
+  }
+  if (op == ReduceOp::Avg) acc = acc / static_cast<T>(divisor);
+  if (std::isnan(acc)) return fromBits<T>(sizeof(T) == 4 ? 0x7fc00000u : 0x7ff8000000000000u);
+  return acc;
+}
+
+template <class T>
+void complexElement(ReduceOp op, const std::vector<T>& re, const std::vector<T>& im, double factor,
+                    double divisor, T* out) {
+  volatile T a = re[0], b = im[0];
+  for (std::size_t j = 1; j < re.size(); ++j) {
+    volatile T ac = a * re[j], bd = b * im[j], ad = a * im[j], bc = b * re[j];
+    a = ac - bd;
+    b = ad + bc;
+  }
+  const bool isProduct = op == ReduceOp::Product;
+  out[0] = floatElement(op, isProduct ? std::vector<T>{a} : re, factor, divisor);
+  out[1] = floatElement(op, isProduct ? std::vector<T>{b} : im, factor, divisor);
+}
+
+/// Modulo 2^64, then cut down to T.
+template <class T>
+T integerElement(ReduceOp op, const std::vector<T>& s) {
+  auto acc = static_cast<std::uint64_t>(s[0]);
+  for (std::size_t j = 1; j < s.size(); ++j) {
+    const auto v = static_cast<std::uint64_t>(s[j]);
+    switch (op) {
+      case ReduceOp::Sum:
+        acc += v;
+        break;
+      case ReduceOp::Product:
+        acc *= v;
+        break;
+      case ReduceOp::BitAnd:
+        acc &= v;
+        break;
+      case ReduceOp::BitOr:
+        acc |= v;
+        break;
+      case ReduceOp::BitXor:
+        acc ^= v;
+        break;
+      case ReduceOp::Min:
+        acc = s[j] < static_cast<T>(acc) ? v : acc;
+        break;
+      default:
+        acc = s[j] > static_cast<T>(acc) ? v : acc;
+        break;
+    }
+  }
+  return static_cast<T>(acc);
+}
+
+inline std::uint8_t boolElement(ReduceOp op, const std::vector<std::uint8_t>& s) {
+  unsigned trues = 0;
+  for (const std::uint8_t v : s) trues += v != 0 ? 1 : 0;
+  switch (op) {
+    case ReduceOp::BitXor:
+      return trues % 2;
+    case ReduceOp::Product:
+    case ReduceOp::Min:
+    case ReduceOp::BitAnd:
+      return trues == s.size();
+    default:
+      return trues != 0;
+  }
+}
+
+/// Lane `index` of every source.
+template <class T>
+std::vector<T> gather(const char* const* srcs, int k, std::size_t index) {
+  std::vector<T> s(static_cast<std::size_t>(k));
+  for (int j = 0; j < k; ++j) std::memcpy(&s[j], srcs[j] + index * sizeof(T), sizeof(T));
+  return s;
+}
+
+/// Writes element i of the reduction to dst.
+inline void element(DType dtype, ReduceOp op, const char* const* srcs, int k, std::size_t i,
+                    double factor, double divisor, char* dst) {
+  const std::size_t size = fastcoll::elementSize(dtype);
+  const auto put = [&](auto value) { std::memcpy(dst + i * size, &value, size); };
+  const auto integer = [&](auto zero) {
+    put(integerElement(op, gather<decltype(zero)>(srcs, k, i)));
+  };
+  const auto real = [&](auto zero) {
+    put(floatElement(op, gather<decltype(zero)>(srcs, k, i), factor, divisor));
+  };
+  const auto half = [&](const Half& format) {
+    std::vector<float> s;
+    for (const std::uint16_t h : gather<std::uint16_t>(srcs, k, i))
+      s.push_back(static_cast<float>(format.decode(h)));
+    put(static_cast<std::uint16_t>(format.encode(floatElement(op, s, factor, divisor))));
+  };
+  const auto pair = [&](auto zero) {
+    using T = decltype(zero);
+    T out[2];
+    complexElement(op, gather<T>(srcs, k, 2 * i), gather<T>(srcs, k, 2 * i + 1), factor, divisor,
+                   out);
+    std::memcpy(dst + i * size, out, size);
+  };
+
+  const bool scales = op == ReduceOp::Avg || op == ReduceOp::PreMulSum;
+  if (k == 1 && !scales && dtype != DType::Bool) {
+    std::memcpy(dst + i * size, srcs[0] + i * size, size);
+    return;
+  }
+  switch (dtype) {
+    case DType::UInt8:
+      return integer(std::uint8_t{});
+    case DType::Int8:
+      return integer(std::int8_t{});
+    case DType::UInt16:
+      return integer(std::uint16_t{});
+    case DType::Int16:
+      return integer(std::int16_t{});
+    case DType::UInt32:
+      return integer(std::uint32_t{});
+    case DType::Int32:
+      return integer(std::int32_t{});
+    case DType::UInt64:
+      return integer(std::uint64_t{});
+    case DType::Int64:
+      return integer(std::int64_t{});
+    case DType::Bool:
+      return put(boolElement(op, gather<std::uint8_t>(srcs, k, i)));
+    case DType::Float16:
+      return half(kFloat16);
+    case DType::BFloat16:
+      return half(kBFloat16);
+    case DType::Float32:
+      return real(float{});
+    case DType::Float64:
+      return real(double{});
+    case DType::Complex64:
+      return pair(float{});
+    case DType::Complex128:
+      return pair(double{});
+    default:
+      return;
+  }
+}
+
+}  // namespace oracle

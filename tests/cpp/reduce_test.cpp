@@ -1,0 +1,176 @@
+// csrc/reduce against a slow oracle, bit for bit: every type, operation and instruction set.
+//
+//   g++ -std=c++17 -O3 -o reduce_test tests/cpp/reduce_test.cpp csrc/{reduce/*,base/dtype}.cpp
+//   ./reduce_test && ./reduce_test --bench
+//
+// and once more with -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all.
+#include <chrono>
+
+#include "reduce_case.hpp"
+
+namespace {
+
+const ReduceOp kOps[] = {ReduceOp::Sum,   ReduceOp::Avg,    ReduceOp::Product,
+                         ReduceOp::Min,   ReduceOp::Max,    ReduceOp::BitAnd,
+                         ReduceOp::BitOr, ReduceOp::BitXor, ReduceOp::PreMulSum};
+
+std::vector<std::string> availableIsas() {
+  std::vector<std::string> names;
+  for (const char* name : {"baseline", "avx2", "avx512"}) {
+    try {
+      fastcoll::setReduceIsa(name);
+      names.push_back(name);
+    } catch (const fastcoll::Error& error) {
+      CHECK(error.kind() == fastcoll::ErrorKind::Value, name);
+      std::printf("skipped: %s\n", error.what());
+    }
+  }
+  return names;
+}
+
+bool isDefined(DType t, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Product:
+      return t <= DType::Complex128;
+    case ReduceOp::Min:
+    case ReduceOp::Max:
+      return t <= DType::Float64;
+    case ReduceOp::Avg:
+    case ReduceOp::PreMulSum:
+      return t >= DType::Float16 && t <= DType::Complex128;
+    case ReduceOp::BitAnd:
+    case ReduceOp::BitOr:
+    case ReduceOp::BitXor:
+      return t <= DType::Bool;
+    default:
+      return false;
+  }
+}
+
+void testValues(const std::vector<std::string>& isas) {
+  for (int t = 0; t <= static_cast<int>(DType::Complex128); ++t) {
+    for (const ReduceOp op : kOps) {
+      const DType dtype = static_cast<DType>(t);
+      if (!isDefined(dtype, op)) continue;
+      for (const int k : {1, 2, 3, 4, 5, 8, 17, 64}) {
+        std::vector<std::pair<double, double>> scalars = {{1.0, 1.0}};  // factor, divisor
+        if (op == ReduceOp::Avg) scalars = {{1, k}, {1, 8}, {1, 3}, {1, -0.25}, {1, 0}};
+        if (op == ReduceOp::PreMulSum) scalars = {{0.125, 1}, {1.0 / 3, 1}, {-0.0, 1}};
+        if (op == ReduceOp::Avg && k == 2)
+          for (const double d : {0x1p-127, 0x1p127, 0x1p126, -0x1p-1022, 0x1p1023, 0x1p1022})
+            scalars.push_back({1, d});
+        for (const auto& [factor, divisor] : scalars) {
+          const Case c(dtype, op, k, factor, divisor);
+          for (const std::string& isa : isas) {
+            fastcoll::setReduceIsa(isa.c_str());
+            for (const std::size_t count : {0, 1, 7, 31, 32, 33, 1000, 4099})
+              for (const std::size_t offset : {0, 1, 6, 33}) c.checkApart(count, offset);
+            for (int j = 0; j < k; ++j) c.checkInPlace(j);
+            c.checkInPieces();
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Every 16-bit float times factors that reach all roundings, subnormal results and overflows.
+void testAllHalves(const std::vector<std::string>& isas) {
+  constexpr std::size_t kAll = 65536;
+  std::vector<std::uint16_t> all(kAll), got(kAll), expected(kAll);
+  for (std::size_t i = 0; i < kAll; ++i) all[i] = static_cast<std::uint16_t>(i);
+  const char* bytes = reinterpret_cast<const char*>(all.data());
+  const void* srcs[] = {all.data()};
+  for (const DType dtype : {DType::Float16, DType::BFloat16}) {
+    for (const double factor :
+         {1.0, 0.5, 0x1p-9, 0x1p-12, 0x1.8p-11, 0x1.555556p-3, 1.25, 0x1.fp3, 0x1p-126}) {
+      for (std::size_t i = 0; i < kAll; ++i)
+        oracle::element(dtype, ReduceOp::PreMulSum, &bytes, 1, i, factor, 1,
+                        reinterpret_cast<char*>(expected.data()));
+      for (const std::string& isa : isas) {
+        fastcoll::setReduceIsa(isa.c_str());
+        reduceFunction(dtype, ReduceOp::PreMulSum)({got.data(), srcs, 1, kAll, factor, 1.0});
+        CHECK(got == expected, isa, " ", dtypeName(dtype), " times ", factor);
+      }
+    }
+  }
+}
+
+void testErrors(const std::vector<std::string>& isas) {
+  for (const std::string& isa : isas) {
+    fastcoll::setReduceIsa(isa.c_str());
+    CHECK(fastcoll::reduceIsa() == isa, isa);
+    for (int t = 0; t <= static_cast<int>(DType::Opaque); ++t) {
+      for (int o = 0; o <= static_cast<int>(ReduceOp::None); ++o) {
+        const DType dtype = static_cast<DType>(t);
+        const ReduceOp op = static_cast<ReduceOp>(o);
+        std::string text;
+        bool isValue = false;
+        try {
+          reduceFunction(dtype, op);
+        } catch (const fastcoll::Error& error) {
+          text = error.what();
+          isValue = error.kind() == fastcoll::ErrorKind::Value;
+        }
+        const std::string what =
+            fastcoll::concat(dtypeName(dtype), " ", reduceOpName(op), " says: ", text);
+        CHECK(isDefined(dtype, op) == text.empty(), what);
+        if (text.empty()) continue;
+        CHECK(isValue && text.find(dtypeName(dtype)) != std::string::npos, what);
+        CHECK(text.find(';') != std::string::npos, what, " (no remedy)");
+      }
+    }
+  }
+  try {
+    fastcoll::setReduceIsa("sse9");
+    CHECK(false, "sse9 was accepted");
+  } catch (const fastcoll::Error& error) {
+    CHECK(error.kind() == fastcoll::ErrorKind::Value, error.what());
+  }
+}
+
+void benchOne(const char* isa, DType dtype, int k, std::size_t bytes) {
+  std::vector<std::vector<char>> buffers(static_cast<std::size_t>(k) + 1, std::vector<char>(bytes));
+  std::vector<const void*> srcs;
+  for (int j = 1; j <= k; ++j) srcs.push_back(buffers[j].data());
+  const ReduceArgs args{buffers[0].data(), srcs.data(), k, bytes / elementSize(dtype)};
+  const auto reduce = reduceFunction(dtype, ReduceOp::Sum);
+  const auto calls = static_cast<int>((std::size_t{64} << 20) / bytes);
+  double best = 1e9;
+  for (int trial = 0; trial < 15; ++trial) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; ++i) reduce(args);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    best = std::min(best, took.count() / calls);
+  }
+  std::printf("%-9s %-9s %3d %7zu %8.1f\n", isa, dtypeName(dtype), k, bytes >> 10,
+              static_cast<double>(bytes) * (k + 1) / best / 1e9);
+}
+
+void bench(const std::vector<std::string>& isas) {
+  std::printf("SUM by one thread; KiB of one source; GB/s read and written, best of 15\n");
+  std::printf("%-9s %-9s %3s %7s %8s\n", "isa", "dtype", "k", "KiB", "GB/s");
+  for (const std::string& isa : isas) {
+    fastcoll::setReduceIsa(isa.c_str());
+    for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
+      for (const std::size_t kib : {64, 256, 16384}) benchOne(isa.c_str(), dtype, 2, kib << 10);
+      for (const int k : {4, 8, 16}) benchOne(isa.c_str(), dtype, k, std::size_t{64} << 10);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto isas = availableIsas();
+  if (argc > 1 && std::strcmp(argv[1], "--bench") == 0) {
+    bench(isas);
+    return 0;
+  }
+  testErrors(isas);
+  testAllHalves(isas);
+  testValues(isas);
+  std::printf("%ld checks, %ld failures\n", checks, failures);
+  return failures == 0 ? 0 : 1;
+}
