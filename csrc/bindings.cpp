@@ -101,6 +101,9 @@ PYBIND11_MODULE(_C, m) {
            py::arg("transport") = "auto", py::arg("segment_bytes") = 262144,
            py::arg("spin_us") = -1)
       .def_property(
+          "timeout", [](const Options& o) { return o.timeout; },
+          [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
+      .def_property(
           "transport", [](const Options& o) { return transportName(o.transport); },
           [](Options& o, const std::string& name) { o.transport = transportOf(name); })
       .def_property(
