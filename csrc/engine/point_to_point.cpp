@@ -166,7 +166,10 @@ void PointToPoint::complete(Finished& finished) {
 }
 
 void PointToPoint::ring(int rank) {
-  Doorbell& bell = memory_.block(rank).doorbell;
+  const bool self = rank == memory_.rank();
+  // A peer may have found this rank before this rank has found the peer: it looks by itself then.
+  if (!self && !memory_.isBound(rank)) return;
+  Doorbell& bell = (self ? memory_.own() : memory_.block(rank)).doorbell;
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
   if (bell.waiters.load(std::memory_order_seq_cst) != 0) futexWakeAll(lowHalf(&bell.rings));
 }
@@ -297,14 +300,13 @@ void PointToPoint::advanceSends(int rank, Finished& finished) {
       ++i;
     }
   }
-  if (posted && memory_.isBound(rank)) ring(rank);
+  if (posted) ring(rank);
   stream(rank, finished);
 }
 
 void PointToPoint::stream(int rank, Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   PairChannel& channel = *peer.out;
-  bool moved = false;
   for (;;) {
     if (peer.streaming == nullptr) {
       const std::uint64_t wanted = channel.granted.load(std::memory_order_acquire);
@@ -325,13 +327,11 @@ void PointToPoint::stream(int rank, Finished& finished) {
       op.message.read(op.moved_, take, channel.data[slot % PairChannel::kDataSlots]);
       op.moved_ += take;
       channel.streamed.store(++slot, std::memory_order_seq_cst);
-      moved = true;
       ring(rank);
     }
     if (op.moved_ < total) break;
     finish(std::exchange(peer.streaming, nullptr), finished);
   }
-  if (moved) ring(rank);
 }
 
 void PointToPoint::takeDescriptors(int rank, Finished& finished) {
