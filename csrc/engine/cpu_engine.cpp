@@ -334,77 +334,12 @@ RemoteTransport& CpuEngine::remote(Milliseconds timeout) {
   return *remote_;
 }
 
-// --- monitored barrier -------------------------------------------------------------------------
-
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
-  if (config_.size == 1) return;
-  const auto deadline = deadlineAfter(Clock::now(), timeout);
-  const std::string where = prefix("monitored_barrier", 0);
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     throwIfUnusable(Request{});
-    while (running_) changed_.wait_for(lock, kWaitSlice);
-    running_ = true;
-    lock.unlock();
-    try {
-      if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(timeout);
-    } catch (...) {
-      release(lock);
-      throw;
-    }
-    release(lock);
   }
-  if (path_.load(std::memory_order_acquire) == Path::Remote) {
-    Request request;
-    request.timeout = timeout;
-    request.deadline = deadline;
-    remote_->run(request, where);
-    return;
-  }
-  const std::uint64_t mine = ++monitored_;
-  ControlBlock& own = memory_->own();
-  own.monitorArrived.store(mine, std::memory_order_release);
-  ControlBlock& first = config_.rank == 0 ? own : memory_->block(0);
-  for (int round = 0;; ++round) {
-    checkInterrupt();
-    if (memory_->aborted()) memory_->throwAborted(where);
-    const bool late = Clock::now() >= deadline;
-    if (config_.rank == 0) {
-      std::string missing;
-      for (int peer = 1; peer < config_.size && (missing.empty() || waitAllRanks); ++peer) {
-        if (memory_->block(peer).monitorArrived.load(std::memory_order_acquire) < mine) {
-          missing += (missing.empty() ? "" : ", ") + concat(peer);
-        }
-      }
-      if (missing.empty()) {
-        own.monitorReleased.store(mine, std::memory_order_release);
-        return;
-      }
-      if (late) {
-        own.monitorFailed.store(mine, std::memory_order_release);
-        throw Error(ErrorKind::Timeout,
-                    concat(where, waitAllRanks ? "Ranks " : "Rank ", missing,
-                        " failed to pass monitoredBarrier in ", timeout.count(), " ms"));
-      }
-    } else {
-      if (first.monitorReleased.load(std::memory_order_acquire) >= mine) return;
-      if (first.monitorFailed.load(std::memory_order_acquire) >= mine) {
-        throw Error(ErrorKind::Timeout,
-                    concat(where, "Rank ", config_.rank,
-                        " successfully reached monitoredBarrier, but received errors while waiting "
-                        "for send/recv from rank 0: its message names the rank that is missing"));
-      }
-      // Rank 0 decides; this rank gives it a little longer than its own patience.
-      if (Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
-        throw Error(ErrorKind::Timeout,
-                    concat(where, "Rank ", config_.rank,
-                        " successfully reached monitoredBarrier, but received errors while waiting "
-                        "for send/recv from rank 0, which failed to pass monitoredBarrier in ",
-                        timeout.count(), " ms"));
-      }
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(round < 100 ? 50 : 1000));
-  }
+  if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
 }
 
 // --- end ---------------------------------------------------------------------------------------

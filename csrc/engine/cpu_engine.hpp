@@ -88,6 +88,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   /// The other hosts' transport, made at first use. All ranks must call it.
   RemoteTransport& remote(Milliseconds timeout);
 
+  /// Waits for all ranks and names those that do not come; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
 
   /// Fails everything pending and later, on all ranks. From any thread; never throws.
@@ -139,7 +140,6 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool interrupted_ = false;  // a fault before there was shared memory to record it in
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
-  std::uint64_t monitored_ = 0;
   int pairState_ = 0;         // 0: unknown, 1: shared, 2: not
   std::mutex pairMutex_;
 };

@@ -82,9 +82,6 @@ struct ControlBlock {
   std::uint32_t size;
   std::atomic<std::uint32_t> closed;       // the owner has destroyed the group
   std::atomic<std::uint64_t> largeSlots;   // arena offset of the large slots, 0 = none yet
-  std::atomic<std::uint64_t> monitorArrived;   // monitored barriers this rank has come to
-  std::atomic<std::uint64_t> monitorReleased;  // rank 0: monitored barriers that all have passed
-  std::atomic<std::uint64_t> monitorFailed;    // rank 0: the last one that somebody missed
   Progress progress;
   Arrival arrivals[2];
   Doorbell doorbell;

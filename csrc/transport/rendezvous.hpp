@@ -68,6 +68,10 @@ class Rendezvous {
   bool tryPair(int peer);
   /// All ranks' records (waits until every rank has created the group) say "one host, one user".
   bool sameHost(TimePoint deadline, Milliseconds timeout, std::string& why);
+  /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that has
+  /// not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone, so that it
+  /// works before the ranks can talk to each other; the group stays usable.
+  void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
@@ -87,6 +91,7 @@ class Rendezvous {
   LocalProcess& process_;
   GroupRecord own_;
   const std::size_t arenaBytes_;
+  std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};
   std::vector<GroupRecord> records_;
 };
