@@ -143,7 +143,8 @@ def bits(tensor: Tensor) -> bytes:
     """Return the elements' bytes in row-major order, for bitwise comparison."""
     if tensor.numel() == 0:
         return b""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
