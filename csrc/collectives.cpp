@@ -111,6 +111,8 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
   return translated([&] {
     const CallSite site = this->site("broadcast");
     at::Tensor& tensor = single(site, tensors);
+    requireDenseCpu(site, tensor);
+    requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Broadcast);
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank);
@@ -132,6 +134,8 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
   return translated([&] {
     const CallSite site = this->site("reduce");
     at::Tensor& tensor = single(site, tensors);
+    requireDenseCpu(site, tensor);
+    requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Reduce);
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank);

@@ -1,6 +1,7 @@
 // Send, receive and coalescing of ProcessGroupFastcoll.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 
 #include "engine/worker_pool.hpp"
 #include "process_group.hpp"
@@ -73,6 +74,11 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   const auto timeout = options_->timeout;
   if (size_ == 1) {
     throw Error(ErrorKind::Value, site.prefix() + "a group of one rank has nobody to talk to");
+  }
+  if (at::hasCallbacks()) {
+    recordParameters({typeOf(send, peer), titleOf(send, peer), true, timeout,
+                      send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
+                     site.name, messages_ + 1, true);
   }
   if (!engine_->pointToPointShared(timeout)) return launchRemote(site, tensor, send, peer, tag);
 

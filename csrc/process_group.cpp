@@ -290,6 +290,7 @@ class WorkTask : public Task {
     inner_.reset();  // lets go of the tensors before anybody is told
     std::exchange(work_, nullptr)->markDone(fault);
   }
+  bool callsBack() override { return work_->hasFuture(); }
 
  private:
   std::shared_ptr<TensorTask> inner_;
@@ -308,7 +309,9 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     engine_->runInline(task);
     return nullptr;
   }
-  if (profiled) recordParameters(call, task->request);
+  if (profiled) {
+    recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1, false);
+  }
   auto work = c10::make_intrusive<CollectiveWork>(
       rank_, call.type, call.title, std::optional<Tensors>(std::move(call.inputs)),
       std::move(call.outputs), 0);
@@ -339,15 +342,16 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   return result;
 }
 
-void ProcessGroupFastcoll::recordParameters(const Call& call, const Request& request) const {
+void ProcessGroupFastcoll::recordParameters(const Call& call, const char* name, std::uint64_t seq,
+                                            bool pointToPoint) const {
   int64_t in = 0;
   int64_t out = 0;
   for (const auto& tensor : call.inputs) in += tensor.numel();
   for (const auto& tensor : call.outputs) out += tensor.numel();
   const auto type = call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type();
-  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(engine_->sequence() + 1), false),
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(seq), pointToPoint),
                           std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
-                          collectiveName(request.collective), in, out, type,
+                          name, in, out, type,
                           std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
 }
 

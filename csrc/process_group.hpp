@@ -118,7 +118,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void setReduction(const CallSite& site, Request& request, const c10d::ReduceOp& op) const;
   int checkRoot(const CallSite& site, int64_t root) const;
   void checkRank(const CallSite& site, const char* what, int rank) const;
-  void recordParameters(const Call& call, const Request& request) const;
+  void recordParameters(const Call& call, const char* name, std::uint64_t seq,
+                        bool pointToPoint) const;
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
   WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
   WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);

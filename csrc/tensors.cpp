@@ -92,12 +92,12 @@ void requireDenseCpu(const CallSite& call, const at::Tensor& tensor) {
   }
 }
 
-void requireSameType(const CallSite& call, const std::vector<at::Tensor>& tensors) {
-  for (const auto& tensor : tensors) {
-    if (tensor.scalar_type() != tensors[0].scalar_type()) {
-      throw Error(ErrorKind::Type, concat(call.prefix(), "expected tensors of one dtype, got ",
-                                       shapeOf(tensors[0]), " and ", shapeOf(tensor)));
-    }
+void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
+  if (mayOverlapItself(tensor)) {
+    throw Error(ErrorKind::Value,
+                concat(call.prefix(), "the elements of an output overlap each other: sizes ",
+                       tensor.sizes(), ", strides ", tensor.strides(),
+                       ". Use .contiguous() or .clone()."));
   }
 }
 
@@ -116,11 +116,7 @@ void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
 void TensorTask::addOutput(Message& message, const at::Tensor& tensor) {
   requireDenseCpu(call_, tensor);
   if (tensor.numel() == 0) return;
-  if (mayOverlapItself(tensor)) {
-    throw Error(ErrorKind::Value,
-                concat(call_.prefix(), "the elements of an output overlap each other: sizes ", tensor.sizes(),
-                    ", strides ", tensor.strides(), ". Use .contiguous() or .clone()."));
-  }
+  requireNoOverlap(call_, tensor);
   at::Tensor place = tensor;
   if (needsStaging(tensor)) {
     place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));

@@ -58,7 +58,8 @@ class TensorTask : public Task {
 
 /// Throws Error(Value) unless the tensor is a dense CPU tensor with memory.
 void requireDenseCpu(const CallSite& call, const at::Tensor& tensor);
-/// Throws Error(Value) unless all have the dtype of the first.
-void requireSameType(const CallSite& call, const std::vector<at::Tensor>& tensors);
+/// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives check
+/// it on every rank, those that only read included, so that all ranks see the same error.
+void requireNoOverlap(const CallSite& call, const at::Tensor& tensor);
 
 }  // namespace fastcoll

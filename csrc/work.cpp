@@ -46,7 +46,7 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   c10::intrusive_ptr<c10::ivalue::Future> result;
   {
     std::lock_guard<std::mutex> lock(futureMutex_);
-    ended = true;
+    resolved_ = true;
     future = future_;
     result = futureResult_;
   }
@@ -71,7 +71,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
     std::lock_guard<std::mutex> lock(futureMutex_);
     if (!future_) {
       future_ = tensorListFuture();
-      now = ended;
+      now = resolved_;
     }
   }
   if (now) resolve(future_, *this, exception());
@@ -84,7 +84,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
     std::lock_guard<std::mutex> lock(futureMutex_);
     if (!futureResult_) {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-      now = ended;
+      now = resolved_;
     }
   }
   if (now) {

@@ -31,6 +31,10 @@ class WorkFastcoll : public c10d::Work {
   /// Ends the work; its waiters wake, then its futures' callbacks run on this thread.
   void markDone(std::exception_ptr fault) noexcept;
   void setSequence(std::uint64_t seq) { seq_ = seq; }
+  bool hasFuture() {
+    std::lock_guard<std::mutex> lock(futureMutex_);
+    return future_ != nullptr || futureResult_ != nullptr;
+  }
 
  protected:
   /// Waits for the transfer; false when `until` passed first.
@@ -49,7 +53,7 @@ class WorkFastcoll : public c10d::Work {
   const TimePoint started_ = Clock::now();
   TimePoint ended_ = started_;
   std::mutex futureMutex_;
-  bool ended = false;
+  bool resolved_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 };

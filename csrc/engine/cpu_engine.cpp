@@ -221,7 +221,7 @@ void CpuEngine::wakeWorker() {
 }
 
 /// Runs the queue's first task; false when there is none or another thread is at it.
-bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock) {
+bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   if (running_ || queue_.empty()) return false;
   const TaskRef task = std::move(queue_.front());
   queue_.pop_front();
@@ -235,12 +235,22 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock) {
   }
   lock.lock();
   running_ = false;
+  // A callback may block until another collective of this group is done: somebody else must be there
+  // to run it.
+  const bool stepsAside = asWorker && task->callsBack();
+  if (stepsAside) {
+    workerAwake_ = false;
+    if (!queue_.empty()) wakeWorker();
+  }
   changed_.notify_all();
   lock.unlock();
   task->complete(fault);
   task->done.store(true, std::memory_order_release);
   lock.lock();
   changed_.notify_all();
+  if (!stepsAside) return true;
+  if (workerAwake_) return false;  // another thread took over
+  workerAwake_ = true;
   return true;
 }
 
@@ -249,10 +259,12 @@ void CpuEngine::work() {
   const auto linger = std::chrono::microseconds(spinMicros_);
   auto idleSince = Clock::now();
   for (;;) {
-    if (runHead(lock)) {
+    const bool hadWork = !queue_.empty() && !running_;
+    if (runHead(lock, true)) {
       idleSince = Clock::now();
       continue;
     }
+    if (hadWork) return;  // stepped aside, and replaced
     if (queue_.empty() && Clock::now() - idleSince >= linger) break;
     if (!queue_.empty()) {
       changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
@@ -268,7 +280,7 @@ void CpuEngine::work() {
 void CpuEngine::wait(const Task& task) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!task.done.load(std::memory_order_acquire)) {
-    if (runHead(lock)) continue;
+    if (runHead(lock, false)) continue;
     lock.unlock();
     const auto end = Clock::now() + std::chrono::microseconds(spinMicros_);
     while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();

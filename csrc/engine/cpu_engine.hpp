@@ -35,6 +35,8 @@ class Task {
   virtual void transfer(const RunOne& runOne) { runOne(request); }
   /// Called once, without locks. Only for submitted tasks; runInline() returns or throws instead.
   virtual void complete(std::exception_ptr /*fault*/) noexcept {}
+  /// complete() will run a user's code, which may wait for other collectives of the group.
+  virtual bool callsBack() { return false; }
   std::atomic<bool> done{false};
 };
 using TaskRef = std::shared_ptr<Task>;
@@ -110,7 +112,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void useRemote(const Agreement& agreement);
   bool claim(std::unique_lock<std::mutex>& lock);
   void release(std::unique_lock<std::mutex>& lock);
-  bool runHead(std::unique_lock<std::mutex>& lock);
+  bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
   void wakeWorker();
   void work();
   void throwIfUnusable(const Request& request) const;
