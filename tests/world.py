@@ -56,6 +56,7 @@ class World:
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=folder))
         self.logs = [self.folder / f"rank{rank}.log" for rank in range(size)]
+        self._log_starts = [0] * size
         self._calls = 0
         self._kept_prefix: str | None = None
         self._pipes: list[connection.Connection] = []
@@ -107,36 +108,26 @@ class World:
             RanksFailed: a rank raised, died, or gave no answer in time.
         """
         __tracebackhide__ = True
-        messages = self._message(function, arguments, init, fresh)
-        answers: dict[int, tuple[bool, Any]] = {}
-        failures: dict[int, str] = {}
+        message = self._message(function, arguments, init, fresh)
+        self._log_starts = [_size(log) for log in self.logs]
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):
-                pipe.send_bytes(messages)
-        end = time.monotonic() + deadline
-        while len(answers) + len(failures) < self.size and (left := end - time.monotonic()) > 0:
-            self._collect(answers, failures, left)
-            if any(rank not in dying for rank in failures) or not all(
-                ok for ok, _ in answers.values()
-            ):
-                end = min(end, time.monotonic() + GRACE)
-        silent = [rank for rank in range(self.size) if rank not in answers | failures]
-        for rank in silent:
-            failures[rank] = f"no answer in time (deadline {deadline:g} s)"
-        if silent:
-            self._dump_stacks(silent)
-        for rank, (ok, value) in answers.items():
-            if not ok:
-                failures[rank] = value
-        unexpected = {rank: text for rank, text in failures.items() if rank not in dying}
-        for rank in dying:
-            if rank in answers:
-                unexpected[rank] = "was to die in this call and did not"
+                pipe.send_bytes(message)
+        try:
+            answers, failures = self._wait(deadline, dying)
+        except BaseException:  # Ctrl-C, or the time limit of pytest: answers are still to come
+            self.kill()
+            raise
         if failures:
             self.kill()
-        if unexpected:
-            raise RanksFailed(self._report(function, unexpected))
-        return [answers[rank][1] if rank in answers else None for rank in range(self.size)]
+        for rank in dying:
+            if rank in answers:
+                failures[rank] = "was to die in this call and did not"
+            elif failures[rank].startswith("died"):
+                del failures[rank]
+        if failures:
+            raise RanksFailed(self._report(function, failures))
+        return [answers.get(rank) for rank in range(self.size)]
 
     def close(self) -> None:
         """End the ranks; those that do not end by themselves are killed and reported."""
@@ -186,21 +177,38 @@ class World:
             Call(name, pickle.dumps(arguments), prefix, keep, str(scratch), tuple(sys.path))
         )
 
-    def _collect(
-        self, answers: dict[int, tuple[bool, Any]], failures: dict[int, str], timeout: float
-    ) -> None:
-        waiting = {
+    def _wait(
+        self, deadline: float, dying: Collection[int]
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """Return the values of the ranks that answered, and what befell the others."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        end, silence = time.monotonic() + deadline, f"no answer in time (deadline {deadline:g} s)"
+        while waiting := {
             pipe: rank
             for rank, pipe in enumerate(self._pipes)
             if rank not in answers and rank not in failures
-        }
-        for pipe in connection.wait(list(waiting), timeout):
-            rank = waiting[pipe]
-            try:
-                answers[rank] = pickle.loads(pipe.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                self._processes[rank].join(GRACE)
-                failures[rank] = f"died: {_ending(self._processes[rank].exitcode)}"
+        }:
+            ready = connection.wait(list(waiting), max(0.0, end - time.monotonic()))
+            if not ready:
+                failures |= dict.fromkeys(waiting.values(), silence)
+                self._dump_stacks(list(waiting.values()))
+                break
+            for pipe in ready:
+                self._receive(waiting[pipe], answers, failures)
+            if failures.keys() - set(dying) and time.monotonic() + GRACE < end:
+                end = time.monotonic() + GRACE
+                silence = f"no answer within {GRACE:g} s of the first failure"
+        return answers, failures
+
+    def _receive(self, rank: int, answers: dict[int, Any], failures: dict[int, str]) -> None:
+        try:
+            worked, value = pickle.loads(self._pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join(GRACE)
+            failures[rank] = f"died: {_ending(self._processes[rank].exitcode)}"
+        else:
+            (answers if worked else failures)[rank] = value
 
     def _dump_stacks(self, ranks: list[int]) -> None:
         for rank in ranks:
@@ -212,9 +220,9 @@ class World:
         lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
         for rank in sorted(failures):
             lines += [f"---- rank {rank}", failures[rank].rstrip()]
-            log = self.logs[rank].read_text(errors="replace")[-4000:].rstrip()
-            if log:
-                lines += [f"---- rank {rank}, end of its log", log]
+            log = self.logs[rank].read_bytes()[self._log_starts[rank] :].decode(errors="replace")
+            if log.strip():
+                lines += [f"---- rank {rank}, end of its log", log[-4000:].rstrip()]
         return "\n".join(lines)
 
 
@@ -240,6 +248,10 @@ class Worlds:
         with contextlib.ExitStack() as stack:
             for world in self._worlds.values():
                 stack.callback(world.close)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _ending(exitcode: int | None) -> str:

@@ -118,14 +118,15 @@ def expanded_inputs():
 
 
 def overlapping_outputs():
-    size = dist.get_world_size()
+    """Refused where they would be written; nothing has been sent by then."""
+    mine, size = dist.get_rank(), dist.get_world_size()
     overlapping = [torch.ones(1).expand(6), torch.ones(8).as_strided((4, 3), (1, 1))]
     for tensor in overlapping:
         for call in (
             lambda t=tensor: dist.all_reduce(t),
-            lambda t=tensor: dist.broadcast(t, 0),
-            lambda t=tensor: dist.reduce(t, 0),
-            lambda t=tensor: dist.recv(t, 1 - dist.get_rank()),
+            lambda t=tensor: dist.broadcast(t, 1 - mine),
+            lambda t=tensor: dist.reduce(t, mine),
+            lambda t=tensor: dist.recv(t, 1 - mine),
             lambda t=tensor: dist.all_gather([t] * size, torch.ones(t.shape)),
             lambda t=tensor: dist.reduce_scatter(t, [torch.ones(t.shape)] * size),
         ):
