@@ -98,7 +98,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
-           py::arg("transport") = "auto", py::arg("segment_bytes") = 262144,
+           py::arg("transport") = "auto", py::arg("segment_bytes") = 131072,
            py::arg("spin_us") = -1)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },

@@ -12,7 +12,7 @@ struct Options : c10d::Backend::Options {
       : c10d::Backend::Options("fastcoll", timeout) {}
 
   TransportChoice transport = TransportChoice::Auto;
-  std::size_t segmentBytes = 256 * 1024;  // of one pipeline segment
+  std::size_t segmentBytes = 128 * 1024;  // of one pipeline segment
   int spinMicros = -1;                    // spin before sleeping; -1: by the number of cores
 };
 

@@ -34,10 +34,6 @@ std::size_t bytesOf(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
 }
 
-std::string shapeOf(const at::Tensor& tensor) {
-  return concat(dtypeName(dtypeOf(tensor.scalar_type())), tensor.sizes());
-}
-
 }  // namespace
 
 std::string CallSite::prefix() const {

@@ -39,7 +39,7 @@ class Options(Backend.Options):
         self,
         timeout: timedelta = ...,
         transport: str = "auto",
-        segment_bytes: int = 262144,
+        segment_bytes: int = 131072,
         spin_us: int = -1,
     ) -> None: ...
     def __copy__(self) -> Options: ...

@@ -91,7 +91,7 @@ class Env:
         ("auto", "shm", "gloo"),
     )
     segment_bytes: int = _variable(
-        "SEGMENT_BYTES", 262144, "Size of a pipeline piece, in bytes.", least=4096, most=64 << 20
+        "SEGMENT_BYTES", 131072, "Size of a pipeline piece, in bytes.", least=4096, most=64 << 20
     )
     spin_us: int = _variable(
         "SPIN_US",

@@ -17,7 +17,7 @@ struct Environment {
   TransportChoice transport = TransportChoice::Auto;
   bool transportIsSet = false;
   /// FASTCOLL_SEGMENT_BYTES: bytes of one pipeline segment (4 KiB to 64 MiB).
-  std::size_t segmentBytes = 256 * 1024;
+  std::size_t segmentBytes = 128 * 1024;
   bool segmentBytesIsSet = false;
   /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the number of cores.
   int spinMicros = -1;

@@ -54,7 +54,7 @@ struct EngineConfig {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::size_t segmentBytes = 256 * 1024;
+  std::size_t segmentBytes = 128 * 1024;
   int spinMicros = -1;  // -1: by the number of cores
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;
