@@ -19,9 +19,12 @@ using Ref = c10::intrusive_ptr<T>;
 
 const char* transportName(TransportChoice choice) {
   switch (choice) {
-    case TransportChoice::Shm: return "shm";
-    case TransportChoice::Gloo: return "gloo";
-    default: return "auto";
+    case TransportChoice::Shm:
+      return "shm";
+    case TransportChoice::Gloo:
+      return "gloo";
+    default:
+      return "auto";
   }
 }
 
@@ -50,7 +53,9 @@ Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& tr
   return options;
 }
 
-Ref<Options> copyOf(const Options& options) { return c10::make_intrusive<Options>(options); }
+Ref<Options> copyOf(const Options& options) {
+  return c10::make_intrusive<Options>(options);
+}
 
 // Waits call this between slices on the main thread: KeyboardInterrupt leaves through them.
 void checkSignals() {
@@ -68,9 +73,9 @@ void setGlooFactory(py::object factory) {
         try {
           return (*held)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
         } catch (const py::error_already_set& error) {
-          throw fastcoll::Error(fastcoll::ErrorKind::Backend,
-                                std::string("fastcoll: Gloo could not connect the ranks: ") +
-                                    error.what());
+          throw fastcoll::Error(
+              fastcoll::ErrorKind::Backend,
+              std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
         }
       });
 }
@@ -113,8 +118,8 @@ PYBIND11_MODULE(_C, m) {
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
 
-  py::class_<ProcessGroupFastcoll, c10d::Backend, Ref<ProcessGroupFastcoll>>(
-      m, "ProcessGroupFastcoll")
+  py::class_<ProcessGroupFastcoll, c10d::Backend, Ref<ProcessGroupFastcoll>>(m,
+                                                                             "ProcessGroupFastcoll")
       .def(py::init([](Ref<c10d::Store> store, int rank, int size, Ref<Options> options) {
              py::gil_scoped_release nogil;  // the store may be slow, or written in Python
              auto group = c10::make_intrusive<ProcessGroupFastcoll>(std::move(store), rank, size,

@@ -26,10 +26,10 @@ at::Tensor& single(const CallSite& site, Tensors& tensors) {
 
 void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type()) {
-    throw Error(ErrorKind::Type,
-                concat(site.prefix(), "expected input and output of one dtype, got ",
-                       dtypeName(dtypeOf(a.scalar_type())), " and ",
-                       dtypeName(dtypeOf(b.scalar_type()))));
+    throw Error(
+        ErrorKind::Type,
+        concat(site.prefix(), "expected input and output of one dtype, got ",
+               dtypeName(dtypeOf(a.scalar_type())), " and ", dtypeName(dtypeOf(b.scalar_type()))));
   }
 }
 
@@ -42,7 +42,9 @@ void cut(const Message& whole, int parts, std::vector<Message>& into) {
   }
 }
 
-std::string sizesOf(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
+std::string sizesOf(const at::Tensor& tensor) {
+  return c10::str(tensor.sizes());
+}
 
 /// Groups of indices of tensors with one dtype, in the order of first appearance.
 std::vector<std::vector<std::size_t>> byType(const Tensors& tensors) {
@@ -204,14 +206,17 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
     Message whole;
     task->addOutput(whole, output);
     cut(whole, size_, request.out);
-    return launch(std::move(task),
-                  {c10d::OpType::_ALLGATHER_BASE, "fastcoll:_all_gather_base", opts.asyncOp,
-                   opts.timeout, {input}, {output}});
+    return launch(std::move(task), {c10d::OpType::_ALLGATHER_BASE,
+                                    "fastcoll:_all_gather_base",
+                                    opts.asyncOp,
+                                    opts.timeout,
+                                    {input},
+                                    {output}});
   });
 }
 
-WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                              const c10d::AllgatherOptions& opts) {
   return translated([&] {
     const CallSite site = this->site("all_gather_into_tensor_coalesced");
     expect(outputs.size() == inputs.size() && !inputs.empty(), site,
@@ -309,7 +314,8 @@ WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inp
         task->addOutput(request.out[i], out[i]);
       }
     } else {
-      expect(outputs.empty() || outputs[0].empty(), site, "no outputs on a rank that is not the root",
+      expect(outputs.empty() || outputs[0].empty(), site,
+             "no outputs on a rank that is not the root",
              outputs.empty() ? "" : concat(outputs[0].size()));
     }
     return launch(std::move(task), {c10d::OpType::GATHER, "fastcoll:gather", opts.asyncOp,
@@ -414,9 +420,12 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
     request.out.resize(1);
     task->addOutput(request.out[0], output);
     setReduction(site, request, opts.reduceOp);
-    return launch(std::move(task),
-                  {c10d::OpType::_REDUCE_SCATTER_BASE, "fastcoll:_reduce_scatter_base",
-                   opts.asyncOp, opts.timeout, {input}, {output}});
+    return launch(std::move(task), {c10d::OpType::_REDUCE_SCATTER_BASE,
+                                    "fastcoll:_reduce_scatter_base",
+                                    opts.asyncOp,
+                                    opts.timeout,
+                                    {input},
+                                    {output}});
   });
 }
 
@@ -533,8 +542,12 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
     expect(request.in[mine].bytes() == request.out[mine].bytes(), site,
            concat("input and output split ", rank_, " of one length"),
            concat(request.in[mine].bytes(), " and ", request.out[mine].bytes(), " bytes"));
-    return launch(std::move(task), {c10d::OpType::ALLTOALL_BASE, "fastcoll:all_to_all",
-                                    opts.asyncOp, opts.timeout, {input}, {output}});
+    return launch(std::move(task), {c10d::OpType::ALLTOALL_BASE,
+                                    "fastcoll:all_to_all",
+                                    opts.asyncOp,
+                                    opts.timeout,
+                                    {input},
+                                    {output}});
   });
 }
 
@@ -542,8 +555,8 @@ WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     const CallSite site = this->site("barrier");
     auto task = newTask(site, Collective::Barrier);
-    return launch(std::move(task), {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp,
-                                    opts.timeout, {}, {}});
+    return launch(std::move(task),
+                  {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
   });
 }
 

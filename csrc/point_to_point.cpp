@@ -30,7 +30,8 @@ class TensorMessage : public PointToPointOp {
   c10::intrusive_ptr<WorkFastcoll> work;
 };
 
-/// One message over Gloo. A pooled thread waits for it, because Gloo's works do not end by themselves.
+/// One message over Gloo. A pooled thread waits for it, because Gloo's works do not end by
+/// themselves.
 class RemoteMessageWork : public WorkFastcoll {
  public:
   using WorkFastcoll::WorkFastcoll;
@@ -62,13 +63,14 @@ c10d::OpType typeOf(bool send, int peer) {
 
 using WorkRef = ProcessGroupFastcoll::WorkRef;
 
-WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send,
-                                                 int peer, int tag) {
+WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor,
+                                                 bool send, int peer, int tag) {
   if (peer != kAnySource) {
     checkRank(site, send ? "destination rank" : "source rank", peer);
     if (peer == rank_) {
-      throw Error(ErrorKind::Value, site.prefix() + "expected another rank, got this one. Copy the "
-                                                    "tensor instead.");
+      throw Error(ErrorKind::Value, site.prefix() +
+                                        "expected another rank, got this one. Copy the "
+                                        "tensor instead.");
     }
   }
   const auto timeout = options_->timeout;
@@ -96,9 +98,9 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   op->seq = ++messages_;
   op->timeout = timeout;
   op->deadline = deadlineAfter(Clock::now(), timeout);
-  auto work = c10::make_intrusive<PointToPointWork>(
-      rank_, typeOf(send, peer), titleOf(send, peer), std::optional<Tensors>(Tensors{tensor}),
-      send ? Tensors{} : Tensors{tensor}, op->seq);
+  auto work = c10::make_intrusive<PointToPointWork>(rank_, typeOf(send, peer), titleOf(send, peer),
+                                                    std::optional<Tensors>(Tensors{tensor}),
+                                                    send ? Tensors{} : Tensors{tensor}, op->seq);
   op->work = work;
   work->attach(engine_, op);
   op->task->prepare();
@@ -137,10 +139,10 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
     } catch (const std::exception& error) {
       const std::string text = error.what();
       const bool late = text.find("imed out") != std::string::npos;
-      fault = std::make_exception_ptr(
-          Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
-                concat(prefix, late ? "Timed out over Gloo: " : "the connection failed, over Gloo: ",
-                       text.substr(0, text.find('\n')))));
+      fault = std::make_exception_ptr(Error(
+          late ? ErrorKind::Timeout : ErrorKind::Backend,
+          concat(prefix, late ? "Timed out over Gloo: " : "the connection failed, over Gloo: ",
+                 text.substr(0, text.find('\n')))));
     }
     tensor.reset();
     work->markDone(fault);

@@ -97,9 +97,10 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
       lastSplit_(c10::intrusive_ptr<c10d::Backend>()) {
   translated([&] {
     if (size < 1 || rank < 0 || rank >= size) {
-      throw Error(ErrorKind::Value, concat("fastcoll.init [group '", name_, "']: rank ", rank,
-                                           " of ", size, " cannot be. Ranks run from 0 to the "
-                                                         "world size minus one."));
+      throw Error(ErrorKind::Value,
+                  concat("fastcoll.init [group '", name_, "']: rank ", rank, " of ", size,
+                         " cannot be. Ranks run from 0 to the "
+                         "world size minus one."));
     }
     engine_ = std::make_shared<CpuEngine>(
         configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
@@ -116,7 +117,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
   init();
 }
 
-ProcessGroupFastcoll::~ProcessGroupFastcoll() { engine_->shutdown(); }
+ProcessGroupFastcoll::~ProcessGroupFastcoll() {
+  engine_->shutdown();
+}
 
 std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> ProcessGroupFastcoll::live() {
   std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> groups;
@@ -157,7 +160,9 @@ void ProcessGroupFastcoll::abort() {
   engine_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
 }
 
-void ProcessGroupFastcoll::shutdown() { engine_->shutdown(); }
+void ProcessGroupFastcoll::shutdown() {
+  engine_->shutdown();
+}
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
@@ -166,8 +171,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   if (mine == ranks.end()) return nullptr;
   auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (given == nullptr) {
-    throwAsTorch(Error(ErrorKind::Type,
-                       "fastcoll.split_group: expected options of type fastcoll.Options"));
+    throwAsTorch(
+        Error(ErrorKind::Type, "fastcoll.split_group: expected options of type fastcoll.Options"));
   }
   std::lock_guard<std::mutex> lock(splitMutex_);
   // torch asks once per device type with the same store: both get the same object.
@@ -187,9 +192,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
 at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
   return translated([&] {
     if (!options.device().is_cpu()) {
-      throw Error(ErrorKind::Value,
-                  concat(site("allocate_tensor").prefix(), "expected device cpu, got ",
-                         options.device()));
+      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
+                                           "expected device cpu, got ", options.device()));
     }
     if (size < 0) {
       throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
@@ -197,8 +201,7 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
     }
     engine_->process()->start(engine_->config().arenaBytes);
     std::shared_ptr<Arena> arena = engine_->process()->arena();
-    const auto bytes =
-        static_cast<std::size_t>(size) * options.dtype().itemsize();
+    const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocate(std::max<std::size_t>(bytes, 1));
     // The tensor keeps the arena: it may outlive the group and the process's presence.
     return at::from_blob(
@@ -219,14 +222,30 @@ std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,
 void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
                                         const c10d::ReduceOp& op) const {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: request.op = ReduceOp::Sum; break;
-    case c10d::ReduceOp::AVG: request.op = ReduceOp::Avg; break;
-    case c10d::ReduceOp::PRODUCT: request.op = ReduceOp::Product; break;
-    case c10d::ReduceOp::MIN: request.op = ReduceOp::Min; break;
-    case c10d::ReduceOp::MAX: request.op = ReduceOp::Max; break;
-    case c10d::ReduceOp::BAND: request.op = ReduceOp::BitAnd; break;
-    case c10d::ReduceOp::BOR: request.op = ReduceOp::BitOr; break;
-    case c10d::ReduceOp::BXOR: request.op = ReduceOp::BitXor; break;
+    case c10d::ReduceOp::SUM:
+      request.op = ReduceOp::Sum;
+      break;
+    case c10d::ReduceOp::AVG:
+      request.op = ReduceOp::Avg;
+      break;
+    case c10d::ReduceOp::PRODUCT:
+      request.op = ReduceOp::Product;
+      break;
+    case c10d::ReduceOp::MIN:
+      request.op = ReduceOp::Min;
+      break;
+    case c10d::ReduceOp::MAX:
+      request.op = ReduceOp::Max;
+      break;
+    case c10d::ReduceOp::BAND:
+      request.op = ReduceOp::BitAnd;
+      break;
+    case c10d::ReduceOp::BOR:
+      request.op = ReduceOp::BitOr;
+      break;
+    case c10d::ReduceOp::BXOR:
+      request.op = ReduceOp::BitXor;
+      break;
     case c10d::ReduceOp::PREMUL_SUM: {
       request.op = ReduceOp::PreMulSum;
       const auto* supplement =
@@ -240,9 +259,10 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
       break;
     }
     default:
-      throw Error(ErrorKind::Value, site.prefix() + "expected a reduction of ReduceOp.SUM, AVG, "
-                                                    "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
-                                                    "PREMUL_SUM");
+      throw Error(ErrorKind::Value, site.prefix() +
+                                        "expected a reduction of ReduceOp.SUM, AVG, "
+                                        "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
+                                        "PREMUL_SUM");
   }
   try {
     reduceFunction(request.dtype, request.op);
@@ -310,11 +330,12 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     return nullptr;
   }
   if (profiled) {
-    recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1, false);
+    recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1,
+                     false);
   }
-  auto work = c10::make_intrusive<CollectiveWork>(
-      rank_, call.type, call.title, std::optional<Tensors>(std::move(call.inputs)),
-      std::move(call.outputs), 0);
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title,
+                                                  std::optional<Tensors>(std::move(call.inputs)),
+                                                  std::move(call.outputs), 0);
   auto tracked = std::make_shared<WorkTask>(std::move(task), work);
   if (!call.async && !coalescing) {
     // Inline, but the profiler sees the span of a work.
@@ -351,8 +372,8 @@ void ProcessGroupFastcoll::recordParameters(const Call& call, const char* name, 
   const auto type = call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type();
   RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(seq), pointToPoint),
                           std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
-                          name, in, out, type,
-                          std::vector<int64_t>(), std::vector<int64_t>(), -1, -1, size_);
+                          name, in, out, type, std::vector<int64_t>(), std::vector<int64_t>(), -1,
+                          -1, size_);
 }
 
 }  // namespace fastcoll

@@ -1,5 +1,5 @@
-// The door to torch: a c10d::Backend that validates each call, turns its tensors into a request, and
-// gives it to the engine of their device.
+// The door to torch: a c10d::Backend that validates each call, turns its tensors into a request,
+// and gives it to the engine of their device.
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
@@ -121,7 +121,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
                         bool pointToPoint) const;
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
-  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
+  WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer,
+                             int tag);
   WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
   bool collecting(WorkRef& work);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {

@@ -1,8 +1,8 @@
 // All-reduce of sparse COO tensors (gradients of Embedding(sparse=True)).
 //
 // Ranks have different indices, so nothing can be summed in place: three all-gathers bring every
-// rank's number of entries, indices and values together, and each rank concatenates them in rank order
-// and coalesces. Bytes read per rank: those of all the others' entries.
+// rank's number of entries, indices and values together, and each rank concatenates them in rank
+// order and coalesces. Bytes read per rank: those of all the others' entries.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -30,8 +30,7 @@ class SparseTask : public TensorTask {
     fields[2] = mine.dense_dim();
     for (int64_t i = 0; i < mine.dim(); ++i) fields[3 + i] = mine.size(i);
     std::vector<at::Tensor> headers = gather(
-        runOne, header,
-        std::vector<int64_t>(static_cast<std::size_t>(ranks_), header.numel()));
+        runOne, header, std::vector<int64_t>(static_cast<std::size_t>(ranks_), header.numel()));
     std::vector<int64_t> indexCounts;
     std::vector<int64_t> valueCounts;
     const at::Tensor indices = mine.indices().contiguous();
@@ -90,7 +89,8 @@ class SparseTask : public TensorTask {
     part.out.resize(counts.size());
     for (std::size_t peer = 0; peer < counts.size(); ++peer) {
       all.push_back(at::empty({counts[peer]}, mine.options()));
-      part.out[peer].append(all.back().data_ptr(), static_cast<std::size_t>(counts[peer]) * element);
+      part.out[peer].append(all.back().data_ptr(),
+                            static_cast<std::size_t>(counts[peer]) * element);
       part.expectedCount.push_back(static_cast<std::uint64_t>(counts[peer]));
     }
     runOne(part);

@@ -10,7 +10,8 @@
 namespace fastcoll {
 namespace {
 
-// Strides that cannot overlap: sorted by stride, each is larger than all that the smaller ones reach.
+// Strides that cannot overlap: sorted by stride, each is larger than all that the smaller ones
+// reach.
 bool mayOverlapItself(const at::Tensor& tensor) {
   if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return false;
   std::vector<int64_t> order(static_cast<std::size_t>(tensor.dim()));
@@ -42,28 +43,50 @@ std::string CallSite::prefix() const {
 
 DType dtypeOf(at::ScalarType type) {
   switch (type) {
-    case at::kByte: return DType::UInt8;
-    case at::kChar: return DType::Int8;
-    case at::kShort: return DType::Int16;
-    case at::kUInt16: return DType::UInt16;
-    case at::kInt: return DType::Int32;
-    case at::kUInt32: return DType::UInt32;
-    case at::kLong: return DType::Int64;
-    case at::kUInt64: return DType::UInt64;
-    case at::kBool: return DType::Bool;
-    case at::kHalf: return DType::Float16;
-    case at::kBFloat16: return DType::BFloat16;
-    case at::kFloat: return DType::Float32;
-    case at::kDouble: return DType::Float64;
-    case at::kComplexHalf: return DType::Complex32;
-    case at::kComplexFloat: return DType::Complex64;
-    case at::kComplexDouble: return DType::Complex128;
-    case at::kFloat8_e5m2: return DType::Float8E5M2;
-    case at::kFloat8_e4m3fn: return DType::Float8E4M3FN;
-    case at::kFloat8_e5m2fnuz: return DType::Float8E5M2FNUZ;
-    case at::kFloat8_e4m3fnuz: return DType::Float8E4M3FNUZ;
-    case at::kFloat8_e8m0fnu: return DType::Float8E8M0FNU;
-    default: return DType::Opaque;
+    case at::kByte:
+      return DType::UInt8;
+    case at::kChar:
+      return DType::Int8;
+    case at::kShort:
+      return DType::Int16;
+    case at::kUInt16:
+      return DType::UInt16;
+    case at::kInt:
+      return DType::Int32;
+    case at::kUInt32:
+      return DType::UInt32;
+    case at::kLong:
+      return DType::Int64;
+    case at::kUInt64:
+      return DType::UInt64;
+    case at::kBool:
+      return DType::Bool;
+    case at::kHalf:
+      return DType::Float16;
+    case at::kBFloat16:
+      return DType::BFloat16;
+    case at::kFloat:
+      return DType::Float32;
+    case at::kDouble:
+      return DType::Float64;
+    case at::kComplexHalf:
+      return DType::Complex32;
+    case at::kComplexFloat:
+      return DType::Complex64;
+    case at::kComplexDouble:
+      return DType::Complex128;
+    case at::kFloat8_e5m2:
+      return DType::Float8E5M2;
+    case at::kFloat8_e4m3fn:
+      return DType::Float8E4M3FN;
+    case at::kFloat8_e5m2fnuz:
+      return DType::Float8E5M2FNUZ;
+    case at::kFloat8_e4m3fnuz:
+      return DType::Float8E4M3FNUZ;
+    case at::kFloat8_e8m0fnu:
+      return DType::Float8E8M0FNU;
+    default:
+      return DType::Opaque;
   }
 }
 
@@ -72,28 +95,30 @@ void requireDenseCpu(const CallSite& call, const at::Tensor& tensor) {
     throw Error(ErrorKind::Value, call.prefix() + "expected a tensor, got an undefined one");
   }
   if (tensor.layout() != at::kStrided) {
-    throw Error(ErrorKind::Value,
-                concat(call.prefix(), "expected a dense tensor, got one of layout ", tensor.layout(),
-                    ". Only all_reduce takes sparse COO tensors; use .to_dense()."));
+    throw Error(
+        ErrorKind::Value,
+        concat(call.prefix(), "expected a dense tensor, got one of layout ", tensor.layout(),
+               ". Only all_reduce takes sparse COO tensors; use .to_dense()."));
   }
   if (tensor.is_meta()) {
-    throw Error(ErrorKind::Value, call.prefix() + "expected a tensor with data, got one on device meta. "
-                                         "Materialise it first.");
+    throw Error(ErrorKind::Value, call.prefix() +
+                                      "expected a tensor with data, got one on device meta. "
+                                      "Materialise it first.");
   }
   if (!tensor.is_cpu()) {
     throw Error(ErrorKind::Value,
                 concat(call.prefix(), "expected a CPU tensor, got one on ", tensor.device(),
-                    ". This version moves CPU tensors; use the backend "
-                    "\"cpu:fastcoll,cuda:nccl\" for groups with both."));
+                       ". This version moves CPU tensors; use the backend "
+                       "\"cpu:fastcoll,cuda:nccl\" for groups with both."));
   }
 }
 
 void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   if (mayOverlapItself(tensor)) {
-    throw Error(ErrorKind::Value,
-                concat(call.prefix(), "the elements of an output overlap each other: sizes ",
-                       tensor.sizes(), ", strides ", tensor.strides(),
-                       ". Use .contiguous() or .clone()."));
+    throw Error(
+        ErrorKind::Value,
+        concat(call.prefix(), "the elements of an output overlap each other: sizes ",
+               tensor.sizes(), ", strides ", tensor.strides(), ". Use .contiguous() or .clone()."));
   }
 }
 

@@ -24,8 +24,8 @@ struct CallSite {
   std::string prefix() const;
 };
 
-/// A collective over tensors. Keeps them alive, and stages those that do not lie in one run of memory:
-/// inputs are copied before the transfer, outputs after it, on the thread that runs it.
+/// A collective over tensors. Keeps them alive, and stages those that do not lie in one run of
+/// memory: inputs are copied before the transfer, outputs after it, on the thread that runs it.
 class TensorTask : public Task {
  public:
   explicit TensorTask(CallSite call) : call_(call) {}
@@ -58,8 +58,8 @@ class TensorTask : public Task {
 
 /// Throws Error(Value) unless the tensor is a dense CPU tensor with memory.
 void requireDenseCpu(const CallSite& call, const at::Tensor& tensor);
-/// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives check
-/// it on every rank, those that only read included, so that all ranks see the same error.
+/// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives
+/// check it on every rank, those that only read included, so that all ranks see the same error.
 void requireNoOverlap(const CallSite& call, const at::Tensor& tensor);
 
 }  // namespace fastcoll

@@ -13,11 +13,16 @@ namespace fastcoll {
 [[noreturn]] inline void throwAsTorch(const Error& error) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
   switch (error.kind()) {
-    case ErrorKind::Value: throw c10::ValueError(here, error.what());
-    case ErrorKind::Type: throw c10::TypeError(here, error.what());
-    case ErrorKind::Store: throw c10::DistStoreError(here, error.what());
-    case ErrorKind::Network: throw c10::DistNetworkError(here, error.what());
-    default: throw c10::DistBackendError(here, error.what());
+    case ErrorKind::Value:
+      throw c10::ValueError(here, error.what());
+    case ErrorKind::Type:
+      throw c10::TypeError(here, error.what());
+    case ErrorKind::Store:
+      throw c10::DistStoreError(here, error.what());
+    case ErrorKind::Network:
+      throw c10::DistNetworkError(here, error.what());
+    default:
+      throw c10::DistBackendError(here, error.what());
   }
 }
 

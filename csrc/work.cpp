@@ -21,10 +21,10 @@ bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
     if (timeout == kNoTimeout) {
       waitForTransfer(std::nullopt);
     } else if (!waitForTransfer(deadlineAfter(Clock::now(), timeout))) {
-      throwAsTorch(Error(ErrorKind::Timeout,
-                         concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
-                             " ms waiting for ", describe(),
-                             "; it goes on, and may be waited for again")));
+      throwAsTorch(Error(
+          ErrorKind::Timeout,
+          concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
+                 " ms waiting for ", describe(), "; it goes on, and may be waited for again")));
     }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
@@ -52,8 +52,9 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   }
   // Without locks: callbacks may issue collectives, or ask this very work for anything.
   if (future) resolve(future, *this, fault);
-  if (result) result->markCompleted(c10::IValue(static_cast<int64_t>(
-      fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  if (result)
+    result->markCompleted(c10::IValue(
+        static_cast<int64_t>(fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
 }
 
 void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
@@ -118,9 +119,8 @@ bool PointToPointWork::isCompleted() {
 }
 
 bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
-  return translated([&] {
-    return engine_->pointToPoint().wait(*op_, until.value_or(TimePoint::max()));
-  });
+  return translated(
+      [&] { return engine_->pointToPoint().wait(*op_, until.value_or(TimePoint::max())); });
 }
 
 CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,

@@ -46,8 +46,8 @@ class WorkFastcoll : public c10d::Work {
   std::vector<at::Tensor> outputs_;
 
  private:
-  static void resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future, const WorkFastcoll& work,
-                      const std::exception_ptr& fault);
+  static void resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
+                      const WorkFastcoll& work, const std::exception_ptr& fault);
 
   std::uint64_t seq_;
   const TimePoint started_ = Clock::now();

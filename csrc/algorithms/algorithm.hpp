@@ -1,5 +1,5 @@
-// Algorithms order transfers. Each is one function in one file: it takes a request and a transport's
-// stream of segments, and runs to the end or throws.
+// Algorithms order transfers. Each is one function in one file: it takes a request and a
+// transport's stream of segments, and runs to the end or throws.
 //
 // Words: a message is cut into segments, a segment into one piece per rank. n = ranks, B = bytes of
 // the message.
@@ -32,8 +32,8 @@ struct Request {
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::None;
   int root = -1;
-  double factor = 1.0;         // PREMUL_SUM
-  std::uint64_t count = 0;     // elements announced to the peers
+  double factor = 1.0;      // PREMUL_SUM
+  std::uint64_t count = 0;  // elements announced to the peers
   std::uint64_t seq = 0;
   std::vector<Message> in;
   std::vector<Message> out;
@@ -82,6 +82,8 @@ inline Piece pieceOf(std::size_t total, int parts, int index) {
   return {start, std::min(total, start + each) - start};
 }
 
-inline std::size_t ceilDiv(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+inline std::size_t ceilDiv(std::size_t a, std::size_t b) {
+  return (a + b - 1) / b;
+}
 
 }  // namespace fastcoll

@@ -1,9 +1,9 @@
 // All-to-all: every rank publishes, per segment, a piece for each peer; each peer copies its own.
 //
-// Steps: 1 per segment. Bytes read per rank: what it receives. Messages may differ for every pair, and
-// no rank knows the others' sizes, so each announces its own cut (stride, longest message, bytes per
-// peer) with its arrival; all then agree on the number of segments, and both ends of every pair
-// compare the bytes they mean to exchange.
+// Steps: 1 per segment. Bytes read per rank: what it receives. Messages may differ for every pair,
+// and no rank knows the others' sizes, so each announces its own cut (stride, longest message,
+// bytes per peer) with its arrival; all then agree on the number of segments, and both ends of
+// every pair compare the bytes they mean to exchange.
 #include "pipeline.hpp"
 
 namespace fastcoll {
@@ -47,14 +47,14 @@ void allToAll(SegmentStream& stream, const Request& request) {
     if (theirs != out.bytes()) {
       stream.fail(ErrorKind::Backend,
                   concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
-                      " rank ", stream.rank(), " expects ", out.bytes(), " bytes from rank ", peer,
-                      ", ", stream.memberName(peer), " sends ", theirs,
-                      ". Give each rank the output splits that match its peers' input splits."));
+                         " rank ", stream.rank(), " expects ", out.bytes(), " bytes from rank ",
+                         peer, ", ", stream.memberName(peer), " sends ", theirs,
+                         ". Give each rank the output splits that match its peers' input splits."));
     }
     if (their.stride > stream.segmentBytes() / static_cast<std::size_t>(ranks) ||
         (their.stride == 0) != (their.pieceBytes == 0) || theirs > their.pieceBytes) {
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer), " announces a cut of ",
-                                          their.stride, " bytes that cannot be"));
+                                             their.stride, " bytes that cannot be"));
     }
     if (their.stride > 0) {
       segments = std::max<std::size_t>(segments, ceilDiv(their.pieceBytes, their.stride));

@@ -1,7 +1,7 @@
 // Broadcast: the root publishes its message segment by segment; every rank copies it.
 //
-// Steps: 1 per segment. Bytes read per rank: B. The root waits for all ranks to arrive, so that a rank
-// which runs something else is an error on all of them and not only where it is noticed.
+// Steps: 1 per segment. Bytes read per rank: B. The root waits for all ranks to arrive, so that a
+// rank which runs something else is an error on all of them and not only where it is noticed.
 #include "pipeline.hpp"
 
 namespace fastcoll {

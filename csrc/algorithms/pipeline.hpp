@@ -1,5 +1,5 @@
-// The pipeline that the one-phase algorithms share: while segment s is read, segment s + 1 is already
-// published, so that the peers rarely wait.
+// The pipeline that the one-phase algorithms share: while segment s is read, segment s + 1 is
+// already published, so that the peers rarely wait.
 #pragma once
 
 #include "algorithm.hpp"

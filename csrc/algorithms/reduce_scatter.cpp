@@ -1,7 +1,8 @@
-// Reduce-scatter: every rank publishes, per segment, a piece for each rank; each rank reduces its own
-// pieces in rank order.
+// Reduce-scatter: every rank publishes, per segment, a piece for each rank; each rank reduces its
+// own pieces in rank order.
 //
-// Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks' pieces.
+// Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
+// pieces.
 #include "pipeline.hpp"
 #include "segment_reduce.hpp"
 

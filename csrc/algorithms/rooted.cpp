@@ -1,7 +1,7 @@
 // Gather, scatter and reduce: one rank, the root, reads from all or writes to all.
 //
-// Steps: 1 per segment. Bytes read: gather, reduce: the root reads (n - 1) B; scatter: each rank reads
-// its own message. As in broadcast, every rank waits for all to arrive.
+// Steps: 1 per segment. Bytes read: gather, reduce: the root reads (n - 1) B; scatter: each rank
+// reads its own message. As in broadcast, every rank waits for all to arrive.
 #include "pipeline.hpp"
 #include "segment_reduce.hpp"
 
@@ -69,7 +69,8 @@ void reduce(SegmentStream& stream, const Request& request) {
         // Scratch holds this rank's own part first, then the result in the same place.
         const std::uint8_t* own = in.contiguous(s * step, length);
         std::uint8_t* direct = out.contiguous(s * step, length);
-        std::uint8_t* spare = own == nullptr || direct == nullptr ? stream.scratch(length) : nullptr;
+        std::uint8_t* spare =
+            own == nullptr || direct == nullptr ? stream.scratch(length) : nullptr;
         if (own == nullptr) {
           in.read(s * step, length, spare);
           own = spare;

@@ -1,6 +1,7 @@
 // All-reduce by reduce-scatter and all-gather, pipelined over segments that stay in cache.
 //
-// Phases, for each segment s: A(s) every rank publishes its part of the message; each rank reduces one
+// Phases, for each segment s: A(s) every rank publishes its part of the message; each rank reduces
+// one
 //         piece of it in rank order, writes it to its output and publishes it as B(s); every rank
 //         copies the other ranks' pieces from B(s).
 // Order:  publish A(0) | A(s+1), reduce A(s), publish B(s), copy B(s-1) | ... The look-ahead of one
@@ -55,8 +56,8 @@ class Pipeline {
     std::uint8_t* slot = stream_.acquire(segment);
     const std::size_t offset = s * perSegment_ * element_;
     const Piece mine = piece(s, stream_.rank());
-    // Nobody else reads the piece that this rank reduces: it is taken from the message itself when it
-    // lies there in one run.
+    // Nobody else reads the piece that this rank reduces: it is taken from the message itself when
+    // it lies there in one run.
     if (in_.contiguous(offset + mine.start * element_, mine.count * element_) != nullptr) {
       const std::size_t end = mine.start + mine.count;
       in_.read(offset, mine.start * element_, slot);

@@ -31,14 +31,22 @@ void runCollective(SegmentStream& stream, const Request& request) {
         return oneShotAllReduce(stream, request);
       }
       return segmentedAllReduce(stream, request);
-    case Collective::Broadcast: return broadcast(stream, request);
-    case Collective::Reduce: return reduce(stream, request);
-    case Collective::AllGather: return allGather(stream, request);
-    case Collective::Gather: return gather(stream, request);
-    case Collective::Scatter: return scatter(stream, request);
-    case Collective::ReduceScatter: return reduceScatter(stream, request);
-    case Collective::AllToAll: return allToAll(stream, request);
-    default: return barrier(stream, request);
+    case Collective::Broadcast:
+      return broadcast(stream, request);
+    case Collective::Reduce:
+      return reduce(stream, request);
+    case Collective::AllGather:
+      return allGather(stream, request);
+    case Collective::Gather:
+      return gather(stream, request);
+    case Collective::Scatter:
+      return scatter(stream, request);
+    case Collective::ReduceScatter:
+      return reduceScatter(stream, request);
+    case Collective::AllToAll:
+      return allToAll(stream, request);
+    default:
+      return barrier(stream, request);
   }
 }
 

@@ -26,7 +26,7 @@ std::string variable(const char* name) {
 
 [[noreturn]] void reject(const char* name, const std::string& got, const std::string& expected) {
   throw Error(ErrorKind::Value, concat("fastcoll: ", name, "=", got, ": expected ", expected,
-                                    ". Correct or unset the variable."));
+                                       ". Correct or unset the variable."));
 }
 
 long long integer(const char* name, const std::string& text, long long low, long long high) {
@@ -89,8 +89,8 @@ Environment Environment::read() {
     env.isa = text;
   }
   if (auto text = variable("FASTCOLL_ARENA_BYTES"); !text.empty()) {
-    env.arenaBytes = static_cast<std::size_t>(
-        integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
+    env.arenaBytes =
+        static_cast<std::size_t>(integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
   }
   return env;
 }

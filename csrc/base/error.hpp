@@ -1,5 +1,5 @@
-// One exception type for every floor below the process group. The process group (csrc/process_group*)
-// translates its kind into the Python exception class that torch users catch.
+// One exception type for every floor below the process group. The process group
+// (csrc/process_group*) translates its kind into the Python exception class that torch users catch.
 #pragma once
 
 #include <sstream>
@@ -9,12 +9,12 @@
 namespace fastcoll {
 
 enum class ErrorKind {
-  Value,      // the caller's arguments: ValueError
-  Type,       // the caller's types: TypeError
-  Backend,    // a run-time fault of the group: torch.distributed.DistBackendError
-  Timeout,    // a deadline passed: torch.distributed.DistBackendError with the word "timed out"
-  Store,      // rendezvous data are bad or missing: torch.distributed.DistStoreError
-  Network,    // the store or a host cannot be reached: torch.distributed.DistNetworkError
+  Value,    // the caller's arguments: ValueError
+  Type,     // the caller's types: TypeError
+  Backend,  // a run-time fault of the group: torch.distributed.DistBackendError
+  Timeout,  // a deadline passed: torch.distributed.DistBackendError with the word "timed out"
+  Store,    // rendezvous data are bad or missing: torch.distributed.DistStoreError
+  Network,  // the store or a host cannot be reached: torch.distributed.DistNetworkError
 };
 
 class Error : public std::runtime_error {

@@ -14,7 +14,8 @@ namespace {
 // of a getpid() system call. Where the advice fails, the pid itself is the generation.
 std::atomic<std::uint64_t>* generationPage() {
   static std::atomic<std::uint64_t>* page = [] {
-    void* memory = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return static_cast<std::atomic<std::uint64_t>*>(nullptr);
     if (::madvise(memory, 4096, MADV_WIPEONFORK) != 0) {
       ::munmap(memory, 4096);

@@ -10,7 +10,9 @@ namespace {
 std::atomic<InterruptCheck> installed{nullptr};
 }  // namespace
 
-void setInterruptCheck(InterruptCheck check) { installed.store(check, std::memory_order_release); }
+void setInterruptCheck(InterruptCheck check) {
+  installed.store(check, std::memory_order_release);
+}
 
 void checkInterrupt() {
   const InterruptCheck check = installed.load(std::memory_order_acquire);

@@ -58,7 +58,7 @@ std::string bootId() {
 }
 
 std::uint64_t networkNamespace() {
-  struct stat info {};
+  struct stat info{};
   return ::stat("/proc/self/ns/net", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
 }
 

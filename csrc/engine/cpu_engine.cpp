@@ -80,7 +80,7 @@ CpuEngine::~CpuEngine() {
 
 std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
   return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
-             config_.size, ", seq ", seq, "]: ");
+                config_.size, ", seq ", seq, "]: ");
 }
 
 void CpuEngine::throwIfUnusable(const Request& request) const {
@@ -109,7 +109,7 @@ void CpuEngine::decide(Milliseconds timeout) {
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
-                            ": transport shm, because ", agreement.reason));
+                               ": transport shm, because ", agreement.reason));
     return;
   }
   useRemote(agreement);
@@ -122,7 +122,7 @@ void CpuEngine::useRemote(const Agreement& agreement) {
   const bool asked = config_.transport == TransportChoice::Gloo;
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
       concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
-          agreement.reason));
+             agreement.reason));
 }
 
 void CpuEngine::runOne(Request& request) {
@@ -148,13 +148,12 @@ void CpuEngine::execute(Task& task) {
     abort(error.kind(), error.what());
     throw;
   } catch (const std::exception& error) {
-    abort(ErrorKind::Backend,
-          concat("rank ", config_.rank, " failed in ", describe(request.arrival()), ": ",
-              error.what()));
+    abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
+                                     describe(request.arrival()), ": ", error.what()));
     throw;
   } catch (...) {
-    abort(ErrorKind::Backend, concat("rank ", config_.rank, " was interrupted in ",
-                                  describe(request.arrival())));
+    abort(ErrorKind::Backend,
+          concat("rank ", config_.rank, " was interrupted in ", describe(request.arrival())));
     throw;
   }
 }
@@ -235,8 +234,8 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   }
   lock.lock();
   running_ = false;
-  // A callback may block until another collective of this group is done: somebody else must be there
-  // to run it.
+  // A callback may block until another collective of this group is done: somebody else must be
+  // there to run it.
   const bool stepsAside = asWorker && task->callsBack();
   if (stepsAside) {
     workerAwake_ = false;
@@ -325,7 +324,9 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout) {
   return pairState_ == 1;
 }
 
-PointToPoint& CpuEngine::pointToPoint() { return *pointToPoint_; }
+PointToPoint& CpuEngine::pointToPoint() {
+  return *pointToPoint_;
+}
 
 RemoteTransport& CpuEngine::remote(Milliseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -420,10 +421,18 @@ bool CpuEngine::faulted(ErrorKind* kind) const {
 EngineInfo CpuEngine::info() const {
   EngineInfo info;
   switch (path_.load(std::memory_order_acquire)) {
-    case Path::Undecided: info.transport = "undecided"; break;
-    case Path::Local: info.transport = "local"; break;
-    case Path::Shared: info.transport = "shm"; break;
-    case Path::Remote: info.transport = "gloo"; break;
+    case Path::Undecided:
+      info.transport = "undecided";
+      break;
+    case Path::Local:
+      info.transport = "local";
+      break;
+    case Path::Shared:
+      info.transport = "shm";
+      break;
+    case Path::Remote:
+      info.transport = "gloo";
+      break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;
   if (process_->started()) info.sharedBytes = process_->arena()->used();

@@ -1,9 +1,9 @@
-// The engine of CPU tensors: one queue of collectives per group, run in order by whichever thread has
-// reason to: the caller itself when the group is idle and the call synchronous, a waiter, or a pooled
-// thread so that asynchronous work overlaps with computation.
+// The engine of CPU tensors: one queue of collectives per group, run in order by whichever thread
+// has reason to: the caller itself when the group is idle and the call synchronous, a waiter, or a
+// pooled thread so that asynchronous work overlaps with computation.
 //
-// Only one thread runs a group's collectives at a time (`running_`). It gives that role up before it
-// completes a task, so that a callback may issue collectives on the same group.
+// Only one thread runs a group's collectives at a time (`running_`). It gives that role up before
+// it completes a task, so that a callback may issue collectives on the same group.
 #pragma once
 
 #include <atomic>
@@ -142,7 +142,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool interrupted_ = false;  // a fault before there was shared memory to record it in
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
-  int pairState_ = 0;         // 0: unknown, 1: shared, 2: not
+  int pairState_ = 0;  // 0: unknown, 1: shared, 2: not
   std::mutex pairMutex_;
 };
 

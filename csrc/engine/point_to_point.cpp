@@ -19,7 +19,9 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spin
       spinMicros_(spinMicros),
       peers_(static_cast<std::size_t>(memory.size())) {}
 
-PointToPoint::~PointToPoint() { stop(); }
+PointToPoint::~PointToPoint() {
+  stop();
+}
 
 void PointToPoint::stop() {
   {
@@ -33,8 +35,8 @@ void PointToPoint::stop() {
 std::string PointToPoint::describe(const PointToPointOp& op) const {
   const std::string peer = op.peer == kAnySource ? "any rank" : memory_.memberName(op.peer);
   return concat(op.send ? "send" : "recv", "(seq ", op.seq, ", ", dtypeName(op.dtype), "[",
-             op.message.bytes() / elementSize(op.dtype), "], ", op.send ? "to " : "from ", peer,
-             ", tag ", op.tag, ")");
+                op.message.bytes() / elementSize(op.dtype), "], ", op.send ? "to " : "from ", peer,
+                ", tag ", op.tag, ")");
 }
 
 void PointToPoint::submit(PointToPointRef op) {
@@ -188,7 +190,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
   for (const auto& op : all_) {
     try {
       memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
-                               "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
+                                  "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
     }
@@ -310,10 +312,9 @@ void PointToPoint::stream(int rank, Finished& finished) {
   for (;;) {
     if (peer.streaming == nullptr) {
       const std::uint64_t wanted = channel.granted.load(std::memory_order_acquire);
-      const auto found =
-          std::find_if(peer.sends.begin(), peer.sends.end(), [&](const PointToPointRef& op) {
-            return op->posted_ && op->number_ + 1 == wanted;
-          });
+      const auto found = std::find_if(
+          peer.sends.begin(), peer.sends.end(),
+          [&](const PointToPointRef& op) { return op->posted_ && op->number_ + 1 == wanted; });
       if (found == peer.sends.end()) break;
       peer.streaming = *found;
       peer.sends.erase(found);
@@ -341,7 +342,7 @@ void PointToPoint::takeDescriptors(int rank, Finished& finished) {
   if (posted == number) return;
   if (posted - number > PairChannel::kDescriptors) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " posted ", posted - number,
-                                        " messages where ", PairChannel::kDescriptors, " fit"));
+                                           " messages where ", PairChannel::kDescriptors, " fit"));
   }
   for (; number < posted; ++number) {
     const auto& descriptor = channel.descriptors[number % PairChannel::kDescriptors];
@@ -387,9 +388,9 @@ void PointToPoint::deliver(const PointToPointRef& op, Unexpected&& message, Fini
   if (message.bytes != op->message.bytes() || message.dtype != op->dtype) {
     throw Error(ErrorKind::Backend,
                 concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(*op), ", ",
-                    memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
-                    message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
-                    ". Give both ends the same dtype and number of elements."));
+                       memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
+                       message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
+                       ". Give both ends the same dtype and number of elements."));
   }
   if (message.bytes <= PairChannel::kInlineBytes) {
     op->message.write(0, message.bytes, message.payload.data());
@@ -436,7 +437,8 @@ void PointToPoint::checkFaults(Finished& finished) {
     if (!cause.empty() && op->peer != kAnySource) {
       // What it wrote before it went counts.
       advancePeer(op->peer, finished);
-      if (i >= all_.size() || all_[i] != op) return;  // it was there; the rest is for the next round
+      if (i >= all_.size() || all_[i] != op)
+        return;  // it was there; the rest is for the next round
     }
     ErrorKind kind = ErrorKind::Backend;
     if (cause.empty() && now >= op->deadline) {

@@ -1,8 +1,8 @@
 // Send and receive between the ranks of a group over shared memory: matching by source and tag, any
 // number of messages under way in both directions, independent of the group's collectives.
 //
-// All state is advanced by progress(), a function that never waits. Whoever waits for a message calls
-// it; when nobody waits, a background thread does, so that an isend ends without its wait().
+// All state is advanced by progress(), a function that never waits. Whoever waits for a message
+// calls it; when nobody waits, a background thread does, so that an isend ends without its wait().
 #pragma once
 
 #include <condition_variable>
@@ -47,7 +47,7 @@ class PointToPointOp {
   friend class PointToPoint;
   std::uint64_t number_ = 0;  // of a send among those to its peer
   bool posted_ = false;
-  std::size_t moved_ = 0;     // bytes streamed or drained
+  std::size_t moved_ = 0;  // bytes streamed or drained
 };
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
@@ -81,12 +81,12 @@ class PointToPoint {
     std::vector<std::uint8_t> payload;  // of inline messages
   };
   struct Peer {
-    std::deque<PointToPointRef> sends;      // in order; the front ones may be posted already
-    PointToPointRef streaming;              // the send that the receiver granted
-    PairChannel* out = nullptr;             // own channel to the peer
-    PairChannel* in = nullptr;              // the peer's channel to this rank
+    std::deque<PointToPointRef> sends;  // in order; the front ones may be posted already
+    PointToPointRef streaming;          // the send that the receiver granted
+    PairChannel* out = nullptr;         // own channel to the peer
+    PairChannel* in = nullptr;          // the peer's channel to this rank
     bool paired = false;
-    TimePoint nextTry;                      // of pairing
+    TimePoint nextTry;  // of pairing
     int tries = 0;
     std::deque<std::pair<std::uint64_t, PointToPointRef>> granted;  // matched large receives
   };
@@ -120,8 +120,8 @@ class PointToPoint {
   std::deque<PointToPointRef> receives_;  // posted and unmatched, in order
   std::deque<Unexpected> unexpected_;     // in order of arrival
   std::size_t pending_ = 0;
-  bool unpaired_ = false;                 // some active peer is not paired yet
-  std::vector<PointToPointRef> all_;      // every operation that is not done
+  bool unpaired_ = false;             // some active peer is not paired yet
+  std::vector<PointToPointRef> all_;  // every operation that is not done
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;

@@ -1,5 +1,6 @@
-// Threads for groups that have asynchronous work: taken when there is some, given back when there is
-// none. A group has no thread of its own, and no group ever waits for a thread that another one holds.
+// Threads for groups that have asynchronous work: taken when there is some, given back when there
+// is none. A group has no thread of its own, and no group ever waits for a thread that another one
+// holds.
 #pragma once
 
 #include <functional>

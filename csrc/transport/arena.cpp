@@ -21,7 +21,9 @@
 namespace fastcoll {
 namespace {
 
-std::size_t roundToPage(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+std::size_t roundToPage(std::size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
 
 int makeMemfd() {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
@@ -68,11 +70,11 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   arena->forkGeneration_ = forkGeneration();
   arena->fd_ = makeMemfd();
   if (arena->fd_ < 0) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot create shared memory: memfd_create failed (",
-                    std::strerror(errno),
-                    "). Raise the limit on open files, allow the call in the container's seccomp "
-                    "profile, or set FASTCOLL_TRANSPORT=gloo."));
+    throw Error(
+        ErrorKind::Backend,
+        concat("fastcoll: cannot create shared memory: memfd_create failed (", std::strerror(errno),
+               "). Raise the limit on open files, allow the call in the container's seccomp "
+               "profile, or set FASTCOLL_TRANSPORT=gloo."));
   }
   constexpr std::size_t kLeast = std::size_t{64} << 20;
   void* memory = MAP_FAILED;
@@ -83,11 +85,10 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
     if (memory != MAP_FAILED) break;
   }
   if (memory == MAP_FAILED) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot map ", kLeast, " bytes of shared memory (",
-                    std::strerror(errno),
-                    "). Raise the address-space limit (ulimit -v) or set "
-                    "FASTCOLL_TRANSPORT=gloo."));
+    throw Error(ErrorKind::Backend, concat("fastcoll: cannot map ", kLeast,
+                                           " bytes of shared memory (", std::strerror(errno),
+                                           "). Raise the address-space limit (ulimit -v) or set "
+                                           "FASTCOLL_TRANSPORT=gloo."));
   }
   arena->base_ = static_cast<std::uint8_t*>(memory);
   arena->bytes_ = bytes;
@@ -122,20 +123,20 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
     offset = start + length;
   }
   if (need > bytes_ || offset > bytes_ - need) {
-    throw Error(ErrorKind::Backend, concat("fastcoll: the shared arena of ", bytes_,
-                                        " bytes has no room for ", need,
-                                        " more. Raise FASTCOLL_ARENA_BYTES."));
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: the shared arena of ", bytes_, " bytes has no room for ", need,
+                       " more. Raise FASTCOLL_ARENA_BYTES."));
   }
   int result = 0;
   do {
     result = ::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(need));
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll: cannot reserve ", need, " bytes of shared memory (",
-                    std::strerror(errno),
-                    "). The machine or the container's memory limit is full: free memory, lower "
-                    "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
+    throw Error(
+        ErrorKind::Backend,
+        concat("fastcoll: cannot reserve ", need, " bytes of shared memory (", std::strerror(errno),
+               "). The machine or the container's memory limit is full: free memory, lower "
+               "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
   }
   extents_.emplace(offset, need);
   return offset;
@@ -172,7 +173,7 @@ void Arena::addToDirectory(std::uint64_t nonce, std::uint64_t offset) {
   }
   throw Error(ErrorKind::Backend,
               concat("fastcoll: this process already uses ", ArenaHeader::kDirectoryEntries,
-                  " groups over shared memory. Destroy groups that are no longer needed."));
+                     " groups over shared memory. Destroy groups that are no longer needed."));
 }
 
 void Arena::removeFromDirectory(std::uint64_t nonce) noexcept {

@@ -1,6 +1,7 @@
-// The one piece of shared memory of a process ("outbox"): a sealed memfd without a name, mapped once
-// by its owner and once by each peer. Groups, slots and tensors are extents carved from it, so that a
-// group costs no descriptor, and nothing can be left behind: the memory lives as long as a mapping.
+// The one piece of shared memory of a process ("outbox"): a sealed memfd without a name, mapped
+// once by its owner and once by each peer. Groups, slots and tensors are extents carved from it, so
+// that a group costs no descriptor, and nothing can be left behind: the memory lives as long as a
+// mapping.
 //
 // The file's size is address space, not memory: an extent is reserved with fallocate before it is
 // handed out, so that a full machine is an error here and never a SIGBUS later. The seals (SHRINK,

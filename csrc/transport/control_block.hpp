@@ -30,9 +30,9 @@ enum class Collective : std::uint8_t {
 /// torch.distributed's name: "all_reduce".
 const char* collectiveName(Collective collective);
 
-/// A collective's signature: what must be equal on all ranks. Written before the first segment of the
-/// collective is published, read after it was seen published. There are two, used in turn: a rank
-/// writes the one of collective k only after all peers arrived at k-1, so after all left k-2.
+/// A collective's signature: what must be equal on all ranks. Written before the first segment of
+/// the collective is published, read after it was seen published. There are two, used in turn: a
+/// rank writes the one of collective k only after all peers arrived at k-1, so after all left k-2.
 struct alignas(64) Arrival {
   std::uint64_t seq;
   std::uint64_t count;       // elements; a peer knows how many it expects
@@ -51,8 +51,8 @@ static_assert(sizeof(Arrival) == 64);
 /// ranks that sleep on this block.
 struct alignas(64) Progress {
   std::atomic<std::uint64_t> published;  // segments whose slot may be read
-  std::atomic<std::uint64_t> consumed;   // segments of all peers that this rank has finished reading
-  std::atomic<std::uint32_t> waiters;    // ranks that sleep, or are about to, on one of the two
+  std::atomic<std::uint64_t> consumed;  // segments of all peers that this rank has finished reading
+  std::atomic<std::uint32_t> waiters;   // ranks that sleep, or are about to, on one of the two
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };
 
@@ -80,16 +80,17 @@ struct ControlBlock {
   std::uint64_t nonce;
   std::uint32_t rank;
   std::uint32_t size;
-  std::atomic<std::uint32_t> closed;       // the owner has destroyed the group
-  std::atomic<std::uint64_t> largeSlots;   // arena offset of the large slots, 0 = none yet
+  std::atomic<std::uint32_t> closed;      // the owner has destroyed the group
+  std::atomic<std::uint64_t> largeSlots;  // arena offset of the large slots, 0 = none yet
   Progress progress;
   Arrival arrivals[2];
   Doorbell doorbell;
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][size] (uint64), kSlots small slots.
 
-  // A slot that a peer read before is slow to write while that peer still caches it (9 GB/s against 40
-  // measured on Zen 4). So the large ring is longer than a core's second-level cache: 16 x 128 KiB.
+  // A slot that a peer read before is slow to write while that peer still caches it (9 GB/s against
+  // 40 measured on Zen 4). So the large ring is longer than a core's second-level cache: 16 x 128
+  // KiB.
   static constexpr std::size_t kSlots = 16;
   static constexpr std::size_t kSmallSlotBytes = 2048;
 
@@ -98,7 +99,8 @@ struct ControlBlock {
     return linksOffset() + sizeof(PeerLink) * static_cast<std::size_t>(size);
   }
   static std::size_t slotsOffset(int size) {
-    const auto end = splitsOffset(size) + 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
+    const auto end =
+        splitsOffset(size) + 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
     return (end + 63) / 64 * 64;
   }
   static std::size_t bytes(int size) { return slotsOffset(size) + kSlots * kSmallSlotBytes; }

@@ -7,9 +7,9 @@
 
 namespace fastcoll {
 
-/// Sleeps while *word == expected, at most `slice`. Returns on wake-up, timeout, signal or mismatch;
-/// the caller re-checks its condition in every case. Not FUTEX_PRIVATE: the word may be mapped by
-/// several processes.
+/// Sleeps while *word == expected, at most `slice`. Returns on wake-up, timeout, signal or
+/// mismatch; the caller re-checks its condition in every case. Not FUTEX_PRIVATE: the word may be
+/// mapped by several processes.
 void futexWait(const std::atomic<std::uint32_t>* word, std::uint32_t expected,
                std::chrono::nanoseconds slice);
 

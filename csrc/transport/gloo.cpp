@@ -18,17 +18,27 @@ using Bytes = std::vector<std::uint8_t>;
 class Exchange {
  public:
   Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix)
-      : gloo_(gloo), request_(request), prefix_(prefix), ranks_(gloo.getSize()), me_(gloo.getRank()) {}
+      : gloo_(gloo),
+        request_(request),
+        prefix_(prefix),
+        ranks_(gloo.getSize()),
+        me_(gloo.getRank()) {}
 
   void run() {
     arrive();
     switch (request_.collective) {
-      case Collective::Barrier: return;
-      case Collective::Broadcast: return broadcast();
-      case Collective::AllReduce: return allReduce();
-      case Collective::Reduce: return reduce();
-      case Collective::ReduceScatter: return reduceScatter();
-      default: return route();
+      case Collective::Barrier:
+        return;
+      case Collective::Broadcast:
+        return broadcast();
+      case Collective::AllReduce:
+        return allReduce();
+      case Collective::Reduce:
+        return reduce();
+      case Collective::ReduceScatter:
+        return reduceScatter();
+      default:
+        return route();
     }
   }
 
@@ -43,8 +53,8 @@ class Exchange {
       const bool late = text.find("imed out") != std::string::npos;
       throw Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
                   concat(prefix_, late ? "Timed out after " : "the connection failed after ",
-                         request_.timeout.count(), " ms limit, over Gloo: ",
-                         text.substr(0, text.find('\n'))));
+                         request_.timeout.count(),
+                         " ms limit, over Gloo: ", text.substr(0, text.find('\n'))));
     }
   }
 
@@ -76,8 +86,8 @@ class Exchange {
     Arrival mine = request_.arrival();
     Bytes frame(kFrameBytes);
     std::memcpy(frame.data(), &mine, sizeof mine);
-    const bool small = request_.collective == Collective::AllReduce &&
-                       request_.in[0].bytes() <= kInlineBytes;
+    const bool small =
+        request_.collective == Collective::AllReduce && request_.in[0].bytes() <= kInlineBytes;
     if (small) request_.in[0].read(0, request_.in[0].bytes(), frame.data() + sizeof mine);
     frames_ = allGather(std::move(frame));
     for (int peer = 0; peer < ranks_; ++peer) {
@@ -88,11 +98,11 @@ class Exchange {
                                          ? mine.count
                                          : request_.expectedCount[static_cast<std::size_t>(peer)];
       if (!agree(mine, theirs, expected)) {
-        throw Error(ErrorKind::Backend,
-                    concat(prefix_, "Detected mismatch between collectives on ranks: rank ", me_,
-                           " runs ", fastcoll::describe(mine), ", rank ", peer, " runs ",
-                           fastcoll::describe(theirs),
-                           ". All ranks must issue the same collectives in the same order."));
+        throw Error(
+            ErrorKind::Backend,
+            concat(prefix_, "Detected mismatch between collectives on ranks: rank ", me_, " runs ",
+                   fastcoll::describe(mine), ", rank ", peer, " runs ", fastcoll::describe(theirs),
+                   ". All ranks must issue the same collectives in the same order."));
       }
     }
   }
@@ -128,9 +138,9 @@ class Exchange {
     }
     const std::size_t mine = pieceOf(count, ranks_, me_).count * element;
     const std::size_t most = pieceOf(count, ranks_, 0).count * element;
-    const Bytes pieces = allToAll(std::move(flat), sendBytes,
-                                  std::vector<int64_t>(static_cast<std::size_t>(ranks_),
-                                                       static_cast<int64_t>(mine)));
+    const Bytes pieces = allToAll(
+        std::move(flat), sendBytes,
+        std::vector<int64_t>(static_cast<std::size_t>(ranks_), static_cast<int64_t>(mine)));
     Bytes reduced = reduceSlices(pieces, 0, mine, mine);
     reduced.resize(most);
     const Bytes all = allGather(std::move(reduced));
@@ -171,8 +181,8 @@ class Exchange {
 
   void reduceScatter() {
     const std::size_t bytes = request_.out[0].bytes();
-    const Bytes all = routeBytes(std::vector<int64_t>(static_cast<std::size_t>(ranks_),
-                                                      static_cast<int64_t>(bytes)));
+    const Bytes all = routeBytes(
+        std::vector<int64_t>(static_cast<std::size_t>(ranks_), static_cast<int64_t>(bytes)));
     const Bytes result = reduceSlices(all, 0, bytes, bytes);
     request_.out[0].write(0, bytes, result.data());
   }

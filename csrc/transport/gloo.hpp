@@ -1,4 +1,5 @@
-// Collectives between ranks that cannot share memory, over torch's Gloo backend as a mover of bytes.
+// Collectives between ranks that cannot share memory, over torch's Gloo backend as a mover of
+// bytes.
 //
 // Gloo only exchanges bytes here (all_gather and all_to_all of uint8); signatures are compared and
 // reductions are done by the same kernels in the same rank order as over shared memory, so that a

@@ -34,17 +34,28 @@ void wakeSleepers(ControlBlock& block) noexcept {
 
 const char* collectiveName(Collective collective) {
   switch (collective) {
-    case Collective::AllReduce: return "all_reduce";
-    case Collective::Broadcast: return "broadcast";
-    case Collective::Reduce: return "reduce";
-    case Collective::AllGather: return "all_gather";
-    case Collective::Gather: return "gather";
-    case Collective::Scatter: return "scatter";
-    case Collective::ReduceScatter: return "reduce_scatter";
-    case Collective::AllToAll: return "all_to_all";
-    case Collective::Barrier: return "barrier";
-    case Collective::Send: return "send";
-    case Collective::Recv: return "recv";
+    case Collective::AllReduce:
+      return "all_reduce";
+    case Collective::Broadcast:
+      return "broadcast";
+    case Collective::Reduce:
+      return "reduce";
+    case Collective::AllGather:
+      return "all_gather";
+    case Collective::Gather:
+      return "gather";
+    case Collective::Scatter:
+      return "scatter";
+    case Collective::ReduceScatter:
+      return "reduce_scatter";
+    case Collective::AllToAll:
+      return "all_to_all";
+    case Collective::Barrier:
+      return "barrier";
+    case Collective::Send:
+      return "send";
+    case Collective::Recv:
+      return "recv";
   }
   return "unknown";
 }
@@ -77,16 +88,16 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   const std::size_t bytes = ControlBlock::bytes(identity_.size);
   if (offset % kPage != 0 || offset > process->bytes() || bytes > process->bytes() - offset) {
     throw Error(ErrorKind::Backend, concat("fastcoll [group '", identity_.name, "']: rank ", peer,
-                                        " announces a control block outside its memory"));
+                                           " announces a control block outside its memory"));
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
   if (block->nonce != nonce || block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/",
-                    identity_.size, "]: the control block of rank ", peer, " says rank ",
-                    block->rank, " of ", block->size,
-                    ". All ranks must create the group with the same ranks."));
+    throw Error(
+        ErrorKind::Backend,
+        concat("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/", identity_.size,
+               "]: the control block of rank ", peer, " says rank ", block->rank, " of ",
+               block->size, ". All ranks must create the group with the same ranks."));
   }
   own().link(peer).nonce.store(nonce, std::memory_order_release);
   member.process = std::move(process);
@@ -98,9 +109,9 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
 void GroupMemory::close(bool keep) noexcept {
   if (!isOpen() || closed_) return;
   closed_ = true;
-  // A peer may still read the last segments that this rank published. The extents are given back only
-  // when every peer has consumed all of them or is gone; otherwise they stay with the arena, which
-  // goes with the process's last group.
+  // A peer may still read the last segments that this rank published. The extents are given back
+  // only when every peer has consumed all of them or is gone; otherwise they stay with the arena,
+  // which goes with the process's last group.
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto finished = [&](int peer) {
     if (peer == identity_.rank || !isBound(peer) || aborted() || isDead(peer) || hasLeft(peer)) {
@@ -145,7 +156,7 @@ std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t by
   const PeerProcess& there = process(peer);
   if (offset == 0 || offset > there.bytes() || bytes > there.bytes() - offset) {
     throw Error(ErrorKind::Backend, concat("fastcoll [group '", identity_.name, "']: ",
-                                        memberName(peer), " points outside its shared memory"));
+                                           memberName(peer), " points outside its shared memory"));
   }
   return there.base() + offset;
 }
@@ -197,7 +208,8 @@ void GroupMemory::throwAborted(const std::string& prefix) const {
   char text[sizeof fault.text + 1] = {};
   if (set) std::memcpy(text, fault.text, sizeof fault.text);
   const auto kind = set ? static_cast<ErrorKind>(fault.kind) : ErrorKind::Backend;
-  throw Error(kind, prefix + (set ? std::string(text) : "the group was aborted by a rank that died"));
+  throw Error(kind,
+              prefix + (set ? std::string(text) : "the group was aborted by a rank that died"));
 }
 
 }  // namespace fastcoll

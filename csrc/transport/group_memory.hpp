@@ -49,13 +49,11 @@ class GroupMemory {
   ControlBlock& block(int peer) const {
     return *members_[static_cast<std::size_t>(peer)].block.load(std::memory_order_acquire);
   }
-  PeerProcess& process(int peer) const {
-    return *members_[static_cast<std::size_t>(peer)].process;
-  }
+  PeerProcess& process(int peer) const { return *members_[static_cast<std::size_t>(peer)].process; }
   Arena& arena() const { return *process_->arena(); }
 
-  /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so that
-  /// a broken peer cannot make this process read or write elsewhere.
+  /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so
+  /// that a broken peer cannot make this process read or write elsewhere.
   std::uint8_t* inPeer(int peer, std::uint64_t offset, std::size_t bytes) const;
 
   /// The peer's process is dead, or has left this group.
@@ -66,8 +64,9 @@ class GroupMemory {
   /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
   std::string causeOfSilence(int peer) const;
 
-  /// Tells the peers that this rank has left the group, after a short wait for those that still read
-  /// its last segments. `keep`: a peer may read later still, so the memory stays with the arena.
+  /// Tells the peers that this rank has left the group, after a short wait for those that still
+  /// read its last segments. `keep`: a peer may read later still, so the memory stays with the
+  /// arena.
   void close(bool keep) noexcept;
 
   /// Records the group's first fault on every member and wakes all of them. Later calls change

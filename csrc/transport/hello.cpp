@@ -31,7 +31,9 @@ socklen_t abstractAddress(const Nonce128& name, sockaddr_un& address) {
   return static_cast<socklen_t>(out - reinterpret_cast<char*>(&address));
 }
 
-int newSocket() { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0); }
+int newSocket() {
+  return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+}
 
 }  // namespace
 
@@ -45,7 +47,7 @@ int listenAt(const Nonce128& socketName) {
     if (fd >= 0) ::close(fd);
     throw Error(ErrorKind::Backend,
                 concat("fastcoll: cannot listen on an abstract unix socket (", std::strerror(error),
-                    "). Raise the limit on open files, or set FASTCOLL_TRANSPORT=gloo."));
+                       "). Raise the limit on open files, or set FASTCOLL_TRANSPORT=gloo."));
   }
   return fd;
 }
@@ -55,8 +57,9 @@ int connectTo(const Nonce128& socketName) {
   const socklen_t length = abstractAddress(socketName, address);
   const int fd = newSocket();
   if (fd < 0) {
-    throw Error(ErrorKind::Backend, concat("fastcoll: cannot open a unix socket (",
-                                        std::strerror(errno), "). Raise the limit on open files."));
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: cannot open a unix socket (", std::strerror(errno),
+                       "). Raise the limit on open files."));
   }
   int result = 0;
   do {
@@ -124,14 +127,14 @@ std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descripto
   std::string problem;
   ucred credentials{};
   socklen_t length = sizeof credentials;
-  struct stat info {};
+  struct stat info{};
   if (got != static_cast<ssize_t>(sizeof hello) || (message.msg_flags & MSG_TRUNC) != 0) {
     problem = concat("a hello of ", got, " bytes where ", sizeof hello, " were expected");
   } else if (hello.magic != kArenaMagic) {
     problem = "a hello that does not come from fastcoll";
   } else if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
     problem = concat("another version of fastcoll (shared-memory layout ", hello.abi, ", here ",
-                  kAbiVersion, "); install the same version for all ranks");
+                     kAbiVersion, "); install the same version for all ranks");
   } else if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
     problem = "a hello without its memory descriptor; raise the limit on open files";
   } else if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||

@@ -1,7 +1,7 @@
 // A barrier for finding the rank that is missing, over the rendezvous store.
 //
-//   mb/<k>/<rank>   the rank has come to its k-th monitored barrier; the value is its instance nonce
-//   mb/<k>/go       rank 0's verdict: its own nonce, then "ok" or "missing"
+//   mb/<k>/<rank>   the rank has come to its k-th monitored barrier; the value is its instance
+//   nonce mb/<k>/go       rank 0's verdict: its own nonce, then "ok" or "missing"
 //
 // The nonces keep what an earlier group of the same name left in the store from counting.
 #include "rendezvous.hpp"
@@ -11,8 +11,8 @@ namespace fastcoll {
 void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
-  const std::string where = concat("fastcoll.monitored_barrier [group '", id.name, "', rank ", id.rank,
-                                   "/", id.size, "]: ");
+  const std::string where = concat("fastcoll.monitored_barrier [group '", id.name, "', rank ",
+                                   id.rank, "/", id.size, "]: ");
   const std::string base = concat("fastcoll/mb/", ++monitored_, "/");
   const auto stamp = [](std::uint64_t nonce) { return std::to_string(nonce); };
   if (timeout.count() <= 0) {
@@ -56,13 +56,14 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     if (decided && verdict == stamp(first.nonce) + "ok") return;
     // Rank 0 decides; it began its wait at another moment, so it is given a little longer.
     if (decided || Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
-      throw Error(ErrorKind::Timeout,
-                  concat(where, "Rank ", id.rank,
-                         " successfully reached monitoredBarrier, but received errors while waiting "
-                         "for send/recv from rank 0",
-                         decided ? ", whose message names the rank that is missing"
-                                 : ", which did not come",
-                         " (", timeout.count(), " ms)"));
+      throw Error(
+          ErrorKind::Timeout,
+          concat(
+              where, "Rank ", id.rank,
+              " successfully reached monitoredBarrier, but received errors while waiting "
+              "for send/recv from rank 0",
+              decided ? ", whose message names the rank that is missing" : ", which did not come",
+              " (", timeout.count(), " ms)"));
     }
   }
 }

@@ -29,12 +29,12 @@ struct PairChannel {
   };
 
   // Written by the sender. Counts only grow; release on write, acquire on read.
-  alignas(64) std::atomic<std::uint64_t> posted;    // descriptors that may be read
-  std::atomic<std::uint64_t> streamed;              // data slots that may be read
+  alignas(64) std::atomic<std::uint64_t> posted;  // descriptors that may be read
+  std::atomic<std::uint64_t> streamed;            // data slots that may be read
   // Written by the receiver.
-  alignas(64) std::atomic<std::uint64_t> taken;     // descriptors whose place may be reused
-  std::atomic<std::uint64_t> granted;               // 1 + number of the message wanted now
-  std::atomic<std::uint64_t> drained;               // data slots that may be reused
+  alignas(64) std::atomic<std::uint64_t> taken;  // descriptors whose place may be reused
+  std::atomic<std::uint64_t> granted;            // 1 + number of the message wanted now
+  std::atomic<std::uint64_t> drained;            // data slots that may be reused
 
   alignas(64) Descriptor descriptors[kDescriptors];
   alignas(64) std::uint8_t data[kDataSlots][kDataBytes];

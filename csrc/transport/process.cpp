@@ -114,7 +114,7 @@ void LocalProcess::start(std::size_t arenaBytes) {
   if (stopEvent_ < 0) stopEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stopEvent_ < 0) {
     throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
-                                        "). Raise the limit on open files."));
+                                           "). Raise the limit on open files."));
   }
   // The life word must be set before anybody can map the arena, so the socket opens last.
   sigset_t all;
@@ -142,9 +142,9 @@ void LocalProcess::sayGoodbye() noexcept {
 }
 
 void LocalProcess::keep() {
-  // The robust list belongs to this thread alone: when it ends, however it ends, the kernel walks the
-  // list before it frees the address space and marks the life word in shared memory. The list node
-  // stays in private memory; futex_offset leads from it to the word.
+  // The robust list belongs to this thread alone: when it ends, however it ends, the kernel walks
+  // the list before it frees the address space and marks the life word in shared memory. The list
+  // node stays in private memory; futex_offset leads from it to the word.
   struct Node {
     robust_list next;
   } node{};
@@ -152,13 +152,14 @@ void LocalProcess::keep() {
   auto& life = arena_->header()->life;
   head.list.next = &node.next;
   node.next.next = &head.list;
-  head.futex_offset = static_cast<long>(reinterpret_cast<char*>(&life) -
-                                        reinterpret_cast<char*>(&node.next));
+  head.futex_offset =
+      static_cast<long>(reinterpret_cast<char*>(&life) - reinterpret_cast<char*>(&node.next));
   head.list_op_pending = nullptr;
   const long registered = ::syscall(SYS_set_robust_list, &head, sizeof head);
   if (registered != 0) {
-    log(LogLevel::Warn, "the kernel refuses robust futexes: the death of a rank will be noticed by "
-                        "its timeout only");
+    log(LogLevel::Warn,
+        "the kernel refuses robust futexes: the death of a rank will be noticed by "
+        "its timeout only");
   }
   life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);
   ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
@@ -207,7 +208,7 @@ void LocalProcess::serve(int connection) {
       return;
     }
     adopt(hello.sender, memory, hello.arenaBytes);
-    const Hello reply{kArenaMagic, kAbiVersion, sizeof(Hello),
+    const Hello reply{kArenaMagic,    kAbiVersion,  sizeof(Hello),
                       address_.nonce, hello.sender, arena_->bytes()};
     sendHello(connection, reply, arena_->descriptor());
   } catch (const std::exception& error) {
@@ -229,7 +230,7 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   ::close(memory);
   if (mapped == MAP_FAILED) {
     throw Error(ErrorKind::Network, concat("fastcoll: cannot map the shared memory of a peer (",
-                                        std::strerror(error), ", ", bytes, " bytes)"));
+                                           std::strerror(error), ", ", bytes, " bytes)"));
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);
   auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);
@@ -253,7 +254,7 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
     int fd;
     ~Closer() { ::close(fd); }
   } closer{socket};
-  const Hello hello{kArenaMagic,  kAbiVersion,      sizeof(Hello),
+  const Hello hello{kArenaMagic,    kAbiVersion,   sizeof(Hello),
                     address_.nonce, address.nonce, arena_->bytes()};
   if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
   for (;;) {

@@ -64,8 +64,8 @@ class LocalProcess {
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   bool started() const;
 
-  /// The peer at `address`, connecting to it unless it is known already. Returns nullptr when nobody
-  /// listens there now (a stale address, or a process that has not started yet): ask again.
+  /// The peer at `address`, connecting to it unless it is known already. Returns nullptr when
+  /// nobody listens there now (a stale address, or a process that has not started yet): ask again.
   /// Throws Error(Network) when somebody answers wrongly or memory cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address, TimePoint deadline);
 
@@ -77,8 +77,8 @@ class LocalProcess {
 
  private:
   LocalProcess();
-  void keep();                    // body of the keeper thread
-  void serve(int connection);     // answers one hello, never throws
+  void keep();                 // body of the keeper thread
+  void serve(int connection);  // answers one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
 
   const std::uint64_t forkGeneration_;

@@ -14,7 +14,9 @@
 namespace fastcoll {
 namespace {
 
-std::string recordKey(int rank) { return concat("fastcoll/r/", rank); }
+std::string recordKey(int rank) {
+  return concat("fastcoll/r/", rank);
+}
 
 std::uint64_t fnv(const void* data, std::size_t bytes, std::uint64_t hash) {
   const auto* p = static_cast<const std::uint8_t*>(data);
@@ -66,33 +68,33 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
   if (value.size() != sizeof record) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
-                    " where a record of ", sizeof record,
-                    " was expected. Install the same version of fastcoll for all ranks and give "
-                    "each job a store prefix of its own."));
+                       " where a record of ", sizeof record,
+                       " was expected. Install the same version of fastcoll for all ranks and give "
+                       "each job a store prefix of its own."));
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
     throw Error(ErrorKind::Store, concat(prefix(), "what the store holds for rank ", rank,
-                                      " is not a record of fastcoll"));
+                                         " is not a record of fastcoll"));
   }
   if (record.generation != own_.generation) return false;  // of a generation that torchrun ended
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
     throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version), " (layout ",
-                    record.abi, "), this rank ", text(own_.version), " (layout ", own_.abi,
-                    "). Install the same version for all ranks."));
+                concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version),
+                       " (layout ", record.abi, "), this rank ", text(own_.version), " (layout ",
+                       own_.abi, "). Install the same version for all ranks."));
   }
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
-                    ") says it is rank ", record.rank, " of ", record.size,
-                    ". All ranks must be given the same world size."));
+                       ") says it is rank ", record.rank, " of ", record.size,
+                       ". All ranks must be given the same world size."));
   }
   if (record.segmentBytes != own_.segmentBytes) {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "rank ", rank, " uses segments of ", record.segmentBytes,
-                    " bytes, this rank of ", own_.segmentBytes,
-                    ". Set FASTCOLL_SEGMENT_BYTES alike on all ranks."));
+                       " bytes, this rank of ", own_.segmentBytes,
+                       ". Set FASTCOLL_SEGMENT_BYTES alike on all ranks."));
   }
   return true;
 }
@@ -145,9 +147,9 @@ bool Rendezvous::changed() {
     std::memcpy(&stored, mine.data(), sizeof stored);
     if (stored.generation == own_.generation && stored.nonce != own_.nonce) {
       throw Error(ErrorKind::Backend,
-                  concat(prefix(), "another process (pid ", stored.pid, ", host ", text(stored.host),
-                      ") joined as rank ", memory_.rank(),
-                      " too. Give every process a rank of its own."));
+                  concat(prefix(), "another process (pid ", stored.pid, ", host ",
+                         text(stored.host), ") joined as rank ", memory_.rank(),
+                         " too. Give every process a rank of its own."));
     }
   }
   return false;
@@ -164,7 +166,8 @@ std::string Rendezvous::hash() const {
 std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
-      return concat("rank ", record.rank, " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
+      return concat("rank ", record.rank,
+                    " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
     }
   }
   for (const auto& record : records) {
@@ -265,10 +268,11 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         for (std::size_t i = 0; i < have.size() && memory_.rank() == 0; ++i) {
           if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
         }
-        timedOut(memory_.rank() == 0
-                     ? concat("rank(s) ", missing, " have not arrived at the group's first collective")
-                     : "the ranks have not all arrived at the group's first collective",
-                 timeout);
+        timedOut(
+            memory_.rank() == 0
+                ? concat("rank(s) ", missing, " have not arrived at the group's first collective")
+                : "the ranks have not all arrived at the group's first collective",
+            timeout);
       }
       pause(round);
       if (round % 8 == 0) restart = changed();
@@ -280,7 +284,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     if (!agreement.shared && demanded) {
       throw Error(ErrorKind::Backend,
                   concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm), but ",
-                      agreement.reason, ". Unset it to let the ranks use Gloo."));
+                         agreement.reason, ". Unset it to let the ranks use Gloo."));
     }
     return agreement;
   }

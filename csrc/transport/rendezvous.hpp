@@ -1,16 +1,17 @@
 // How the ranks of a group find each other and agree on one transport.
 //
-// Store values cannot be trusted to be fresh: torchrun reuses its store after a restart, and a process
-// may create a group anew under the same prefix. So every rank's record holds a nonce made now, and a
-// decision counts only when it was made for exactly the set of nonces that all ranks see:
+// Store values cannot be trusted to be fresh: torchrun reuses its store after a restart, and a
+// process may create a group anew under the same prefix. So every rank's record holds a nonce made
+// now, and a decision counts only when it was made for exactly the set of nonces that all ranks
+// see:
 //
 //   r/<rank>         the rank's record, set when the group is created
 //   H                = hash of all records' nonces
 //   v/<H>/<rank>     what the rank can do with that set: "shm", or why not
 //   go/<H>           rank 0's decision once it has all votes
 //
-// A rank that sees a record change starts over with the new H. A key that names H cannot be stale, for
-// H contains the reader's own fresh nonce.
+// A rank that sees a record change starts over with the new H. A key that names H cannot be stale,
+// for H contains the reader's own fresh nonce.
 #pragma once
 
 #include <atomic>
@@ -49,9 +50,9 @@ struct GroupRecord {
 std::uint64_t restartGeneration();
 
 struct Agreement {
-  bool shared = false;       // memory, else Gloo
-  std::string reason;        // why
-  std::string id;            // H, for keys that must be fresh
+  bool shared = false;  // memory, else Gloo
+  std::string reason;   // why
+  std::string id;       // H, for keys that must be fresh
 };
 
 class Rendezvous {
@@ -68,9 +69,9 @@ class Rendezvous {
   bool tryPair(int peer);
   /// All ranks' records (waits until every rank has created the group) say "one host, one user".
   bool sameHost(TimePoint deadline, Milliseconds timeout, std::string& why);
-  /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that has
-  /// not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone, so that it
-  /// works before the ranks can talk to each other; the group stays usable.
+  /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
+  /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
+  /// so that it works before the ranks can talk to each other; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }

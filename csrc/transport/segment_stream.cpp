@@ -38,7 +38,7 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int 
 std::string SegmentStream::prefix() const {
   const auto& id = memory_.identity();
   return concat("fastcoll.", collectiveName(arrival_.collective), " [group '", id.name, "', rank ",
-             id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
+                id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
 }
 
 std::uint64_t SegmentStream::begin(const Arrival& arrival, std::size_t bytesPerSegment,
@@ -149,17 +149,17 @@ std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
 
 void SegmentStream::compare(int peer) {
   const Arrival theirs = arrivalOf(peer);
-  const std::uint64_t expected = expectedCount_->empty()
-                                     ? arrival_.count
-                                     : (*expectedCount_)[static_cast<std::size_t>(peer)];
+  const std::uint64_t expected =
+      expectedCount_->empty() ? arrival_.count : (*expectedCount_)[static_cast<std::size_t>(peer)];
   if (!agree(arrival_, theirs, expected)) {
     std::string wanted;
-    if (expected != arrival_.count) wanted = concat(" (which expects ", expected, " elements from it)");
-    fail(ErrorKind::Backend,
-         concat("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
-             describe(arrival_), wanted, ", ", memory_.memberName(peer), " runs ",
-             describe(theirs),
-             ". All ranks must issue the same collectives in the same order."));
+    if (expected != arrival_.count)
+      wanted = concat(" (which expects ", expected, " elements from it)");
+    fail(
+        ErrorKind::Backend,
+        concat("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
+               describe(arrival_), wanted, ", ", memory_.memberName(peer), " runs ",
+               describe(theirs), ". All ranks must issue the same collectives in the same order."));
   }
   compared_[static_cast<std::size_t>(peer)] = 1;
 }
@@ -177,8 +177,8 @@ bool SegmentStream::hopeless() {
   if (checkWorthlessPeers()) return true;
   if (Clock::now() >= deadline_) {
     hopelessKind_ = ErrorKind::Timeout;
-    hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_), "; ",
-                         lateRanks());
+    hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
+                            "; ", lateRanks());
     return true;
   }
   return false;
@@ -214,8 +214,8 @@ std::string SegmentStream::lateRanks() const {
     const Progress& progress = memory_.block(peer).progress;
     const char state = processState(static_cast<int>(memory_.process(peer).header().pid));
     std::string who = concat(memory_.memberName(peer), ", last completed seq ",
-                          progress.completed.load(std::memory_order_acquire), ", state ", state,
-                          state == 'T' || state == 't' ? " (stopped)" : "");
+                             progress.completed.load(std::memory_order_acquire), ", state ", state,
+                             state == 'T' || state == 't' ? " (stopped)" : "");
     if (progress.published.load(std::memory_order_acquire) <= next_) {
       absent += (absent.empty() ? "" : "; ") + who;
     } else if (peer == awaited_) {

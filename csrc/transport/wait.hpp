@@ -1,9 +1,9 @@
-// Waiting for a word of shared memory: spin while that is cheap, then sleep on a futex in slices, and
-// between slices look for everything that would make the wait endless.
+// Waiting for a word of shared memory: spin while that is cheap, then sleep on a futex in slices,
+// and between slices look for everything that would make the wait endless.
 //
-// No wake-up is lost: the waiter announces itself (waiters, seq_cst) before it reads the word for the
-// last time; the writer stores the word (seq_cst) before it reads `waiters`. One of the two sees the
-// other, and the kernel compares the word again before it puts the waiter to sleep.
+// No wake-up is lost: the waiter announces itself (waiters, seq_cst) before it reads the word for
+// the last time; the writer stores the word (seq_cst) before it reads `waiters`. One of the two
+// sees the other, and the kernel compares the word again before it puts the waiter to sleep.
 #pragma once
 
 #include <algorithm>
