@@ -76,6 +76,7 @@ CpuEngine::~CpuEngine() {
     return;
   }
   shutdown();
+  if (process_.use_count() == 1) drainWorkers();  // the last group leaves no thread behind
 }
 
 std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {

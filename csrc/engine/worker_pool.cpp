@@ -38,7 +38,10 @@ Pool& pool() {
   return *current;
 }
 
+thread_local bool onWorker = false;
+
 void work(Pool& p) {
+  onWorker = true;
   ::pthread_setname_np(::pthread_self(), "fastcoll-work");
   std::unique_lock<std::mutex> lock(p.mutex);
   for (;;) {
@@ -81,6 +84,7 @@ void runOnWorker(std::function<void()> job) {
 }
 
 void drainWorkers() noexcept {
+  if (onWorker) return;  // it would wait for itself
   Pool& p = pool();
   std::unique_lock<std::mutex> lock(p.mutex);
   p.draining = true;
