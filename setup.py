@@ -7,7 +7,6 @@ against the torch of the running environment, and the map from folders to packag
 import json
 import os
 import re
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -61,8 +60,9 @@ class BuildFastcoll(BuildExtension):
         self.build_temp = str(ROOT / "build" / f"torch{TORCH}-{sys.implementation.cache_tag}")
 
     def run(self) -> None:
-        if shutil.which("ninja") is None:  # a virtual environment that is used but not activated
-            os.environ["PATH"] += os.pathsep + sysconfig.get_path("scripts")
+        # The environment's own ninja first, activated or not: two versions taking turns on one build
+        # folder would each start over.
+        os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
         super().run()
         target = ROOT / PACKAGES["fastcoll"] if self.inplace else Path(self.build_lib, "fastcoll")
         record = {"fastcoll": VERSION, "torch": TORCH}
