@@ -1,3 +1,3 @@
-"""Benchmarks against the stock backends. Installed as fastcoll.bench."""
+"""Benchmarks against the other backends of torch.distributed. Installed as fastcoll.bench."""
 
 __all__: list[str] = []

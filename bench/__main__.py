@@ -1,0 +1,72 @@
+"""``python -m fastcoll.bench``: collectives of several backends side by side; ``ddp``: training steps.
+
+python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
+torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.json
+python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+from fastcoll.bench import plot
+from fastcoll.bench.ddp import compare_steps
+from fastcoll.bench.gradients import MODELS
+from fastcoll.bench.launch import launch
+from fastcoll.bench.options import Options, parse
+from fastcoll.bench.peers import ADAPTERS, Peer
+from fastcoll.bench.run import open_run
+from fastcoll.bench.sweep import sweep
+
+__all__ = ["main", "run_rank"]
+
+
+def _problem(options: Options) -> str:
+    """Returns why the run cannot begin, or ""."""
+    ranks = int(os.environ.get("WORLD_SIZE", options.nproc))
+    if options.root >= ranks:
+        return f"--root {options.root}: there are {ranks} ranks"
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return "--device cuda: torch finds no CUDA device"
+    return plot.missing() if options.plot else ""
+
+
+def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS) -> int:
+    """Is one rank, in a process with the environment variables that torchrun sets.
+
+    Args:
+        arguments: Of the command line.
+        adapters: Backends that are not simply torch's, by name.
+
+    Returns:
+        The exit status.
+    """
+    options = parse(arguments, MODELS)
+    with open_run(options, arguments, adapters) as run:
+        status = compare_steps(run) if options.ddp else sweep(run)
+        if options.plot and run.rank == 0:
+            plot.draw(run.record, options.plot)
+    return status
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Is one rank where RANK is set, and else starts ``--nproc`` of them.
+
+    Returns:
+        The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments, MODELS)
+    if problem := _problem(options):
+        print(f"fastcoll.bench: {problem}", file=sys.stderr)
+        return 2
+    if "RANK" in os.environ:
+        return run_rank(arguments)
+    return launch([sys.executable, "-m", "fastcoll.bench", *arguments], options.nproc)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The collectives: which buffers each takes, what must come out, and what nccl-tests counts as bandwidth.
+
+A *chunk* is one rank's share of a buffer. `size`, as in nccl-tests, is the larger of the two buffers of a
+rank in bytes, and `count` the elements of a chunk, or of the whole buffer where there are no chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["COLLECTIVES", "Case", "Collective", "Piece", "algorithm_bandwidth", "build_case"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive elements of a result: a stretch of what some rank sent.
+
+    Attributes:
+        source: The rank that sent it; None for the reduction of what all ranks sent.
+        offset: Where it begins in the buffers that were sent, in elements.
+        length: In elements.
+    """
+
+    source: int | None
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective.
+
+    Attributes:
+        name: The word of the command line.
+        expected: The pieces of rank's result, from a case.
+        factor: Bus bandwidth over algorithm bandwidth, from the number of ranks, as nccl-tests counts.
+        send: Chunks that are sent: "chunk", "whole" or "none".
+        receive: Chunks that are received; "same" for the buffer that is sent.
+        reduces: Whether it takes a reduction.
+        rooted: Whether one rank has another part than the others.
+    """
+
+    name: str
+    expected: Callable[[Case], list[Piece]]
+    factor: Callable[[int], float]
+    send: str = "whole"
+    receive: str = "whole"
+    reduces: bool = False
+    rooted: bool = False
+
+    @property
+    def chunked(self) -> bool:
+        """Whether a buffer is divided among the ranks."""
+        return "chunk" in (self.send, self.receive) or self.name == "all_to_all"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective with its buffers, on one rank.
+
+    Attributes:
+        size: Bytes of the larger buffer.
+        count: Elements of a chunk, or of the whole.
+        send: What this rank sends, 1-D.
+        receive: Where its result goes, 1-D; the same tensor where the collective works in place.
+    """
+
+    collective: Collective
+    dtype: torch.dtype
+    op: str
+    rank: int
+    world_size: int
+    root: int
+    size: int
+    count: int
+    send: Tensor = field(repr=False)
+    receive: Tensor = field(repr=False)
+
+
+def _gathered(case: Case) -> list[Piece]:
+    return [Piece(source, 0, case.count) for source in range(case.world_size)]
+
+
+def _if_root(case: Case, pieces: list[Piece]) -> list[Piece]:
+    return pieces if case.rank == case.root else []
+
+
+def _share(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _one(ranks: int) -> float:
+    return 1.0
+
+
+_ALL = [
+    Collective("all_reduce", lambda case: [Piece(None, 0, case.count)],
+               lambda ranks: 2 * _share(ranks), receive="same", reduces=True),
+    Collective("all_gather", _gathered, _share, send="chunk"),
+    Collective("reduce_scatter", lambda case: [Piece(None, case.rank * case.count, case.count)],
+               _share, receive="chunk", reduces=True),
+    Collective("broadcast", lambda case: [Piece(case.root, 0, case.count)],
+               _one, receive="same", rooted=True),
+    Collective("all_to_all", lambda case: [
+                   Piece(source, case.rank * case.count, case.count)
+                   for source in range(case.world_size)
+               ], _share),
+    Collective("sendrecv", lambda case: [
+                   Piece((case.rank - 1) % case.world_size, 0, case.count)
+               ], _one),
+    Collective("barrier", lambda case: [], lambda ranks: 0.0, send="none", receive="none"),
+    Collective("reduce", lambda case: _if_root(case, [Piece(None, 0, case.count)]),
+               _one, receive="same", reduces=True, rooted=True),
+    Collective("gather", lambda case: _if_root(case, _gathered(case)),
+               _share, send="chunk", rooted=True),
+    Collective("scatter", lambda case: [Piece(case.root, case.rank * case.count, case.count)],
+               _share, receive="chunk", rooted=True),
+]  # fmt: skip
+
+COLLECTIVES: dict[str, Collective] = {collective.name: collective for collective in _ALL}
+
+
+def algorithm_bandwidth(size: int, microseconds: float) -> float:
+    """Returns GB/s (1e9 bytes) of `size` bytes in that time."""
+    return size / microseconds / 1e3 if microseconds > 0 else 0.0
+
+
+def build_case(
+    name: str,
+    size: int,
+    dtype: torch.dtype,
+    op: str,
+    rank: int,
+    world_size: int,
+    root: int,
+    device: torch.device,
+) -> Case:
+    """Allocates the buffers of a collective.
+
+    Args:
+        name: Of the collective.
+        size: Bytes asked for, of the larger buffer. It is cut to whole elements, the same number for
+            each rank and at least one; the case holds what came of it.
+        dtype: Of the elements.
+        op: Of the reduction; ignored by collectives without one.
+        rank: This process.
+        world_size: Number of ranks.
+        root: Of rooted collectives.
+        device: Where the buffers lie.
+    """
+    collective = COLLECTIVES[name]
+    parts = world_size if collective.chunked else 1
+    count = max(1, size // dtype.itemsize // parts)
+    if collective.send == "none":
+        count = 0
+    elements = {"chunk": count, "whole": count * parts, "none": 0}
+    send = torch.empty(elements[collective.send], dtype=dtype, device=device)
+    receive = (
+        send
+        if collective.receive == "same"
+        else torch.empty(elements[collective.receive], dtype=dtype, device=device)
+    )
+    return Case(
+        collective=collective,
+        dtype=dtype,
+        op=op if collective.reduces else "none",
+        rank=rank,
+        world_size=world_size,
+        root=root,
+        size=max(send.numel(), receive.numel()) * dtype.itemsize,
+        count=count,
+        send=send,
+        receive=receive,
+    )

@@ -1,0 +1,217 @@
+"""What DistributedDataParallel adds to a training step: a step with it less the same step without it.
+
+Forward and backward are emulated, so that nearly all of the difference is communication and the copies
+around it. For each backend stock DDP is measured with its default buckets, whose communication may overlap
+the backward pass, and with one bucket for all, whose communication can only follow it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from fastcoll.bench import report
+from fastcoll.bench.gradients import MODELS, EmulatedModel
+from fastcoll.bench.options import DTYPES
+from fastcoll.bench.progress import progress_bar
+from fastcoll.bench.run import Run
+from fastcoll.bench.timing import Call, Timing, measure
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["add_difference", "compare_steps"]
+
+_ALONE = "no DDP"
+_BUCKETS: dict[str, dict[str, Any]] = {
+    "default buckets": {},
+    "one bucket": {"bucket_cap_mb": 1 << 20},
+}
+_LABEL_WIDTH = 28
+_TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
+
+
+def _step(model: nn.Module) -> Call:
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        model().backward()
+
+    return step
+
+
+def _own_value(rank: int) -> float:
+    return 3.0 if rank % 2 else 1.0
+
+
+def _count_wrong(model: nn.Module, ranks: int) -> int:
+    """Returns how many elements of the gradients are not the mean over the ranks."""
+    mean = sum(map(_own_value, range(ranks))) / ranks
+    wrong = 0
+    for weight in model.parameters():
+        if weight.grad is None:
+            wrong += weight.numel()
+            continue
+        allowed = 0.0 if ranks == 2 else ranks * torch.finfo(weight.dtype).eps * mean
+        wrong += int((~((weight.grad - mean).abs() <= allowed)).sum())
+    return wrong
+
+
+def _too_large(run: Run, size: int) -> str:
+    """Returns why a model does not fit into the memory of this host, or ""."""
+    if run.device.type != "cpu":
+        return ""
+    # Shared parameters, gradients without DDP; with DDP gradients and buckets.
+    needed = (
+        size
+        * (2 + 2 * len(_BUCKETS) * len(run.peers))
+        * int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
+    )
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= 0.9 * available:
+        return ""
+    return (
+        f"it takes {needed / 2**30:.0f} GiB of the {available / 2**30:.0f} GiB that are free: "
+        "name fewer backends, or halve it with -d bfloat16"
+    )
+
+
+def add_difference(cases: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """Adds to each case what it takes more than the step without DDP, in microseconds.
+
+    ``added`` is the difference of the medians and ``best_added`` that of the minima; ``ratio`` says how
+    many times less a backend adds than the one that adds most with the same buckets.
+
+    Args:
+        cases: One for each backend and choice of buckets; changed in place.
+        alone: Statistics of the step without DDP.
+    """
+    for case in cases:
+        case["added"] = case["time"]["median"] - alone["median"]
+        case["best_added"] = case["time"]["minimum"] - alone["minimum"]
+    for case in cases:
+        most = max(other["added"] for other in cases if other["buckets"] == case["buckets"])
+        case["ratio"] = most / case["added"] if case["added"] > 0 else None
+
+
+def _statistics(timing: Timing) -> dict[str, Any]:
+    return {"time": asdict(timing.calls), "rank_medians": timing.rank_medians}
+
+
+def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None]) -> dict[str, Any]:
+    shapes = MODELS[name]()
+    parameters = sum(map(math.prod, shapes))
+    size = parameters * DTYPES[dtype].itemsize
+    row: dict[str, Any] = {
+        "model": name,
+        "dtype": dtype,
+        "tensors": len(shapes),
+        "parameters": parameters,
+        "size": size,
+        "gflop": run.options.gflop,
+        "left_out": "",
+        "cases": [],
+    }
+    reasons = [reason for reason in run.control.all_gather(_too_large(run, size)) if reason]
+    if reasons:
+        row["left_out"] = reasons[0]
+        return row
+    memory = torch.zeros(parameters, dtype=DTYPES[dtype], device=run.device)
+
+    def build() -> EmulatedModel:
+        return EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
+
+    models: dict[str, nn.Module] = {_ALONE: build()}
+    for peer in run.peers:
+        for buckets, options in _BUCKETS.items():
+            models[f"{peer.name}, {buckets}"] = DistributedDataParallel(
+                build(), process_group=peer.group, **options
+            )
+    calls = {label: _step(model) for label, model in models.items()}
+    wrong = dict.fromkeys(models, 0)
+
+    def verify(times: int) -> None:
+        for _ in range(times):
+            for label, model in models.items():
+                calls[label]()
+                if label != _ALONE and run.options.check:
+                    wrong[label] += _count_wrong(model, run.world_size)
+
+    verify(max(2, run.options.check))  # at least two: DDP rebuilds its buckets after the first step
+    timings = measure(calls, run.control, run.plan, run.device, False, advance)
+    verify(run.options.check)
+    wrong_by_rank = run.control.all_gather(wrong)
+    row["alone"] = _statistics(timings[_ALONE])
+    for peer in run.peers:
+        for buckets in _BUCKETS:
+            label = f"{peer.name}, {buckets}"
+            total = sum(rank[label] for rank in wrong_by_rank) if run.options.check else None
+            statistics = _statistics(timings[label])
+            row["cases"].append(
+                {"backend": peer.name, "buckets": buckets, **statistics, "wrong": total}
+            )
+    add_difference(row["cases"], row["alone"]["time"])
+    return row
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    title = (
+        f"# {row['model']}: {row['tensors']} tensors, {row['parameters'] / 1e6:.1f} M parameters, "
+        f"{row['size'] / 1e6:.0f} MB of {row['dtype']} gradients"
+    )
+    if row["left_out"]:
+        return [f"{title} is left out: {row['left_out']}"]
+
+    def line(label: str, cells: list[str]) -> str:
+        return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>11}" for cell in cells)
+
+    def milliseconds(*microseconds: float) -> list[str]:
+        return [f"{value / 1e3:.2f}" for value in microseconds]
+
+    def times(time: dict[str, float]) -> list[str]:
+        return milliseconds(time["median"], time["lower"], time["upper"], time["minimum"])
+
+    lines = [title, line("#", list(_TITLES))]
+    lines.append(line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
+    for case in row["cases"]:
+        cells = [
+            *times(case["time"]),
+            *milliseconds(case["added"], case["best_added"]),
+            "N/A" if case["wrong"] is None else str(case["wrong"]),
+            "-" if case["ratio"] is None else f"{case['ratio']:.2f}x",
+        ]
+        lines.append(line(f"{case['backend']}, {case['buckets']}", cells))
+    return lines
+
+
+def compare_steps(run: Run) -> int:
+    """Measures the models and prints a table for each.
+
+    Returns:
+        The exit status: 0, 1 if a gradient was wrong, 2 if nothing was measured.
+    """
+    for peer in [peer for peer in run.peers if peer.group is None or not peer.delivers]:
+        run.left_out[peer.name] = "DDP needs a process group of torch that delivers results"
+        run.peers.remove(peer)
+        peer.close()
+    run.record["backends"] = [peer.name for peer in run.peers]
+    options = run.options
+    kinds = [(name, dtype) for name in options.names for dtype in options.dtypes]
+    turns = len(kinds) * run.plan.turns * (1 + len(_BUCKETS) * len(run.peers))
+    wrong = measured = 0
+    run.say(
+        *report.heading(run.record, "added: over the step without DDP, by medians; best: by minima")
+    )
+    with progress_bar("fastcoll.bench ddp", turns, run.rank == 0) as advance:
+        for name, dtype in kinds if run.peers else []:
+            row = _measure_model(run, name, dtype, advance)
+            if run.rank == 0:
+                run.record["cases"].append(row)
+            run.say("", *_lines(row))
+            wrong += sum(case["wrong"] or 0 for case in row["cases"])
+            measured += len(row["cases"])
+    run.say("", *report.closing(wrong, options.check > 0, measured))
+    run.write_json()
+    return 1 if wrong else 0 if measured else 2

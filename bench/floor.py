@@ -1,0 +1,62 @@
+"""The least that any backend must do to memory, as a call that is timed beside the backends.
+
+Each rank does its part alone and all at once, on the very buffers of the collective. Nothing is sent and
+nobody waits, so what is left of a backend's time is its communication:
+
+    all_reduce                             reads and writes its buffer once, in place
+    all_gather, all_to_all, sendrecv       writes its result, reading as many bytes
+    reduce_scatter                         reads all its chunks, writes one
+    broadcast, scatter                     all but the root write their result, reading as many bytes
+    reduce, gather                         the root reads as much as all ranks send, and writes its result
+
+The chunks of other ranks are stood in for by memory of this one, of the same size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from fastcoll.bench.collectives import Case
+from fastcoll.bench.timing import Call
+from torch import Tensor
+
+__all__ = ["bind_floor"]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Returns the same bytes as the widest integers, which torch moves at memory speed in any dtype."""
+    return tensor.view(torch.int64 if tensor.nbytes % 8 == 0 else torch.uint8)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _sum_into(receive: Tensor, parts: list[Tensor]) -> None:
+    torch.add(parts[0], parts[-1], out=receive)
+    for part in parts[1:-1]:
+        receive.add_(part)
+
+
+def bind_floor(case: Case) -> Call | None:
+    """Returns the floor of a case on this rank, or None for a barrier, which moves no bytes."""
+    name, ranks, is_root = case.collective.name, case.world_size, case.rank == case.root
+    if name == "barrier":
+        return None
+    receive = _words(case.receive)
+    if name == "all_reduce":
+        return partial(receive.add_, 0)
+    if name == "reduce_scatter":
+        parts = [_words(chunk) for chunk in case.send.chunk(ranks)]
+        return partial(_sum_into, receive, parts)
+    if name == "reduce":
+        if not is_root:
+            return _nothing
+        return partial(
+            _sum_into, receive, [receive, *(torch.zeros_like(receive) for _ in range(ranks - 1))]
+        )
+    takes_part = {"broadcast": not is_root, "scatter": not is_root, "gather": is_root}
+    if not takes_part.get(name, True):
+        return _nothing
+    return partial(receive.copy_, torch.zeros_like(receive))

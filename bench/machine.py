@@ -1,0 +1,97 @@
+"""What a measurement depends on besides the code: machine, versions, command line."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcoll import info
+
+__all__ = ["describe_machine", "describe_run"]
+
+
+def _first(pattern: str, path: str) -> str | None:
+    try:
+        found = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1].strip() if found else None
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Returns processor, cores, memory, kernel and load; the names of the GPUs for a CUDA run."""
+    kibibytes = _first(r"^MemTotal:\s+(\d+)", "/proc/meminfo")
+    machine: dict[str, Any] = {
+        "cpu": _first(r"^model name\s*:(.*)$", "/proc/cpuinfo") or platform.processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "virtual": _first(r"^flags\s*:.*\b(hypervisor)\b", "/proc/cpuinfo") is not None,
+        "memory_bytes": int(kibibytes) * 1024 if kibibytes else None,
+        "kernel": platform.release(),
+        "transparent_huge_pages": _first(
+            r"\[(\w+)\]", "/sys/kernel/mm/transparent_hugepage/enabled"
+        ),
+        "load_average": list(os.getloadavg()),
+    }
+    if device.type == "cuda":
+        machine["gpus"] = [
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        ]
+    return machine
+
+
+def _revision() -> str | None:
+    """Returns the commit of the checkout that this file lies in, "+" behind it if files differ."""
+    folder = Path(__file__).resolve().parent
+    try:
+        answers = [
+            subprocess.run(
+                ["git", "-C", str(folder), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
+            ).stdout.strip()
+            for arguments in (
+                ("rev-parse", "HEAD"),
+                ("status", "--porcelain", "--untracked-files=no"),
+            )
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answers[0] + ("+" if answers[1] else "")
+
+
+def _digest(report: dict[str, Any]) -> str | None:
+    """Returns the SHA-256 of the compiled module that is loaded: it may be older than the sources."""
+    paths = report["libraries"]["fastcoll._C"]
+    return hashlib.sha256(Path(paths[0]).read_bytes()).hexdigest() if paths else None
+
+
+def describe_run(arguments: list[str]) -> dict[str, Any]:
+    """Returns date, command line, versions and the variables of the environment that bear on it."""
+    report = info.collect()
+    starts = ("FASTCOLL_", "OMP_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "fastcoll.bench", *arguments]),
+        "executable": sys.executable,
+        "revision": _revision(),
+        "compiled_module_sha256": _digest(report),
+        "versions": report["versions"],
+        "available": report["available"],
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(starts)
+        },
+    }

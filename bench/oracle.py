@@ -1,0 +1,88 @@
+"""What a collective must deliver, computed without communication.
+
+Rank r sends a sequence of small whole numbers that repeats with a prime period, so every rank knows what
+every other sends, and a result that is shifted by a segment or taken from another rank does not match.
+Sums of so small numbers are exact in every dtype; only an average may round.
+"""
+
+from __future__ import annotations
+
+import torch
+from fastcoll.bench.collectives import Case
+from torch import Tensor
+
+__all__ = ["PERIOD", "count_wrong", "fill", "pattern", "reduced"]
+
+PERIOD = 8191
+_LARGEST = 3
+_NOWHERE_SENT = 99
+
+
+def pattern(seed: int, rank: int, dtype: torch.dtype, op: str) -> Tensor:
+    """Returns one period of what a rank sends, int64, [PERIOD].
+
+    Args:
+        seed: Of this verified call.
+        rank: The sender.
+        dtype: Of the buffers: unsigned ones get no negative numbers.
+        op: For "prod" all numbers are 1 or 2, and 2 on the first three ranks only.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
+    least, most = (0 if not dtype.is_signed else -_LARGEST), _LARGEST
+    if op == "prod":
+        least, most = 1, 2 if rank < 3 else 1
+    return torch.randint(least, most + 1, (PERIOD,), generator=generator)
+
+
+def reduced(seed: int, world_size: int, dtype: torch.dtype, op: str) -> Tensor:
+    """Returns one period of the reduction of what all ranks send, int64, or float64 for "avg"."""
+    sent = torch.stack([pattern(seed, rank, dtype, op) for rank in range(world_size)])
+    if op == "avg":
+        return sent.sum(0) / torch.tensor(world_size, dtype=torch.float64)
+    if op in ("min", "max"):
+        return sent.amin(0) if op == "min" else sent.amax(0)
+    return sent.prod(0) if op == "prod" else sent.sum(0)
+
+
+def fill(case: Case, seed: int) -> None:
+    """Writes what this rank sends, and into a separate result what nobody sends."""
+    if case.receive is not case.send:
+        case.receive.fill_(_NOWHERE_SENT)
+    block = pattern(seed, case.rank, case.dtype, case.op).to(case.send)
+    whole = case.send.numel() // PERIOD * PERIOD
+    case.send[:whole].view(-1, PERIOD).copy_(block)
+    case.send[whole:].copy_(block[: case.send.numel() - whole])
+
+
+def _tolerance(case: Case) -> float:
+    """Relative; 0 as long as the sum of all ranks is exact in the dtype."""
+    if not case.dtype.is_floating_point:
+        return 0.0
+    epsilon = torch.finfo(case.dtype).eps
+    exact = case.op != "avg" and _LARGEST * case.world_size <= 1 / epsilon
+    return 0.0 if exact or case.op in ("min", "max", "none") else case.world_size * epsilon
+
+
+def _differences(actual: Tensor, expected: Tensor, tolerance: float) -> int:
+    if tolerance == 0:
+        return int((actual != expected).sum())
+    error = (actual.double() - expected.double()).abs()
+    return int((~(error <= tolerance * expected.double().abs())).sum())
+
+
+def count_wrong(case: Case, seed: int) -> int:
+    """Returns how many elements of this rank's result are not as they must be after :func:`fill`."""
+    wrong, start, tolerance = 0, 0, _tolerance(case)
+    for piece in case.collective.expected(case):
+        block = (
+            reduced(seed, case.world_size, case.dtype, case.op)
+            if piece.source is None
+            else pattern(seed, piece.source, case.dtype, case.op)
+        )
+        block = block.to(case.receive).roll(-(piece.offset % PERIOD))
+        actual = case.receive[start : start + piece.length]
+        whole = piece.length // PERIOD * PERIOD
+        wrong += _differences(actual[:whole].view(-1, PERIOD), block, tolerance)
+        wrong += _differences(actual[whole:], block[: piece.length - whole], tolerance)
+        start += piece.length
+    return wrong

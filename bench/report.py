@@ -1,0 +1,130 @@
+"""The printed table and what is derived from the times in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+__all__ = ["add_ratios", "closing", "heading", "table_head", "table_rows"]
+
+_COLUMNS = (
+    ("size", "(B)", 11),
+    ("count", "(elements)", 11),
+    ("type", "", 9),
+    ("redop", "", 6),
+    ("backend", "", 11),
+    ("time", "(us)", 10),
+    ("q1", "(us)", 10),
+    ("q3", "(us)", 10),
+    ("min", "(us)", 10),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("#wrong", "", 7),
+    ("ratio", "median", 8),
+    ("ratio", "best", 8),
+    ("floor", "(us)", 10),
+    ("/floor", "", 8),
+)
+
+
+def add_ratios(row: dict[str, Any], among: Collection[str]) -> None:
+    """Adds to each backend of a case how many times faster it is than the slowest of them.
+
+    ``ratio`` compares medians and ``best_ratio`` minima, each with the backend whose median is the
+    largest, named in ``slowest``; ``over_floor`` is the median over that of the floor.
+
+    Args:
+        row: A case; changed in place.
+        among: Backends that may be the slowest.
+    """
+    backends = row["backends"]
+    candidates = [name for name in backends if name in among] or list(backends)
+    row["slowest"] = max(
+        candidates, key=lambda name: backends[name]["time"]["median"], default=None
+    )
+    for backend in backends.values():
+        slowest = backends[row["slowest"]]["time"]
+        backend["ratio"] = _over(slowest["median"], backend["time"]["median"])
+        backend["best_ratio"] = _over(slowest["minimum"], backend["time"]["minimum"])
+        floor = row["floor"]
+        backend["over_floor"] = floor and _over(backend["time"]["median"], floor["time"]["median"])
+
+
+def _over(above: float, below: float) -> float | None:
+    return above / below if below > 0 else None
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.1f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def _join(cells: Collection[str]) -> str:
+    return " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def heading(record: dict[str, Any], legend: str) -> list[str]:
+    """Returns the lines above all tables; none on ranks without a record.
+
+    Args:
+        record: Of the run.
+        legend: What the columns mean.
+    """
+    if "machine" not in record:
+        return []
+    machine, versions = record["machine"], record["versions"]
+    memory = (machine["memory_bytes"] or 0) / 2**30
+    lines = [
+        f"# {record['command']}",
+        f"# {record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
+        f"Linux {machine['kernel']}, load {machine['load_average'][0]:.2f}",
+        f"# fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks, "
+        f"{record['device']}; {record['iterations']} timed calls each, in {record['rounds']} rounds",
+        f"# {legend}",
+    ]
+    lines += [f"# {name} is left out: {why}" for name, why in record["left_out"].items()]
+    return lines
+
+
+def table_head(collective: str) -> list[str]:
+    """Returns the two lines of column titles, with the collective's name."""
+    titles = _join([title for title, _, _ in _COLUMNS])
+    return [f"# {collective}", f"#{titles[1:]}", f"#{_join([unit for _, unit, _ in _COLUMNS])[1:]}"]
+
+
+def table_rows(row: dict[str, Any]) -> list[str]:
+    """Returns a line for each backend of a case, and one for each that cannot do it."""
+    lines = []
+    for name, backend in row["backends"].items():
+        time = backend["time"]
+        cells = [
+            str(row["size"]),
+            str(row["count"]),
+            row["dtype"],
+            row["op"],
+            name,
+            *(_time(time[key]) for key in ("median", "lower", "upper", "minimum")),
+            f"{backend['algbw']:.2f}",
+            f"{backend['busbw']:.2f}",
+            "N/A" if backend["wrong"] is None else str(backend["wrong"]),
+            _ratio(backend["ratio"]),
+            _ratio(backend["best_ratio"]),
+            _time(row["floor"]["time"]["median"]) if row["floor"] else "-",
+            _ratio(backend["over_floor"]),
+        ]
+        lines.append(_join(cells))
+    for name, why in row["unsupported"].items():
+        lines.append(f"# {row['size']} B: {name} cannot do this: {why}")
+    return lines
+
+
+def closing(wrong: int, checked: bool, measured: int) -> list[str]:
+    """Returns the verdict below all tables."""
+    if not measured:
+        return ["# nothing was measured: no backend is left"]
+    if not checked:
+        return ["# results were not verified"]
+    return [f"# wrong elements: {wrong} {'FAILED' if wrong else 'OK'}"]

@@ -1,0 +1,210 @@
+"""What the benchmark computes: sizes, bandwidths, statistics, floors, the oracle and the table."""
+
+import math
+
+import pytest
+import torch
+from fastcoll.bench import oracle, report
+from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
+from fastcoll.bench.ddp import add_difference
+from fastcoll.bench.floor import bind_floor
+from fastcoll.bench.gradients import MODELS, EmulatedModel
+from fastcoll.bench.options import DTYPES
+from fastcoll.bench.timing import Plan, summarise
+
+CPU = torch.device("cpu")
+
+
+def case_of(name: str, size: int = 1 << 16, rank: int = 0, ranks: int = 4, **other: object) -> Case:
+    arguments = {"dtype": torch.float32, "op": "sum", "root": 0, "device": CPU, **other}
+    return build_case(name, size, rank=rank, world_size=ranks, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_gather", 0.75),
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("sendrecv", 1.0),
+    ],
+)
+def test_bus_bandwidth_of_four_ranks(name: str, factor: float) -> None:
+    assert COLLECTIVES[name].factor(4) == factor
+
+
+def test_algorithm_bandwidth_is_in_gigabytes_per_second() -> None:
+    assert algorithm_bandwidth(10**9, 1e6) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_size_is_that_of_the_larger_buffer(name: str) -> None:
+    case = case_of(name, 1000)
+    assert case.size == max(case.send.nbytes, case.receive.nbytes)
+    assert case.size == (
+        0 if name == "barrier" else 1000 // 16 * 16 if COLLECTIVES[name].chunked else 1000
+    )
+    assert case_of(name, 1).count == (name != "barrier")
+
+
+def test_quartiles() -> None:
+    summary = summarise([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (summary.minimum, summary.lower, summary.median) == (1, 2, 3)
+    assert (summary.upper, summary.maximum, summary.mean, summary.count) == (4, 5, 3, 5)
+    assert summarise([7.0]).median == summarise([7.0]).upper == 7
+
+
+def test_every_round_has_as_many_calls() -> None:
+    assert (Plan(100, 10, 2).turns, Plan(100, 10, 2).calls) == (10, 10)
+    assert (Plan(7, 3, 2).turns, Plan(7, 3, 2).calls) == (3, 3)
+    assert (Plan(2, 5, 2).turns, Plan(2, 5, 2).calls) == (2, 1)
+
+
+def deliver(cases: list[Case]) -> None:
+    """Do a collective on the buffers of all ranks, by its definition."""
+    name, op, root = cases[0].collective.name, cases[0].op, cases[0].root
+    ranks, count = len(cases), cases[0].count
+    sent = torch.stack([case.send for case in cases]) if name not in ("barrier",) else None
+    if sent is None:
+        return
+    combine = {"sum": lambda t: t.sum(0), "max": lambda t: t.amax(0), "min": lambda t: t.amin(0),
+               "prod": lambda t: t.prod(0), "avg": lambda t: t.double().mean(0)}  # fmt: skip
+    reduction = combine[op](sent).to(cases[0].dtype) if op != "none" else None
+    for case in cases:
+        mine = slice(case.rank * count, (case.rank + 1) * count)
+        result = {
+            "all_reduce": lambda: reduction,
+            "reduce": lambda: reduction,
+            "reduce_scatter": lambda mine=mine: reduction[mine],
+            "all_gather": lambda: sent.reshape(-1),
+            "gather": lambda: sent.reshape(-1),
+            "broadcast": lambda: sent[root],
+            "scatter": lambda mine=mine: sent[root][mine],
+            "all_to_all": lambda mine=mine: sent[:, mine].reshape(-1),
+            "sendrecv": lambda rank=case.rank: sent[(rank - 1) % ranks],
+        }[name]()
+        case.receive.copy_(result)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_oracle_accepts_the_right_result_and_counts_wrong_elements(name: str, dtype: str) -> None:
+    ops = ("sum", "prod", "max", "min", "avg") if COLLECTIVES[name].reduces else ("sum",)
+    for op in ops:
+        if op == "avg" and not DTYPES[dtype].is_floating_point:
+            continue
+        options = {"dtype": DTYPES[dtype], "op": op, "root": 1}
+        cases = [case_of(name, 40_000, rank, 3, **options) for rank in range(3)]
+        for case in cases:
+            oracle.fill(case, 5)
+        deliver(cases)
+        assert [oracle.count_wrong(case, 5) for case in cases] == [0, 0, 0]
+        for case in cases:
+            if case.collective.expected(case):
+                case.receive[[0, 17, -1]] += 1
+                assert oracle.count_wrong(case, 5) == 3
+                assert oracle.count_wrong(case, 6) > case.receive.numel() // 50
+
+
+def test_oracle_sees_a_shift_and_a_result_that_was_never_written() -> None:
+    case = case_of("all_gather", 1 << 20)
+    oracle.fill(case, 1)
+    assert oracle.count_wrong(case, 1) == case.receive.numel()
+    chunks = [
+        oracle.pattern(1, rank, case.dtype, "none").repeat(9)[: case.count] for rank in range(4)
+    ]
+    case.receive.copy_(torch.cat(chunks))
+    assert oracle.count_wrong(case, 1) == 0
+    case.receive.copy_(case.receive.roll(32768))
+    assert oracle.count_wrong(case, 1) > case.receive.numel() // 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_floors_run_and_leave_zeros_zero(name: str, dtype: str) -> None:
+    for rank in range(3):
+        for size in (1, 1000):
+            case = case_of(name, size, rank, 3, dtype=DTYPES[dtype])
+            case.send.zero_()
+            case.receive.zero_()
+            floor = bind_floor(case)
+            assert (floor is None) == (name == "barrier")
+            if floor:
+                floor()
+                assert not case.receive.any()
+                assert not case.send.any()
+
+
+def statistics(median: float, minimum: float) -> dict:
+    time = {"median": median, "lower": median, "upper": median, "minimum": minimum}
+    return {"time": time, "algbw": 1.0, "busbw": 0.5, "wrong": 0}
+
+
+def test_ratios_and_rows_of_the_table() -> None:
+    row = {
+        "size": 64, "count": 16, "dtype": "float", "op": "sum",
+        "floor": statistics(5.0, 4.0),
+        "backends": {"fastcoll": statistics(10.0, 8.0), "gloo": statistics(4000.0, 80.0),
+                     "fake": {**statistics(9000.0, 1.0), "wrong": None}},
+        "unsupported": {"nccl": "no device"},
+    }  # fmt: skip
+    report.add_ratios(row, among=["fastcoll", "gloo"])
+    assert row["slowest"] == "gloo"
+    first, second, third, last = report.table_rows(row)
+    assert first.split() == ["64", "16", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
+                             "1.00", "0.50", "0", "400x", "10.00x", "5.00", "2.00x"]  # fmt: skip
+    assert second.split()[5] == "4000.0"
+    assert second.split()[12] == "1.00x"
+    assert "N/A" in third.split()
+    assert last == "# 64 B: nccl cannot do this: no device"
+    assert {len(line) for line in (first, second, *report.table_head("all_reduce")[1:])} == {
+        len(first)
+    }
+
+
+def test_verdict() -> None:
+    assert report.closing(0, True, 1) == ["# wrong elements: 0 OK"]
+    assert report.closing(3, True, 1) == ["# wrong elements: 3 FAILED"]
+    assert "not verified" in report.closing(0, False, 1)[0]
+    assert "nothing was measured" in report.closing(0, True, 0)[0]
+
+
+def test_what_ddp_adds() -> None:
+    alone = {"median": 10.0, "minimum": 9.0}
+    cases = [
+        {"buckets": "one", "time": {"median": 20.0, "minimum": 14.0}},
+        {"buckets": "one", "time": {"median": 50.0, "minimum": 44.0}},
+        {"buckets": "many", "time": {"median": 9.0, "minimum": 9.0}},
+    ]
+    add_difference(cases, alone)
+    assert [case["added"] for case in cases] == [10.0, 40.0, -1.0]
+    assert [case["best_added"] for case in cases] == [5.0, 35.0, 0.0]
+    assert [case["ratio"] for case in cases] == [4.0, 1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters"),
+    [("resnet50", 161, 25_557_032), ("mlp", 12, 25_178_112), ("gpt2-medium", 292, 354_823_168)],
+)
+def test_models_have_the_published_number_of_parameters(
+    name: str, tensors: int, parameters: int
+) -> None:
+    shapes = MODELS[name]()
+    assert len(shapes) == tensors
+    assert sum(map(math.prod, shapes)) == parameters
+
+
+def test_gradients_become_ready_from_the_last_parameter_to_the_first() -> None:
+    model = EmulatedModel([(3, 4), (5,), (2,)], torch.zeros(19), 3.0, gflop=0.1)
+    ready: list[int] = []
+    for index, weight in enumerate(model.parameters()):
+        weight.register_post_accumulate_grad_hook(lambda _, index=index: ready.append(index))
+    model().backward()
+    assert ready == [2, 1, 0]
+    assert all((weight.grad == 3).all() for weight in model.parameters())
+    assert sum(model.products) == round(0.1e9 / (2 * 256**3))

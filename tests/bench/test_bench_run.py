@@ -1,0 +1,113 @@
+"""Whole runs on two ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fastcoll.bench.launch import launch
+
+ALTERED_RANK = Path(__file__).with_name("altered_rank.py")
+TINY = ["-b", "4", "-e", "64K", "-f", "128", "-n", "6", "--rounds", "3", "-w", "1"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fastcoll.bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_all_collectives_side_by_side(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    ended = run("all", *TINY, "--backend", "fastcoll,absent,gloo,fake,mpi", "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "# wrong elements: 0 OK" in ended.stdout
+    assert "absent is left out: torch.distributed knows no backend of that name" in ended.stderr
+    assert "%" not in ended.stderr  # no progress bar: this is no terminal
+    record = json.loads(path.read_text())
+    assert record["backends"] == ["fastcoll", "gloo", "fake"]
+    assert set(record["left_out"]) == {"absent", "mpi"}
+    for key in ("date", "command", "seed", "versions", "revision"):
+        assert record[key]
+    for key in ("cpu", "cores", "memory_bytes", "kernel", "load_average"):
+        assert record["machine"][key]
+    assert record["command"].startswith("python -m fastcoll.bench all -b 4 ")
+    assert len({case["collective"] for case in record["cases"]}) == 10
+    sizes = [case["size"] for case in record["cases"] if case["collective"] == "all_reduce"]
+    assert sizes == [4, 512, 65536]
+    for case in record["cases"]:
+        assert case["unsupported"] == {}
+        assert set(case["backends"]) == {"fastcoll", "gloo", "fake"}
+        assert case["backends"]["fake"]["wrong"] is None
+        assert (case["floor"] is None) == (case["collective"] == "barrier")
+        for backend in case["backends"].values():
+            time = backend["time"]
+            assert time["count"] == 6
+            assert 0 < time["minimum"] <= time["lower"] <= time["median"]
+            assert time["median"] <= time["upper"] <= time["maximum"]
+            assert len(backend["rank_medians"]) == 2
+
+
+def test_every_reduction_is_verified() -> None:
+    ended = run(
+        "all_reduce",
+        *[
+            "-b",
+            "64K",
+            "-e",
+            "64K",
+            "-n",
+            "1",
+            "-w",
+            "0",
+            "-d",
+            "int8,half",
+            "-o",
+            "all",
+            "--backend",
+            "fastcoll",
+        ],
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = [
+        line.split()
+        for line in ended.stdout.splitlines()
+        if " fastcoll " in line and line[0] == " "
+    ]
+    kinds = [(row[2], row[3]) for row in rows]
+    every = [
+        (dtype, op) for dtype in ("int8", "half") for op in ("sum", "prod", "min", "max", "avg")
+    ]
+    assert [kind for kind in every if kind not in kinds] == [("int8", "avg")]
+    assert "fastcoll cannot do this: ValueError: fastcoll.all_reduce" in ended.stdout
+
+
+def test_wrong_results_end_with_status_1_and_refusals_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    arguments = [*TINY, "--backend", "corrupting,refusing,gloo", "--json", str(path)]
+    assert launch([sys.executable, str(ALTERED_RANK), *arguments], 2) == 1
+    printed = capfd.readouterr().out
+    assert "# wrong elements: 6 FAILED" in printed
+    assert "# 512 B: refusing cannot do this: NotImplementedError: not today\n" in printed
+    for case in json.loads(path.read_text())["cases"]:
+        assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
+        assert case["backends"]["gloo"]["wrong"] == 0
+        assert set(case["unsupported"]) == {"refusing"}
+
+
+def test_nothing_to_measure_ends_with_status_2() -> None:
+    ended = run("all_reduce", *TINY, "--nproc", "1", "--backend", "absent")
+    assert ended.returncode == 2
+    assert "# nothing was measured" in ended.stdout
+
+
+def test_the_status_of_a_rank_that_fails_is_passed_on() -> None:
+    script = "import os, sys, time; time.sleep(60) if os.environ['RANK'] == '9' else sys.exit(7)"
+    assert launch([sys.executable, "-c", script], 2) == 7
+    assert launch([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 1) == 137
