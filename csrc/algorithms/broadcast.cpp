@@ -17,7 +17,7 @@ void broadcast(SegmentStream& stream, const Request& request) {
                                            request.deadline, request.timeout);
   const std::uint64_t last = first + segments - 1;
   if (root) {
-    stream.consume(last);  // it reads nothing
+    if (segments > 1) stream.consume(last - 1);  // it reads nothing
     for (std::size_t s = 0; s < segments; ++s) {
       message.read(s * step, length(s), stream.acquire(first + s));
       stream.publish(first + s);
@@ -26,10 +26,11 @@ void broadcast(SegmentStream& stream, const Request& request) {
     stream.publish(last);  // it has nothing to show but its arrival
     for (std::size_t s = 0; s < segments; ++s) {
       message.write(s * step, length(s), stream.await(request.root, first + s));
-      stream.consume(first + s);
+      if (s + 1 < segments) stream.consume(first + s);
     }
   }
   stream.awaitArrivals();
+  stream.consume(last);  // last of all: a peer may give its memory back after it
   stream.end(segments);
 }
 

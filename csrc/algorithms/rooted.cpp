@@ -1,7 +1,8 @@
 // Gather, scatter and reduce: one rank, the root, reads from all or writes to all.
 //
 // Steps: 1 per segment. Bytes read: gather, reduce: the root reads (n - 1) B; scatter: each rank
-// reads its own message. As in broadcast, every rank waits for all to arrive.
+// reads its own message. As in broadcast, every rank waits for all to arrive, and consumes the last
+// segment after that: a peer may give its memory back then.
 #include "pipeline.hpp"
 #include "segment_reduce.hpp"
 
@@ -11,7 +12,7 @@ namespace {
 /// Non-root side of gather and reduce: publish the message, read nothing.
 void publishAll(SegmentStream& stream, const Message& message, std::uint64_t first,
                 std::size_t segments, std::size_t step) {
-  stream.consume(first + segments - 1);
+  if (segments > 1) stream.consume(first + segments - 2);
   for (std::size_t s = 0; s < segments; ++s) {
     const std::size_t length = std::min(step, message.bytes() - s * step);
     message.read(s * step, length, stream.acquire(first + s));
@@ -38,11 +39,12 @@ void gather(SegmentStream& stream, const Request& request) {
         const std::uint8_t* slot = stream.await(peer, first + s);
         request.out[static_cast<std::size_t>(peer)].write(s * step, length, slot);
       }
-      stream.consume(first + s);
+      if (s + 1 < segments) stream.consume(first + s);
     }
     in.copyTo(request.out[static_cast<std::size_t>(stream.rank())]);
   }
   stream.awaitArrivals();
+  stream.consume(first + segments - 1);
   stream.end(segments);
 }
 
@@ -80,10 +82,11 @@ void reduce(SegmentStream& stream, const Request& request) {
         reducer.run(result, length / element);
         if (direct == nullptr) out.write(s * step, length, result);
       }
-      stream.consume(first + s);
+      if (s + 1 < segments) stream.consume(first + s);
     }
   }
   stream.awaitArrivals();
+  stream.consume(first + segments - 1);
   stream.end(segments);
 }
 
@@ -98,7 +101,7 @@ void scatter(SegmentStream& stream, const Request& request) {
   const auto mine = static_cast<std::size_t>(stream.rank());
   const std::uint64_t last = first + cut.segments - 1;
   if (root) {
-    stream.consume(last);
+    if (cut.segments > 1) stream.consume(last - 1);
     for (std::size_t s = 0; s < cut.segments; ++s) {
       std::uint8_t* slot = stream.acquire(first + s);
       for (std::size_t to = 0; to < request.in.size(); ++to) {
@@ -113,10 +116,11 @@ void scatter(SegmentStream& stream, const Request& request) {
     for (std::size_t s = 0; s < cut.segments; ++s) {
       const std::uint8_t* slot = stream.await(request.root, first + s);
       out.write(cut.offset(s), cut.length(s, bytes), slot + mine * cut.stride);
-      stream.consume(first + s);
+      if (s + 1 < cut.segments) stream.consume(first + s);
     }
   }
   stream.awaitArrivals();
+  stream.consume(last);
   stream.end(cut.segments);
 }
 

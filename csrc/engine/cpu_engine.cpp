@@ -117,7 +117,12 @@ void CpuEngine::decide(Milliseconds timeout) {
 }
 
 void CpuEngine::useRemote(const Agreement& agreement) {
-  remote_ = remoteFactory_(agreement.id);
+  auto remote = remoteFactory_(agreement.id);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    remote_ = std::move(remote);
+    if (interrupted_) remote_->abort();  // it came before there was anything to abort
+  }
   reason_ = agreement.reason;
   path_.store(Path::Remote, std::memory_order_release);
   const bool asked = config_.transport == TransportChoice::Gloo;
@@ -308,7 +313,10 @@ bool CpuEngine::waitUntil(const Task& task, TimePoint until) {
 
 bool CpuEngine::pointToPointShared(Milliseconds timeout) {
   std::lock_guard<std::mutex> lock(pairMutex_);
-  throwIfUnusable(Request{});
+  {
+    std::lock_guard<std::mutex> state(mutex_);
+    throwIfUnusable(Request{});
+  }
   if (pairState_ == 0) {
     const Path path = path_.load(std::memory_order_acquire);
     bool shared = path == Path::Shared;
@@ -318,7 +326,9 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout) {
     }
     if (shared) {
       memory_->open(config_.arenaBytes);
-      pointToPoint_ = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_);
+      auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_);
+      std::lock_guard<std::mutex> state(mutex_);
+      pointToPoint_ = std::move(made);
     }
     pairState_ = shared ? 1 : 2;
   }
@@ -360,8 +370,10 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   try {
-    if (memory_ != nullptr && memory_->isOpen()) memory_->abort(kind, cause);
+    if (memory_ != nullptr) memory_->abort(kind, cause);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
+    RemoteTransport* remote = nullptr;
+    PointToPoint* pointToPoint = nullptr;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!interrupted_) {
@@ -370,9 +382,11 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
         fault_ = cause;
       }
       changed_.notify_all();
+      remote = remote_.get();
+      pointToPoint = pointToPoint_.get();
     }
-    if (remote_ != nullptr) remote_->abort();
-    if (pointToPoint_ != nullptr && memory_->isOpen()) pointToPoint_->failAll();
+    if (remote != nullptr) remote->abort();
+    if (pointToPoint != nullptr) pointToPoint->failAll();
   } catch (...) {
     log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
   }
@@ -392,12 +406,13 @@ void CpuEngine::shutdown() noexcept {
       lock.lock();
       changed_.wait_for(lock, Milliseconds(500), idle);
     }
+    PointToPoint* const pointToPoint = pointToPoint_.get();
     lock.unlock();
     bool keep = false;
-    if (pointToPoint_ != nullptr) {
-      keep = !pointToPoint_->flush(Clock::now() + Milliseconds(500));
-      pointToPoint_->stop();
-      if (pointToPoint_->hasPending()) {
+    if (pointToPoint != nullptr) {
+      keep = !pointToPoint->flush(Clock::now() + Milliseconds(500));
+      pointToPoint->stop();
+      if (pointToPoint->hasPending()) {
         abort(ErrorKind::Backend,
               concat("the group was destroyed on rank ", config_.rank, " with work pending"));
       }

@@ -12,6 +12,9 @@
 #include "../base/topology.hpp"
 
 namespace fastcoll {
+namespace {
+constexpr Milliseconds kComeBack{1000};
+}  // namespace
 
 PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros)
     : memory_(memory),
@@ -85,10 +88,11 @@ bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
     auto& bell = memory_.own().doorbell;
     const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
     Finished finished;
-    bool unpaired = false;
+    // Whoever holds the lock may have looked before the bell was last rung, and may not look again.
+    bool lookSoon = true;
     if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
       progress(finished);
-      unpaired = unpaired_;
+      lookSoon = unpaired_;
       lock.unlock();
     }
     const bool moved = !finished.empty();
@@ -106,7 +110,7 @@ bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
     }
     checkInterrupt();
     const auto slice = std::min<std::chrono::nanoseconds>(
-        unpaired ? std::chrono::nanoseconds(200000) : std::chrono::nanoseconds(kWaitSlice),
+        lookSoon ? std::chrono::nanoseconds(200000) : std::chrono::nanoseconds(kWaitSlice),
         until - now);
     bell.waiters.fetch_add(1, std::memory_order_seq_cst);
     if (bell.rings.load(std::memory_order_seq_cst) == rings) {
@@ -207,6 +211,8 @@ void PointToPoint::failAllLocked(Finished& finished) {
 }
 
 void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
+  // After a fault elsewhere the channel just read may already have been given back.
+  if (!op->send && memory_.aborted()) memory_.throwAborted("");
   finished.emplace_back(op, nullptr);
   --pending_;
   all_.erase(std::find(all_.begin(), all_.end(), op));
@@ -433,7 +439,7 @@ void PointToPoint::checkFaults(Finished& finished) {
   const auto now = Clock::now();
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const PointToPointRef op = all_[i];
-    std::string cause = causeOfSilence(*op);
+    std::string cause = causeOfSilence(*op, now);
     if (!cause.empty() && op->peer != kAnySource) {
       // What it wrote before it went counts.
       advancePeer(op->peer, finished);
@@ -460,15 +466,28 @@ void PointToPoint::checkFaults(Finished& finished) {
   }
 }
 
+/// The peer has left the group. What is bound may be an earlier group of the same name, whose end
+/// says nothing of this one: then the peer has a while to come back.
+bool PointToPoint::isGone(int rank, TimePoint now) {
+  auto& since = peers_[static_cast<std::size_t>(rank)].goneSince;
+  if (!memory_.hasLeft(rank)) {
+    since.reset();
+    return false;
+  }
+  if (memory_.isConfirmed(rank)) return true;
+  if (!since) since = now;
+  return now - *since > kComeBack;
+}
+
 /// Why nobody will answer the operation, or "".
-std::string PointToPoint::causeOfSilence(const PointToPointOp& op) const {
+std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
   const bool any = op.peer == kAnySource;
   int absent = -1;
   int gone = 0;
   for (int rank = any ? 0 : op.peer; rank <= (any ? memory_.size() - 1 : op.peer); ++rank) {
     if (rank == memory_.rank()) continue;
     const bool dead = memory_.isDead(rank);
-    if (!dead && !memory_.hasLeft(rank)) continue;
+    if (!dead && !isGone(rank, now)) continue;
     absent = rank;
     if (dead) gone = memory_.size();  // one death is enough: the message may have been its
     ++gone;
@@ -488,8 +507,13 @@ bool PointToPoint::flush(TimePoint until) {
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const PairChannel* out = peers_[static_cast<std::size_t>(rank)].out;
       if (out == nullptr || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
-      all = all && out->taken.load(std::memory_order_acquire) ==
-                       out->posted.load(std::memory_order_relaxed);
+      // A send has ended when its last bytes are in the channel; the receiver has not read them
+      // yet.
+      all = all &&
+            out->taken.load(std::memory_order_acquire) ==
+                out->posted.load(std::memory_order_relaxed) &&
+            out->drained.load(std::memory_order_acquire) ==
+                out->streamed.load(std::memory_order_relaxed);
     }
     if (all || memory_.aborted()) return true;
     if (Clock::now() >= until) return false;

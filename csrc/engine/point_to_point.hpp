@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +89,7 @@ class PointToPoint {
     bool paired = false;
     TimePoint nextTry;  // of pairing
     int tries = 0;
+    std::optional<TimePoint> goneSince;  // while it is not known to mean this group
     std::deque<std::pair<std::uint64_t, PointToPointRef>> granted;  // matched large receives
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
@@ -103,7 +105,8 @@ class PointToPoint {
   void deliver(const PointToPointRef& op, Unexpected&& message, Finished& finished);
   void finish(const PointToPointRef& op, Finished& finished);
   void checkFaults(Finished& finished);
-  std::string causeOfSilence(const PointToPointOp& op) const;
+  std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
+  bool isGone(int rank, TimePoint now);
   void failAllLocked(Finished& finished);
   void complete(Finished& finished);
   void ring(int rank);

@@ -10,8 +10,8 @@ namespace fastcoll {
 /// Runs `job` on a pooled thread, starting one if none is idle. Idle threads end by themselves.
 void runOnWorker(std::function<void()> job);
 
-/// Waits until the pool's idle threads have ended, at most a second: at exit, and when the process's
-/// last group is gone. Does nothing on a pooled thread.
+/// Waits until the pool's idle threads have ended, at most a second: at exit, and when the
+/// process's last group is gone. Does nothing on a pooled thread.
 void drainWorkers() noexcept;
 
 }  // namespace fastcoll

@@ -47,6 +47,9 @@ DirectoryEntry* directory(std::uint8_t* base) {
 
 constexpr std::uint64_t kTombstone = ~std::uint64_t{0};
 
+// A peer's sleep ends within kWaitSlice, and before the next one it sees that the group is over.
+constexpr Milliseconds kRetirement{1000};
+
 }  // namespace
 
 const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce) {
@@ -117,10 +120,11 @@ Arena::~Arena() {
 std::uint64_t Arena::allocate(std::size_t bytes) {
   const std::size_t need = roundToPage(std::max<std::size_t>(bytes, 1));
   std::lock_guard<std::mutex> lock(mutex_);
+  releaseRetired(Clock::now());
   std::uint64_t offset = 0;
-  for (const auto& [start, length] : extents_) {  // first fit: extents are few (groups, tensors)
+  for (const auto& [start, extent] : extents_) {  // first fit: extents are few (groups, tensors)
     if (start - offset >= need) break;
-    offset = start + length;
+    offset = start + extent.bytes;
   }
   if (need > bytes_ || offset > bytes_ - need) {
     throw Error(ErrorKind::Backend,
@@ -138,7 +142,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
                "). The machine or the container's memory limit is full: free memory, lower "
                "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
   }
-  extents_.emplace(offset, need);
+  extents_.emplace(offset, Extent{need, std::nullopt});
   return offset;
 }
 
@@ -147,16 +151,43 @@ void Arena::release(std::uint64_t offset) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = extents_.find(offset);
   if (found == extents_.end()) return;
-  // Zeroes the pages for peers that still look and for the next owner of the extent.
-  ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-              static_cast<off_t>(found->second));
+  punch(offset, found->second.bytes);
   extents_.erase(found);
+}
+
+void Arena::retire(std::uint64_t offset) noexcept {
+  if (forkGeneration() != forkGeneration_) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto now = Clock::now();
+  releaseRetired(now);
+  const auto found = extents_.find(offset);
+  if (found != extents_.end()) found->second.reusableFrom = now + kRetirement;
+}
+
+/// Zeroes the pages for peers that still look and for the next owner of the extent.
+void Arena::punch(std::uint64_t offset, std::size_t bytes) noexcept {
+  ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(bytes));
+}
+
+void Arena::releaseRetired(TimePoint now) noexcept {
+  for (auto it = extents_.begin(); it != extents_.end();) {
+    const auto& [offset, extent] = *it;
+    if (!extent.reusableFrom || *extent.reusableFrom > now) {
+      ++it;
+      continue;
+    }
+    punch(offset, extent.bytes);
+    it = extents_.erase(it);
+  }
 }
 
 std::size_t Arena::used() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::size_t total = 0;
-  for (const auto& extent : extents_) total += extent.second;
+  for (const auto& [offset, extent] : extents_) {
+    if (!extent.reusableFrom) total += extent.bytes;
+  }
   return total;
 }
 

@@ -14,7 +14,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "../base/clock.hpp"
 #include "../base/topology.hpp"
 
 namespace fastcoll {
@@ -76,6 +78,10 @@ class Arena {
   std::uint64_t allocate(std::size_t bytes);
   /// Gives the extent's memory back to the system at once.
   void release(std::uint64_t offset) noexcept;
+  /// The same for an extent into which peers write: one that does not know yet that the extent is
+  /// over may still add itself to a waiters' count or record a fault there. The memory is left as
+  /// it is and not handed out again for a while.
+  void retire(std::uint64_t offset) noexcept;
   /// Bytes reserved now.
   std::size_t used() const;
 
@@ -89,7 +95,13 @@ class Arena {
   std::size_t bytes_ = 0;
   std::uint64_t forkGeneration_ = 0;
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, std::size_t> extents_;  // offset -> bytes, those handed out
+  struct Extent {
+    std::size_t bytes;
+    std::optional<TimePoint> reusableFrom;  // set when retired
+  };
+  void punch(std::uint64_t offset, std::size_t bytes) noexcept;
+  void releaseRetired(TimePoint now) noexcept;
+  std::map<std::uint64_t, Extent> extents_;  // by offset: those handed out or retired
 };
 
 }  // namespace fastcoll

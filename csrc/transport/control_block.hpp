@@ -77,7 +77,7 @@ struct PeerLink {
 };
 
 struct ControlBlock {
-  std::uint64_t nonce;
+  std::atomic<std::uint64_t> nonce;  // a peer may look at a block that is another group's by now
   std::uint32_t rank;
   std::uint32_t size;
   std::atomic<std::uint32_t> closed;      // the owner has destroyed the group

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "../algorithms/segment_reduce.hpp"
 
@@ -12,17 +14,29 @@ namespace {
 // A collective begins with one all-gather of frames: the signature, and the message if it fits.
 constexpr std::size_t kFrameBytes = 1024;
 constexpr std::size_t kInlineBytes = kFrameBytes - sizeof(Arrival);
+// Larger messages travel in chunks of this many bytes per rank, so that scratch memory stays
+// bounded.
+constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
 
-using Bytes = std::vector<std::uint8_t>;
+using Counts = std::vector<int64_t>;
+
+at::Tensor view(const void* data, std::size_t bytes) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+}
 
 class Exchange {
  public:
-  Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix)
+  Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix, Scratch& send,
+           Scratch& receive, Scratch& result)
       : gloo_(gloo),
         request_(request),
         prefix_(prefix),
-        ranks_(gloo.getSize()),
-        me_(gloo.getRank()) {}
+        ranks_(static_cast<std::size_t>(gloo.getSize())),
+        me_(static_cast<std::size_t>(gloo.getRank())),
+        element_(elementSize(request.dtype)),
+        send_(send),
+        receive_(receive),
+        result_(result) {}
 
   void run() {
     arrive();
@@ -51,213 +65,215 @@ class Exchange {
     } catch (const std::exception& error) {
       const std::string text = error.what();
       const bool late = text.find("imed out") != std::string::npos;
-      throw Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
-                  concat(prefix_, late ? "Timed out after " : "the connection failed after ",
-                         request_.timeout.count(),
-                         " ms limit, over Gloo: ", text.substr(0, text.find('\n'))));
+      throw Error(
+          late ? ErrorKind::Timeout : ErrorKind::Backend,
+          concat(prefix_, late ? "Timed out" : "the connection failed", " over Gloo (limit ",
+                 request_.timeout.count(), " ms): ", text.substr(0, text.find('\n'))));
     }
   }
 
-  at::Tensor view(void* data, std::size_t bytes) const {
-    return at::from_blob(data, {static_cast<int64_t>(bytes)}, at::kByte);
+  [[noreturn]] void mismatch(const std::string& text) const {
+    throw Error(ErrorKind::Backend,
+                prefix_ + "Detected mismatch between collectives on ranks: " + text);
   }
 
-  /// all_gather of the same number of bytes from every rank.
-  Bytes allGather(Bytes mine) {
-    Bytes all(mine.size() * static_cast<std::size_t>(ranks_));
-    at::Tensor in = view(mine.data(), mine.size());
-    at::Tensor out = view(all.data(), all.size());
+  void allGather(const void* mine, std::size_t bytes, void* all) {
+    at::Tensor in = view(mine, bytes);
+    at::Tensor out = view(all, bytes * ranks_);
     wait([&] { return gloo_._allgather_base(out, in); });
-    return all;
   }
 
-  /// all_to_all of given numbers of bytes.
-  Bytes allToAll(Bytes send, std::vector<int64_t> sendBytes, std::vector<int64_t> receiveBytes) {
-    int64_t total = 0;
-    for (const int64_t bytes : receiveBytes) total += bytes;
-    Bytes receive(static_cast<std::size_t>(total));
-    at::Tensor in = view(send.data(), send.size());
-    at::Tensor out = view(receive.data(), receive.size());
+  void allToAll(const void* send, Counts sendBytes, void* receive, Counts receiveBytes) {
+    const auto sum = [](const Counts& counts) {
+      return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    };
+    at::Tensor in = view(send, sum(sendBytes));
+    at::Tensor out = view(receive, sum(receiveBytes));
     wait([&] { return gloo_.alltoall_base(out, in, receiveBytes, sendBytes); });
-    return receive;
+  }
+
+  /// The bytes of a message in one run: where they lie, or a copy in `scratch`.
+  const std::uint8_t* flat(const Message& message, std::size_t offset, std::size_t bytes,
+                           Scratch& scratch) const {
+    if (const auto* direct = message.contiguous(offset, bytes)) return direct;
+    std::uint8_t* copy = scratch.get(bytes);
+    message.read(offset, bytes, copy);
+    return copy;
   }
 
   void arrive() {
-    Arrival mine = request_.arrival();
-    Bytes frame(kFrameBytes);
-    std::memcpy(frame.data(), &mine, sizeof mine);
+    const Arrival mine = request_.arrival();
+    std::uint8_t frame[kFrameBytes] = {};
+    std::memcpy(frame, &mine, sizeof mine);
     const bool small =
         request_.collective == Collective::AllReduce && request_.in[0].bytes() <= kInlineBytes;
-    if (small) request_.in[0].read(0, request_.in[0].bytes(), frame.data() + sizeof mine);
-    frames_ = allGather(std::move(frame));
-    for (int peer = 0; peer < ranks_; ++peer) {
+    if (small) request_.in[0].read(0, request_.in[0].bytes(), frame + sizeof mine);
+    frames_.resize(kFrameBytes * ranks_);
+    allGather(frame, kFrameBytes, frames_.data());
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
       Arrival theirs;
-      std::memcpy(&theirs, frames_.data() + kFrameBytes * static_cast<std::size_t>(peer),
-                  sizeof theirs);
-      const std::uint64_t expected = request_.expectedCount.empty()
-                                         ? mine.count
-                                         : request_.expectedCount[static_cast<std::size_t>(peer)];
+      std::memcpy(&theirs, frames_.data() + kFrameBytes * peer, sizeof theirs);
+      const std::uint64_t expected =
+          request_.expectedCount.empty() ? mine.count : request_.expectedCount[peer];
       if (!agree(mine, theirs, expected)) {
-        throw Error(
-            ErrorKind::Backend,
-            concat(prefix_, "Detected mismatch between collectives on ranks: rank ", me_, " runs ",
-                   fastcoll::describe(mine), ", rank ", peer, " runs ", fastcoll::describe(theirs),
-                   ". All ranks must issue the same collectives in the same order."));
+        mismatch(concat("rank ", me_, " runs ", fastcoll::describe(mine), ", rank ", peer, " runs ",
+                        fastcoll::describe(theirs),
+                        ". All ranks must issue the same collectives in the same order."));
       }
     }
   }
 
   void broadcast() {
-    const bool root = me_ == request_.root;
+    const bool root = static_cast<int>(me_) == request_.root;
     const Message& message = root ? request_.in[0] : request_.out[0];
-    Bytes flat(message.bytes());
-    if (root) message.read(0, flat.size(), flat.data());
-    std::vector<at::Tensor> tensors{view(flat.data(), flat.size())};
+    const std::size_t bytes = message.bytes();
+    const auto* direct = message.contiguous(0, bytes);
+    std::uint8_t* copy = direct == nullptr ? send_.get(bytes) : nullptr;
+    if (copy != nullptr && root) message.read(0, bytes, copy);
+    std::vector<at::Tensor> tensors{view(copy != nullptr ? copy : direct, bytes)};
     c10d::BroadcastOptions options;
     options.rootRank = request_.root;
     wait([&] { return gloo_.broadcast(tensors, options); });
-    if (!root) message.write(0, flat.size(), flat.data());
+    if (copy != nullptr && !root) message.write(0, bytes, copy);
   }
 
+  /// Reduces `bytes` of every rank, `stride` apart from `slices` on, in rank order.
+  void reduceSlices(const std::uint8_t* slices, std::size_t stride, std::size_t bytes, void* out) {
+    SegmentReducer reducer(request_, static_cast<int>(ranks_));
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
+      reducer.source(static_cast<int>(peer), slices + stride * peer);
+    }
+    if (bytes > 0) reducer.run(out, bytes / element_);
+  }
+
+  // Reduce-scatter by all-to-all and local sums, then all-gather of equal (padded) pieces.
   void allReduce() {
-    const std::size_t bytes = request_.in[0].bytes();
-    if (bytes == 0) return;
+    const Message& in = request_.in[0];
+    const Message& out = request_.out[0];
+    const std::size_t bytes = in.bytes();
     if (bytes <= kInlineBytes) {
-      const Bytes result = reduceSlices(frames_, sizeof(Arrival), kFrameBytes, bytes);
-      request_.out[0].write(0, bytes, result.data());
-      return;
+      std::uint8_t* result = result_.get(std::max<std::size_t>(bytes, 1));
+      reduceSlices(frames_.data() + sizeof(Arrival), kFrameBytes, bytes, result);
+      return out.write(0, bytes, result);
     }
-    // Reduce-scatter by all-to-all and local sums, then all-gather of equal (padded) pieces.
-    const std::size_t element = elementSize(request_.dtype);
-    const std::size_t count = bytes / element;
-    Bytes flat(bytes);
-    request_.in[0].read(0, bytes, flat.data());
-    std::vector<int64_t> sendBytes;
-    for (int peer = 0; peer < ranks_; ++peer) {
-      sendBytes.push_back(static_cast<int64_t>(pieceOf(count, ranks_, peer).count * element));
+    const std::size_t chunk = kChunkBytes * ranks_;  // whole chunks have equal pieces
+    for (std::size_t start = 0; start < bytes; start += chunk) {
+      const std::size_t length = std::min(chunk, bytes - start);
+      const std::size_t count = length / element_;
+      const auto pieceBytes = [&](std::size_t peer) {
+        return pieceOf(count, static_cast<int>(ranks_), static_cast<int>(peer)).count * element_;
+      };
+      Counts sendBytes;
+      for (std::size_t peer = 0; peer < ranks_; ++peer) {
+        sendBytes.push_back(static_cast<int64_t>(pieceBytes(peer)));
+      }
+      const std::size_t mine = pieceBytes(me_);
+      const std::size_t most = pieceBytes(0);
+      std::uint8_t* pieces = receive_.get(std::max(mine, most) * ranks_);
+      allToAll(flat(in, start, length, send_), sendBytes, pieces,
+               Counts(ranks_, static_cast<int64_t>(mine)));
+      std::uint8_t* reduced = result_.get(most);
+      reduceSlices(pieces, mine, mine, reduced);
+      std::uint8_t* direct = most * ranks_ == length ? out.contiguous(start, length) : nullptr;
+      allGather(reduced, most, direct != nullptr ? direct : pieces);
+      for (std::size_t peer = 0; direct == nullptr && peer < ranks_; ++peer) {
+        const Piece piece = pieceOf(count, static_cast<int>(ranks_), static_cast<int>(peer));
+        out.write(start + piece.start * element_, piece.count * element_, pieces + most * peer);
+      }
     }
-    const std::size_t mine = pieceOf(count, ranks_, me_).count * element;
-    const std::size_t most = pieceOf(count, ranks_, 0).count * element;
-    const Bytes pieces = allToAll(
-        std::move(flat), sendBytes,
-        std::vector<int64_t>(static_cast<std::size_t>(ranks_), static_cast<int64_t>(mine)));
-    Bytes reduced = reduceSlices(pieces, 0, mine, mine);
-    reduced.resize(most);
-    const Bytes all = allGather(std::move(reduced));
-    for (int peer = 0; peer < ranks_; ++peer) {
-      const Piece piece = pieceOf(count, ranks_, peer);
-      request_.out[0].write(piece.start * element, piece.count * element,
-                            all.data() + most * static_cast<std::size_t>(peer));
-    }
-  }
-
-  /// Reduces `bytes` of every rank's slice, `stride` apart, in rank order.
-  Bytes reduceSlices(const Bytes& slices, std::size_t offset, std::size_t stride,
-                     std::size_t bytes) {
-    Bytes result(bytes);
-    if (bytes == 0) return result;
-    SegmentReducer reducer(request_, ranks_);
-    for (int peer = 0; peer < ranks_; ++peer) {
-      reducer.source(peer, slices.data() + offset + stride * static_cast<std::size_t>(peer));
-    }
-    reducer.run(result.data(), bytes / elementSize(request_.dtype));
-    return result;
   }
 
   void reduce() {
     const std::size_t bytes = request_.in[0].bytes();
-    Bytes flat(bytes);
-    request_.in[0].read(0, bytes, flat.data());
-    std::vector<int64_t> sendBytes(static_cast<std::size_t>(ranks_), 0);
-    sendBytes[static_cast<std::size_t>(request_.root)] = static_cast<int64_t>(bytes);
-    const bool root = me_ == request_.root;
-    const Bytes all = allToAll(std::move(flat), sendBytes,
-                               std::vector<int64_t>(static_cast<std::size_t>(ranks_),
-                                                    root ? static_cast<int64_t>(bytes) : 0));
-    if (!root) return;
-    const Bytes result = reduceSlices(all, 0, bytes, bytes);
-    request_.out[0].write(0, bytes, result.data());
+    const bool root = static_cast<int>(me_) == request_.root;
+    for (std::size_t start = 0; start < bytes; start += kChunkBytes) {
+      const std::size_t length = std::min(kChunkBytes, bytes - start);
+      Counts sendBytes(ranks_, 0);
+      sendBytes[static_cast<std::size_t>(request_.root)] = static_cast<int64_t>(length);
+      std::uint8_t* pieces = receive_.get(root ? length * ranks_ : 1);
+      allToAll(flat(request_.in[0], start, length, send_), sendBytes, pieces,
+               Counts(ranks_, root ? static_cast<int64_t>(length) : 0));
+      if (!root) continue;
+      std::uint8_t* result = result_.get(length);
+      reduceSlices(pieces, length, length, result);
+      request_.out[0].write(start, length, result);
+    }
   }
 
   void reduceScatter() {
     const std::size_t bytes = request_.out[0].bytes();
-    const Bytes all = routeBytes(
-        std::vector<int64_t>(static_cast<std::size_t>(ranks_), static_cast<int64_t>(bytes)));
-    const Bytes result = reduceSlices(all, 0, bytes, bytes);
-    request_.out[0].write(0, bytes, result.data());
-  }
-
-  /// Sends in[j] to rank j.
-  Bytes routeBytes(const std::vector<int64_t>& receiveBytes) {
-    Bytes flat;
-    std::vector<int64_t> sendBytes;
-    for (const Message& message : request_.in) {
-      const std::size_t start = flat.size();
-      flat.resize(start + message.bytes());
-      message.read(0, message.bytes(), flat.data() + start);
-      sendBytes.push_back(static_cast<int64_t>(message.bytes()));
+    for (std::size_t start = 0; start < bytes; start += kChunkBytes) {
+      const std::size_t length = std::min(kChunkBytes, bytes - start);
+      const Counts each(ranks_, static_cast<int64_t>(length));
+      std::uint8_t* send = send_.get(length * ranks_);
+      for (std::size_t peer = 0; peer < ranks_; ++peer) {
+        request_.in[peer].read(start, length, send + length * peer);
+      }
+      std::uint8_t* pieces = receive_.get(length * ranks_);
+      allToAll(send, each, pieces, each);
+      std::uint8_t* result = result_.get(length);
+      reduceSlices(pieces, length, length, result);
+      request_.out[0].write(start, length, result);
     }
-    sendBytes.resize(static_cast<std::size_t>(ranks_), 0);
-    return allToAll(std::move(flat), sendBytes, receiveBytes);
   }
 
   // all_gather, gather, scatter and all_to_all: every rank sends known bytes to known ranks.
   void route() {
-    const auto ranks = static_cast<std::size_t>(ranks_);
-    std::vector<Message> send(ranks);
-    std::vector<Message> receive(ranks);
+    std::vector<Message> send(ranks_);
+    std::vector<Message> receive(ranks_);
     if (request_.collective == Collective::AllGather) {
       std::fill(send.begin(), send.end(), request_.in[0]);
       receive = request_.out;
     } else if (request_.collective == Collective::Gather) {
       send[static_cast<std::size_t>(request_.root)] = request_.in[0];
-      if (me_ == request_.root) receive = request_.out;
+      if (static_cast<int>(me_) == request_.root) receive = request_.out;
     } else if (request_.collective == Collective::Scatter) {
-      if (me_ == request_.root) send = request_.in;
+      if (static_cast<int>(me_) == request_.root) send = request_.in;
       receive[static_cast<std::size_t>(request_.root)] = request_.out[0];
     } else {
       send = request_.in;
       receive = request_.out;
       compareSplits(send, receive);
     }
-    Bytes flat;
-    std::vector<int64_t> sendBytes;
-    std::vector<int64_t> receiveBytes;
+    // The longest message anywhere is not known here, so all go at once.
+    Counts sendBytes;
+    Counts receiveBytes;
+    std::size_t out = 0;
+    std::size_t in = 0;
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
+      sendBytes.push_back(static_cast<int64_t>(send[peer].bytes()));
+      receiveBytes.push_back(static_cast<int64_t>(receive[peer].bytes()));
+      out += send[peer].bytes();
+      in += receive[peer].bytes();
+    }
+    std::uint8_t* flatOut = send_.get(std::max<std::size_t>(out, 1));
+    std::uint8_t* flatIn = receive_.get(std::max<std::size_t>(in, 1));
+    std::size_t at = 0;
     for (const Message& message : send) {
-      const std::size_t start = flat.size();
-      flat.resize(start + message.bytes());
-      message.read(0, message.bytes(), flat.data() + start);
-      sendBytes.push_back(static_cast<int64_t>(message.bytes()));
+      message.read(0, message.bytes(), flatOut + at);
+      at += message.bytes();
     }
+    allToAll(flatOut, sendBytes, flatIn, receiveBytes);
+    at = 0;
     for (const Message& message : receive) {
-      receiveBytes.push_back(static_cast<int64_t>(message.bytes()));
-    }
-    const Bytes got = allToAll(std::move(flat), sendBytes, receiveBytes);
-    std::size_t start = 0;
-    for (const Message& message : receive) {
-      message.write(0, message.bytes(), got.data() + start);
-      start += message.bytes();
+      message.write(0, message.bytes(), flatIn + at);
+      at += message.bytes();
     }
   }
 
   // Gloo aborts the process where the two ends of a pair disagree, so they are compared first.
   void compareSplits(const std::vector<Message>& send, const std::vector<Message>& receive) {
-    Bytes mine(sizeof(std::uint64_t) * send.size());
-    for (std::size_t i = 0; i < send.size(); ++i) {
-      const std::uint64_t bytes = send[i].bytes();
-      std::memcpy(mine.data() + i * sizeof bytes, &bytes, sizeof bytes);
-    }
-    const Bytes all = allGather(std::move(mine));
-    for (std::size_t from = 0; from < receive.size(); ++from) {
-      for (std::size_t to = 0; to < receive.size(); ++to) {
-        std::uint64_t bytes = 0;
-        std::memcpy(&bytes, all.data() + (from * receive.size() + to) * sizeof bytes, sizeof bytes);
-        if (to == static_cast<std::size_t>(me_) && bytes != receive[from].bytes()) {
-          throw Error(ErrorKind::Backend,
-                      concat(prefix_, "Detected mismatch between collectives on ranks: rank ", me_,
-                             " expects ", receive[from].bytes(), " bytes from rank ", from,
-                             ", which sends ", bytes, ". Match input and output splits."));
-        }
+    std::vector<std::uint64_t> mine;
+    for (const Message& message : send) mine.push_back(message.bytes());
+    std::vector<std::uint64_t> all(ranks_ * ranks_);
+    allGather(mine.data(), ranks_ * sizeof(std::uint64_t), all.data());
+    for (std::size_t from = 0; from < ranks_; ++from) {
+      const std::uint64_t sent = all[from * ranks_ + me_];
+      if (sent != receive[from].bytes()) {
+        // The others wait in the exchange that this rank will not enter: they learn it from the end
+        // of the connection.
+        mismatch(concat("rank ", me_, " expects ", receive[from].bytes(), " bytes from rank ", from,
+                        ", which sends ", sent, ". Match input and output splits."));
       }
     }
   }
@@ -265,15 +281,19 @@ class Exchange {
   c10d::Backend& gloo_;
   const Request& request_;
   const std::string& prefix_;
-  const int ranks_;
-  const int me_;
-  Bytes frames_;
+  const std::size_t ranks_;
+  const std::size_t me_;
+  const std::size_t element_;
+  Scratch& send_;
+  Scratch& receive_;
+  Scratch& result_;
+  std::vector<std::uint8_t> frames_;
 };
 
 }  // namespace
 
 void GlooTransport::run(const Request& request, const std::string& prefix) {
-  Exchange(*gloo_, request, prefix).run();
+  Exchange(*gloo_, request, prefix, send_, receive_, result_).run();
 }
 
 void GlooTransport::abort() noexcept {

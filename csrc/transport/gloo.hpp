@@ -8,11 +8,28 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <memory>
 #include <string>
 
 #include "../engine/cpu_engine.hpp"
 
 namespace fastcoll {
+
+/// Memory that is kept from one collective to the next: fresh pages cost more than the copies.
+class Scratch {
+ public:
+  std::uint8_t* get(std::size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset(new std::uint8_t[bytes]);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<std::uint8_t[]> memory_;
+  std::size_t bytes_ = 0;
+};
 
 class GlooTransport : public RemoteTransport {
  public:
@@ -24,6 +41,9 @@ class GlooTransport : public RemoteTransport {
 
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  Scratch send_;
+  Scratch receive_;
+  Scratch result_;
 };
 
 }  // namespace fastcoll

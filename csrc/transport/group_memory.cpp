@@ -71,17 +71,20 @@ void GroupMemory::open(std::size_t arenaBytes) {
   process_->start(arenaBytes);
   blockOffset_ = arena().allocate(ControlBlock::bytes(identity_.size));
   auto* block = reinterpret_cast<ControlBlock*>(arena().base() + blockOffset_);  // zeroed
-  block->nonce = identity_.nonce;
+  block->nonce.store(identity_.nonce, std::memory_order_relaxed);
   block->rank = static_cast<std::uint32_t>(identity_.rank);
   block->size = static_cast<std::uint32_t>(identity_.size);
   own_.store(block, std::memory_order_release);
   arena().addToDirectory(identity_.nonce, blockOffset_);
+  if (!earlyCause_.empty()) record(block->abort, earlyKind_, earlyCause_);
 }
 
 bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce) {
   std::lock_guard<std::mutex> lock(bindMutex_);
-  auto& member = members_[static_cast<std::size_t>(peer)];
-  if (member.block != nullptr && member.nonce == nonce) return true;
+  const Member* present = member(peer);
+  if (present != nullptr && (present->nonce == nonce || present->confirmed.load())) {
+    return present->nonce == nonce;
+  }
   const DirectoryEntry* entry = findInDirectory(process->base(), nonce);
   if (entry == nullptr) return false;
   const std::uint64_t offset = entry->offset.load(std::memory_order_acquire);
@@ -91,7 +94,8 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
                                            " announces a control block outside its memory"));
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
-  if (block->nonce != nonce || block->rank != static_cast<std::uint32_t>(peer) ||
+  if (block->nonce.load(std::memory_order_relaxed) != nonce ||
+      block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
     throw Error(
         ErrorKind::Backend,
@@ -100,15 +104,41 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
                block->size, ". All ranks must create the group with the same ranks."));
   }
   own().link(peer).nonce.store(nonce, std::memory_order_release);
-  member.process = std::move(process);
-  member.nonce = nonce;
-  member.block = block;
+  auto fresh = std::make_unique<Member>();
+  fresh->process = std::move(process);
+  fresh->nonce = nonce;
+  fresh->block = block;
+  members_[static_cast<std::size_t>(peer)].store(fresh.get(), std::memory_order_release);
+  everBound_.emplace_back(peer, std::move(fresh));
+  if (aborted()) passOn();  // the abort came before this peer could be told
   return true;
+}
+
+void GroupMemory::confirm(int peer, std::uint64_t nonce) {
+  std::lock_guard<std::mutex> lock(bindMutex_);
+  for (auto& [rank, bound] : everBound_) {
+    if (rank != peer || bound->nonce != nonce) continue;
+    bound->confirmed.store(true);
+    members_[static_cast<std::size_t>(peer)].store(bound.get(), std::memory_order_release);
+  }
+}
+
+bool GroupMemory::isMutual(int peer, std::uint64_t nonce) {
+  std::lock_guard<std::mutex> lock(bindMutex_);
+  for (const auto& [rank, bound] : everBound_) {
+    if (rank != peer || bound->nonce != nonce) continue;
+    return bound->block->link(identity_.rank).nonce.load(std::memory_order_acquire) ==
+           identity_.nonce;
+  }
+  return false;
 }
 
 void GroupMemory::close(bool keep) noexcept {
   if (!isOpen() || closed_) return;
   closed_ = true;
+  // Whoever aborted may not have told all yet. A peer that still reads must hear of the fault
+  // before the memory under it goes, or it would report what it read as success.
+  if (aborted()) passOn();
   // A peer may still read the last segments that this rank published. The extents are given back
   // only when every peer has consumed all of them or is gone; otherwise they stay with the arena,
   // which goes with the process's last group.
@@ -141,14 +171,15 @@ GroupMemory::~GroupMemory() {
   close(false);
   if (!keep_) {
     const std::uint64_t large = own().largeSlots.load(std::memory_order_relaxed);
-    if (large != 0) arena().release(large);
+    // After a fault a peer may still read the slots; it will throw away what it read.
+    if (large != 0) aborted() ? arena().retire(large) : arena().release(large);
     for (int peer = 0; peer < identity_.size; ++peer) {
       const std::uint64_t channel = own().link(peer).channel.load(std::memory_order_relaxed);
-      if (channel != 0) arena().release(channel);
+      if (channel != 0) arena().retire(channel);
     }
-    arena().release(blockOffset_);
+    arena().retire(blockOffset_);
   }
-  members_.clear();
+  everBound_.clear();
   process_->prune();
 }
 
@@ -167,10 +198,11 @@ bool GroupMemory::isDead(int peer) const {
 
 bool GroupMemory::hasLeft(int peer) const {
   if (!isBound(peer)) return false;
-  const auto& member = members_[static_cast<std::size_t>(peer)];
+  const Member& there = *member(peer);
   // A block that was given back is zeroed or somebody else's: then the nonce differs.
-  return member.process->left() || block(peer).nonce != member.nonce ||
-         block(peer).closed.load(std::memory_order_acquire) != 0;
+  return there.process->left() ||
+         there.block->nonce.load(std::memory_order_acquire) != there.nonce ||
+         there.block->closed.load(std::memory_order_acquire) != 0;
 }
 
 std::string GroupMemory::memberName(int peer) const {
@@ -187,29 +219,53 @@ std::string GroupMemory::causeOfSilence(int peer) const {
 }
 
 void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (!isOpen()) return;
+  if (!isOpen()) {
+    std::lock_guard<std::mutex> lock(bindMutex_);
+    if (!isOpen()) {
+      if (earlyCause_.empty()) {
+        earlyKind_ = kind;
+        earlyCause_ = cause;
+      }
+      return;
+    }
+  }
   if (!record(own().abort, kind, cause)) return;
   wakeSleepers(own());
-  for (int peer = 0; peer < identity_.size; ++peer) {
-    if (peer == identity_.rank || !isBound(peer) || hasLeft(peer)) continue;
-    record(block(peer).abort, kind, cause);
-    wakeSleepers(block(peer));
-  }
+  for (int peer = 0; peer < identity_.size; ++peer) tell(peer, kind, cause);
 }
 
-void GroupMemory::throwAborted(const std::string& prefix) const {
+void GroupMemory::tell(int peer, ErrorKind kind, const std::string& cause) noexcept {
+  if (peer == identity_.rank || !isBound(peer) || hasLeft(peer)) return;
+  record(block(peer).abort, kind, cause);
+  wakeSleepers(block(peer));
+}
+
+/// Tells all peers of the fault that this rank knows of.
+void GroupMemory::passOn() noexcept {
+  ErrorKind kind = ErrorKind::Backend;
+  std::string cause;
+  if (!recorded(kind, cause)) cause = "the group was aborted by a rank that died";
+  for (int peer = 0; peer < identity_.size; ++peer) tell(peer, kind, cause);
+}
+
+bool GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
   const AbortRecord& fault = own().abort;
   // The writer may be between claim and text, or have died there: wait a little, not for ever.
   for (int i = 0; i < 1000 && fault.state.load(std::memory_order_acquire) == AbortRecord::kWriting;
        ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  const bool set = fault.state.load(std::memory_order_acquire) == AbortRecord::kSet;
-  char text[sizeof fault.text + 1] = {};
-  if (set) std::memcpy(text, fault.text, sizeof fault.text);
-  const auto kind = set ? static_cast<ErrorKind>(fault.kind) : ErrorKind::Backend;
-  throw Error(kind,
-              prefix + (set ? std::string(text) : "the group was aborted by a rank that died"));
+  if (fault.state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
+  kind = static_cast<ErrorKind>(fault.kind);
+  cause.assign(fault.text, ::strnlen(fault.text, sizeof fault.text));
+  return true;
+}
+
+void GroupMemory::throwAborted(const std::string& prefix) const {
+  ErrorKind kind = ErrorKind::Backend;
+  std::string cause;
+  if (!recorded(kind, cause)) cause = "the group was aborted by a rank that died";
+  throw Error(kind, prefix + cause);
 }
 
 }  // namespace fastcoll

@@ -37,24 +37,27 @@ class GroupMemory {
   /// Maps a peer's control block; false while the peer has not opened it. Throws Error(Backend) if
   /// what lies there is not the block of that rank.
   bool bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce);
-  bool isBound(int peer) const {
-    return members_[static_cast<std::size_t>(peer)].block.load(std::memory_order_acquire) !=
-           nullptr;
-  }
+  bool isBound(int peer) const { return member(peer) != nullptr; }
 
   const GroupIdentity& identity() const { return identity_; }
   int rank() const { return identity_.rank; }
   int size() const { return identity_.size; }
   ControlBlock& own() const { return *own_.load(std::memory_order_acquire); }
-  ControlBlock& block(int peer) const {
-    return *members_[static_cast<std::size_t>(peer)].block.load(std::memory_order_acquire);
-  }
-  PeerProcess& process(int peer) const { return *members_[static_cast<std::size_t>(peer)].process; }
+  ControlBlock& block(int peer) const { return *member(peer)->block; }
+  PeerProcess& process(int peer) const { return *member(peer)->process; }
   Arena& arena() const { return *process_->arena(); }
 
   /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so
   /// that a broken peer cannot make this process read or write elsewhere.
   std::uint8_t* inPeer(int peer, std::uint64_t offset, std::size_t bytes) const;
+
+  /// Tells that the peer's instance of this nonce, bound before, is the one to stay with: the peer
+  /// means this instance of the group too.
+  void confirm(int peer, std::uint64_t nonce);
+  /// The peer's instance of this nonce, bound before, has bound this instance.
+  bool isMutual(int peer, std::uint64_t nonce);
+  /// Until then the bound block may be that of an earlier group of the same name.
+  bool isConfirmed(int peer) const { return isBound(peer) && member(peer)->confirmed.load(); }
 
   /// The peer's process is dead, or has left this group.
   bool isDead(int peer) const;
@@ -79,12 +82,19 @@ class GroupMemory {
   [[noreturn]] void throwAborted(const std::string& prefix) const;
 
  private:
+  /// An instance of the group on a peer.
   struct Member {
     std::shared_ptr<PeerProcess> process;
     std::uint64_t nonce = 0;
-    // Set last: a collective may look at members while point-to-point binds one.
-    std::atomic<ControlBlock*> block{nullptr};
+    ControlBlock* block = nullptr;
+    std::atomic<bool> confirmed{false};
   };
+  const Member* member(int peer) const {
+    return members_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
+  }
+  void tell(int peer, ErrorKind kind, const std::string& cause) noexcept;
+  void passOn() noexcept;
+  bool recorded(ErrorKind& kind, std::string& cause) const;
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;
@@ -93,7 +103,12 @@ class GroupMemory {
   bool keep_ = false;
   std::atomic<ControlBlock*> own_{nullptr};
   std::mutex bindMutex_;
-  std::vector<Member> members_;
+  // A bound member is never changed, only replaced: collectives may look at it while point-to-point
+  // binds another one.
+  std::vector<std::atomic<Member*>> members_;
+  std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
+  ErrorKind earlyKind_ = ErrorKind::Backend;  // of a fault before there was a block to record it in
+  std::string earlyCause_;
 };
 
 }  // namespace fastcoll

@@ -279,6 +279,9 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     }
     if (restart) continue;
     agreement.shared = result == "shm";
+    for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
+      memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
+    }
     agreement.reason = agreement.shared ? "all ranks share one host and user"
                                         : result.substr(std::min<std::size_t>(6, result.size()));
     if (!agreement.shared && demanded) {
@@ -292,6 +295,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
 
 bool Rendezvous::tryPair(int peer) {
   memory_.open(arenaBytes_);
+  if (memory_.isConfirmed(peer)) return true;
   GroupRecord record{};
   if (!read(peer, record)) return false;
   // The echo tells the peer which instance this rank means, even before the peer can be mapped.
@@ -299,8 +303,9 @@ bool Rendezvous::tryPair(int peer) {
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) return false;
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.
-  return memory_.block(peer).link(memory_.rank()).nonce.load(std::memory_order_acquire) ==
-         own_.nonce;
+  if (!memory_.isMutual(peer, record.nonce)) return false;
+  memory_.confirm(peer, record.nonce);
+  return true;
 }
 
 }  // namespace fastcoll
