@@ -298,7 +298,13 @@ class WorkTask : public Task {
  public:
   WorkTask(std::shared_ptr<TensorTask> inner, c10::intrusive_ptr<CollectiveWork> work)
       : inner_(std::move(inner)), work_(std::move(work)) {
-    request = inner_->request;
+    // What the engine reads; the messages stay with the inner task.
+    request.collective = inner_->request.collective;
+    request.dtype = inner_->request.dtype;
+    request.op = inner_->request.op;
+    request.root = inner_->request.root;
+    request.count = inner_->request.count;
+    request.timeout = inner_->request.timeout;
   }
   void prepare() override { inner_->prepare(); }
   void transfer(const RunOne& runOne) override {

@@ -263,17 +263,20 @@ class Exchange {
 
   // Gloo aborts the process where the two ends of a pair disagree, so they are compared first.
   void compareSplits(const std::vector<Message>& send, const std::vector<Message>& receive) {
+    // Every rank sees every pair, so that all of them fail together.
     std::vector<std::uint64_t> mine;
     for (const Message& message : send) mine.push_back(message.bytes());
-    std::vector<std::uint64_t> all(ranks_ * ranks_);
-    allGather(mine.data(), ranks_ * sizeof(std::uint64_t), all.data());
+    for (const Message& message : receive) mine.push_back(message.bytes());
+    std::vector<std::uint64_t> all(2 * ranks_ * ranks_);
+    allGather(mine.data(), 2 * ranks_ * sizeof(std::uint64_t), all.data());
     for (std::size_t from = 0; from < ranks_; ++from) {
-      const std::uint64_t sent = all[from * ranks_ + me_];
-      if (sent != receive[from].bytes()) {
-        // The others wait in the exchange that this rank will not enter: they learn it from the end
-        // of the connection.
-        mismatch(concat("rank ", me_, " expects ", receive[from].bytes(), " bytes from rank ", from,
-                        ", which sends ", sent, ". Match input and output splits."));
+      for (std::size_t to = 0; to < ranks_; ++to) {
+        const std::uint64_t sent = all[2 * ranks_ * from + to];
+        const std::uint64_t expected = all[2 * ranks_ * to + ranks_ + from];
+        if (sent != expected) {
+          mismatch(concat("rank ", to, " expects ", expected, " bytes from rank ", from,
+                          ", which sends ", sent, ". Match input and output splits."));
+        }
       }
     }
   }
