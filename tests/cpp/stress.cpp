@@ -1,0 +1,66 @@
+// Stress of the CPU path below torch: transports, algorithms and the engine, with ranks as threads
+// of this process, or as processes of their own.
+//
+//   stress [--processes] [--only <part of a test's name>] [--effort <n>] [--rounds <n>]
+//
+// tests/cpp/sanitize.sh builds and runs it under the sanitizers.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "stress_harness.hpp"
+
+int main(int argc, char** argv) {
+  bool processes = false;
+  std::string only;
+  int rounds = 1;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--processes") == 0) processes = true;
+    if (i + 1 < argc && std::strcmp(argv[i], "--only") == 0) only = argv[i + 1];
+    if (i + 1 < argc && std::strcmp(argv[i], "--effort") == 0)
+      stress::effort = std::atoi(argv[i + 1]);
+    if (i + 1 < argc && std::strcmp(argv[i], "--rounds") == 0) rounds = std::atoi(argv[i + 1]);
+  }
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  int failures = 0;
+  int ran = 0;
+  for (int round = 0; round < rounds; ++round) {
+    for (const auto& tests : {stress::collectiveTests(), stress::pointToPointTests(),
+                              stress::groupTests(), stress::faultTests(), stress::processTests()}) {
+      for (const stress::Test& test : tests) {
+        if (std::string(test.name).find(only) == std::string::npos) continue;
+        if (processes ? !test.processes : !test.threads) continue;
+        for (const int ranks : test.ranks) {
+          const std::string name =
+              fastcoll::concat(test.name, " on ", ranks, processes ? " processes" : " threads");
+          // Before a fork nothing of the parent may run but this thread.
+          if (!processes) stress::watch(name, 120);
+          const auto start = fastcoll::Clock::now();
+          std::string problem;
+          try {
+            if (processes) {
+              stress::runAsProcesses(
+                  ranks,
+                  [&](stress::Rank& rank) {
+                    stress::watch(name, 120);
+                    test.body(rank);
+                  },
+                  test.dies);
+            } else {
+              stress::runAsThreads(ranks, test.body);
+            }
+          } catch (const std::exception& error) {
+            problem = error.what();
+            ++failures;
+          }
+          ++ran;
+          const auto took = std::chrono::duration<double>(fastcoll::Clock::now() - start).count();
+          std::printf("%-55s %7.2f s  %s\n", name.c_str(), took,
+                      problem.empty() ? "ok" : ("FAILED" + problem).c_str());
+        }
+      }
+    }
+  }
+  std::printf("%d tests, %d failures\n", ran, failures);
+  return failures == 0 && ran > 0 ? 0 : 1;
+}

@@ -1,0 +1,171 @@
+// Every collective over sizes at the edges of slots and segments, and random sequences of them.
+#include <algorithm>
+#include <thread>
+
+#include "../../csrc/algorithms/selector.hpp"
+#include "stress_harness.hpp"
+
+namespace stress {
+namespace {
+
+constexpr Collective kCollectives[] = {
+    Collective::AllReduce,     Collective::Broadcast, Collective::Reduce,
+    Collective::AllGather,     Collective::Gather,    Collective::Scatter,
+    Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
+
+/// Elements around the edges that matter to a message of `element` bytes.
+std::vector<std::size_t> edges(std::size_t element, std::size_t segment, int ranks) {
+  const auto n = static_cast<std::size_t>(ranks);
+  std::vector<std::size_t> counts = {0, 1, 7};
+  const std::size_t bytes[] = {ControlBlock::kSmallSlotBytes,
+                               ControlBlock::kSmallSlotBytes / n,
+                               std::min(segment, 2 * SelectorTable{}.oneShotAllReduceBytes / n),
+                               segment,
+                               segment / n,
+                               segment * 18,
+                               segment * 35 + 100};
+  for (const std::size_t size : bytes) {
+    const std::size_t count = size / element;
+    for (const std::size_t c : {count - 1, count, count + 1}) counts.push_back(c);
+  }
+  return counts;
+}
+
+void grid(Rank& me) {
+  Random random(1);
+  for (const std::size_t segment : {std::size_t{4096}, std::size_t{6000}}) {
+    GroupOptions options;
+    options.segmentBytes = segment;
+    const Engine engine = me.group(concat("grid", segment), options);
+    for (const Collective collective : kCollectives) {
+      for (const std::size_t index :
+           {0, 3, 6, 9, 12, 15, 18, 21, 1, 2, 4, 5, 7, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23}) {
+        for (int repeat = 0; repeat < effort; ++repeat) {
+          Plan plan = draw(random, collective, 0, me.size);
+          const auto counts = edges(elementSize(plan.dtype), segment, me.size);
+          plan.count = collective == Collective::Barrier ? 0 : counts[index % counts.size()];
+          runChecked(me, *engine, plan);
+        }
+      }
+    }
+    engine->shutdown();
+  }
+}
+
+/// One segment of the size in use by default, so that nothing depends on small ones.
+void largeSegments(Rank& me) {
+  Random random(2);
+  GroupOptions options;
+  options.segmentBytes = EngineConfig{}.segmentBytes;
+  const Engine engine = me.group("large", options);
+  for (const Collective collective : kCollectives) {
+    Plan plan = draw(random, collective, 2200001, me.size);
+    plan.dtype = DType::UInt8;
+    if (plan.op != ReduceOp::None) plan.op = ReduceOp::Sum;
+    runChecked(me, *engine, plan);
+  }
+}
+
+/// Synchronous and asynchronous collectives in one order on all ranks, awaited in any order.
+void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int steps,
+                    std::size_t most, int spinMicros) {
+  Random shared(seed);
+  Random own(seed * 101 + static_cast<unsigned>(me.rank));
+  GroupOptions options;
+  options.spinMicros = spinMicros;
+  const Engine engine = me.group(name, options);
+  std::vector<JobRef> open;
+  const auto waitOne = [&] {
+    const std::size_t at = drawBelow(own, open.size());
+    const JobRef job = open[at];
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+    while (chance(own, 3)) engine->waitUntil(*job, Clock::now() + Milliseconds(1));
+    engine->wait(*job);
+    job->check();
+  };
+  for (int i = 0; i < steps; ++i) {
+    const Plan plan = drawAny(shared, me.size, most);
+    const auto job = std::make_shared<Job>(plan, me.rank, me.size);
+    if (chance(own, 3)) {
+      engine->runInline(job);
+      job->verify();
+    } else {
+      engine->submit(job);
+      open.push_back(job);
+    }
+    if (chance(own, 8)) loiter(own, 500);
+    while (!open.empty() && (open.size() > 8 || chance(own, 3))) waitOne();
+  }
+  while (!open.empty()) waitOne();
+  engine->shutdown();
+}
+
+void randomCollectives(Rank& me) {
+  for (int round = 0; round < 2 * effort; ++round) {
+    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), 150, 12000, -1);
+  }
+}
+
+void randomSleeping(Rank& me) {
+  randomSequence(me, "sleeping", 77, 200 * effort, 4000, 0);
+}
+void randomSpinning(Rank& me) {
+  randomSequence(me, "spinning", 78, 100 * effort, 4000, 300);
+}
+
+/// Far more asynchronous collectives than a queue sees in life, awaited from the last to the first.
+void manyOutstanding(Rank& me) {
+  Random shared(5);
+  const Engine engine = me.group("outstanding");
+  std::vector<JobRef> open;
+  for (int i = 0; i < 400; ++i) {
+    open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size));
+    engine->submit(open.back());
+  }
+  std::reverse(open.begin(), open.end());
+  for (const auto& job : open) {
+    engine->wait(*job);
+    job->check();
+  }
+}
+
+/// A callback waits for a later collective of its own group.
+void callbacks(Rank& me) {
+  struct Calling : Job {
+    using Job::Job;
+    bool callsBack() override { return true; }
+    void complete(std::exception_ptr fault) noexcept override {
+      Job::complete(fault);
+      if (then) then();
+    }
+    std::function<void()> then;
+  };
+  Random shared(6);
+  const Engine engine = me.group("callbacks");
+  for (int i = 0; i < 60 * effort; ++i) {
+    const auto first = std::make_shared<Calling>(drawAny(shared, me.size, 300), me.rank, me.size);
+    const auto second = std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size);
+    first->then = [&engine, second] { engine->wait(*second); };
+    engine->submit(first);
+    engine->submit(second);
+    if (i % 2 == 0) engine->waitUntil(*second, Clock::now() + Milliseconds(60000));
+    engine->wait(*first);
+    first->check();
+    second->check();
+  }
+}
+
+}  // namespace
+
+std::vector<Test> collectiveTests() {
+  return {{"grid", grid, {2, 3, 4, 5}},
+          {"large segments", largeSegments, {2}},
+          {"random collectives", randomCollectives, {2, 3, 5}},
+          {"random collectives, sleeping at once", randomSleeping, {4}},
+          {"random collectives, spinning", randomSpinning, {2, 3}},
+          {"more ranks than cores", randomCollectives, {8}},
+          {"many outstanding", manyOutstanding, {2, 3}},
+          {"callbacks that wait", callbacks, {2, 3}, false}};
+}
+
+}  // namespace stress

@@ -1,0 +1,348 @@
+// Ranks that abort, leave, come late, disagree or throw.
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include "stress_harness.hpp"
+
+namespace stress {
+namespace {
+
+Plan sum(std::size_t count) {
+  Plan plan;
+  plan.collective = Collective::AllReduce;
+  plan.op = ReduceOp::Sum;
+  plan.count = count;
+  return plan;
+}
+
+JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000) {
+  return std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(timeoutMs));
+}
+
+/// Rank 0 does not come; another rank aborts while all others wait, each in its own way.
+void abortDuringWait(Rank& me) {
+  for (int round = 0; round < 6 * effort; ++round) {
+    const Engine engine = me.group(concat("abort", round));
+    runChecked(me, *engine, sum(10));
+    me.sync();
+    const std::vector<std::string> cause = {"told to stop"};
+    if (me.rank == 0) {
+      me.read(concat("aborted", round));
+    } else {
+      std::thread killer;
+      if (me.rank == 1) {
+        killer = std::thread([&] {
+          std::this_thread::sleep_for(Milliseconds(20));
+          engine->abort(ErrorKind::Backend, "told to stop");
+          me.note(concat("aborted", round), "yes");
+        });
+      }
+      const auto task = job(me, sum(round % 2 == 0 ? 10 : 20000));
+      try {
+        requireFault(cause, Milliseconds(2000), [&] {
+          if (round % 3 == 0) return engine->runInline(task);
+          engine->submit(task);
+          engine->wait(*task);
+          task->check();
+        });
+      } catch (...) {
+        if (killer.joinable()) killer.join();
+        throw;
+      }
+      if (killer.joinable()) killer.join();
+    }
+    requireFault(cause, Milliseconds(1000), [&] { engine->runInline(job(me, sum(10))); });
+    REQUIRE(engine->faulted());
+  }
+}
+
+/// An abort before or while the ranks find each other.
+void abortDuringRendezvous(Rank& me) {
+  for (int round = 0; round < 15 * effort; ++round) {
+    Random own(100u + static_cast<unsigned>(me.rank * 100 + round));
+    const Engine engine = me.group(concat("early", round));
+    std::thread killer;
+    if (me.rank == 0) {
+      const std::size_t after = drawBelow(own, 2000);
+      killer = std::thread([&engine, after] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        engine->abort(ErrorKind::Backend, "told to stop");
+      });
+    }
+    // However early it came, it ends the group on all ranks; a rank that was still looking for the
+    // others when rank 0 gave up hears of it by its time-out.
+    std::string text;
+    try {
+      for (const auto end = Clock::now() + Milliseconds(10000); Clock::now() < end;) {
+        const auto task = job(me, sum(10), 1500);
+        engine->runInline(task);
+        task->verify();
+      }
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    if (killer.joinable()) killer.join();
+    REQUIRE(!text.empty(), "a group outlived its abort");
+    me.sync();
+  }
+}
+
+/// Rank 0 does not come: the others' time is up, and the text names it.
+void nobodyComes(Rank& me) {
+  const Engine engine = me.group("timeout");
+  runChecked(me, *engine, sum(10));
+  if (me.rank != 0) {
+    const auto start = Clock::now();
+    const std::string text = requireFault({"Timed out"}, Milliseconds(2500),
+                                          [&] { engine->runInline(job(me, sum(10), 300)); });
+    REQUIRE(Clock::now() - start > Milliseconds(100));
+    REQUIRE(text.find("rank 0") != std::string::npos, text);
+  }
+  me.sync();
+  requireFault({"Timed out"}, Milliseconds(500), [&] { engine->runInline(job(me, sum(10))); });
+  // The same before the ranks have met.
+  const Engine fresh = me.group("timeout at first");
+  if (me.rank != 0) {
+    requireFault({"Timed out"}, Milliseconds(2500),
+                 [&] { fresh->runInline(job(me, sum(10), 300)); });
+  }
+  me.sync();
+}
+
+/// Rank 0 runs something else: all ranks say so, at once.
+void mismatches(Rank& me) {
+  for (int round = 0; round < 12; ++round) {
+    const Engine engine = me.group(concat("mismatch", round));
+    runChecked(me, *engine, sum(10));
+    me.sync();  // a fault takes the collective before it with it where that has not ended yet
+    Plan plan = sum(round % 2 == 0 ? 100 : 20000);
+    if (round / 2 == 4 || round / 2 == 5) {
+      plan.collective = Collective::Broadcast;
+      plan.op = ReduceOp::None;
+      plan.root = 1;
+    }
+    if (me.rank == 0) {
+      switch (round / 2) {
+        case 0:
+          plan.count += 1;
+          break;
+        case 1:
+          plan.op = ReduceOp::Max;
+          break;
+        case 2:
+          plan.dtype = DType::Int32;
+          break;
+        case 3:
+          plan.collective = Collective::AllGather, plan.op = ReduceOp::None;
+          break;
+        case 4:
+          plan.root = 0;
+          break;
+        default:
+          plan.collective = Collective::Barrier, plan.root = -1, plan.count = 0;
+          break;
+      }
+    }
+    requireFault({"Detected mismatch"}, Milliseconds(2000),
+                 [&] { engine->runInline(job(me, plan)); });
+    // The slots' owner may leave while another rank still reads: nobody may report success.
+    if (me.rank % 2 == 0) engine->shutdown();
+  }
+}
+
+/// A rank ends its engine while the others wait for it.
+void leaves(Rank& me) {
+  for (int round = 0; round < 6 * effort; ++round) {
+    const Engine engine = me.group(concat("left", round));
+    runChecked(me, *engine, sum(10));
+    me.sync();
+    if (me.rank == 0) {
+      std::this_thread::sleep_for(Milliseconds(round % 2 == 0 ? 0 : 15));
+      engine->shutdown();
+      continue;
+    }
+    const std::string text = requireFault({"left the group", "destroyed"}, Milliseconds(2000), [&] {
+      engine->runInline(job(me, sum(round % 3 == 0 ? 10 : 20000)));
+    });
+    // The word comes from whichever rank saw it first, so it may speak of another one that gave up.
+    REQUIRE(text.find("rank") != std::string::npos, text);
+  }
+}
+
+/// An engine ends while its own threads wait in it, or have work in the queue.
+void endsUnderWaiters(Rank& me) {
+  for (int round = 0; round < 5 * effort; ++round) {
+    Engine engine = me.group(concat("under", round));
+    runChecked(me, *engine, sum(10));
+    me.sync();
+    if (me.rank == 0) {
+      me.read(concat("gone", round));
+      continue;
+    }
+    std::vector<std::thread> waiters;
+    std::atomic<int> failed{0};
+    for (int i = 0; i < 3 && me.rank == 1; ++i) {
+      // Each waiter holds the engine: the last one out destroys it.
+      waiters.emplace_back([&failed, &me, engine, i] {
+        const auto task = job(me, sum(10));
+        try {
+          if (i == 0) {
+            engine->runInline(task);
+          } else {
+            engine->submit(task);
+            engine->wait(*task);
+            task->check();
+          }
+        } catch (const Error&) {
+          ++failed;
+        }
+      });
+    }
+    const auto start = Clock::now();
+    if (me.rank == 1) {
+      std::this_thread::sleep_for(Milliseconds(10));
+      engine->shutdown();
+      engine.reset();
+      for (auto& waiter : waiters) waiter.join();
+      REQUIRE(failed == 3, failed.load());
+      REQUIRE(Clock::now() - start < Milliseconds(2500));
+      me.note(concat("gone", round), "yes");
+    }
+  }
+}
+
+/// What runs on the engine's threads around the transfer throws on one rank.
+void throwsInside(Rank& me) {
+  for (int round = 0; round < 6; ++round) {
+    const Engine engine = me.group(concat("throws", round));
+    runChecked(me, *engine, sum(10));
+    me.sync();  // a fault takes the collective before it with it where that has not ended yet
+    const auto task = job(me, sum(1000));
+    if (me.rank == 0) {
+      task->beforeTransfer = [round] {
+        if (round % 3 == 0) throw Error(ErrorKind::Value, "thrown on purpose");
+        if (round % 3 == 1) throw std::runtime_error("thrown on purpose");
+        throw 7;
+      };
+    }
+    const auto run = [&] {
+      if (round < 3) return engine->runInline(task);
+      engine->submit(task);
+      engine->wait(*task);
+      task->check();
+    };
+    if (me.rank == 0) {
+      bool thrown = false;
+      try {
+        run();
+      } catch (...) {
+        thrown = true;
+      }
+      REQUIRE(thrown);
+    } else {
+      requireFault({"thrown on purpose", "interrupted"}, Milliseconds(2000), run);
+    }
+    requireFault({"thrown on purpose", "interrupted"}, Milliseconds(1000),
+                 [&] { engine->runInline(job(me, sum(10))); });
+    const auto start = Clock::now();
+    engine->shutdown();
+    REQUIRE(Clock::now() - start < Milliseconds(1000));
+  }
+}
+
+/// Somebody aborts, leaves or disagrees in the middle of random collectives, and every rank that
+/// fails leaves at once: what is reported as success is right all the same.
+void storm(Rank& me) {
+  for (int round = 0; round < 50 * effort; ++round) {
+    Random shared(200u + static_cast<unsigned>(round));
+    Random own(300u + static_cast<unsigned>(round * 10 + me.rank));
+    Engine engine = me.group(concat("storm", round));
+    runChecked(me, *engine, sum(10));
+    const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
+    const std::size_t after = drawBelow(shared, 4000);
+    const int kind = round % 3;
+    std::thread killer;
+    if (me.rank == culprit && kind != 2) {
+      killer = std::thread([engine, after, kind] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        if (kind == 0) engine->abort(ErrorKind::Backend, "the storm");
+        if (kind == 1) engine->shutdown();
+      });
+    }
+    std::string wrong;
+    try {
+      std::vector<JobRef> open;
+      for (std::size_t i = 0; i < 2000; ++i) {
+        Plan plan = drawAny(shared, me.size, 8000);
+        if (kind == 2 && me.rank == culprit && i == after / 100) plan = sum(12345);
+        const auto task = job(me, plan);
+        if (chance(own, 2)) {
+          engine->runInline(task);
+          task->verify();
+          continue;
+        }
+        engine->submit(task);
+        open.push_back(task);
+        if (open.size() < 4) continue;
+        engine->wait(*open.front());
+        open.front()->check();
+        open.erase(open.begin());
+      }
+      wrong = "the group outlived the storm";
+    } catch (const Error&) {
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+    if (chance(own, 2)) engine.reset();
+    if (killer.joinable()) killer.join();
+    engine.reset();
+    REQUIRE(wrong.empty(), wrong);
+  }
+}
+
+/// A rank is killed at a random moment: the others hear of it within a second.
+void killed(Rank& me) {
+  Random shared(400);
+  Random own(401u + static_cast<unsigned>(me.rank));
+  const Engine engine = me.group("killed");
+  runChecked(me, *engine, sum(10));
+  const auto after = Milliseconds(static_cast<int>(drawBelow(own, 50)));
+  if (me.rank == 0) {
+    std::thread([after] {
+      std::this_thread::sleep_for(after);
+      ::raise(SIGKILL);
+    }).detach();
+  }
+  auto last = Clock::now();
+  try {
+    for (;;) {
+      runChecked(me, *engine, drawAny(shared, me.size, 8000));
+      last = Clock::now();
+    }
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    REQUIRE(text.find("process died") != std::string::npos, text);
+    REQUIRE(Clock::now() - last < Milliseconds(1500));
+  }
+}
+
+}  // namespace
+
+std::vector<Test> faultTests() {
+  return {{"abort during a wait", abortDuringWait, {2, 4}},
+          {"abort during the rendezvous", abortDuringRendezvous, {2, 3}},
+          {"nobody comes", nobodyComes, {2, 3}},
+          {"mismatches", mismatches, {2, 3}},
+          {"a rank leaves", leaves, {2, 4}},
+          {"an engine ends under its waiters", endsUnderWaiters, {2, 3}},
+          {"throws inside", throwsInside, {2, 3}},
+          {"storm", storm, {2, 3, 4}}};
+}
+
+std::vector<Test> processTests() {
+  return {{"killed", killed, {2, 3, 5}, true, 0, false}};
+}
+
+}  // namespace stress

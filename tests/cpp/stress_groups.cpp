@@ -1,0 +1,234 @@
+// Several groups at once, groups that come and go, and names that are used again.
+#include <algorithm>
+#include <thread>
+
+#include "../../csrc/engine/worker_pool.hpp"
+#include "stress_harness.hpp"
+
+namespace stress {
+namespace {
+
+/// One thread a group on every rank.
+void threadsAndGroups(Rank& me) {
+  std::vector<std::thread> threads;
+  std::vector<std::string> problems(3);
+  for (int g = 0; g < 3; ++g) {
+    threads.emplace_back([&, g] {
+      try {
+        Random shared(60u + static_cast<unsigned>(g));
+        const Engine engine = me.group(concat("thread", g));
+        std::vector<JobRef> open;
+        for (int i = 0; i < 80 * effort; ++i) {
+          open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
+          engine->submit(open.back());
+          if (open.size() < 4) continue;
+          engine->wait(*open.front());
+          open.front()->check();
+          open.erase(open.begin());
+        }
+        for (const auto& job : open) {
+          engine->wait(*job);
+          job->check();
+        }
+      } catch (const std::exception& error) {
+        problems[static_cast<std::size_t>(g)] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& problem : problems) REQUIRE(problem.empty(), problem);
+}
+
+/// The ranks use two groups in opposite orders; asynchronous work must not wait across groups.
+void crossedOrder(Rank& me) {
+  Random shared(70);
+  const Engine engines[2] = {me.group("cross0"), me.group("cross1")};
+  for (int i = 0; i < 100 * effort; ++i) {
+    const Plan plans[2] = {drawAny(shared, me.size, 1000), drawAny(shared, me.size, 1000)};
+    JobRef jobs[2];
+    for (int step = 0; step < 2; ++step) {
+      const int g = (me.rank + step) % 2;
+      jobs[g] = std::make_shared<Job>(plans[g], me.rank, me.size);
+      engines[g]->submit(jobs[g]);
+    }
+    for (int step = 0; step < 2; ++step) {
+      const int g = (me.rank + i + step) % 2;
+      engines[g]->wait(*jobs[g]);
+      jobs[g]->check();
+    }
+  }
+}
+
+/// A group ends right after its last collective, whichever that was: no rank loses anything by it.
+void leaveAtOnce(Rank& me) {
+  Random shared(80);
+  Random own(81u + static_cast<unsigned>(me.rank));
+  for (int round = 0; round < 90 * effort; ++round) {
+    const Engine engine = me.group(concat("last", round));
+    const auto collective = static_cast<Collective>(round % 9);
+    const std::size_t count = round % 2 == 0 ? 50 : 9000;
+    for (int i = 0; i < 2; ++i) runChecked(me, *engine, draw(shared, collective, count, me.size));
+    if (chance(own, 3)) loiter(own, 300);
+    engine->shutdown();
+  }
+}
+
+/// What groups take is given back: shared memory, descriptors, threads.
+void comeAndGo(Rank& me) {
+  Random shared(90);
+  const Engine anchor = me.group("anchor");
+  runChecked(me, *anchor, draw(shared, Collective::Barrier, 0, me.size));
+  me.sync();
+  drainWorkers();
+  me.sync();
+  std::size_t used = 0;
+  int descriptors = 0;
+  int threads = 0;
+  if (me.rank == 0 || me.process) {  // counting opens a folder, which another rank would count
+    used = anchor->process()->arena()->used();
+    descriptors = openDescriptors();
+    threads = runningThreads();
+  }
+  me.sync();
+  for (int round = 0; round < 40 * effort; ++round) {
+    const Engine engine = me.group(concat("go", round));
+    for (int i = 0; i < 3; ++i) {
+      const auto job = std::make_shared<Job>(drawAny(shared, me.size, 3000), me.rank, me.size);
+      engine->submit(job);
+      engine->wait(*job);
+      job->check();
+    }
+    if (round % 3 == 0) engine->shutdown();
+  }
+  me.sync();
+  drainWorkers();
+  me.sync();
+  if (me.rank == 0 || me.process) {
+    // Workers let go of their group a moment after its last task.
+    const auto end = Clock::now() + Milliseconds(4000);
+    const auto back = [&] {
+      return anchor->process()->arena()->used() == used && openDescriptors() <= descriptors &&
+             runningThreads() <= threads;
+    };
+    while (!back() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(5));
+    REQUIRE(anchor->process()->arena()->used() == used, anchor->process()->arena()->used(),
+            " bytes, ", used, " before");
+    REQUIRE(openDescriptors() <= descriptors, openDescriptors(), " descriptors, ", descriptors,
+            " before");
+    REQUIRE(runningThreads() <= threads, runningThreads(), " threads, ", threads, " before");
+  }
+  me.sync();
+}
+
+/// The process's last group ends and a new one begins: arena, socket and keeper come anew.
+void startAgain(Rank& me) {
+  Random shared(91);
+  for (int round = 0; round < 15 * effort; ++round) {
+    const Engine engine = me.group(concat("again", round));
+    runChecked(me, *engine, drawAny(shared, me.size, 2000));
+  }
+}
+
+/// Groups under one name, each made before or after the end of the one before, at random.
+void staleNames(Rank& me) {
+  Random shared(92);
+  Random own(93u + static_cast<unsigned>(me.rank));
+  std::vector<Engine> old;
+  for (int round = 0; round < 40 * effort; ++round) {
+    const Engine engine = me.group("same name");
+    const bool letters = chance(shared, 2);
+    const Plan plan = drawAny(shared, me.size, 2000);
+    if (chance(own, 2)) loiter(own, 3000);
+    if (!old.empty() && chance(own, 2)) old.clear();
+    if (letters) {
+      // A message in a ring before there was any collective.
+      struct Byte : PointToPointOp {
+        void complete(std::exception_ptr f) noexcept override { fault = f; }
+        std::exception_ptr fault;
+        std::uint8_t value = 0;
+      };
+      REQUIRE(engine->pointToPointShared(Milliseconds(30000)));
+      std::shared_ptr<Byte> pair[2];
+      for (int i = 0; i < 2; ++i) {
+        pair[i] = std::make_shared<Byte>();
+        pair[i]->send = i == 0;
+        pair[i]->peer = (me.rank + (i == 0 ? 1 : me.size - 1)) % me.size;
+        pair[i]->value = static_cast<std::uint8_t>(i == 0 ? round : 0);
+        pair[i]->message = Message(&pair[i]->value, 1);
+        pair[i]->timeout = Milliseconds(30000);
+        pair[i]->deadline = deadlineAfter(Clock::now(), pair[i]->timeout);
+        engine->pointToPoint().submit(pair[i]);
+      }
+      for (const auto& op : pair) {
+        engine->pointToPoint().wait(*op, TimePoint::max());
+        if (op->fault) std::rethrow_exception(op->fault);
+      }
+      REQUIRE(pair[1]->value == static_cast<std::uint8_t>(round), "WRONG DATA: round ", round);
+    }
+    runChecked(me, *engine, plan);
+    old.push_back(engine);
+    // A rank that is ahead may publish the next instance while this one is still in its collective;
+    // it may not do so before all are through the rendezvous of this one.
+    runChecked(me, *engine, draw(shared, Collective::Barrier, 0, me.size));
+  }
+}
+
+void pool(Rank& me) {
+  std::atomic<int> ran{0};
+  for (int round = 0; round < 20 * effort; ++round) {
+    for (int i = 0; i < 20; ++i) runOnWorker([&ran] { ++ran; });
+    if (round % 3 == 0) drainWorkers();
+  }
+  const auto end = Clock::now() + Milliseconds(5000);
+  while (ran < 400 * effort && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+  REQUIRE(ran == 400 * effort, ran.load(), " jobs");
+  me.sync();
+  drainWorkers();
+}
+
+/// Collectives go to the other transport when shared memory is refused, and an abort reaches it.
+void otherTransport(Rank& me) {
+  struct Fake : RemoteTransport {
+    std::atomic<bool> aborted{false};
+    void run(const Request&, const std::string& prefix) override {
+      const auto end = Clock::now() + Milliseconds(5000);
+      while (!aborted && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
+      throw Error(ErrorKind::Backend, prefix + (aborted ? "aborted" : "forgotten"));
+    }
+    void abort() noexcept override { aborted = true; }
+  };
+  for (int round = 0; round < 5; ++round) {
+    GroupOptions options;
+    options.transport = TransportChoice::Gloo;
+    options.remote = [](const std::string&) { return std::make_unique<Fake>(); };
+    const Engine engine = me.group(concat("other", round), options);
+    std::thread killer([&] {
+      std::this_thread::sleep_for(Milliseconds(round * 10));
+      engine->abort(ErrorKind::Backend, "the test");
+    });
+    const auto job = std::make_shared<Job>(Plan{}, me.rank, me.size);
+    try {
+      requireFault({"aborted", "failed before"}, Milliseconds(2000),
+                   [&] { engine->runInline(job); });
+    } catch (...) {
+      killer.join();
+      throw;
+    }
+    killer.join();
+  }
+}
+
+}  // namespace
+
+std::vector<Test> groupTests() {
+  return {{"a thread a group", threadsAndGroups, {2, 3}},
+          {"groups in crossed order", crossedOrder, {2, 3}},
+          {"leave at once", leaveAtOnce, {2, 3, 5}},
+          {"come and go", comeAndGo, {2, 4}},
+          {"start again", startAgain, {2, 3}},
+          {"stale names", staleNames, {2, 3}},
+          {"worker pool", pool, {3}, false},
+          {"other transport", otherTransport, {2}}};
+}
+
+}  // namespace stress

@@ -1,0 +1,251 @@
+#include "stress_harness.hpp"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+namespace stress {
+
+int effort = 1;
+const char* const kFailed = "failed";
+
+namespace {
+
+class MemoryMeeting : public Meeting {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
+  }
+  bool tryGet(const std::string& key, std::string& value) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (values_.count(kFailed) != 0) throw Error(ErrorKind::Network, "another rank has failed");
+    const auto found = values_.find(key);
+    if (found == values_.end()) return false;
+    value = found->second;
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
+};
+
+/// A file a key; a rename makes each value appear at once.
+class FolderMeeting : public Meeting {
+ public:
+  explicit FolderMeeting(std::string folder) : folder_(std::move(folder)) {}
+  void set(const std::string& key, const std::string& value) override {
+    static std::atomic<int> writes{0};
+    const std::string fresh = concat(folder_, "/.", ::getpid(), ".", ++writes);
+    std::ofstream(fresh, std::ios::binary) << value;
+    std::filesystem::rename(fresh, path(key));
+  }
+  bool tryGet(const std::string& key, std::string& value) override {
+    if (::access(path(kFailed).c_str(), F_OK) == 0) {
+      throw Error(ErrorKind::Network, "another rank has failed");
+    }
+    std::ifstream file(path(key), std::ios::binary);
+    if (!file) return false;
+    std::ostringstream text;
+    text << file.rdbuf();
+    value = text.str();
+    return true;
+  }
+
+ private:
+  std::string path(std::string key) const {
+    for (char& c : key) c = c == '/' ? '=' : c;
+    return folder_ + "/" + key;
+  }
+  const std::string folder_;
+};
+
+class PrefixStore : public KeyValueStore {
+ public:
+  PrefixStore(std::shared_ptr<Meeting> meeting, std::string prefix)
+      : meeting_(std::move(meeting)), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, const std::string& value) override {
+    meeting_->set(prefix_ + key, value);
+  }
+  bool tryGet(const std::string& key, std::string& value) override {
+    return meeting_->tryGet(prefix_ + key, value);
+  }
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+  const std::string prefix_;
+};
+
+int entriesOf(const char* folder) {
+  int count = 0;
+  if (DIR* open = ::opendir(folder)) {
+    while (const dirent* entry = ::readdir(open)) count += entry->d_name[0] != '.';
+    ::closedir(open);
+  }
+  return count;
+}
+
+struct Watch {
+  std::mutex mutex;
+  std::string name;
+  TimePoint end = TimePoint::max();
+};
+Watch& watched() {
+  static auto* it = new Watch;
+  return *it;
+}
+
+}  // namespace
+
+std::shared_ptr<Meeting> meetingInMemory() {
+  return std::make_shared<MemoryMeeting>();
+}
+std::shared_ptr<Meeting> meetingInFolder(const std::string& folder) {
+  return std::make_shared<FolderMeeting>(folder);
+}
+
+Engine Rank::group(const std::string& name, const GroupOptions& options) const {
+  EngineConfig config;
+  config.name = name;
+  config.rank = rank;
+  config.size = size;
+  config.segmentBytes = options.segmentBytes;
+  config.spinMicros = options.spinMicros;
+  config.arenaBytes = std::size_t{1} << 30;
+  config.transport = options.transport;
+  config.version = "stress";
+  return std::make_shared<CpuEngine>(
+      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.remote);
+}
+
+std::string Rank::read(const std::string& key) const {
+  std::string value;
+  const auto end = Clock::now() + Milliseconds(60000);
+  while (!meeting_->tryGet(key, value)) {
+    REQUIRE(Clock::now() < end, "rank ", rank, " waits for ", key);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return value;
+}
+
+void Rank::sync() {
+  const std::string base = concat("sync/", syncs_++, "/");
+  note(base + std::to_string(rank), "here");
+  for (int peer = 0; peer < size; ++peer) read(base + std::to_string(peer));
+}
+
+void runAsThreads(int ranks, const Body& body) {
+  const auto meeting = meetingInMemory();
+  std::mutex mutex;
+  std::string problems;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < ranks; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        Rank rank(meeting, i, ranks, false);
+        body(rank);
+      } catch (const std::exception& error) {
+        std::lock_guard<std::mutex> lock(mutex);
+        problems += concat("\n  rank ", i, ": ", error.what());
+        meeting->set(kFailed, "yes");
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (!problems.empty()) throw std::runtime_error(problems);
+}
+
+void runAsProcesses(int ranks, const Body& body, int dies) {
+  char folder[] = "/tmp/fastcoll-stress-XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  std::vector<pid_t> children;
+  for (int i = 0; i < ranks; ++i) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child > 0) {
+      children.push_back(child);
+      continue;
+    }
+    int status = 0;
+    try {
+      Rank rank(meetingInFolder(folder), i, ranks, true);
+      body(rank);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "rank %d: %s\n", i, error.what());
+      meetingInFolder(folder)->set(kFailed, "yes");
+      status = 1;
+    }
+    std::exit(status);  // runs the leak check and what fastcoll does at exit
+  }
+  std::string problems;
+  for (int i = 0; i < ranks; ++i) {
+    int status = 0;
+    ::waitpid(children[static_cast<std::size_t>(i)], &status, 0);
+    const bool fine = i == dies ? WIFSIGNALED(status) : status == 0;
+    if (!fine) problems += concat("\n  rank ", i, " ended with status ", status);
+  }
+  std::filesystem::remove_all(folder);
+  if (!problems.empty()) throw std::runtime_error(problems);
+}
+
+void watch(const std::string& name, int seconds) {
+  Watch& it = watched();
+  std::lock_guard<std::mutex> lock(it.mutex);
+  it.name = name;
+  it.end = Clock::now() + Milliseconds(1000 * seconds);
+  static std::once_flag once;
+  std::call_once(once, [&it] {
+    std::thread([&it] {
+      for (;;) {
+        std::this_thread::sleep_for(Milliseconds(200));
+        std::lock_guard<std::mutex> guard(it.mutex);
+        if (Clock::now() < it.end) continue;
+        std::fprintf(stderr, "HANGS: %s\n", it.name.c_str());
+        ::abort();
+      }
+    }).detach();
+  });
+}
+
+std::string requireFault(const std::vector<std::string>& texts, Milliseconds within,
+                         const std::function<void()>& body) {
+  const auto start = Clock::now();
+  std::string text;
+  try {
+    body();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  const auto took = std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
+  REQUIRE(!text.empty(), "expected a fault with '", texts[0], "', got success");
+  bool found = false;
+  for (const auto& wanted : texts) found = found || text.find(wanted) != std::string::npos;
+  REQUIRE(found, "expected '", texts[0], "', got: ", text);
+  REQUIRE(took <= within, "took ", took.count(), " ms: ", text);
+  return text;
+}
+
+int openDescriptors() {
+  return entriesOf("/proc/self/fd");
+}
+int runningThreads() {
+  return entriesOf("/proc/self/task");
+}
+
+void loiter(Random& random, int mostMicros) {
+  if (chance(random, 2)) return;
+  std::this_thread::sleep_for(
+      std::chrono::microseconds(drawBelow(random, static_cast<std::size_t>(mostMicros))));
+}
+
+}  // namespace stress

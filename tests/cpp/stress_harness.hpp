@@ -1,0 +1,177 @@
+// What the stress tests share: a key-value store in memory or in a folder, ranks as threads or as
+// processes, checks, and collectives whose result is known element by element.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../csrc/engine/cpu_engine.hpp"
+
+namespace stress {
+
+using namespace fastcoll;
+using Engine = std::shared_ptr<CpuEngine>;
+using Random = std::mt19937_64;
+
+/// Throws with the place and the text; a test fails when a rank's function throws.
+#define REQUIRE(condition, ...)                                                            \
+  do {                                                                                     \
+    if (!(condition)) {                                                                    \
+      throw std::runtime_error(                                                            \
+          fastcoll::concat(__FILE__, ":", __LINE__, ": " #condition ": ", ##__VA_ARGS__)); \
+    }                                                                                      \
+  } while (false)
+
+/// Where the ranks of one test meet: in memory for threads, in a folder for processes.
+class Meeting {
+ public:
+  virtual ~Meeting() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool tryGet(const std::string& key, std::string& value) = 0;
+};
+/// A rank has failed: all others' waits end, so that the first cause is seen soon.
+extern const char* const kFailed;
+std::shared_ptr<Meeting> meetingInMemory();
+std::shared_ptr<Meeting> meetingInFolder(const std::string& folder);
+
+struct GroupOptions {
+  std::size_t segmentBytes = 4096;  // small, so that little data makes many segments
+  int spinMicros = -1;
+  TransportChoice transport = TransportChoice::Shm;
+  CpuEngine::RemoteFactory remote;
+};
+
+/// One rank of a test.
+class Rank {
+ public:
+  Rank(std::shared_ptr<Meeting> meeting, int rank, int size, bool process)
+      : rank(rank), size(size), process(process), meeting_(std::move(meeting)) {}
+
+  const int rank;
+  const int size;
+  const bool process;  // ranks are processes
+
+  /// A group of all ranks; `name` is its prefix in the store.
+  Engine group(const std::string& name, const GroupOptions& options = {}) const;
+  /// Waits for all ranks, without fastcoll.
+  void sync();
+  void note(const std::string& key, const std::string& value) { meeting_->set(key, value); }
+  /// Waits for a note.
+  std::string read(const std::string& key) const;
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+  int syncs_ = 0;
+};
+
+using Body = std::function<void(Rank&)>;
+/// Runs the body on every rank, as threads of this process or as forked processes. Throws when one
+/// fails. A process may be killed on purpose: `dies` is its rank.
+void runAsThreads(int ranks, const Body& body);
+void runAsProcesses(int ranks, const Body& body, int dies = -1);
+
+/// Ends the program with the test's name when nothing has ended for `seconds`.
+void watch(const std::string& name, int seconds);
+
+// --- collectives with a known result ------------------------------------------------------------
+
+struct Plan {
+  Collective collective = Collective::Barrier;
+  DType dtype = DType::Float32;
+  ReduceOp op = ReduceOp::None;
+  int root = -1;
+  std::size_t count = 0;  // elements: of the message, or of a rank's largest one where they differ
+  bool uneven = false;    // all_gather, all_to_all: the ranks' messages differ
+  bool inPlace = false;
+  bool spans = false;  // messages in several pieces
+  std::uint64_t seed = 0;
+};
+std::string describe(const Plan& plan);
+/// A plan of the given kind and size; the rest is drawn.
+Plan draw(Random& random, Collective collective, std::size_t count, int ranks);
+Plan drawAny(Random& random, int ranks, std::size_t most);
+
+class Job : public Task {
+ public:
+  Job(const Plan& plan, int rank, int ranks, Milliseconds timeout = Milliseconds(60000));
+  void complete(std::exception_ptr fault) noexcept override { fault_ = fault; }
+  /// Throws the fault, or an error if the result is wrong.
+  void check() const;
+  /// Throws if the result is wrong.
+  void verify() const;
+  std::exception_ptr fault() const { return fault_; }
+
+  std::function<void()> beforeTransfer;
+  void prepare() override {
+    if (beforeTransfer) beforeTransfer();
+  }
+
+ private:
+  struct Expected {
+    const std::uint8_t* at;
+    std::size_t count;
+    std::function<double(std::size_t)> value;
+  };
+  std::uint8_t* buffer(std::size_t bytes);
+  Message message(std::uint8_t* data, std::size_t bytes);
+  Message source(int from, int to, std::size_t count, std::uint8_t* data = nullptr);
+  Message sink(std::size_t count, std::function<double(std::size_t)> value,
+               std::uint8_t* data = nullptr);
+
+  const Plan plan_;
+  const int rank_;
+  const int ranks_;
+  Random random_;  // differs from rank to rank
+  std::vector<std::unique_ptr<std::uint8_t[]>> buffers_;
+  std::vector<Expected> expected_;
+  std::exception_ptr fault_;
+};
+using JobRef = std::shared_ptr<Job>;
+
+/// Runs the plan and checks its result.
+void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan);
+
+// --- expectations of faults ---------------------------------------------------------------------
+
+/// Runs the body, which must throw Error whose text holds one of `texts`, in `within` at most.
+std::string requireFault(const std::vector<std::string>& texts, Milliseconds within,
+                         const std::function<void()>& body);
+
+/// Open descriptors and threads of this process.
+int openDescriptors();
+int runningThreads();
+
+inline std::size_t drawBelow(Random& random, std::size_t end) {
+  return static_cast<std::size_t>(random() % end);
+}
+inline bool chance(Random& random, int oneIn) {
+  return random() % static_cast<unsigned>(oneIn) == 0;
+}
+/// Sleeps up to so many microseconds, or not at all.
+void loiter(Random& random, int mostMicros);
+
+// --- the tests: stress_<name>.cpp ---------------------------------------------------------------
+
+struct Test {
+  const char* name;
+  Body body;
+  std::vector<int> ranks;
+  bool processes = true;  // may run as processes too
+  int dies = -1;          // the rank that ends by a signal
+  bool threads = true;    // may run as threads
+};
+std::vector<Test> collectiveTests();
+std::vector<Test> pointToPointTests();
+std::vector<Test> groupTests();
+std::vector<Test> faultTests();
+std::vector<Test> processTests();
+
+/// Multiplies what tests repeat; --effort.
+extern int effort;
+
+}  // namespace stress
