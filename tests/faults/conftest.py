@@ -1,0 +1,35 @@
+"""Fixtures of the fault tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from fault_job import Jobs, Launcher
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """The process that forks ranks."""
+    launcher = Launcher()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def job_store() -> dist.TCPStore:
+    """The store of all jobs, in the test's process, so that it outlives every rank."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def jobs(
+    request: pytest.FixtureRequest, launcher: Launcher, job_store: dist.TCPStore, tmp_path: Path
+) -> Iterator[Jobs]:
+    """``jobs(size, scenario, *arguments)``: ranks in processes of their own; see fault_job.py."""
+    jobs = Jobs(launcher, job_store, tmp_path)
+    failed = request.session.testsfailed
+    yield jobs
+    found = jobs.close()
+    if request.session.testsfailed == failed:  # else the ranks were left in the middle of it
+        assert not found, f"left behind: {found}"

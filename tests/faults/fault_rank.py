@@ -1,0 +1,216 @@
+"""The side of a rank in the fault tests: what a scenario is handed, and what it can look at.
+
+Not the ranks of the ``world`` fixture: these are forked from a process that has torch loaded, and die
+as the test wants. One started with ``real_exit`` returns to the top of its script, so that it ends as
+any Python program does (threads joined, ``atexit``, destructors of C++); that takes torch half a
+second, so the others leave by ``os._exit``.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from backend import BACKEND
+from world_rank import Function
+
+__all__ = ["Call", "Fault", "Footprint", "Rank", "catch", "footprint", "run"]
+
+PATIENT = 30.0
+"""Timeout of groups in seconds, far above every bound: what comes sooner was noticed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What one rank is to run."""
+
+    function: Function
+    arguments: tuple[Any, ...]
+    rank: int
+    size: int
+    prefix: str
+    store: tuple[str, int]
+    folder: str
+    environment: dict[str, str]
+    real_exit: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """An exception as a test reads it; ``at`` is of the clock that all processes share."""
+
+    kind: str
+    bases: tuple[str, ...]
+    text: str
+    at: float
+    seconds: float
+
+
+@dataclasses.dataclass
+class Footprint:
+    """What a process holds: open files by what they are, threads by name, its children."""
+
+    files: Counter[str]
+    threads: Counter[str]
+    children: list[int]
+    shared_memory: int
+
+    def beyond(self, before: "Footprint") -> list[str]:
+        """Return what was not there before."""
+        found = [f"file {name} x{n}" for name, n in (self.files - before.files).items()]
+        found += [f"thread {name} x{n}" for name, n in (self.threads - before.threads).items()]
+        found += [f"child {pid}" for pid in self.children if pid not in before.children]
+        if self.shared_memory > before.shared_memory:
+            found.append(f"{self.shared_memory - before.shared_memory} mappings of shared memory")
+        return found
+
+
+def footprint() -> Footprint:
+    """Return what this process holds now."""
+    gc.collect()
+    files: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            link = os.readlink(f"/proc/self/fd/{name}")
+            files[link.split(":")[0] if link.startswith(("socket:", "pipe:")) else link] += 1
+    threads: Counter[str] = Counter()
+    children: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            threads[Path(f"/proc/self/task/{task}/comm").read_text().strip()] += 1
+            children += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
+    with open("/proc/self/maps") as maps:
+        shared = sum("memfd:fastcoll" in line or "/dev/shm/" in line for line in maps)
+    return Footprint(files, threads, children, shared)
+
+
+def catch(function: Callable[..., Any], *arguments: Any, **named: Any) -> Fault | None:
+    """Return what the call raised, or None. KeyboardInterrupt counts."""
+    start = time.monotonic()
+    try:
+        function(*arguments, **named)
+    except (Exception, KeyboardInterrupt) as error:
+        now = time.monotonic()
+        names = tuple(base.__name__ for base in type(error).__mro__)
+        text = str(error)
+        traceback.clear_frames(error.__traceback__)  # else they keep groups alive
+        return Fault(names[0], names, text, now, now - start)
+    return None
+
+
+class Rank:
+    """One rank in a scenario."""
+
+    def __init__(self, call: Call, channel: connection.Connection) -> None:
+        self.rank, self.size = call.rank, call.size
+        self.folder = Path(call.folder)
+        self._channel = channel
+        self._prefix = call.prefix
+        self._pid = os.getpid()
+        self.address = call.store
+        self._store: dist.Store = dist.TCPStore(*call.store, is_master=False)
+        self.before = footprint()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a fork of the rank."""
+        return os.getpid() != self._pid
+
+    def tell(self, value: Any) -> None:
+        """Say something to the test."""
+        self._channel.send_bytes(pickle.dumps(("told", value)))
+
+    def hear(self, timeout: float = 60.0) -> Any:
+        """Wait for what the test says."""
+        if not self._channel.poll(timeout):
+            raise TimeoutError("the test says nothing")
+        return pickle.loads(self._channel.recv_bytes())
+
+    def store(self, name: str) -> dist.Store:
+        """Return a store that the ranks of this job share under that name."""
+        return dist.PrefixStore(f"{self._prefix}{name}/", self._store)
+
+    def init(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
+        """Make the default group."""
+        named = {"rank": self.rank, "world_size": self.size, "store": self.store(name)} | other
+        dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), **named)
+
+    def used(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
+        """Make the default group and use it once, so that the ranks are connected."""
+        self.init(name, timeout, **other)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [self.size] * 3
+
+    def error_kind(self) -> str:
+        """Return what the default group's backend says of its state."""
+        group = dist.group.WORLD
+        assert group is not None
+        backend = group._get_backend(torch.device("cpu"))
+        return str(backend.get_error()).removeprefix("ErrorType.")
+
+    def left(self, patience: float = 4.0) -> list[str]:
+        """Return what is still held beyond the start, after some time to let go of it.
+
+        Idle threads of the pool stay for two seconds.
+        """
+        end = time.monotonic() + patience
+        while (found := footprint().beyond(self.before)) and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
+
+    def recover(self, others: list[int]) -> dict[str, Any]:
+        """Leave the faulty group and make a new one with the ranks that are left.
+
+        Returns:
+            ``again``: what the next collective of the faulty group raised; ``state``: its error;
+            ``destroy``: seconds that its end took; ``left``: what remained of it.
+        """
+        again = catch(dist.all_reduce, torch.ones(2))
+        state = self.error_kind()
+        start = time.monotonic()
+        dist.destroy_process_group()
+        destroy = time.monotonic() - start
+        left = self.left()
+        everyone = sorted([*others, self.rank])
+        self.init("recovered", rank=everyone.index(self.rank), world_size=len(everyone))
+        tensor = torch.full((5,), self.rank + 1.0)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [sum(r + 1.0 for r in everyone)] * 5, tensor
+        dist.destroy_process_group()
+        return {"again": again, "state": state, "destroy": destroy, "left": left}
+
+
+def run(call: Call, channel: connection.Connection) -> None:
+    """Run the scenario and tell the test what came of it."""
+    os.environ.update(call.environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    rank = Rank(call, channel)
+    try:
+        value = call.function.load()(rank, *call.arguments)
+        answer = ("returned", value)
+    except SystemExit:
+        raise
+    except BaseException:
+        if not rank.is_copy:
+            channel.send_bytes(pickle.dumps(("raised", traceback.format_exc())))
+        raise
+    channel.send_bytes(pickle.dumps(answer))
+    if not call.real_exit:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

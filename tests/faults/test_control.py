@@ -1,0 +1,327 @@
+"""The program ends, interrupts or leaves a group while it is at work."""
+
+import re
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+
+# --- destroy with work pending -------------------------------------------------------------------
+
+
+def destroys_with_pending(rank: Rank, kind):
+    """Target: destroy within 1 s, though the timeout is 30 s; the work's wait raises."""
+    rank.used()
+    rank.tell("ready")
+    if rank.rank == 1:
+        rank.hear()
+        fault = catch(dist.all_reduce, torch.ones(10))
+        dist.destroy_process_group()
+        return fault, rank.left()
+    tensor = torch.ones(10)
+    works = [pending(kind, tensor) for _ in range(3)]
+    futures = [work.get_future() for work in works] if kind == "all_reduce" else []
+    start = time.monotonic()
+    dist.destroy_process_group()
+    seconds = time.monotonic() - start
+    faults = [catch(work.wait) for work in works]
+    faults += [catch(future.wait) for future in futures]
+    done = all(work.is_completed() for work in works)
+    del works, futures
+    rank.tell("destroyed")
+    return seconds, faults, done, rank.left()
+
+
+def pending(kind, tensor):
+    return dist.all_reduce(tensor, async_op=True) if kind == "all_reduce" else dist.irecv(tensor, 1)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "irecv"])
+def test_destroy_with_pending_work(jobs, kind):
+    job = jobs(2, destroys_with_pending, kind)
+    job.hear_all()
+    assert job.hear(0) == "destroyed"
+    job.tell(1)
+    seconds, faults, done, left = job.hear(0)
+    assert seconds < 2.0 and done and left == []
+    for fault in faults:
+        assert fault is not None and "RuntimeError" in fault.bases, fault
+        assert "destroyed on rank 0 with work pending" in fault.text, fault.text
+        assert fault.seconds < 0.5
+    fault, left = job.hear(1)
+    assert fault is not None and fault.seconds < 1.0, fault
+    assert "destroyed on rank 0" in fault.text or "left the group" in fault.text, fault.text
+    assert left == []
+    job.ended_well()
+
+
+# --- abort from another thread -------------------------------------------------------------------
+
+
+def call_all_reduce(rank):
+    dist.all_reduce(torch.ones(10))
+
+
+def call_wait(rank):
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+
+
+def call_recv(rank):
+    dist.recv(torch.ones(10), 1)
+
+
+def aborted(rank: Rank, call):
+    """Target: 0.1 s. Rank 0 waits and is aborted by its own thread; rank 2 waits, too; rank 1 is away."""
+    rank.used()
+    rank.tell("ready")
+    rank.hear()
+    if rank.rank == 1:
+        return catch(dist.all_reduce, torch.ones(10)), 0.0, rank.recover([0, 2])
+    times = []
+
+    def abort():
+        time.sleep(0.4)
+        times.append(time.monotonic())
+        dist.group.WORLD.abort()
+
+    thread = threading.Thread(target=abort)
+    if rank.rank == 0:
+        thread.start()
+    fault = catch(call, rank) if rank.rank == 0 else catch(call_all_reduce, rank)
+    if rank.rank == 0:
+        thread.join()
+    del thread
+    return fault, times, rank.recover([r for r in range(3) if r != rank.rank])
+
+
+@pytest.mark.parametrize("call", [call_all_reduce, call_wait, call_recv])
+def test_abort_from_another_thread(jobs, call):
+    job = jobs(3, aborted, call)
+    job.hear_all()
+    job.tell(0)
+    job.tell(2)
+    time.sleep(1.0)
+    job.tell(1)
+    answers = job.hear_all()
+    aborted_at = answers[0][1][0]
+    for rank, (fault, _, after) in answers.items():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert "rank 0 aborted the group" in fault.text, fault.text
+        if rank != 1:
+            assert 0 <= fault.at - aborted_at < 0.6, fault.at - aborted_at
+        assert after["destroy"] < 1.0 and after["left"] == []
+    job.ended_well()
+
+
+# --- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def call_send(rank):
+    dist.send(torch.ones(1 << 22), 1)
+
+
+def call_wait_large(rank):
+    dist.all_reduce(torch.ones(1 << 22), async_op=True).wait()
+
+
+def call_first(rank):
+    """The first collective of a new group, whose ranks are not connected yet."""
+    dist.all_reduce(torch.ones(3), group=rank.group)
+
+
+def interrupted(rank: Rank, call):
+    rank.used()
+    rank.group = dist.new_group([0, 1])
+    rank.tell("ready")
+    if rank.rank == 1:
+        rank.hear()
+        return None
+    return catch(call, rank)
+
+
+@pytest.mark.parametrize(
+    "call", [call_all_reduce, call_wait, call_wait_large, call_recv, call_send, call_first]
+)
+def test_ctrl_c(jobs, call):
+    """Target: 0.1 s to KeyboardInterrupt, then 2 s to the end of the program."""
+    job = jobs(2, interrupted, call, real_exit=True)
+    job.hear_all()
+    time.sleep(0.4)
+    when = job.signal(0, signal.SIGINT)
+    fault = job.hear(0)
+    assert fault is not None and fault.kind == "KeyboardInterrupt", fault
+    assert fault.at - when < 0.6, fault.at - when
+    heard = time.monotonic()
+    assert job.end(0) == 0
+    assert time.monotonic() - heard < 3.0
+    job.tell(1)
+    job.hear(1)
+    job.ended_well()
+
+
+def interrupted_and_peer(rank: Rank):
+    rank.used()
+    rank.tell("ready")
+    rank.hear()
+    if rank.rank == 2:
+        return None
+    fault = catch(dist.all_reduce, torch.ones(10))
+    if rank.rank == 0:
+        return fault, catch(dist.all_reduce, torch.ones(10))
+    return fault, None
+
+
+def test_ctrl_c_is_told_to_the_others(jobs):
+    job = jobs(3, interrupted_and_peer)
+    job.hear_all()
+    job.tell(0)
+    job.tell(1)
+    time.sleep(0.4)
+    when = job.signal(0, signal.SIGINT)
+    fault, later = job.hear(0)
+    assert fault.kind == "KeyboardInterrupt"
+    assert later is not None and "was interrupted in all_reduce(seq 2" in later.text, later
+    fault, _ = job.hear(1)
+    assert fault.kind == "DistBackendError" and "was interrupted" in fault.text, fault
+    assert re.search(r"\brank 0\b", fault.text.partition("]: ")[2]), fault.text
+    assert fault.at - when < 1.0
+    job.tell(2)
+    job.hear(2)
+    job.ended_well()
+
+
+def signals_in_between(rank: Rank):
+    """A handler that does not raise runs, and the wait goes on."""
+    rank.used()
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    tensor = torch.ones(1 << 20)
+    if rank.rank == 1:
+        time.sleep(0.5)
+    dist.all_reduce(tensor)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    dist.send(tensor, 1) if rank.rank == 0 else dist.recv(tensor, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert torch.all(tensor == 4)
+    return len(seen)
+
+
+def test_signals_do_not_disturb(jobs):
+    job = jobs(2, signals_in_between)
+    assert all(count > 3 for count in job.hear_all().values())
+    job.ended_well()
+
+
+# --- exit with work pending ----------------------------------------------------------------------
+
+
+def exits_with_pending(rank: Rank, kind):
+    rank.used()
+    rank.tell("ready")
+    if rank.rank == 0:
+        tensor = torch.ones(1000)
+        rank.work = [pending(kind, tensor) for _ in range(3)]  # alive until the process ends
+        time.sleep(0.2)
+        return time.monotonic()
+    rank.hear()
+    return catch(dist.all_reduce, torch.ones(1000))
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "irecv"])
+def test_exit_with_pending_work(jobs, kind):
+    """Target: 2 s from the end of the program to that of the process; torch takes half of one."""
+    job = jobs(2, exits_with_pending, kind, real_exit=True)
+    job.hear_all()
+    returned = job.hear(0)
+    assert job.end(0) == 0
+    assert time.monotonic() - returned < 3.0
+    job.tell(1)
+    fault = job.hear(1)
+    assert fault is not None and fault.kind == "DistBackendError" and fault.seconds < 1.0, fault
+    job.ended_well()
+
+
+def exits_idle(rank: Rank):
+    rank.used()
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    dist.barrier()
+    return time.monotonic()
+
+
+def test_exit_without_destroy(jobs):
+    job = jobs(3, exits_idle, real_exit=True)
+    returned = max(job.hear_all().values())
+    job.ended_well()
+    assert time.monotonic() - returned < 4.0
+    assert "Traceback" not in job.logs() and "terminate called" not in job.logs()
+
+
+def exit_race(rank: Rank):
+    """The first to finish leaves while the others still read what it gave."""
+    rank.used()
+    tensor = torch.full((1 << 20,), 1.0)
+    for _ in range(5):
+        dist.all_reduce(tensor)
+    if rank.rank == 2:
+        time.sleep(0.2)
+    ok = bool(torch.all(tensor == 3.0**5))
+    dist.destroy_process_group()
+    return ok
+
+
+def test_exit_race(jobs):
+    job = jobs(3, exit_race, real_exit=True)
+    assert job.hear_all() == dict.fromkeys(range(3), True)
+    job.ended_well()
+
+
+# --- use after destroy ---------------------------------------------------------------------------
+
+
+def call_all(whole, backend, group, tensor, other):
+    """Try everything that a destroyed group could do."""
+    return {
+        "default group": catch(dist.all_reduce, tensor),
+        "group": catch(dist.all_reduce, tensor, group=group),
+        "destroyed again": catch(dist.destroy_process_group),
+        "object": catch(lambda: whole.allreduce([tensor]).wait()),
+        "backend": catch(lambda: backend.allreduce([tensor]).wait()),
+        "message": catch(lambda: backend.send([tensor], other, 0).wait()),
+        "barrier": catch(lambda: backend.barrier().wait()),
+    }
+
+
+def destroyed_and_used(tensor):
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), group=group)
+    whole = dist.group.WORLD
+    backend = whole._get_backend(torch.device("cpu"))
+    other = 1 - dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
+    return call_all(whole, backend, group, tensor, other)
+
+
+def used_after(rank: Rank):
+    rank.used()
+    tensor = torch.ones(3)
+    faults = destroyed_and_used(tensor)
+    return faults, tensor.tolist() == [1.0] * 3, rank.left()
+
+
+def test_use_after_destroy(jobs):
+    job = jobs(2, used_after)
+    for faults, unchanged, left in job.hear_all().values():
+        for name, fault in faults.items():
+            assert fault is not None, f"{name} still works"
+            assert fault.seconds < 1.0, (name, fault)
+        for name in ("object", "backend", "message", "barrier"):
+            assert "destroyed" in faults[name].text, (name, faults[name])
+        assert unchanged and left == []
+    job.ended_well()

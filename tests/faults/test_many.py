@@ -1,0 +1,279 @@
+"""Many groups, many works, many threads."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch, footprint
+
+SLOW = os.environ.get("FASTCOLL_SLOW") == "1"
+
+
+def in_threads(*functions) -> list[BaseException]:
+    """Run the functions at once; return what they raised."""
+    raised: list[BaseException] = []
+
+    def guard(function):
+        try:
+            function()
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=guard, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def two_groups_crossed(rank: Rank):
+    rank.used(timeout=15)
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+
+    def use(group, value, count):
+        for _ in range(200):
+            tensor = torch.full((count,), value)
+            dist.all_reduce(tensor, group=group)
+            assert torch.all(tensor == 2 * value)
+
+    raised = in_threads(
+        lambda: use(groups[rank.rank], 1.0 + rank.rank, 1000 * (1 + rank.rank)),
+        lambda: use(groups[1 - rank.rank], 2.0 - rank.rank, 1000 * (2 - rank.rank)),
+    )
+    return [str(error) for error in raised]
+
+
+def test_two_threads_on_two_groups(jobs):
+    job = jobs(2, two_groups_crossed)
+    assert job.hear_all(timeout=40) == {0: [], 1: []}
+    job.ended_well()
+
+
+def one_group_unordered(rank: Rank):
+    """Two threads whose collectives can be told apart: of other sizes, and of other kinds."""
+    rank.used(timeout=5)
+
+    def first():
+        for _ in range(300):
+            tensor = torch.full((10,), 1.0)
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [2.0] * 10, "a wrong result was returned as success"
+
+    def second():
+        for _ in range(300):
+            tensor = torch.full((70_000,), 5.0 if rank.rank else 3.0)
+            dist.broadcast(tensor, 0)
+            assert torch.all(tensor == 3.0), "a wrong result was returned as success"
+
+    start = time.monotonic()
+    raised = in_threads(first, second)
+    return [(type(error).__name__, str(error)) for error in raised], time.monotonic() - start
+
+
+def test_two_threads_on_one_group(jobs):
+    """An error or the right result, never a crash, a hang or a wrong number."""
+    job = jobs(2, one_group_unordered)
+    for raised, seconds in job.hear_all(timeout=40).values():
+        assert seconds < 20.0
+        for kind, text in raised:
+            assert kind == "DistBackendError", text
+            assert "mismatch between collectives" in text or "left the group" in text, text
+    job.ended_well()
+
+
+def messages_from_threads(rank: Rank):
+    """Threads of one group are fine for point-to-point, whose tags tell them apart."""
+    rank.used(timeout=15)
+    other = 1 - rank.rank
+
+    def exchange(tag):
+        for i in range(40):
+            out, into = torch.full((200,), float(tag * 1000 + i)), torch.empty(200)
+            work = dist.isend(out, other, tag=tag)
+            dist.recv(into, other, tag=tag)
+            work.wait()
+            assert torch.equal(out, into)
+
+    return [str(e) for e in in_threads(*[lambda t=t: exchange(t) for t in range(4)])]
+
+
+def test_threads_that_send_and_receive(jobs):
+    job = jobs(2, messages_from_threads)
+    assert job.hear_all(timeout=40) == {0: [], 1: []}
+    job.ended_well()
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def many_groups(rank: Rank, count, use):
+    rank.used()
+    dist.barrier()
+    one = footprint()
+    start = time.monotonic()
+    groups = [dist.new_group([0, 1]) for _ in range(count)]
+    made = time.monotonic() - start
+    if use:
+        for group in groups:
+            tensor = torch.ones(5)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.tolist() == [2.0] * 5
+    more = footprint().beyond(one)
+    tensor = torch.ones(5)
+    dist.all_reduce(tensor)
+    memory = shared_bytes()
+    for group in groups:
+        dist.destroy_process_group(group)
+    del groups, group
+    dist.all_reduce(tensor)
+    after = footprint().beyond(one)
+    kept = shared_bytes()
+    dist.destroy_process_group()
+    return {
+        "made": made,
+        "more": more,
+        "after": after,
+        "memory": memory,
+        "kept": kept,
+        "left": rank.left(),
+    }
+
+
+def shared_bytes() -> int:
+    from fastcoll.info import groups
+
+    return max(group["shared_bytes"] for group in groups())
+
+
+def test_300_groups_in_use(jobs):
+    """Target: no file, no thread, and at most 64 KiB of memory each besides the group's own block."""
+    job = jobs(2, many_groups, 300, True)
+    for found in job.hear_all(timeout=60).values():
+        assert found["more"] == [] and found["after"] == [] and found["left"] == []
+        assert found["memory"] < 301 * (128 << 10), found
+        assert found["kept"] < 4 << 20, found
+    job.ended_well()
+
+
+def test_1000_groups_unused(jobs):
+    """Target: 1 ms each, most of it torch's own; no file, no thread, no memory."""
+    job = jobs(2, many_groups, 1000, False)
+    for found in job.hear_all(timeout=60).values():
+        assert found["more"] == [] and found["after"] == [] and found["left"] == []
+        assert found["made"] < 10.0, found
+        assert found["memory"] < 1 << 20, found
+    job.ended_well()
+
+
+# --- works ---------------------------------------------------------------------------------------
+
+
+def many_works(rank: Rank, count):
+    rank.used()
+    dist.barrier()
+    if rank.rank == 1:
+        time.sleep(0.3)
+    tensors = [torch.full((17,), float(i)) for i in range(count)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):  # in any order
+        work.wait()
+    ok = all(tensor[0] == 2.0 * i for i, tensor in enumerate(tensors))
+    del work, works
+    dist.barrier()
+    dist.destroy_process_group()
+    return ok, rank.left()
+
+
+def test_2000_outstanding_works(jobs):
+    job = jobs(2, many_works, 2000)
+    assert job.hear_all(timeout=40) == dict.fromkeys(range(2), (True, []))
+    job.ended_well()
+
+
+def many_messages(rank: Rank, count):
+    rank.used()
+    other = 1 - rank.rank
+    into = [torch.empty(300) for _ in range(count)]
+    out = [torch.full((300,), float(i)) for i in range(count)]
+    works = [dist.irecv(into[i], other, tag=i) for i in range(count)]
+    works += [dist.isend(out[i], other, tag=i) for i in reversed(range(count))]
+    for work in works:
+        work.wait()
+    return all(tensor[0] == i for i, tensor in enumerate(into))
+
+
+def test_500_outstanding_messages(jobs):
+    job = jobs(2, many_messages, 500)
+    assert job.hear_all(timeout=40) == {0: True, 1: True}
+    job.ended_well()
+
+
+def dropped_works(rank: Rank):
+    """Works that nobody waits for are done all the same, and free what they held."""
+    rank.used()
+    tensors = [torch.ones(1000) for _ in range(200)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    ok = all(tensor[0] == 2.0 for tensor in tensors)
+    fault = catch(dist.all_reduce, torch.ones(2))
+    dist.destroy_process_group()
+    return ok, fault, rank.left()
+
+
+def test_works_that_nobody_waits_for(jobs):
+    job = jobs(2, dropped_works)
+    assert job.hear_all() == dict.fromkeys(range(2), (True, None, []))
+    job.ended_well()
+
+
+# --- for a long time -----------------------------------------------------------------------------
+
+
+def init_and_destroy(rank: Rank, count):
+    rank.used("warm")
+    dist.all_reduce(torch.ones(1 << 18), async_op=True).wait()
+    dist.destroy_process_group()
+    assert rank.left() == []
+    before, memory = footprint(), resident()
+    for i in range(count):
+        rank.used(f"round {i}", timeout=15)
+        tensor = torch.ones(1 << 18)
+        dist.all_reduce(tensor)
+        assert tensor[0] == rank.size
+        dist.destroy_process_group()
+    return footprint().beyond(before), resident() - memory
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        20,
+        pytest.param(
+            1000,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.timeout(600),
+                pytest.mark.skipif(not SLOW, reason="takes a minute: set FASTCOLL_SLOW=1"),
+            ],
+        ),
+    ],
+)
+def test_init_and_destroy_over_and_over(jobs, count):
+    job = jobs(2, init_and_destroy, count)
+    for grown, memory in job.hear_all(timeout=30 + 0.5 * count).values():
+        assert grown == []
+        assert memory < 16 << 20, f"{memory >> 20} MiB more after {count} rounds"
+    job.ended_well()

@@ -1,0 +1,144 @@
+"""The same faults where the ranks are connected by Gloo. Its sockets set the pace, and name no process."""
+
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+
+OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
+
+
+def repeats(rank: Rank):
+    rank.used()
+    rank.tell("ready")
+
+    def forever():
+        while True:
+            tensor = torch.ones(100_000)
+            dist.all_reduce(tensor)
+            assert torch.all(tensor == rank.size)
+
+    fault = catch(forever)
+    again = catch(dist.all_reduce, torch.ones(2))
+    start = time.monotonic()
+    dist.destroy_process_group()
+    return fault, again, time.monotonic() - start, rank.left()
+
+
+def test_killed_over_gloo(jobs):
+    job = jobs(3, repeats, environment=OVER_GLOO)
+    job.hear_all()
+    time.sleep(0.2)
+    killed = job.kill(1)
+    for fault, again, seconds, left in job.hear_all(but=[1]).values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert "all_reduce" in fault.text and "Gloo" in fault.text, fault.text
+        assert fault.at - killed < 2.0
+        assert again is not None and again.seconds < 0.5, again
+        assert seconds < 1.0 and left == []
+    job.ended_well(but=[1])
+
+
+def never_calls(rank: Rank, call):
+    rank.used(timeout=1.0)
+    rank.tell("ready")
+    rank.hear()
+    return catch(call, rank)
+
+
+def all_reduce(rank):
+    dist.all_reduce(torch.ones(10))
+
+
+def wait(rank):
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+
+
+def recv(rank):
+    dist.recv(torch.ones(10), 1)
+
+
+@pytest.mark.parametrize("call", [all_reduce, wait, recv])
+def test_a_rank_never_calls_over_gloo(jobs, call):
+    job = jobs(2, never_calls, call, environment=OVER_GLOO)
+    job.hear_all()
+    job.tell(0)
+    fault = job.hear(0)
+    assert fault is not None and fault.kind == "DistBackendError", fault
+    assert "timed out" in fault.text.lower() and "seq" in fault.text, fault.text
+    assert ("recv" if call is recv else "all_reduce") in fault.text
+    assert 0.8 < fault.seconds < 2.5, fault
+    job.tell(1)
+    assert job.hear(1) is not None
+    job.ended_well()
+
+
+@pytest.mark.parametrize("call", [all_reduce, wait, recv])
+def test_ctrl_c_over_gloo(jobs, call):
+    job = jobs(2, interrupted, call, environment=OVER_GLOO)
+    job.hear_all()
+    job.tell(0)
+    time.sleep(0.3)
+    when = job.signal(0, signal.SIGINT)
+    fault = job.hear(0)
+    assert fault is not None and fault.kind == "KeyboardInterrupt", fault
+    assert fault.at - when < 1.0, fault
+    job.tell(1)
+    job.hear(1)
+    job.ended_well()
+
+
+def interrupted(rank: Rank, call):
+    rank.used(timeout=8.0)
+    rank.tell("ready")
+    rank.hear()
+    return catch(call, rank) if rank.rank == 0 else None
+
+
+def destroys_pending(rank: Rank):
+    rank.used(timeout=8.0)
+    rank.tell("ready")
+    if rank.rank == 1:
+        rank.hear()
+        return None
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    time.sleep(0.1)
+    start = time.monotonic()
+    dist.destroy_process_group()
+    seconds = time.monotonic() - start
+    return seconds, catch(work.wait)
+
+
+def test_destroy_with_pending_work_over_gloo(jobs):
+    job = jobs(2, destroys_pending, environment=OVER_GLOO)
+    job.hear_all()
+    seconds, fault = job.hear(0)
+    assert seconds < 2.0
+    assert fault is not None and fault.seconds < 2.0, fault
+    job.tell(1)
+    job.hear(1)
+    job.ended_well()
+
+
+def exits(rank: Rank):
+    rank.used(timeout=8.0)
+    rank.tell("ready")
+    if rank.rank == 1:
+        rank.hear()
+        return None
+    rank.work = dist.all_reduce(torch.ones(10), async_op=True)
+    return time.monotonic()
+
+
+def test_exit_with_pending_work_over_gloo(jobs):
+    job = jobs(2, exits, environment=OVER_GLOO, real_exit=True)
+    job.hear_all()
+    returned = job.hear(0)
+    assert job.end(0) == 0
+    assert time.monotonic() - returned < 3.0
+    job.tell(1)
+    job.hear(1)
+    job.ended_well()

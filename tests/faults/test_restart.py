@@ -1,0 +1,213 @@
+"""Jobs that end as a whole, begin badly, or lose their store."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND
+from fault_rank import Rank, catch
+
+# --- all ranks killed, then the same job again ---------------------------------------------------
+
+
+def busy(rank: Rank):
+    rank.used("same")
+    dist.new_group([0, 1, 2])
+    rank.tell("ready")
+    tensor = torch.ones(1 << 21)
+    while True:
+        dist.all_reduce(tensor)
+        tensor.fill_(1.0)
+
+
+def works(rank: Rank):
+    start = time.monotonic()
+    rank.used("same", timeout=15)
+    tensor = torch.ones(1 << 21)
+    dist.all_reduce(tensor)
+    seconds = time.monotonic() - start
+    assert torch.all(tensor == rank.size)
+    dist.destroy_process_group()
+    return seconds, rank.left()
+
+
+def test_all_killed_and_run_again_under_the_same_name(jobs):
+    """The store still holds what the dead ranks wrote. Nothing else may be left of them."""
+    for _ in range(2):
+        job = jobs(3, busy, prefix="rerun/")
+        job.hear_all()
+        time.sleep(0.1)
+        for rank in job.pids:
+            job.kill(rank)
+        assert [job.end(rank) for rank in job.pids] == [-9] * 3
+        again = jobs(3, works, prefix="rerun/")
+        for seconds, left in again.hear_all().values():
+            # Target: as fast as the first time, but for what is stale in the store.
+            assert seconds < 8.0 and left == []
+        again.ended_well()
+
+
+def started_at_different_times(rank: Rank):
+    time.sleep(0.4 * rank.rank)
+    return works(rank)
+
+
+def test_run_again_with_ranks_that_come_one_by_one(jobs):
+    job = jobs(3, busy, prefix="one by one/")
+    job.hear_all()
+    for rank in job.pids:
+        job.kill(rank)
+        job.end(rank)
+    again = jobs(3, started_at_different_times, prefix="one by one/")
+    for seconds, left in again.hear_all().values():
+        assert seconds < 10.0 and left == []
+    again.ended_well()
+
+
+def same_name_twice(rank: Rank):
+    for _ in range(3):
+        rank.used("same", timeout=10)
+        dist.destroy_process_group()
+    return rank.left()
+
+
+def test_init_and_destroy_again_under_the_same_name(jobs):
+    job = jobs(3, same_name_twice)
+    assert job.hear_all() == {rank: [] for rank in range(3)}
+    job.ended_well()
+
+
+# --- a bad beginning -----------------------------------------------------------------------------
+
+
+def begins(rank: Rank, sizes, timeout):
+    start = time.monotonic()
+    fault = catch(rank.init, timeout=timeout, world_size=sizes[rank.rank])
+    if fault is None:
+        fault = catch(dist.all_reduce, torch.ones(3))
+        catch(dist.destroy_process_group)
+    return fault, time.monotonic() - start, rank.left()
+
+
+def test_a_rank_is_missing(jobs):
+    job = jobs(3, begins, [3, 3, 3], 1.0, ranks=[0, 2])
+    for fault, seconds, left in job.hear_all().values():
+        assert fault is not None and "Dist" in fault.kind, fault
+        assert "rank(s) 1 have not created the group" in fault.text, fault.text
+        assert "Timed out after 1000 ms" in fault.text
+        assert seconds < 3.0 and left == []
+    job.ended_well()
+
+
+@pytest.mark.parametrize("sizes", [[2, 3], [3, 2]], ids=["rank 1", "rank 0"])
+def test_a_rank_has_another_world_size(jobs, sizes):
+    """Two processes; one believes in three."""
+    job = jobs(2, begins, sizes, 3.0)
+    for rank, (fault, seconds, left) in job.hear_all().items():
+        assert fault is not None and "Dist" in fault.kind, fault
+        assert seconds < 5.0 and left == []
+        other = 1 - rank
+        assert f"rank {other} (pid {job.pids[other]}" in fault.text, fault.text
+        assert f"says it is rank {other} of {sizes[other]}" in fault.text, fault.text
+        assert "same world size" in fault.text
+    job.ended_well()
+
+
+def begins_as_duplicate(rank: Rank):
+    fault = catch(rank.init, timeout=3.0)
+    rank.tell("ready")
+    rank.hear()
+    tensor = torch.full((3,), rank.rank + 1.0)
+    if fault is None:
+        fault = catch(dist.all_reduce, tensor)
+    rank.tell((fault, tensor.tolist()))
+    rank.hear()
+    catch(dist.destroy_process_group)
+    return rank.left()
+
+
+@pytest.mark.parametrize("order", ["together", "late"])
+def test_two_processes_with_one_rank(jobs, order):
+    """One of the two is told, within the timeout; who gets a result gets the right one."""
+    if order == "together":
+        job = jobs(2, begins_as_duplicate, ranks=[0, 1, 1])
+        job.hear_all()
+        job.tell_all()
+        answers = [(job, key, answer) for key, answer in job.hear_all().items()]
+        both = [job]
+    else:  # the group has met when another rank 1 comes
+        first = jobs(2, begins_as_duplicate, prefix="duplicate/")
+        first.hear_all()
+        first.tell_all()
+        answers = [(first, key, answer) for key, answer in first.hear_all().items()]
+        late = jobs(2, begins_as_duplicate, ranks=[1], prefix="duplicate/")
+        late.hear_all()
+        late.tell_all()
+        answers.append((late, 1, late.hear(1)))
+        both = [first, late]
+    told = [fault for _, _, (fault, _) in answers if fault is not None]
+    for _, _, (fault, value) in answers:
+        if fault is None:
+            assert value == [3.0] * 3
+        else:
+            assert "Dist" in fault.kind and fault.seconds < 5.0, fault
+    assert told, "nobody was told"
+    assert any("joined as rank 1 too" in f.text and "pid" in f.text for f in told), told
+    for job in both:
+        job.tell_all()
+        assert all(left == [] for left in job.hear_all().values())
+        job.ended_well()
+
+
+# --- the store dies ------------------------------------------------------------------------------
+
+
+def loses_its_store(rank: Rank, message):
+    """Rank 2 is the store and no member of the group."""
+    file = rank.folder / "port"
+    if rank.rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        file.with_suffix(".new").write_text(str(store.port))
+        file.with_suffix(".new").rename(file)
+        rank.tell("ready")
+        rank.hear()
+        return None
+    while not file.exists():
+        time.sleep(0.01)
+    store = dist.TCPStore("127.0.0.1", int(file.read_text()), is_master=False)
+    dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=2)
+    dist.all_reduce(torch.ones(3))
+    used = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), group=used)
+    unused = dist.new_group([0, 1])
+    rank.tell("ready")
+    rank.hear()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=used)
+    if message:
+        dist.send(tensor, 1) if rank.rank == 0 else dist.recv(tensor, 0)
+    faults = [catch(dist.all_reduce, tensor, group=unused), catch(dist.new_group, [0, 1])]
+    dist.all_reduce(tensor)  # the others go on
+    start = time.monotonic()
+    dist.destroy_process_group()
+    return tensor.tolist(), faults, time.monotonic() - start
+
+
+@pytest.mark.parametrize("message", [False, True], ids=["collectives", "first message"])
+def test_the_store_dies(jobs, message):
+    """Groups that were used go on, their first message included; new ones fail, target 5 s."""
+    job = jobs(3, loses_its_store, message)
+    job.hear_all()
+    job.kill(2)
+    job.end(2)
+    job.tell(0)
+    job.tell(1)
+    for tensor, faults, seconds in job.hear_all(but=[2]).values():
+        assert tensor == [8.0] * 3 and seconds < 2.0
+        for fault in faults:
+            assert fault is not None and fault.seconds < 5.0, fault
+            assert fault.kind == "DistNetworkError", fault
+        assert "the rendezvous store failed" in faults[0].text, faults[0].text
+    job.ended_well(but=[2])

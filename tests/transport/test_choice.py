@@ -1,0 +1,255 @@
+"""Which transport a group takes, why, and where it says so."""
+
+import ctypes
+import os
+import re
+import subprocess
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from world import here
+
+pytestmark = beyond_gloo("fastcoll's own choice of a transport")
+
+NOBODY = 65534
+CLONE_NEWNET = 0x40000000
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
+
+
+def shared_store() -> dist.Store:
+    """A store that needs no file that another user may not read."""
+    if here().rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        new = here().scratch / "port.new"
+        new.write_text(str(store.port))
+        new.rename(here().scratch / "port")
+        return store
+    while not (here().scratch / "port").exists():
+        os.sched_yield()
+    return dist.TCPStore("127.0.0.1", int((here().scratch / "port").read_text()), is_master=False)
+
+
+def init(store: dist.Store, timeout: float = 15.0, **named) -> None:
+    dist.init_process_group(
+        BACKEND,
+        store=store,
+        rank=here().rank,
+        world_size=here().size,
+        timeout=timedelta(seconds=timeout),
+        **named,
+    )
+
+
+def reduce_and_report():
+    import fastcoll.info
+
+    tensor = torch.full((2000,), here().rank + 1.0)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+        tensor /= here().size
+    whole = sum(range(1, here().size + 1)) / here().size
+    assert torch.allclose(tensor, torch.full((2000,), whole))
+    (group,) = [g for g in fastcoll.info.groups() if g["size"] == here().size]
+    return group
+
+
+def log_of(world, rank: int) -> str:
+    return world.logs[rank].read_text()
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def chosen(transport, debug, by):
+    os.environ["FASTCOLL_DEBUG"] = debug
+    named = {}
+    if by == "environment":
+        os.environ["FASTCOLL_TRANSPORT"] = transport
+    else:
+        import fastcoll
+
+        named["pg_options"] = fastcoll.Options(transport=transport)
+    init(dist.FileStore(f"{here().scratch}/store", here().size), **named)
+    import fastcoll.info
+
+    before = fastcoll.info.groups()
+    after = reduce_and_report()
+    dist.destroy_process_group()
+    return before, after, fastcoll.info.groups()
+
+
+@pytest.mark.parametrize("by", ["environment", "options"])
+@pytest.mark.parametrize("transport", ["auto", "shm", "gloo"])
+def test_transport_and_reason_are_told(own_worlds, transport, by):
+    expected = "gloo" if transport == "gloo" else "shm"
+    answers = own_worlds(2).run(chosen, transport, "INFO", by, init=False)
+    for rank, (before, after, gone) in enumerate(answers):
+        assert [(g["transport"], g["reason"]) for g in before] == [("undecided", "not used yet")]
+        assert (after["rank"], after["size"], after["transport"]) == (rank, 2, expected)
+        assert gone == []
+        reason = "asks for gloo" if expected == "gloo" else "all ranks share one host and user"
+        assert reason in after["reason"], after
+        log = log_of(own_worlds(2), rank)
+        assert len(re.findall(r"\[fastcoll\] group '.*'", log)) == 1, log
+        assert reason in log and ("transport shm" in log or "use Gloo" in log), log
+
+
+def test_nothing_is_logged_when_all_is_well(own_worlds):
+    own_worlds(2).run(chosen, "auto", "WARN", "options", init=False)
+    own_worlds(2).run(chosen, "gloo", "WARN", "options", init=False)
+    assert "[fastcoll]" not in log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+
+
+def one_asks_for_gloo(others):
+    os.environ["FASTCOLL_TRANSPORT"] = "gloo" if here().rank == 1 else others
+    init(dist.FileStore(f"{here().scratch}/store", here().size), timeout=6.0)
+    if others == "shm":
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(3))
+        dist.destroy_process_group()
+        return str(caught.value)
+    group = reduce_and_report()
+    dist.destroy_process_group()
+    return group["transport"], group["reason"]
+
+
+def test_one_rank_that_asks_for_gloo_takes_all_along(own_worlds):
+    for transport, reason in own_worlds(3).run(one_asks_for_gloo, "auto", init=False):
+        assert transport == "gloo" and "rank 1 asks for gloo" in reason
+
+
+def test_ranks_that_demand_different_transports(own_worlds):
+    """An error on every rank, the one that would have had its way included."""
+    texts = own_worlds(2).run(one_asks_for_gloo, "shm", init=False, deadline=30)
+    assert "shared memory was demanded" in texts[0] and "rank 1 asks for gloo" in texts[0]
+    assert "rank 0" in texts[1] and "demand" in texts[1], texts[1]
+
+
+# --- another user --------------------------------------------------------------------------------
+
+
+def other_user(transport):
+    os.environ["FASTCOLL_TRANSPORT"] = transport
+    import fastcoll._backend  # now: the other user may not be allowed to read the files
+    import fastcoll.info  # noqa: F401
+
+    store = shared_store()
+    if here().rank == 1:
+        os.seteuid(NOBODY)
+    try:
+        init(store, timeout=8.0)
+        if transport == "shm":
+            with pytest.raises(dist.DistBackendError) as caught:
+                dist.all_reduce(torch.ones(3))
+            return str(caught.value)
+        group = reduce_and_report()
+        if here().rank == 0:
+            dist.send(torch.ones(4), 1)
+        else:
+            dist.recv(torch.ones(4), 0)
+        return group["transport"], group["reason"]
+    finally:
+        dist.destroy_process_group()
+        if here().rank == 1:
+            os.seteuid(0)
+
+
+@as_root
+def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
+    for transport, reason in own_worlds(2).run(other_user, "auto", init=False):
+        assert transport == "gloo"
+        assert re.search(r"rank [01] \(host .*\) runs as another user \(uid (0|65534)\)", reason)
+    logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+    warnings = re.findall(r"\[fastcoll\].*", logs)
+    assert len(warnings) == 1, logs
+    assert "use Gloo instead of shared memory, because" in warnings[0]
+    assert "another user" in warnings[0]
+
+
+@as_root
+def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
+    for text in own_worlds(2).run(other_user, "shm", init=False):
+        assert "shared memory was demanded (FASTCOLL_TRANSPORT=shm)" in text, text
+        assert "another user" in text and "Unset it" in text, text
+
+
+# --- two hosts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_networks():
+    """Names of two network namespaces with a cable between them, and of its ends."""
+    number = os.getpid() % 100_000
+    spaces = [f"fastcoll{number}a", f"fastcoll{number}b"]
+    ends = [f"fc{number}a", f"fc{number}b"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+    try:
+        ip("netns", "add", spaces[0])
+    except FileNotFoundError:
+        pytest.skip("there is no program `ip` (iproute2)")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces are not permitted: {error.stderr.decode().strip()}")
+    try:
+        ip("netns", "add", spaces[1])
+        ip(
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            spaces[0],
+            "type",
+            "veth",
+            "peer",
+            ends[1],
+            "netns",
+            spaces[1],
+        )
+        for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
+            ip("-n", space, "addr", "add", f"10.77.0.{i + 1}/24", "dev", end)
+            ip("-n", space, "link", "set", end, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        yield spaces, ends
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+def enter_network(space: str) -> None:
+    descriptor = os.open(f"/var/run/netns/{space}", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(descriptor)
+
+
+def on_two_hosts(spaces, ends):
+    enter_network(spaces[here().rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = ends[here().rank]
+    init(dist.FileStore(f"{here().scratch}/store", here().size))
+    group = reduce_and_report()
+    mine, other = here().rank, 1 - here().rank
+    out, into = torch.full((50_000,), float(mine)), torch.empty(50_000)
+    work = dist.isend(out, other)
+    dist.recv(into, other)
+    work.wait()
+    assert torch.all(into == other)
+    gathered = [None, None]
+    dist.all_gather_object(gathered, ends[mine])
+    assert gathered == ends
+    dist.destroy_process_group()
+    return group["transport"], group["reason"]
+
+
+def test_two_hosts(own_worlds, two_networks):
+    for transport, reason in own_worlds(2).run(on_two_hosts, *two_networks, init=False):
+        assert transport == "gloo"
+        assert re.search(r"rank [01] \(host \S+\) runs in another network namespace", reason)
+    logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+    assert logs.count("use Gloo instead of shared memory") == 1, logs

@@ -1,0 +1,265 @@
+"""FASTCOLL_TRANSPORT=gloo: the same calls give the same bits as over shared memory."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from torch.nn.parallel import DistributedDataParallel
+from world import here
+
+pytestmark = beyond_gloo("fastcoll's own choice of a transport")
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+COMPLEX = [torch.complex64, torch.complex128]
+MOVED = [*FLOATS, *INTEGERS, *COMPLEX, torch.bool]
+
+ARITHMETIC = ["SUM", "PRODUCT", "MIN", "MAX"]
+BITWISE = ["BAND", "BOR", "BXOR"]
+
+
+def start(transport: str, timeout: float = 20.0) -> None:
+    os.environ["FASTCOLL_TRANSPORT"] = transport
+    dist.init_process_group(
+        BACKEND,
+        store=dist.FileStore(f"{here().scratch}/{transport}", here().size),
+        rank=here().rank,
+        world_size=here().size,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def used() -> str:
+    dist.barrier()
+    return dist.group.WORLD._get_backend(torch.device("cpu")).transport()
+
+
+def sample(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * rank + count)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator).bool()
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(0, 50, (count,), generator=generator).to(dtype)
+    real = torch.double if dtype != torch.complex64 else torch.float
+    values = torch.randn(count, generator=generator, dtype=real)
+    if dtype.is_complex:
+        return torch.complex(values, values.flip(0)).to(dtype)
+    return values.to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def reductions():
+    """Every dtype with every op it has, small and past one frame."""
+    mine, found = here().rank, {}
+    pairs = [(d, op) for d in FLOATS for op in [*ARITHMETIC, "AVG"]]
+    pairs += [(d, op) for d in INTEGERS for op in [*ARITHMETIC, *BITWISE]]
+    pairs += [(d, op) for d in COMPLEX for op in ["SUM", "AVG"]]  # torch refuses more
+    pairs += [(torch.bool, op) for op in ["MAX", "MIN", *BITWISE]]
+    for dtype, op in pairs:
+        for count in (0, 5, 4001):
+            tensor = sample(mine, count, dtype)
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+            found[f"all_reduce {dtype} {op} {count}"] = bits(tensor)
+    for factor in (0.5, 3.0):
+        tensor = sample(mine, 4001, torch.float32)
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
+        found[f"all_reduce PREMUL_SUM {factor}"] = bits(tensor)
+    return found
+
+
+def movements():
+    """Every collective."""
+    mine, size, found = here().rank, here().size, {}
+    for dtype in MOVED:
+        for count in (3, 3001):
+            name = f"{dtype} {count}"
+            tensor = sample(mine, count, dtype)
+            dist.broadcast(tensor, 1)
+            found[f"broadcast {name}"] = bits(tensor)
+            into = [torch.empty(count, dtype=dtype) for _ in range(size)]
+            dist.all_gather(into, sample(mine, count, dtype))
+            found[f"all_gather {name}"] = b"".join(map(bits, into))
+            root = mine == 2
+            dist.gather(sample(mine, count, dtype), into if root else None, 2)
+            found[f"gather {name}"] = b"".join(map(bits, into))
+            pieces = [sample(10 * mine + i, count, dtype) for i in range(size)]
+            dist.scatter(tensor, pieces if mine == 0 else None, 0)
+            found[f"scatter {name}"] = bits(tensor)
+            dist.all_to_all(into, pieces)
+            found[f"all_to_all {name}"] = b"".join(map(bits, into))
+            # Row r of the table says what rank r sends to each.
+            rows = [[(i * j + i + count) % 7 for j in range(size)] for i in range(size)]
+            receive = [rows[i][mine] for i in range(size)]
+            sent = sample(mine, sum(rows[mine]), dtype)
+            out = torch.empty(sum(receive), dtype=dtype)
+            dist.all_to_all_single(out, sent, receive, rows[mine])
+            found[f"all_to_all_single {name}"] = bits(out)
+    for dtype in [torch.float32, torch.bfloat16, torch.int16]:
+        tensor = sample(mine, 4001, dtype)
+        dist.reduce(tensor, 1)
+        found[f"reduce {dtype}"] = bits(tensor) if mine == 1 else b""
+        out = torch.empty(1001, dtype=dtype)
+        dist.reduce_scatter_tensor(out, sample(mine, 1001 * size, dtype))
+        found[f"reduce_scatter {dtype}"] = bits(out)
+        tensors = [sample(mine + i, 10 + i, dtype) for i in range(4)]
+        dist.all_reduce_coalesced(tensors)
+        found[f"all_reduce_coalesced {dtype}"] = b"".join(map(bits, tensors))
+    strided = sample(mine, 300, torch.float32).view(20, 15).t()
+    dist.all_reduce(strided)
+    found["strided"] = bits(strided)
+    tensors = [sample(mine, 50, torch.float32) for _ in range(9)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    found["async"] = b"".join(map(bits, tensors))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": mine, "text": "x" * mine})
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(size)]
+    pair = dist.new_group([0, 2])
+    if mine != 1:
+        tensor = sample(mine, 9, torch.float32)
+        dist.all_reduce(tensor, group=pair)
+        found["subgroup"] = bits(tensor)
+    dist.barrier()
+    return found
+
+
+def messages():
+    mine, size, found = here().rank, here().size, {}
+    after, before = (mine + 1) % size, (mine - 1) % size
+    for dtype in MOVED:
+        for count in (0, 3, 70_001):
+            out, into = sample(mine, count, dtype), torch.zeros(count, dtype=dtype)
+            work = dist.isend(out, after, tag=3)
+            dist.recv(into, before, tag=3)
+            work.wait()
+            found[f"ring {dtype} {count}"] = bits(into)
+    out = [torch.full((4,), 10.0 * mine + tag) for tag in range(4)]
+    works = [dist.isend(out[tag], after, tag=tag) for tag in range(4)]
+    for tag in (2, 0, 3, 1):  # in another order than they were sent
+        into = torch.empty(4)
+        dist.recv(into, before, tag=tag)
+        assert into.tolist() == [10.0 * before + tag] * 4
+    for work in works:
+        work.wait()
+    if mine == 0:
+        sources = set()
+        for _ in range(2):
+            into = torch.empty(6, dtype=torch.int16)
+            source = dist.recv(into, tag=7)
+            assert into.tolist() == [source] * 6
+            sources.add(source)
+        assert sources == {1, 2}
+    else:
+        dist.send(torch.full((6,), mine, dtype=torch.int16), 0, tag=7)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((5,), float(mine)), after),
+        dist.P2POp(dist.irecv, into := torch.empty(5), before),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert into.tolist() == [float(before)] * 5
+    dist.barrier()
+    return found
+
+
+def training():
+    torch.manual_seed(3)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        loss = (
+            model(sample(here().rank + 10 * step, 160, torch.float32).view(8, 20)).square().mean()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = {name: bits(p.detach()) for name, p in model.named_parameters()}
+    return found | {"losses": repr(losses).encode()}
+
+
+def over(transport, function):
+    start(transport)
+    found = function()
+    name = used()
+    dist.destroy_process_group()
+    assert name == transport
+    return found
+
+
+@pytest.mark.parametrize("function", [reductions, movements, messages, training])
+def test_same_bits_as_over_shared_memory(world, function):
+    shared = world(3).run(over, "shm", function, init=False)
+    for rank, found in enumerate(world(3).run(over, "gloo", function, init=False)):
+        assert found.keys() == shared[rank].keys()
+        differ = [name for name in found if found[name] != shared[rank][name]]
+        assert not differ, f"rank {rank}: {differ}"
+
+
+def other_shape(rank):
+    dist.all_reduce(torch.ones(10 + rank))
+
+
+def other_large_shape(rank):
+    dist.all_reduce(torch.ones(100_000 + rank))
+
+
+def other_dtype(rank):
+    dist.all_reduce(torch.ones(10, dtype=[torch.float32, torch.int32][rank]))
+
+
+def other_op(rank):
+    dist.all_reduce(torch.ones(10), op=[dist.ReduceOp.SUM, dist.ReduceOp.MAX][rank])
+
+
+def other_root(rank):
+    dist.broadcast(torch.ones(10), rank)
+
+
+def other_collective(rank):
+    dist.barrier() if rank else dist.all_reduce(torch.ones(10))
+
+
+def other_splits(rank):
+    sizes = [[2, 3], [2, 2]][rank]  # rank 0 sends 3 to rank 1, which expects 2
+    received = [2, 2]
+    dist.all_to_all_single(torch.ones(4), torch.ones(sum(sizes)), received, sizes)
+
+
+MISMATCHES = {
+    other_shape: ("float32[10]", "float32[11]"),
+    other_large_shape: ("float32[100000]", "float32[100001]"),
+    other_dtype: ("float32[10]", "int32[10]"),
+    other_op: ("SUM", "MAX"),
+    other_root: ("root 0", "root 1"),
+    other_collective: ("all_reduce(seq 2", "barrier(seq 2"),
+    other_splits: ("8 bytes", "12"),
+}
+
+
+def mismatch(call):
+    start("gloo", timeout=5.0)
+    used()
+    with pytest.raises(dist.DistBackendError) as caught:
+        call(here().rank)
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("call", MISMATCHES)
+def test_mismatch_is_an_error_on_every_rank(world, call):
+    one, other = MISMATCHES[call]
+    for text in world(2).run(mismatch, call, init=False):
+        assert "mismatch between collectives on ranks" in text, text
+        assert one in text and other in text, text
+        assert "rank 0" in text and "rank 1" in text

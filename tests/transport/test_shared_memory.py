@@ -1,0 +1,218 @@
+"""Shared memory: many ranks, tensors in it, and that it is given back."""
+
+import gc
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from world import here
+
+pytestmark = beyond_gloo("fastcoll's own shared memory")
+
+RETIREMENT = 2.5
+"""Seconds after which memory of a group that is gone is used again: kRetirement of arena.cpp, and some."""
+
+SLOW = os.environ.get("FASTCOLL_SLOW") == "1"
+
+
+def shared_bytes() -> int:
+    import fastcoll.info
+
+    return max((group["shared_bytes"] for group in fastcoll.info.groups()), default=0)
+
+
+def backend():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+# --- world sizes ---------------------------------------------------------------------------------
+
+
+def every_collective():
+    mine, size = here().rank, here().size
+    for count in (1, 100, 40_000):
+        tensor = torch.full((count,), mine + 1.0)
+        dist.all_reduce(tensor)
+        assert torch.all(tensor == size * (size + 1) / 2)
+        tensor = torch.full((count,), float(mine))
+        dist.broadcast(tensor, size - 1)
+        assert torch.all(tensor == size - 1)
+        gathered = torch.empty(size * count)
+        dist.all_gather_into_tensor(gathered, torch.full((count,), float(mine)))
+        assert torch.equal(gathered, torch.arange(float(size)).repeat_interleave(count))
+        part = torch.empty(count)
+        dist.reduce_scatter_tensor(part, torch.arange(float(size)).repeat_interleave(count))
+        assert torch.all(part == size * mine)
+        out = torch.empty(size * count)
+        dist.all_to_all_single(out, torch.full((size * count,), float(mine)))
+        assert torch.equal(out, torch.arange(float(size)).repeat_interleave(count))
+    tensor = torch.empty(3)
+    work = dist.isend(torch.full((3,), float(mine)), (mine + 1) % size)
+    dist.recv(tensor, (mine - 1) % size)
+    work.wait()
+    assert tensor.tolist() == [(mine - 1) % size] * 3
+    dist.barrier()
+    return backend().transport()
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        16,
+        pytest.param(
+            64,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.timeout(300),
+                pytest.mark.skipif(not SLOW, reason="64 processes: set FASTCOLL_SLOW=1"),
+            ],
+        ),
+    ],
+)
+def test_many_ranks(own_worlds, size):
+    answers = own_worlds(size).run(every_collective, deadline=100 if size <= 16 else 280)
+    assert answers == ["shm"] * size
+
+
+# --- tensors in shared memory --------------------------------------------------------------------
+
+
+def allocated():
+    mine, size = here().rank, here().size
+    cpu = torch.device("cpu")
+    dist.barrier()
+    before = shared_bytes()
+    for dtype in (torch.float32, torch.bfloat16, torch.int16, torch.bool, torch.complex64):
+        tensor = backend().allocate_tensor(70_000, dtype=dtype, device=cpu)
+        assert tensor.shape == (70_000,) and tensor.dtype == dtype and tensor.device == cpu
+        tensor.fill_(1)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if dtype == torch.bool else dist.ReduceOp.SUM)
+        expected = torch.full((70_000,), 1 if dtype == torch.bool else size).to(dtype)
+        assert torch.equal(tensor, expected)
+    del tensor
+    assert shared_bytes() <= before + (4 << 20), (
+        "beside slots that stay, the tensors are still there"
+    )
+    tensors = [
+        backend().allocate_tensor(1 << 20, dtype=torch.float32, device=cpu) for _ in range(8)
+    ]
+    held = shared_bytes()
+    assert held >= before + (32 << 20)
+    view = tensors[3][5:1000].view(5, 199).t()  # a view keeps its tensor's memory
+    view.fill_(float(mine))
+    del tensors
+    gc.collect()
+    assert shared_bytes() <= held - (28 << 20)
+    dist.broadcast(view, 1)
+    assert torch.all(view == 1)
+    empty = backend().allocate_tensor(0, dtype=torch.float32, device=cpu)
+    dist.all_reduce(empty)
+    assert empty.numel() == 0
+    with pytest.raises(ValueError, match="at least 0"):
+        backend().allocate_tensor(-1, dtype=torch.float32, device=cpu)
+    outlives = backend().allocate_tensor(1000, dtype=torch.float32, device=cpu).fill_(3.0)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert outlives.sum() == 3000.0
+    outlives += 1
+    assert outlives.sum() == 4000.0
+
+
+def test_tensors_in_shared_memory(world):
+    world(2).run(allocated, fresh=True)
+
+
+# --- nothing grows -------------------------------------------------------------------------------
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped_bytes() -> int:
+    """Resident bytes of all mappings of shared memory."""
+    total, ours = 0, False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if "-" in line.split(maxsplit=1)[0]:
+                ours = "memfd:fastcoll" in line
+            elif ours and line.startswith("Rss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+def groups_come_and_go(rounds):
+    everyone = list(range(here().size))
+
+    def use(count):
+        group = dist.new_group(everyone, timeout=timedelta(seconds=20))
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        other = here().rank ^ 1
+        if other < here().size:
+            into = torch.empty(count)
+            work = dist.isend(tensor, other, group=group)
+            dist.recv(into, other, group=group)
+            work.wait()
+        dist.destroy_process_group(group)
+
+    for _ in range(3):
+        use(300_000)
+    gc.collect()
+    dist.barrier()
+    before = shared_bytes(), open_files(), mapped_bytes()
+    for _ in range(rounds):
+        use(300_000)
+    time.sleep(RETIREMENT)  # what a peer may still look at is given back some time later
+    use(300_000)
+    gc.collect()
+    dist.barrier()
+    return before, (shared_bytes(), open_files(), mapped_bytes())
+
+
+def test_groups_that_come_and_go_take_nothing_with_them(world):
+    for before, after in world(2).run(groups_come_and_go, 40, fresh=True):
+        assert after[0] <= before[0] + (1 << 20), (before, after)
+        assert after[1] <= before[1], (before, after)
+        assert after[2] <= before[2] + (8 << 20), (before, after)
+
+
+def sends_and_leaves(rounds, count):
+    """A send that is done has given its message away: the sender may leave, the receiver be slow."""
+    everyone = list(range(here().size))
+    for i in range(rounds):
+        group = dist.new_group(everyone, timeout=timedelta(seconds=10))
+        dist.barrier(group=group)
+        if here().rank == 1:
+            dist.send(torch.full((count,), i + 1.0), 0, group=group)
+        else:
+            into = torch.zeros(count)
+            dist.recv(into, 1, group=group)
+            assert torch.all(into == i + 1.0), "a wrong result was returned as success"
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("count", [10, 300_000], ids=["small", "large"])
+def test_sender_may_leave_when_its_send_is_done(world, count):
+    world(2).run(sends_and_leaves, 60, count, fresh=True)
+
+
+def bounded():
+    """The group's own memory does not depend on the size of what goes through it."""
+    sizes = []
+    for count in (10, 1 << 16, 1 << 24):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        sizes.append(shared_bytes())
+    return sizes
+
+
+def test_memory_of_a_group_is_bounded(world):
+    for small, middle, large in world(2).run(bounded, fresh=True):
+        assert small < 1 << 20, small
+        assert middle == large < 16 << 20, (middle, large)
