@@ -216,13 +216,18 @@ void CpuEngine::submit(TaskRef task) {
   throwIfUnusable(task->request);
   task->request.seq = ++sequence_;
   queue_.push_back(std::move(task));
-  wakeWorker();
+  try {
+    wakeWorker();
+  } catch (...) {
+    queue_.pop_back();  // refused as a whole
+    throw;
+  }
 }
 
 void CpuEngine::wakeWorker() {
   if (workerAwake_) return;
-  workerAwake_ = true;
   runOnWorker([self = shared_from_this()] { self->work(); });
+  workerAwake_ = true;  // under the lock that work() takes first
 }
 
 /// Runs the queue's first task; false when there is none or another thread is at it.

@@ -1,7 +1,6 @@
 #include "point_to_point.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "../base/interrupt.hpp"
+#include "../base/thread.hpp"
 #include "../base/topology.hpp"
 
 namespace fastcoll {
@@ -55,14 +55,9 @@ void PointToPoint::submit(PointToPointRef op) {
     }
     progress(finished);
     if (active() && !threadRuns_ && !stopping_) {
-      threadRuns_ = true;
       if (thread_.joinable()) thread_.join();
-      sigset_t everything;
-      sigset_t before;
-      sigfillset(&everything);
-      ::pthread_sigmask(SIG_SETMASK, &everything, &before);
-      thread_ = std::thread([this] { serveInBackground(); });
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      thread_ = startThread([this] { serveInBackground(); });
+      threadRuns_ = true;
     }
   }
   complete(finished);
@@ -239,6 +234,9 @@ void PointToPoint::progress(Finished& finished) {
     checkFaults(finished);
   } catch (const Error& error) {
     memory_.abort(error.kind(), error.what());
+    failAllLocked(finished);
+  } catch (const std::exception& error) {
+    memory_.abort(ErrorKind::Backend, concat("rank ", memory_.rank(), ": ", error.what()));
     failAllLocked(finished);
   }
 }

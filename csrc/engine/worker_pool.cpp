@@ -1,7 +1,6 @@
 #include "worker_pool.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -10,6 +9,7 @@
 #include <thread>
 
 #include "../base/fork.hpp"
+#include "../base/thread.hpp"
 
 namespace fastcoll {
 namespace {
@@ -74,13 +74,14 @@ void runOnWorker(std::function<void()> job) {
     p.wake.notify_one();
     return;
   }
+  try {
+    startThread([&p] { work(p); }).detach();
+  } catch (...) {
+    if (p.threads == 0) p.jobs.pop_back();  // else a busy thread takes it in the end
+    if (p.threads == 0) throw;
+    return;
+  }
   ++p.threads;
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([&p] { work(p); }).detach();
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void drainWorkers() noexcept {

@@ -3,7 +3,6 @@
 #include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -19,6 +18,7 @@
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/thread.hpp"
 #include "hello.hpp"
 
 namespace fastcoll {
@@ -103,12 +103,19 @@ LocalProcess::~LocalProcess() {
 
 bool LocalProcess::started() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return keeper_.joinable();
+  return listener_ >= 0;
 }
 
 void LocalProcess::start(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (keeper_.joinable()) return;
+  if (listener_ >= 0) return;
+  if (!keeper_.joinable()) startKeeper(arenaBytes);
+  listener_ = listenAt(address_.socketName);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
+}
+
+void LocalProcess::startKeeper(std::size_t arenaBytes) {
   if (arena_ == nullptr) arena_ = Arena::create(arenaBytes);
   arena_->header()->nonce = address_.nonce;
   if (stopEvent_ < 0) stopEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -117,22 +124,9 @@ void LocalProcess::start(std::size_t arenaBytes) {
                                            "). Raise the limit on open files."));
   }
   // The life word must be set before anybody can map the arena, so the socket opens last.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the program's own threads
-  try {
-    keeper_ = std::thread([this] { keep(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  keeper_ = startThread([this] { keep(); });
   while (arena_->header()->life.load(std::memory_order_acquire) == 0) ::usleep(20);
   peers_[address_.nonce] = std::make_shared<PeerProcess>(arena_);
-  listener_ = listenAt(address_.socketName);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
 }
 
 void LocalProcess::sayGoodbye() noexcept {

@@ -77,6 +77,7 @@ class LocalProcess {
 
  private:
   LocalProcess();
+  void startKeeper(std::size_t arenaBytes);
   void keep();                 // body of the keeper thread
   void serve(int connection);  // answers one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
