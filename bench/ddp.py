@@ -18,8 +18,9 @@ from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.progress import progress_bar
+from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Call, Timing, measure
+from fastcoll.bench.timing import Call, Timing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -140,7 +141,9 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
                     wrong[label] += _count_wrong(model, run.world_size)
 
     verify(max(2, run.options.check))  # at least two: DDP rebuilds its buckets after the first step
-    timings = measure(calls, run.control, run.plan, run.device, False, advance)
+    measured = measure_in_quiet(run, calls, False, advance)
+    timings = measured.timings
+    row |= {"other_processes_percent": measured.others, "attempts": measured.attempts}
     verify(run.options.check)
     wrong_by_rank = run.control.all_gather(wrong)
     row["alone"] = _statistics(timings[_ALONE])
@@ -173,6 +176,8 @@ def _lines(row: dict[str, Any]) -> list[str]:
     def times(time: dict[str, float]) -> list[str]:
         return milliseconds(time["median"], time["lower"], time["upper"], time["minimum"])
 
+    if row["other_processes_percent"] is not None:
+        title += f"; other processes used {row['other_processes_percent']:.0f}% of the machine"
     lines = [title, line("#", list(_TITLES))]
     lines.append(line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
     for case in row["cases"]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from fastcoll.bench.collectives import COLLECTIVES
 
-__all__ = ["DTYPES", "OPS", "Options", "parse", "parse_size", "sizes"]
+__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "Options", "parse", "parse_size", "sizes"]
 
 DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
@@ -22,6 +22,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float": torch.float32,
     "double": torch.float64,
 }
+MOST_ATTEMPTS = 20
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _FLAGS = {
@@ -61,6 +62,8 @@ class Options:
     iterations: int
     rounds: int
     warmup: int
+    turn_ms: float
+    quiet: float | None
     ops: tuple[str, ...]
     dtypes: tuple[str, ...]
     check: int
@@ -160,6 +163,18 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         "--datatype",
         default="float",
         help=f"comma-separated: {', '.join(DTYPES)}, all (float)",
+    )
+    add(
+        "--turn-ms",
+        type=_number(float, 0),
+        default=2.0,
+        help="fast calls are made more often, to fill this time in each round (%(default)s)",
+    )
+    add(
+        "--quiet",
+        type=_number(float, 0),
+        metavar="PERCENT",
+        help=f"measure again, up to {MOST_ATTEMPTS} times, while other processes use more of the machine",
     )
     add("--seed", type=_number(int, 0), default=1, help="of the verified data (1)")
     add(

@@ -24,6 +24,7 @@ _COLUMNS = (
     ("ratio", "best", 8),
     ("floor", "(us)", 10),
     ("/floor", "", 8),
+    ("others", "(cpu%)", 7),
 )
 
 
@@ -82,7 +83,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
         f"# {record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
         f"Linux {machine['kernel']}, load {machine['load_average'][0]:.2f}",
         f"# fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks, "
-        f"{record['device']}; {record['iterations']} timed calls each, in {record['rounds']} rounds",
+        f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
         f"# {legend}",
     ]
     lines += [f"# {name} is left out: {why}" for name, why in record["left_out"].items()]
@@ -98,6 +99,7 @@ def table_head(collective: str) -> list[str]:
 def table_rows(row: dict[str, Any]) -> list[str]:
     """Returns a line for each backend of a case, and one for each that cannot do it."""
     lines = []
+    others = row["other_processes_percent"]
     for name, backend in row["backends"].items():
         time = backend["time"]
         cells = [
@@ -114,6 +116,7 @@ def table_rows(row: dict[str, Any]) -> list[str]:
             _ratio(backend["best_ratio"]),
             _time(row["floor"]["time"]["median"]) if row["floor"] else "-",
             _ratio(backend["over_floor"]),
+            "-" if others is None else f"{others:.0f}",
         ]
         lines.append(_join(cells))
     for name, why in row["unsupported"].items():

@@ -19,7 +19,7 @@ from fastcoll.bench.control import Control
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
 from fastcoll.bench.peers import ADAPTERS, Peer, close_peers, open_peers
-from fastcoll.bench.timing import Plan
+from fastcoll.bench.timing import SETTLE_SECONDS, Plan
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -55,7 +55,9 @@ class Run:
     @property
     def plan(self) -> Plan:
         """How many calls are timed."""
-        return Plan(self.options.iterations, self.options.rounds, self.options.warmup)
+        return Plan(
+            self.options.iterations, self.options.rounds, self.options.warmup, self.options.turn_ms
+        )
 
     def say(self, *lines: str) -> None:
         """Prints on rank 0."""
@@ -82,6 +84,9 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
         "iterations": run.plan.calls * run.plan.turns,
         "rounds": run.plan.turns,
         "warmup_per_round": options.warmup,
+        "turn_milliseconds": options.turn_ms,
+        "settle_milliseconds": SETTLE_SECONDS * 1e3,
+        "quiet_percent": options.quiet,
         "verified_calls": options.check,
         "unit": "times in microseconds, bandwidths in GB/s (1e9 bytes), sizes in bytes",
         "backends": [peer.name for peer in run.peers],

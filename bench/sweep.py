@@ -13,15 +13,16 @@ from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES, Options, sizes
 from fastcoll.bench.peers import Peer
 from fastcoll.bench.progress import progress_bar
+from fastcoll.bench.quiet import Measured, measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Call, Timing, measure
+from fastcoll.bench.timing import Call, Timing
 
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
 _LEGEND = (
     "time: median over calls; q1, q3: quartiles; ratio: times faster than the slowest backend of the size, "
-    "by medians and by minima"
+    "by medians and by minima; others: share of the machine that other processes used"
 )
 
 
@@ -69,7 +70,7 @@ def _try(run: Run, case: Case, peer: Peer) -> tuple[Call | None, int, str]:
         if peer.delivers:
             wrong = _verify(run, case, call, run.options.seed)
     except Exception as error:
-        problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        problem = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
     return call, wrong, _first_error(run, problem)
 
 
@@ -98,14 +99,13 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
     candidates = dict(calls)
     if floor := bind_floor(case):
         candidates[FLOOR] = floor
-    timings: dict[str, Timing] = {}
+    measured = Measured({}, None, 0)
     if calls:
         # Zeros, which repeated sums in place leave as they are.
         case.send.zero_()
         case.receive.zero_()
-        timings = measure(
-            candidates, run.control, run.plan, run.device, case.collective.rooted, advance
-        )
+        measured = measure_in_quiet(run, candidates, case.collective.rooted, advance)
+    timings = measured.timings
     for name in calls:
         if name in delivering:
             again = run.options.seed + run.options.check
@@ -118,6 +118,8 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
         "root": case.root if case.collective.rooted else None,
         "size": case.size,
         "count": case.count,
+        "other_processes_percent": measured.others,
+        "attempts": measured.attempts,
         "across_ranks": "slowest" if case.collective.rooted else "median",
         "floor": _statistics(case, timings[FLOOR]) if FLOOR in timings else None,
         "backends": {name: _statistics(case, timings[name]) for name in calls},

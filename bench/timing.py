@@ -1,8 +1,9 @@
 """Times several calls side by side, in rounds so short that the machine's noise meets all of them alike.
 
 In each round the candidates come one after another, each time with another one first. A candidate's turn:
-all ranks meet through the store, make some untimed calls that take up the skew of that meeting, and then
-the timed ones back to back, each timed on each rank.
+all ranks meet through the store, where they sleep; compute for some milliseconds, as training would, in which
+the scheduler gives each a core again (it wakes them on one: calls of 5 us then took 70); make some untimed
+calls that take up the skew of the meeting; and then the timed ones back to back, each timed on each rank.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Any
 import torch
 from fastcoll.bench.control import Control
 
-__all__ = ["Call", "Plan", "Summary", "Timing", "measure", "summarise"]
+__all__ = ["SETTLE_SECONDS", "Call", "Plan", "Summary", "Timing", "measure", "summarise"]
 
 Call = Callable[[], object]
+
+SETTLE_SECONDS = 0.005
+_MOST_TIMES = 100  # the calls asked for, when a turn is filled up
 
 
 @dataclass(frozen=True)
@@ -27,19 +31,26 @@ class Plan:
     """How many calls are made.
 
     Attributes:
-        iterations: Timed calls of each candidate; rounded up to a multiple of the rounds.
+        iterations: Timed calls of each candidate, at least; rounded up to a multiple of the rounds.
         rounds: Turns of each candidate.
         warmup: Untimed calls at the start of each turn.
+        turn_milliseconds: A fast candidate makes more calls in a turn, to fill this time.
     """
 
     iterations: int
     rounds: int
     warmup: int
+    turn_milliseconds: float = 0.0
 
     @property
     def calls(self) -> int:
-        """Timed calls of a turn."""
+        """Timed calls of a turn, at least."""
         return -(-self.iterations // self.turns)
+
+    def calls_of(self, microseconds: float) -> int:
+        """Returns the timed calls of a turn for a candidate whose calls take that long."""
+        fitting = int(self.turn_milliseconds * 1e3 / max(microseconds, 0.1))
+        return max(self.calls, min(fitting, _MOST_TIMES * self.calls))
 
     @property
     def turns(self) -> int:
@@ -108,6 +119,12 @@ def _time_on_cuda(call: Call, calls: int) -> list[float]:
     return [marks[index].elapsed_time(marks[index + 1]) * 1e3 for index in range(calls)]
 
 
+def _settle() -> None:
+    end = time.perf_counter() + SETTLE_SECONDS
+    while time.perf_counter() < end:
+        pass
+
+
 def measure(
     candidates: Mapping[str, Call],
     control: Control,
@@ -131,21 +148,31 @@ def measure(
         The same on all ranks.
     """
     timed = _time_on_cuda if device.type == "cuda" else _time_on_cpu
+
+    def take_turn(call: Call, calls: int) -> list[float]:
+        collecting = gc.isenabled()
+        gc.collect(0)
+        gc.disable()
+        try:
+            control.barrier()
+            _settle()
+            for _ in range(plan.warmup):
+                call()
+            return timed(call, calls)
+        finally:
+            if collecting:
+                gc.enable()
+
+    estimates = control.all_gather(
+        {name: min(take_turn(candidates[name], 3)) for name in candidates}
+    )
+    calls = {name: plan.calls_of(max(rank[name] for rank in estimates)) for name in candidates}
     own: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
-    collecting = gc.isenabled()
     for turn in range(plan.turns):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            call = candidates[name]
-            gc.collect(0)
-            gc.disable()
-            control.barrier()
-            for _ in range(plan.warmup):
-                call()
-            own[name] += timed(call, plan.calls)
-            if collecting:
-                gc.enable()
+            own[name] += take_turn(candidates[name], calls[name])
             advance()
     ranks = control.all_gather(own)
     across: Callable[[Sequence[float]], float] = max if slowest_rank else statistics.median

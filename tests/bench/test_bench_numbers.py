@@ -65,6 +65,11 @@ def test_every_round_has_as_many_calls() -> None:
     assert (Plan(2, 5, 2).turns, Plan(2, 5, 2).calls) == (2, 1)
 
 
+def test_fast_calls_fill_the_turn() -> None:
+    plan = Plan(100, 10, 2, turn_milliseconds=2.0)
+    assert [plan.calls_of(time) for time in (5.0, 150.0, 1000.0, 0.0)] == [400, 13, 10, 1000]
+
+
 def deliver(cases: list[Case]) -> None:
     """Do a collective on the buffers of all ranks, by its definition."""
     name, op, root = cases[0].collective.name, cases[0].op, cases[0].root
@@ -148,6 +153,7 @@ def statistics(median: float, minimum: float) -> dict:
 def test_ratios_and_rows_of_the_table() -> None:
     row = {
         "size": 64, "count": 16, "dtype": "float", "op": "sum",
+        "other_processes_percent": 3.4,
         "floor": statistics(5.0, 4.0),
         "backends": {"fastcoll": statistics(10.0, 8.0), "gloo": statistics(4000.0, 80.0),
                      "fake": {**statistics(9000.0, 1.0), "wrong": None}},
@@ -157,7 +163,7 @@ def test_ratios_and_rows_of_the_table() -> None:
     assert row["slowest"] == "gloo"
     first, second, third, last = report.table_rows(row)
     assert first.split() == ["64", "16", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
-                             "1.00", "0.50", "0", "400x", "10.00x", "5.00", "2.00x"]  # fmt: skip
+                             "1.00", "0.50", "0", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
     assert second.split()[5] == "4000.0"
     assert second.split()[12] == "1.00x"
     assert "N/A" in third.split()

@@ -9,7 +9,22 @@ import pytest
 from fastcoll.bench.launch import launch
 
 ALTERED_RANK = Path(__file__).with_name("altered_rank.py")
-TINY = ["-b", "4", "-e", "64K", "-f", "128", "-n", "6", "--rounds", "3", "-w", "1"]
+TINY = [
+    "-b",
+    "4",
+    "-e",
+    "64K",
+    "-f",
+    "128",
+    "-n",
+    "6",
+    "--rounds",
+    "3",
+    "-w",
+    "1",
+    "--turn-ms",
+    "0",
+]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +56,8 @@ def test_all_collectives_side_by_side(tmp_path: Path) -> None:
     assert sizes == [4, 512, 65536]
     for case in record["cases"]:
         assert case["unsupported"] == {}
+        assert 0 <= case["other_processes_percent"] <= 100
+        assert case["attempts"] == 1
         assert set(case["backends"]) == {"fastcoll", "gloo", "fake"}
         assert case["backends"]["fake"]["wrong"] is None
         assert (case["floor"] is None) == (case["collective"] == "barrier")
