@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 
 import torch
+
 from fastcoll.bench import plot
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS

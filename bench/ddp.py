@@ -14,6 +14,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
@@ -21,8 +24,6 @@ from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Call, Timing
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["add_difference", "compare_steps"]
 

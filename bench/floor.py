@@ -17,9 +17,10 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
+
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.timing import Call
-from torch import Tensor
 
 __all__ = ["bind_floor"]
 

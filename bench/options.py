@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+
 from fastcoll.bench.collectives import COLLECTIVES
 
 __all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "Options", "parse", "parse_size", "sizes"]

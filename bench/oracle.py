@@ -8,8 +8,9 @@ Sums of so small numbers are exact in every dtype; only an average may round.
 from __future__ import annotations
 
 import torch
-from fastcoll.bench.collectives import Case
 from torch import Tensor
+
+from fastcoll.bench.collectives import Case
 
 __all__ = ["PERIOD", "count_wrong", "fill", "pattern", "reduced"]
 

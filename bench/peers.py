@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.control import Control
 from fastcoll.bench.timing import Call

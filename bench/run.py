@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
 from fastcoll.bench.control import Control
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
 from fastcoll.bench.peers import ADAPTERS, Peer, close_peers, open_peers
 from fastcoll.bench.timing import SETTLE_SECONDS, Plan
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 __all__ = ["Run", "open_run"]
 

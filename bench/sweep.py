@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
 from fastcoll.bench.floor import bind_floor

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from fastcoll.bench.control import Control
 
 __all__ = ["SETTLE_SECONDS", "Call", "Plan", "Summary", "Timing", "measure", "summarise"]

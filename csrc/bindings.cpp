@@ -82,12 +82,12 @@ void setGlooFactory(py::object factory) {
 
 py::list groups() {
   py::list all;
-  for (const auto& group : ProcessGroupFastcoll::live()) {
-    const auto info = group->info();
+  for (const auto& engine : ProcessGroupFastcoll::live()) {
+    const auto info = engine->info();
     py::dict entry;
-    entry["name"] = group->groupName();
-    entry["rank"] = group->getRank();
-    entry["size"] = group->getSize();
+    entry["name"] = engine->config().name;
+    entry["rank"] = engine->config().rank;
+    entry["size"] = engine->config().size;
     entry["transport"] = info.transport;
     entry["reason"] = info.reason;
     entry["shared_bytes"] = info.sharedBytes;
@@ -122,10 +122,8 @@ PYBIND11_MODULE(_C, m) {
                                                                              "ProcessGroupFastcoll")
       .def(py::init([](Ref<c10d::Store> store, int rank, int size, Ref<Options> options) {
              py::gil_scoped_release nogil;  // the store may be slow, or written in Python
-             auto group = c10::make_intrusive<ProcessGroupFastcoll>(std::move(store), rank, size,
-                                                                    std::move(options));
-             ProcessGroupFastcoll::enroll(group);
-             return group;
+             return c10::make_intrusive<ProcessGroupFastcoll>(std::move(store), rank, size,
+                                                              std::move(options));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &ProcessGroupFastcoll::options)

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
+#include "base/interrupt.hpp"
 #include "engine/worker_pool.hpp"
 #include "process_group.hpp"
 #include "torch_error.hpp"
@@ -41,11 +42,16 @@ class RemoteMessageWork : public WorkFastcoll {
  protected:
   bool waitForTransfer(std::optional<TimePoint> until) override {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!until) {
-      cv_.wait(lock, [this] { return completed_; });
-      return true;
+    while (!completed_) {
+      auto next = Clock::now() + kWaitSlice;
+      if (until && *until < next) next = *until;
+      cv_.wait_until(lock, next, [this] { return completed_; });
+      if (!completed_ && until && Clock::now() >= *until) return false;
+      lock.unlock();
+      checkInterrupt();
+      lock.lock();
     }
-    return cv_.wait_until(lock, *until, [this] { return completed_; });
+    return true;
   }
 };
 
@@ -127,8 +133,12 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
   work->inner = send                 ? gloo.send(raw, peer, tag)
                 : peer == kAnySource ? gloo.recvAnysource(raw, tag)
                                      : gloo.recv(raw, peer, tag);
+  const std::string what = concat(
+      send ? "send" : "recv", "(seq ", messages_, ", ", dtypeName(dtypeOf(tensor.scalar_type())),
+      "[", tensor.numel(), "], ", send ? "to " : "from ",
+      peer == kAnySource ? "any rank" : concat("rank ", peer), ", tag ", tag, ")");
   const std::string prefix = site.prefix();
-  runOnWorker([work, flat, tensor, send, prefix]() mutable {
+  runOnWorker([work, flat, tensor, send, prefix, what]() mutable {
     std::exception_ptr fault;
     try {
       work->inner->wait();
@@ -139,10 +149,10 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
     } catch (const std::exception& error) {
       const std::string text = error.what();
       const bool late = text.find("imed out") != std::string::npos;
-      fault = std::make_exception_ptr(Error(
-          late ? ErrorKind::Timeout : ErrorKind::Backend,
-          concat(prefix, late ? "Timed out over Gloo: " : "the connection failed, over Gloo: ",
-                 text.substr(0, text.find('\n')))));
+      fault = std::make_exception_ptr(
+          Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
+                concat(prefix, late ? "Timed out in " : "the connection failed in ", what,
+                       " over Gloo: ", text.substr(0, text.find('\n')))));
     }
     tensor.reset();
     work->markDone(fault);

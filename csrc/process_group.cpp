@@ -23,12 +23,27 @@ ProcessGroupFastcoll::GlooFactory& glooFactory() {
 
 struct Registry {
   std::mutex mutex;
-  std::vector<c10::weak_intrusive_ptr<ProcessGroupFastcoll>> groups;
+  std::vector<std::weak_ptr<CpuEngine>> engines;
   std::uint64_t generation = 0;
 };
 Registry& registry() {
   static auto* it = new Registry;  // outlives static destructors
   return *it;
+}
+
+/// Adds an engine to the live ones. Weak std pointers: a weak c10 pointer would put a group's
+/// destructor off until it is dropped too.
+void enroll(const std::shared_ptr<CpuEngine>& engine) {
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.generation != forkGeneration()) {
+    all.engines.clear();
+    all.generation = forkGeneration();
+  }
+  all.engines.erase(std::remove_if(all.engines.begin(), all.engines.end(),
+                                   [](const auto& weak) { return weak.expired(); }),
+                    all.engines.end());
+  all.engines.push_back(engine);
 }
 
 /// torch's store as the rendezvous sees it. A store written in Python takes the GIL by itself.
@@ -93,8 +108,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     : c10d::Backend(rank, size),
       store_(std::move(store)),
       options_(std::move(options)),
-      name_(options_->group_name.empty() ? "default_pg" : options_->group_name),
-      lastSplit_(c10::intrusive_ptr<c10d::Backend>()) {
+      name_(options_->group_name.empty() ? "default_pg" : options_->group_name) {
   translated([&] {
     if (size < 1 || rank < 0 || rank >= size) {
       throw Error(ErrorKind::Value,
@@ -113,6 +127,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
           return std::make_unique<GlooTransport>(
               glooFactory()(prefix, rank, size, options->timeout));
         });
+    enroll(engine_);
   });
   init();
 }
@@ -121,32 +136,19 @@ ProcessGroupFastcoll::~ProcessGroupFastcoll() {
   engine_->shutdown();
 }
 
-std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> ProcessGroupFastcoll::live() {
-  std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> groups;
+std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
+  std::vector<std::shared_ptr<CpuEngine>> engines;
   auto& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.generation != forkGeneration()) return groups;
-  for (const auto& weak : all.groups) {
-    if (auto group = weak.lock()) groups.push_back(std::move(group));
+  if (all.generation != forkGeneration()) return engines;
+  for (const auto& weak : all.engines) {
+    if (auto engine = weak.lock()) engines.push_back(std::move(engine));
   }
-  return groups;
-}
-
-void ProcessGroupFastcoll::enroll(const c10::intrusive_ptr<ProcessGroupFastcoll>& group) {
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.generation != forkGeneration()) {
-    all.groups.clear();
-    all.generation = forkGeneration();
-  }
-  all.groups.erase(std::remove_if(all.groups.begin(), all.groups.end(),
-                                  [](const auto& weak) { return weak.expired(); }),
-                   all.groups.end());
-  all.groups.emplace_back(group);
+  return engines;
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
-  for (const auto& group : live()) group->engine_->shutdown();
+  for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
 
@@ -175,16 +177,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
         Error(ErrorKind::Type, "fastcoll.split_group: expected options of type fastcoll.Options"));
   }
   std::lock_guard<std::mutex> lock(splitMutex_);
-  // torch asks once per device type with the same store: both get the same object.
-  if (auto last = lastSplit_.lock(); last != nullptr && lastSplitName_ == given->group_name) {
-    return last;
-  }
+  // torch asks once per device type, and one object serves them all: it drops a second answer.
+  if (lastSplit_ == given->group_name) return nullptr;
   auto options = c10::make_intrusive<Options>(*given);
   auto group = c10::make_intrusive<ProcessGroupFastcoll>(
       store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
-  enroll(group);
-  lastSplit_ = c10::weak_intrusive_ptr<c10d::Backend>(group);
-  lastSplitName_ = given->group_name;
+  lastSplit_ = given->group_name;
   ++splits_;
   return group;
 }
@@ -312,6 +310,7 @@ class WorkTask : public Task {
     inner_->transfer(runOne);
   }
   void finish() override { inner_->finish(); }
+  std::shared_ptr<void> memory() override { return inner_; }
   void complete(std::exception_ptr fault) noexcept override {
     inner_.reset();  // lets go of the tensors before anybody is told
     std::exchange(work_, nullptr)->markDone(fault);

@@ -56,12 +56,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   EngineInfo info() const { return engine_->info(); }
-  const std::string& groupName() const { return name_; }
-  /// The live groups of this process; and the end of all of them, at exit.
-  static std::vector<c10::intrusive_ptr<ProcessGroupFastcoll>> live();
+  /// The engines of this process's live groups; and the end of all of them, at exit.
+  static std::vector<std::shared_ptr<CpuEngine>> live();
   static void shutdownAll();
-  /// Adds a group to the live ones; whoever makes one calls it.
-  static void enroll(const c10::intrusive_ptr<ProcessGroupFastcoll>& group);
 
   // --- collectives (collectives.cpp, sparse.cpp)
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -141,8 +138,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
 
   std::mutex splitMutex_;
   std::uint64_t splits_ = 0;
-  std::string lastSplitName_;
-  c10::weak_intrusive_ptr<c10d::Backend> lastSplit_;
+  std::string lastSplit_;  // name of the group made last
 };
 
 }  // namespace fastcoll

@@ -20,6 +20,7 @@ class SparseTask : public TensorTask {
       : TensorTask(site), site_(site), tensor_(std::move(tensor)), rank_(rank), ranks_(size) {}
 
   void transfer(const RunOne& runOne) override {
+    kept_.clear();
     at::AutoDispatchBelowADInplaceOrView guard;
     const at::Tensor mine = tensor_.coalesce();
     // Header: entries, sparse and dense dimensions, sizes. All but the first must be equal.
@@ -75,7 +76,7 @@ class SparseTask : public TensorTask {
   }
 
   std::vector<at::Tensor> gather(const RunOne& runOne, const at::Tensor& mine,
-                                 const std::vector<int64_t>& counts) const {
+                                 const std::vector<int64_t>& counts) {
     Request part;
     part.collective = Collective::AllGather;
     part.seq = request.seq;
@@ -93,12 +94,15 @@ class SparseTask : public TensorTask {
                             static_cast<std::size_t>(counts[peer]) * element);
       part.expectedCount.push_back(static_cast<std::uint64_t>(counts[peer]));
     }
+    kept_.insert(kept_.end(), all.begin(), all.end());
+    kept_.push_back(mine);
     runOne(part);
     return all;
   }
 
   CallSite site_;
   at::Tensor tensor_;
+  std::vector<at::Tensor> kept_;  // what a transfer that is given up may still touch
   int rank_;
   int ranks_;
 };

@@ -100,27 +100,30 @@ float WorkFastcoll::getDuration() const {
 }
 
 bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
-  // Kept alive by the engine's queue until it is done, and by this work.
-  if (!until) {
-    engine_->wait(*task_);
-    return true;
-  }
-  return engine_->waitUntil(*task_, *until);
+  const auto engine = this->engine();
+  if (engine == nullptr) return true;
+  if (until) return engine->waitUntil(*task_, *until);
+  engine->wait(*task_);
+  return true;
 }
 
 void CollectiveWork::transferEnded() noexcept {
-  task_->done.store(true, std::memory_order_release);
+  // An inline work ends before it is attached.
+  if (task_ != nullptr) task_->done.store(true, std::memory_order_release);
+  EngineWork::transferEnded();
 }
 
 bool PointToPointWork::isCompleted() {
   if (c10d::Work::isCompleted()) return true;
-  engine_->pointToPoint().poll();
+  if (const auto engine = this->engine()) engine->pointToPoint().poll();
   return c10d::Work::isCompleted();
 }
 
 bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
+  const auto engine = this->engine();
+  if (engine == nullptr) return true;
   return translated(
-      [&] { return engine_->pointToPoint().wait(*op_, until.value_or(TimePoint::max())); });
+      [&] { return engine->pointToPoint().wait(*op_, until.value_or(TimePoint::max())); });
 }
 
 CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,

@@ -58,13 +58,36 @@ class WorkFastcoll : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 };
 
-/// A collective in the CPU engine.
-class CollectiveWork : public WorkFastcoll {
+/// A work of the CPU engine. It lets go of the engine when it has ended: a handle that the caller
+/// keeps must not keep the group's memory and threads.
+class EngineWork : public WorkFastcoll {
  public:
   using WorkFastcoll::WorkFastcoll;
+  void attach(std::shared_ptr<CpuEngine> engine) { engine_ = std::move(engine); }
+
+ protected:
+  /// The engine, or nullptr once the work has ended.
+  std::shared_ptr<CpuEngine> engine() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return engine_;
+  }
+  void transferEnded() noexcept override {
+    std::shared_ptr<CpuEngine> last;  // freed outside the lock
+    std::lock_guard<std::mutex> lock(mutex_);
+    last.swap(engine_);
+  }
+
+ private:
+  std::shared_ptr<CpuEngine> engine_;
+};
+
+/// A collective.
+class CollectiveWork : public EngineWork {
+ public:
+  using EngineWork::EngineWork;
   void attach(std::shared_ptr<CpuEngine> engine, TaskRef task) {
-    engine_ = std::move(engine);
     task_ = std::move(task);
+    EngineWork::attach(std::move(engine));
   }
 
  protected:
@@ -72,17 +95,16 @@ class CollectiveWork : public WorkFastcoll {
   void transferEnded() noexcept override;
 
  private:
-  std::shared_ptr<CpuEngine> engine_;
   TaskRef task_;
 };
 
-/// A send or receive in the CPU engine.
-class PointToPointWork : public WorkFastcoll {
+/// A send or receive.
+class PointToPointWork : public EngineWork {
  public:
-  using WorkFastcoll::WorkFastcoll;
+  using EngineWork::EngineWork;
   void attach(std::shared_ptr<CpuEngine> engine, PointToPointRef op) {
-    engine_ = std::move(engine);
     op_ = std::move(op);
+    EngineWork::attach(std::move(engine));
   }
   int sourceRank() const override { return op_->source; }
   bool isCompleted() override;
@@ -91,7 +113,6 @@ class PointToPointWork : public WorkFastcoll {
   bool waitForTransfer(std::optional<TimePoint> until) override;
 
  private:
-  std::shared_ptr<CpuEngine> engine_;
   PointToPointRef op_;
 };
 

@@ -17,6 +17,7 @@ void allToAll(SegmentStream& stream, const Request& request) {
     splits.push_back(request.in[to].bytes());
     if (to != mine) longest = std::max(longest, request.in[to].bytes());
   }
+  for (const Message& out : request.out) splits.push_back(out.bytes());
   const Strided cut(longest, ranks, stream.segmentBytes());
   Arrival arrival = request.arrival();
   arrival.pieceBytes = longest;
@@ -44,6 +45,15 @@ void allToAll(SegmentStream& stream, const Request& request) {
     const std::uint64_t theirs = stream.splitOf(peer, stream.rank());
     const Message& out = request.out[static_cast<std::size_t>(peer)];
     const Arrival their = stream.arrivalOf(peer);
+    const std::uint64_t mineToThem = request.in[static_cast<std::size_t>(peer)].bytes();
+    const std::uint64_t theyExpect = stream.expectedBy(peer, stream.rank());
+    if (mineToThem != theyExpect) {
+      stream.fail(ErrorKind::Backend,
+                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
+                         " rank ", stream.rank(), " sends ", mineToThem, " bytes to ",
+                         stream.memberName(peer), ", which expects ", theyExpect,
+                         ". Give each rank the output splits that match its peers' input splits."));
+    }
     if (theirs != out.bytes()) {
       stream.fail(ErrorKind::Backend,
                   concat("Detected mismatch between collectives on ranks: in ", describe(arrival),

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <sstream>
 
@@ -76,14 +77,52 @@ int allowedCores() {
   return std::min(cores, cgroupCores());
 }
 
-char processState(int pid) {
+namespace {
+
+/// What follows the command name in /proc/<pid>/stat, or "".
+std::string statusFields(int pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   std::string line;
-  if (!std::getline(file, line)) return '?';
+  if (!std::getline(file, line)) return "";
   // The command name is in parentheses and may itself hold spaces and parentheses.
   const auto close = line.rfind(')');
-  if (close == std::string::npos || close + 2 >= line.size()) return '?';
-  return line[close + 2];
+  return close == std::string::npos || close + 2 >= line.size() ? "" : line.substr(close + 2);
+}
+
+}  // namespace
+
+char processState(int pid) {
+  const std::string fields = statusFields(pid);
+  return fields.empty() ? '?' : fields[0];
+}
+
+std::uint64_t processStart(int pid) {
+  std::istringstream fields(statusFields(pid));
+  std::string state;
+  if (!(fields >> state) || state == "Z" || state == "X") return 0;
+  std::string skipped;
+  for (int field = 4; field < 22; ++field) fields >> skipped;
+  std::uint64_t start = 0;
+  fields >> start;
+  return start;
+}
+
+std::uint64_t processBegan() {
+  const long perSecond = ::sysconf(_SC_CLK_TCK);
+  return processStart(static_cast<int>(::getpid())) *
+         (1000000000ull / static_cast<std::uint64_t>(perSecond > 0 ? perSecond : 100));
+}
+
+std::uint64_t nanosecondsSinceBoot() {
+  timespec time{};
+  ::clock_gettime(CLOCK_BOOTTIME, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1000000000ull +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+std::uint64_t pidNamespace() {
+  struct stat info{};
+  return ::stat("/proc/self/ns/pid", &info) == 0 ? static_cast<std::uint64_t>(info.st_ino) : 0;
 }
 
 }  // namespace fastcoll

@@ -20,6 +20,15 @@ std::uint64_t networkNamespace();
 std::string hostName();
 /// Cores that this process may use: affinity mask, then the cgroup CPU quota. At least 1.
 int allowedCores();
+/// Inode of this process's pid namespace: pids mean the same to processes that share it. Or 0.
+std::uint64_t pidNamespace();
+/// When the process began (clock ticks since boot), 0 where no such process runs (or only its
+/// zombie). With the pid it names a process for ever, though pids are used again.
+std::uint64_t processStart(int pid);
+/// When this process began, and now, in nanoseconds since boot (equal for all processes of a
+/// machine).
+std::uint64_t processBegan();
+std::uint64_t nanosecondsSinceBoot();
 /// State letter of /proc/<pid>/stat ('R', 'S', 'T' ...), or '?' where it cannot be seen.
 char processState(int pid);
 

@@ -50,6 +50,10 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.generation = restartGeneration();
   record.process = process_->address();
   record.networkNamespace = networkNamespace();
+  record.pidNamespace = pidNamespace();
+  record.processStart = processStart(static_cast<int>(::getpid()));
+  record.processBegan = processBegan();
+  record.createdAt = nanosecondsSinceBoot();
   record.rank = static_cast<std::uint32_t>(config_.rank);
   record.size = static_cast<std::uint32_t>(config_.size);
   record.uid = ::geteuid();
@@ -131,25 +135,28 @@ void CpuEngine::useRemote(const Agreement& agreement) {
              agreement.reason));
 }
 
-void CpuEngine::runOne(Request& request) {
+void CpuEngine::runOne(Request& request, const TaskRef& task) {
   request.deadline = deadlineAfter(Clock::now(), request.timeout);
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
       return runSingleRank(request);
     case Path::Shared:
       return runCollective(*stream_, request);
-    default:
-      return remote_->run(request, prefix(collectiveName(request.collective), request.seq));
+    default: {
+      auto owner = task->memory();
+      if (owner == nullptr) owner = task;
+      return remote_->run(request, owner, prefix(collectiveName(request.collective), request.seq));
+    }
   }
 }
 
-void CpuEngine::execute(Task& task) {
-  Request& request = task.request;
+void CpuEngine::execute(const TaskRef& task) {
+  Request& request = task->request;
   try {
     if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
-    task.prepare();
-    task.transfer([this](Request& one) { runOne(one); });
-    task.finish();
+    task->prepare();
+    task->transfer([this, &task](Request& one) { runOne(one, task); });
+    task->finish();
   } catch (const Error& error) {
     abort(error.kind(), error.what());
     throw;
@@ -184,7 +191,7 @@ void CpuEngine::runInline(const TaskRef& task) {
   if (claim(lock)) {
     lock.unlock();
     try {
-      execute(*task);
+      execute(task);
     } catch (...) {
       release(lock);
       throw;
@@ -199,6 +206,7 @@ void CpuEngine::runInline(const TaskRef& task) {
     void prepare() override { inner->prepare(); }
     void transfer(const RunOne& runOne) override { inner->transfer(runOne); }
     void finish() override { inner->finish(); }
+    std::shared_ptr<void> memory() override { return inner; }
     void complete(std::exception_ptr f) noexcept override { fault = f; }
   };
   auto waited = std::make_shared<Waited>();
@@ -239,7 +247,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   lock.unlock();
   std::exception_ptr fault;
   try {
-    execute(*task);
+    execute(task);
   } catch (...) {
     fault = std::current_exception();
   }
@@ -374,6 +382,7 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
 // --- end ---------------------------------------------------------------------------------------
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+  if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
   try {
     if (memory_ != nullptr) memory_->abort(kind, cause);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
@@ -398,6 +407,7 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 }
 
 void CpuEngine::shutdown() noexcept {
+  if (forkGeneration_ != forkGeneration()) return;
   try {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;

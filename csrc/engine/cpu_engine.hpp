@@ -35,6 +35,8 @@ class Task {
   virtual void transfer(const RunOne& runOne) { runOne(request); }
   /// Called once, without locks. Only for submitted tasks; runInline() returns or throws instead.
   virtual void complete(std::exception_ptr /*fault*/) noexcept {}
+  /// What keeps the memory of the request alive; nullptr: the task itself.
+  virtual std::shared_ptr<void> memory() { return nullptr; }
   /// complete() will run a user's code, which may wait for other collectives of the group.
   virtual bool callsBack() { return false; }
   std::atomic<bool> done{false};
@@ -46,7 +48,9 @@ class RemoteTransport {
  public:
   virtual ~RemoteTransport() = default;
   /// `prefix` begins its error messages.
-  virtual void run(const Request& request, const std::string& prefix) = 0;
+  /// If it throws, `owner` is kept as long as the request's memory may still be touched.
+  virtual void run(const Request& request, const std::shared_ptr<void>& owner,
+                   const std::string& prefix) = 0;
   virtual void abort() noexcept = 0;
 };
 
@@ -106,8 +110,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  private:
   enum class Path { Undecided, Local, Shared, Remote };
 
-  void execute(Task& task);
-  void runOne(Request& request);
+  void execute(const TaskRef& task);
+  void runOne(Request& request, const TaskRef& task);
   void decide(Milliseconds timeout);
   void useRemote(const Agreement& agreement);
   bool claim(std::unique_lock<std::mutex>& lock);

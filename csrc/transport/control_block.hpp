@@ -86,7 +86,7 @@ struct ControlBlock {
   Arrival arrivals[2];
   Doorbell doorbell;
   AbortRecord abort;
-  // Followed by: PeerLink[size], splits[2][size] (uint64), kSlots small slots.
+  // Followed by: PeerLink[size], splits[2][2][size] (uint64), kSlots small slots.
 
   // A slot that a peer read before is slow to write while that peer still caches it (9 GB/s against
   // 40 measured on Zen 4). So the large ring is longer than a core's second-level cache: 16 x 128
@@ -100,7 +100,7 @@ struct ControlBlock {
   }
   static std::size_t slotsOffset(int size) {
     const auto end =
-        splitsOffset(size) + 2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
+        splitsOffset(size) + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
     return (end + 63) / 64 * 64;
   }
   static std::size_t bytes(int size) { return slotsOffset(size) + kSlots * kSmallSlotBytes; }
@@ -108,11 +108,12 @@ struct ControlBlock {
   PeerLink& link(int peer) {
     return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
   }
-  /// Bytes that this rank sends to each peer in the group's collective number `collective`.
+  /// Bytes that this rank sends to each peer, then those it expects from each, in the group's
+  /// collective number `collective`.
   std::uint64_t* splits(std::uint64_t collective) {
     return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uint8_t*>(this) +
                                             splitsOffset(static_cast<int>(size))) +
-           (collective % 2) * size;
+           (collective % 2) * 2 * size;
   }
   std::uint8_t* smallSlots() {
     return reinterpret_cast<std::uint8_t*>(this) + slotsOffset(static_cast<int>(size));

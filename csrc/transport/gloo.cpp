@@ -5,8 +5,13 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "../algorithms/segment_reduce.hpp"
+#include "../base/interrupt.hpp"
+#include "../base/thread.hpp"
 
 namespace fastcoll {
 namespace {
@@ -26,17 +31,19 @@ at::Tensor view(const void* data, std::size_t bytes) {
 
 class Exchange {
  public:
-  Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix, Scratch& send,
-           Scratch& receive, Scratch& result)
+  Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix,
+           GlooBuffers& buffers, const std::atomic<bool>& aborted)
       : gloo_(gloo),
         request_(request),
         prefix_(prefix),
         ranks_(static_cast<std::size_t>(gloo.getSize())),
         me_(static_cast<std::size_t>(gloo.getRank())),
         element_(elementSize(request.dtype)),
-        send_(send),
-        receive_(receive),
-        result_(result) {}
+        send_(buffers.send),
+        receive_(buffers.receive),
+        result_(buffers.result),
+        frames_(buffers.frames.get(kFrameBytes * (ranks_ + 1))),
+        aborted_(aborted) {}
 
   void run() {
     arrive();
@@ -59,17 +66,49 @@ class Exchange {
  private:
   template <typename Start>
   void wait(Start start) {
-    const auto left = std::chrono::duration_cast<Milliseconds>(request_.deadline - Clock::now());
+    c10::intrusive_ptr<c10d::Work> work;
     try {
-      start()->wait(std::max(left, Milliseconds(1)));
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      const bool late = text.find("imed out") != std::string::npos;
-      throw Error(
-          late ? ErrorKind::Timeout : ErrorKind::Backend,
-          concat(prefix_, late ? "Timed out" : "the connection failed", " over Gloo (limit ",
-                 request_.timeout.count(), " ms): ", text.substr(0, text.find('\n'))));
+      work = start();
+      while (!finished(*work)) {
+        checkInterrupt();
+        if (aborted_.load(std::memory_order_acquire)) {
+          throw Error(ErrorKind::Backend, prefix_ + "the group was aborted or destroyed");
+        }
+        if (Clock::now() >= request_.deadline) {
+          throw Error(ErrorKind::Timeout,
+                      concat(prefix_, "Timed out after ", request_.timeout.count(),
+                             " ms over Gloo in ", fastcoll::describe(request_.arrival())));
+        }
+      }
+      work->wait();  // throws what it ended with
+    } catch (const Error&) {
+      throw;
+    } catch (const c10::Error& error) {
+      failed(error.what_without_backtrace());
+    } catch (const std::runtime_error& error) {
+      failed(error.what());
     }
+  }
+
+  [[noreturn]] void failed(const std::string& text) const {
+    const bool late = text.find("imed out") != std::string::npos;
+    throw Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
+                concat(prefix_, late ? "Timed out" : "the connection failed", " over Gloo (limit ",
+                       request_.timeout.count(), " ms): ", text.substr(0, text.find('\n'))));
+  }
+
+  /// Polls: quickly at first, then with sleeps of up to a millisecond. Gloo's own wait cannot be
+  /// interrupted, and its wait with a time limit throws at each one.
+  bool finished(c10d::Work& work) {
+    for (int spin = 0; spin < 200; ++spin) {
+      if (work.isCompleted()) return true;
+      std::this_thread::yield();
+    }
+    for (int nap = 0; nap < 40; ++nap) {
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(50 << nap / 4, 1000)));
+      if (work.isCompleted()) return true;
+    }
+    return false;
   }
 
   [[noreturn]] void mismatch(const std::string& text) const {
@@ -103,16 +142,16 @@ class Exchange {
 
   void arrive() {
     const Arrival mine = request_.arrival();
-    std::uint8_t frame[kFrameBytes] = {};
+    std::uint8_t* frame = frames_ + kFrameBytes * ranks_;
+    std::memset(frame, 0, kFrameBytes);
     std::memcpy(frame, &mine, sizeof mine);
     const bool small =
         request_.collective == Collective::AllReduce && request_.in[0].bytes() <= kInlineBytes;
     if (small) request_.in[0].read(0, request_.in[0].bytes(), frame + sizeof mine);
-    frames_.resize(kFrameBytes * ranks_);
-    allGather(frame, kFrameBytes, frames_.data());
+    allGather(frame, kFrameBytes, frames_);
     for (std::size_t peer = 0; peer < ranks_; ++peer) {
       Arrival theirs;
-      std::memcpy(&theirs, frames_.data() + kFrameBytes * peer, sizeof theirs);
+      std::memcpy(&theirs, frames_ + kFrameBytes * peer, sizeof theirs);
       const std::uint64_t expected =
           request_.expectedCount.empty() ? mine.count : request_.expectedCount[peer];
       if (!agree(mine, theirs, expected)) {
@@ -153,7 +192,7 @@ class Exchange {
     const std::size_t bytes = in.bytes();
     if (bytes <= kInlineBytes) {
       std::uint8_t* result = result_.get(std::max<std::size_t>(bytes, 1));
-      reduceSlices(frames_.data() + sizeof(Arrival), kFrameBytes, bytes, result);
+      reduceSlices(frames_ + sizeof(Arrival), kFrameBytes, bytes, result);
       return out.write(0, bytes, result);
     }
     const std::size_t chunk = kChunkBytes * ranks_;  // whole chunks have equal pieces
@@ -264,15 +303,19 @@ class Exchange {
   // Gloo aborts the process where the two ends of a pair disagree, so they are compared first.
   void compareSplits(const std::vector<Message>& send, const std::vector<Message>& receive) {
     // Every rank sees every pair, so that all of them fail together.
-    std::vector<std::uint64_t> mine;
-    for (const Message& message : send) mine.push_back(message.bytes());
-    for (const Message& message : receive) mine.push_back(message.bytes());
-    std::vector<std::uint64_t> all(2 * ranks_ * ranks_);
-    allGather(mine.data(), 2 * ranks_ * sizeof(std::uint64_t), all.data());
+    const std::size_t row = 2 * ranks_;
+    auto* all =
+        reinterpret_cast<std::uint64_t*>(receive_.get(row * (ranks_ + 1) * sizeof(std::uint64_t)));
+    std::uint64_t* mine = all + row * ranks_;
+    for (std::size_t peer = 0; peer < ranks_; ++peer) {
+      mine[peer] = send[peer].bytes();
+      mine[ranks_ + peer] = receive[peer].bytes();
+    }
+    allGather(mine, row * sizeof(std::uint64_t), all);
     for (std::size_t from = 0; from < ranks_; ++from) {
       for (std::size_t to = 0; to < ranks_; ++to) {
-        const std::uint64_t sent = all[2 * ranks_ * from + to];
-        const std::uint64_t expected = all[2 * ranks_ * to + ranks_ + from];
+        const std::uint64_t sent = all[row * from + to];
+        const std::uint64_t expected = all[row * to + ranks_ + from];
         if (sent != expected) {
           mismatch(concat("rank ", to, " expects ", expected, " bytes from rank ", from,
                           ", which sends ", sent, ". Match input and output splits."));
@@ -290,20 +333,33 @@ class Exchange {
   Scratch& send_;
   Scratch& receive_;
   Scratch& result_;
-  std::vector<std::uint8_t> frames_;
+  std::uint8_t* const frames_;  // one per rank, then this rank's own
+  const std::atomic<bool>& aborted_;
 };
 
 }  // namespace
 
-void GlooTransport::run(const Request& request, const std::string& prefix) {
-  Exchange(*gloo_, request, prefix, send_, receive_, result_).run();
+GlooTransport::~GlooTransport() {
+  if (abandoned_.empty()) return;
+  // Gloo's destructor waits for its threads, which end with the timeout of what they are in.
+  try {
+    startThread([gloo = std::move(gloo_), memory = std::move(abandoned_)]() mutable {
+      gloo.reset();
+      memory.clear();
+    }).detach();
+  } catch (const std::system_error& error) {
+    log(LogLevel::Warn, concat("Gloo is ended while the caller waits: ", error.what()));
+  }
 }
 
-void GlooTransport::abort() noexcept {
+void GlooTransport::run(const Request& request, const std::shared_ptr<void>& owner,
+                        const std::string& prefix) {
   try {
-    gloo_->abort();
-  } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("Gloo could not be aborted: ", error.what()));
+    Exchange(*gloo_, request, prefix, *buffers_, aborted_).run();
+  } catch (...) {
+    abandoned_.push_back(std::exchange(buffers_, std::make_shared<GlooBuffers>()));
+    abandoned_.push_back(owner);
+    throw;
   }
 }
 

@@ -8,8 +8,10 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../engine/cpu_engine.hpp"
 
@@ -31,19 +33,31 @@ class Scratch {
   std::size_t bytes_ = 0;
 };
 
+/// What Gloo's threads may read and write while a collective is under way.
+struct GlooBuffers {
+  Scratch send;
+  Scratch receive;
+  Scratch result;
+  Scratch frames;
+};
+
 class GlooTransport : public RemoteTransport {
  public:
   explicit GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo) : gloo_(std::move(gloo)) {}
+  /// Gloo cannot be interrupted: what was given up is left to a thread that nobody waits for.
+  ~GlooTransport() override;
 
-  void run(const Request& request, const std::string& prefix) override;
-  void abort() noexcept override;
+  void run(const Request& request, const std::shared_ptr<void>& owner,
+           const std::string& prefix) override;
+  void abort() noexcept override { aborted_.store(true, std::memory_order_release); }
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return gloo_; }
 
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;
-  Scratch send_;
-  Scratch receive_;
-  Scratch result_;
+  std::shared_ptr<GlooBuffers> buffers_ = std::make_shared<GlooBuffers>();
+  std::atomic<bool> aborted_{false};
+  // Memory that an operation which was given up may still touch.
+  std::vector<std::shared_ptr<void>> abandoned_;
 };
 
 }  // namespace fastcoll

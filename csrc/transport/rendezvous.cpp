@@ -33,6 +33,11 @@ std::string text(const char (&field)[N]) {
 // A record that did not change within this time is not stale: its owner really cannot be reached.
 constexpr Milliseconds kStaleGrace{2000};
 
+/// Thrown when a rank's process runs no more: no reason to vote for another transport.
+struct ProcessGone : Error {
+  using Error::Error;
+};
+
 }  // namespace
 
 std::uint64_t restartGeneration() {
@@ -52,7 +57,44 @@ std::string Rendezvous::prefix() const {
   return concat("fastcoll.init [group '", id.name, "', rank ", id.rank, "/", id.size, "]: ");
 }
 
+/// The process that wrote the record can be seen from here: 1 it runs, 0 it does not, -1 cannot
+/// tell.
+int Rendezvous::processRuns(const GroupRecord& record) const {
+  const bool visible = record.pidNamespace == own_.pidNamespace && own_.pidNamespace != 0 &&
+                       text(record.bootId) == text(own_.bootId) && record.processStart != 0;
+  if (!visible) return -1;
+  return processStart(static_cast<int>(record.pid)) == record.processStart ? 1 : 0;
+}
+
+/// A member died before the ranks had met. A record from before this process began says nothing: an
+/// earlier run may have left it in the store.
+bool Rendezvous::processGone(const GroupRecord& record) const {
+  return record.createdAt >= own_.processBegan && processRuns(record) == 0;
+}
+
+void Rendezvous::throwGone(const GroupRecord& record) const {
+  throw ProcessGone(
+      ErrorKind::Backend,
+      concat(prefix(), "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
+             "): connection closed by peer (process died) before the "
+             "group's ranks had met"));
+}
+
 void Rendezvous::publish() {
+  // Whoever holds this rank already must not be overwritten: its peers would wait for both.
+  std::string held;
+  GroupRecord other{};
+  if (store_.tryGet(recordKey(memory_.rank()), held) && held.size() == sizeof other) {
+    std::memcpy(&other, held.data(), sizeof other);
+    const bool same = other.pid == own_.pid && other.processStart == own_.processStart;
+    if (other.magic == kArenaMagic && other.generation == own_.generation && !same &&
+        processRuns(other) == 1) {
+      throw Error(ErrorKind::Backend,
+                  concat(prefix(), "another process (pid ", other.pid, ", host ", text(other.host),
+                         ") joined as rank ", memory_.rank(),
+                         " too, before this one. Give every process a rank of its own."));
+    }
+  }
   store_.set(recordKey(memory_.rank()),
              std::string(reinterpret_cast<const char*>(&own_), sizeof own_));
 }
@@ -203,6 +245,9 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
       }
       // A peer that has not used the group yet is waited for as long as the deadline allows, for as
       // long as its record may still be replaced it is not held against it.
+      if (processGone(record) && !(read(peer, now) && now.nonce != record.nonce)) {
+        throwGone(record);
+      }
       if (Clock::now() >= deadline) {
         return concat("rank ", peer, " cannot be reached over its unix socket");
       }
@@ -221,7 +266,11 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     records_ = readAll(deadline, timeout);
     Agreement agreement;
     agreement.id = hash();
-    const bool demanded = own_.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
+    // Equal on all ranks, as every input of the decision must be.
+    const auto demanding =
+        std::find_if(records_.begin(), records_.end(), [](const GroupRecord& record) {
+          return record.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
+        });
     std::string problem = whyNotShared(records_);
     if (problem.empty()) {
       try {
@@ -230,6 +279,8 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = bindAll(deadline, restart);
         if (restart) continue;
         if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
+      } catch (const ProcessGone&) {
+        throw;
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
         problem = error.what();
@@ -275,7 +326,11 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
             timeout);
       }
       pause(round);
-      if (round % 8 == 0) restart = changed();
+      if (round % 8 != 0) continue;
+      restart = changed();
+      for (const auto& record : records_) {
+        if (!restart && processGone(record)) throwGone(record);
+      }
     }
     if (restart) continue;
     agreement.shared = result == "shm";
@@ -284,10 +339,11 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     }
     agreement.reason = agreement.shared ? "all ranks share one host and user"
                                         : result.substr(std::min<std::size_t>(6, result.size()));
-    if (!agreement.shared && demanded) {
+    if (!agreement.shared && demanding != records_.end()) {
       throw Error(ErrorKind::Backend,
-                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm), but ",
-                         agreement.reason, ". Unset it to let the ranks use Gloo."));
+                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
+                         demanding->rank, ", but ", agreement.reason,
+                         ". Unset it on all ranks to let them use Gloo."));
     }
     return agreement;
   }
@@ -301,6 +357,7 @@ bool Rendezvous::tryPair(int peer) {
   // The echo tells the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
+  if (process == nullptr && processGone(record)) throwGone(record);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) return false;
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.
   if (!memory_.isMutual(peer, record.nonce)) return false;

@@ -34,6 +34,10 @@ struct GroupRecord {
   std::uint64_t generation;  // of torchrun's restarts: records of another one are not ours
   ProcessAddress process;
   std::uint64_t networkNamespace;
+  std::uint64_t pidNamespace;
+  std::uint64_t processStart;  // with the pid: which process this is
+  std::uint64_t processBegan;  // the same in nanoseconds since boot
+  std::uint64_t createdAt;     // when the group was created, in nanoseconds since boot
   std::uint32_t rank;
   std::uint32_t size;
   std::uint32_t uid;
@@ -80,6 +84,9 @@ class Rendezvous {
   bool read(int rank, GroupRecord& record);
   std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
   bool changed();
+  int processRuns(const GroupRecord& record) const;
+  bool processGone(const GroupRecord& record) const;
+  [[noreturn]] void throwGone(const GroupRecord& record) const;
   std::string hash() const;
   std::string whyNotShared(const std::vector<GroupRecord>& records) const;
   std::string bindAll(TimePoint deadline, bool& restart);

@@ -57,7 +57,7 @@ std::uint64_t SegmentStream::begin(const Arrival& arrival, std::size_t bytesPerS
   arrival_.large = large_ ? 1 : 0;
   own.arrivals[collectives_ % 2] = arrival_;
   if (splits != nullptr) {
-    std::copy(splits, splits + size(), own.splits(collectives_));
+    std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
   return next_;
 }
@@ -145,6 +145,10 @@ const Arrival& SegmentStream::arrivalOf(int peer) const {
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
   return memory_.block(peer).splits(collectives_)[destination];
+}
+
+std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
+  return memory_.block(peer).splits(collectives_)[size() + source];
 }
 
 void SegmentStream::compare(int peer) {

@@ -52,6 +52,7 @@ class SegmentStream : private WaitGuard {
   /// What the peer announced for the present collective; valid once awaited.
   const Arrival& arrivalOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
+  std::uint64_t expectedBy(int peer, int source) const;
   /// This rank has finished reading all peers' segments up to and including this one.
   void consume(std::uint64_t segment);
 

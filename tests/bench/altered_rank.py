@@ -4,6 +4,7 @@ import sys
 from datetime import timedelta
 
 import torch
+
 from fastcoll.bench.__main__ import run_rank
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.peers import ADAPTERS, TorchPeer

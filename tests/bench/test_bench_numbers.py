@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
 from fastcoll.bench.ddp import add_difference

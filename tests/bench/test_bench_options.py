@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.options import parse, parse_size, sizes
 

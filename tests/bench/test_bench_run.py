@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fastcoll.bench.launch import launch
 
 ALTERED_RANK = Path(__file__).with_name("altered_rank.py")
