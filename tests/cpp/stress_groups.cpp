@@ -190,7 +190,7 @@ void pool(Rank& me) {
 void otherTransport(Rank& me) {
   struct Fake : RemoteTransport {
     std::atomic<bool> aborted{false};
-    void run(const Request&, const std::string& prefix) override {
+    void run(const Request&, const std::shared_ptr<void>&, const std::string& prefix) override {
       const auto end = Clock::now() + Milliseconds(5000);
       while (!aborted && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
       throw Error(ErrorKind::Backend, prefix + (aborted ? "aborted" : "forgotten"));
