@@ -6,6 +6,8 @@
 // sees the other, and the kernel compares the word again before it puts the waiter to sleep.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -30,15 +32,22 @@ class WaitGuard {
 };
 
 constexpr std::chrono::milliseconds kWaitSlice{50};
+constexpr int kBriefSpins = 128;  // a few microseconds without a system call
 
 template <typename Ready>
 void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& waiters,
             Ready ready, int spinMicros, WaitGuard& guard) {
   if (ready(word.load(std::memory_order_acquire))) return;
   if (spinMicros > 0) {
+    for (int i = 0; i < kBriefSpins; ++i) {
+      cpuRelax();
+      if (ready(word.load(std::memory_order_acquire))) return;
+    }
+    // From here on the peer may be waiting for this very core: offer it.
     const auto end = Clock::now() + std::chrono::microseconds(spinMicros);
     do {
-      for (int i = 0; i < 64; ++i) {
+      ::sched_yield();
+      for (int i = 0; i < 16; ++i) {
         cpuRelax();
         if (ready(word.load(std::memory_order_acquire))) return;
       }

@@ -212,7 +212,8 @@ def bounded():
     return sizes
 
 
-def test_memory_of_a_group_is_bounded(world):
-    for small, middle, large in world(2).run(bounded, fresh=True):
+def test_memory_of_a_group_is_bounded(own_worlds):
+    # Processes of their own: what is counted is the memory of all groups of a process.
+    for small, middle, large in own_worlds(2).run(bounded):
         assert small < 1 << 20, small
         assert middle == large < 16 << 20, (middle, large)
