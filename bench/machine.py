@@ -9,7 +9,6 @@ import platform
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,6 @@ def describe_run(arguments: list[str]) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "fastcoll.bench", *arguments]),
-        "executable": sys.executable,
         "revision": _revision(),
         "compiled_module_sha256": _digest(report),
         "versions": report["versions"],

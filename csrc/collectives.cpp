@@ -2,9 +2,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
+#include "call_checks.hpp"
 #include "process_group.hpp"
 #include "torch_error.hpp"
 
@@ -12,26 +12,6 @@ namespace fastcoll {
 namespace {
 
 using Tensors = ProcessGroupFastcoll::Tensors;
-
-void expect(bool fine, const CallSite& site, const std::string& expected, const std::string& got) {
-  if (!fine) {
-    throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
-  }
-}
-
-at::Tensor& single(const CallSite& site, Tensors& tensors) {
-  expect(tensors.size() == 1, site, "one tensor", concat(tensors.size(), " tensors"));
-  return tensors[0];
-}
-
-void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {
-  if (a.scalar_type() != b.scalar_type()) {
-    throw Error(
-        ErrorKind::Type,
-        concat(site.prefix(), "expected input and output of one dtype, got ",
-               dtypeName(dtypeOf(a.scalar_type())), " and ", dtypeName(dtypeOf(b.scalar_type()))));
-  }
-}
 
 /// Cuts a message that lies in one run into `parts` messages of the same length.
 void cut(const Message& whole, int parts, std::vector<Message>& into) {
@@ -44,18 +24,6 @@ void cut(const Message& whole, int parts, std::vector<Message>& into) {
 
 std::string sizesOf(const at::Tensor& tensor) {
   return c10::str(tensor.sizes());
-}
-
-/// Groups of indices of tensors with one dtype, in the order of first appearance.
-std::vector<std::vector<std::size_t>> byType(const Tensors& tensors) {
-  std::vector<std::vector<std::size_t>> groups;
-  std::map<at::ScalarType, std::size_t> known;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const auto [place, fresh] = known.emplace(tensors[i].scalar_type(), groups.size());
-    if (fresh) groups.emplace_back();
-    groups[place->second].push_back(i);
-  }
-  return groups;
 }
 
 std::uint64_t elements(const Tensors& tensors) {
@@ -83,29 +51,6 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
     setReduction(site, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::ALLREDUCE, "fastcoll:all_reduce", opts.asyncOp,
                                     opts.timeout, tensors, tensors});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
-                                                  const c10d::AllreduceCoalescedOptions& opts) {
-  return translated([&] {
-    const CallSite site = this->site("all_reduce_coalesced");
-    expect(!tensors.empty(), site, "at least one tensor", "an empty list");
-    auto task = newTask(site, Collective::AllReduce);
-    for (const auto& indices : byType(tensors)) {
-      Request request = task->request;
-      request.dtype = dtypeOf(tensors[indices[0]].scalar_type());
-      request.in.resize(1);
-      request.out.resize(1);
-      for (const std::size_t i : indices) {
-        task->addInPlace(request.in[0], request.out[0], tensors[i]);
-        request.count += static_cast<std::uint64_t>(tensors[i].numel());
-      }
-      setReduction(site, request, opts.reduceOp);
-      task->parts.push_back(std::move(request));
-    }
-    return launch(std::move(task), {c10d::OpType::ALLREDUCE_COALESCED, "fastcoll:all_reduce",
-                                    opts.asyncOp, opts.timeout, tensors, tensors});
   });
 }
 
@@ -212,78 +157,6 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
                                     opts.timeout,
                                     {input},
                                     {output}});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                              const c10d::AllgatherOptions& opts) {
-  return translated([&] {
-    const CallSite site = this->site("all_gather_into_tensor_coalesced");
-    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
-           "as many outputs as inputs, at least one",
-           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
-    auto task = newTask(site, Collective::AllGather);
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(1);
-      request.out.resize(static_cast<std::size_t>(size_));
-      for (const std::size_t i : indices) {
-        sameType(site, inputs[i], outputs[i]);
-        expect(outputs[i].numel() == inputs[i].numel() * size_, site,
-               concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
-               concat(outputs[i].numel()));
-        task->addInput(request.in[0], inputs[i]);
-        Message whole;
-        task->addOutput(whole, outputs[i]);
-        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
-        for (std::size_t rank = 0; rank < request.out.size() && each > 0; ++rank) {
-          request.out[rank].append(whole.contiguous(rank * each, each), each);
-        }
-        request.count += static_cast<std::uint64_t>(inputs[i].numel());
-      }
-      task->parts.push_back(std::move(request));
-    }
-    return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
-                                    opts.asyncOp, opts.timeout, inputs, outputs});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                  const c10d::AllgatherOptions& opts) {
-  return translated([&] {
-    const CallSite site = this->site("all_gather_coalesced");
-    expect(outputs.size() == static_cast<std::size_t>(size_), site,
-           concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
-    expect(!inputs.empty(), site, "at least one input", "none");
-    auto task = newTask(site, Collective::AllGather);
-    Tensors flat;
-    for (const auto& list : outputs) {
-      expect(list.size() == inputs.size(), site,
-             concat(inputs.size(), " outputs per rank, as many as inputs"), concat(list.size()));
-      flat.insert(flat.end(), list.begin(), list.end());
-    }
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(1);
-      request.out.resize(outputs.size());
-      for (const std::size_t i : indices) {
-        task->addInput(request.in[0], inputs[i]);
-        request.count += static_cast<std::uint64_t>(inputs[i].numel());
-        for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-          sameType(site, inputs[i], outputs[rank][i]);
-          expect(outputs[rank][i].numel() == inputs[i].numel(), site,
-                 concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
-                        " elements"),
-                 concat(outputs[rank][i].numel()));
-          task->addOutput(request.out[rank], outputs[rank][i]);
-        }
-      }
-      task->parts.push_back(std::move(request));
-    }
-    return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
-                                    opts.asyncOp, opts.timeout, inputs, flat});
   });
 }
 
@@ -426,41 +299,6 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
                                     opts.timeout,
                                     {input},
                                     {output}});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
-    const CallSite site = this->site("reduce_scatter_tensor_coalesced");
-    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
-           "as many outputs as inputs, at least one",
-           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
-    auto task = newTask(site, Collective::ReduceScatter);
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(static_cast<std::size_t>(size_));
-      request.out.resize(1);
-      for (const std::size_t i : indices) {
-        sameType(site, inputs[i], outputs[i]);
-        expect(inputs[i].numel() == outputs[i].numel() * size_, site,
-               concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
-               concat(inputs[i].numel()));
-        Message whole;
-        task->addInput(whole, inputs[i]);
-        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
-        for (std::size_t rank = 0; rank < request.in.size() && each > 0; ++rank) {
-          request.in[rank].append(whole.contiguous(rank * each, each), each);
-        }
-        task->addOutput(request.out[0], outputs[i]);
-        request.count += static_cast<std::uint64_t>(outputs[i].numel());
-      }
-      setReduction(site, request, opts.reduceOp);
-      task->parts.push_back(std::move(request));
-    }
-    return launch(std::move(task), {c10d::OpType::REDUCE_SCATTER, "fastcoll:reduce_scatter",
-                                    opts.asyncOp, opts.timeout, inputs, outputs});
   });
 }
 

@@ -2,6 +2,7 @@
 // and gives it to the engine of their device.
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
+// coalesced.cpp       collectives of lists of tensors
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 #pragma once
 
