@@ -7,6 +7,25 @@
 #include "pipeline.hpp"
 
 namespace fastcoll {
+namespace {
+
+/// Every rank looks at every pair, so that a disagreement of two is an error on all.
+void comparePairs(SegmentStream& stream, const Arrival& arrival) {
+  for (int from = 0; from < stream.size(); ++from) {
+    for (int to = 0; to < stream.size(); ++to) {
+      const std::uint64_t sent = stream.splitOf(from, to);
+      const std::uint64_t expected = stream.expectedBy(to, from);
+      if (sent == expected) continue;
+      stream.fail(
+          ErrorKind::Backend,
+          concat("Detected mismatch between collectives on ranks: in ", describe(arrival), " rank ",
+                 to, " expects ", expected, " bytes from rank ", from, ", which sends ", sent,
+                 ". Give each rank the output splits that match its peers' input splits."));
+    }
+  }
+}
+
+}  // namespace
 
 void allToAll(SegmentStream& stream, const Request& request) {
   const int ranks = stream.size();
@@ -39,30 +58,14 @@ void allToAll(SegmentStream& stream, const Request& request) {
 
   fill(0);
   stream.awaitArrivals();
+  comparePairs(stream, arrival);
   std::size_t segments = cut.segments;
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == stream.rank()) continue;
-    const std::uint64_t theirs = stream.splitOf(peer, stream.rank());
-    const Message& out = request.out[static_cast<std::size_t>(peer)];
     const Arrival their = stream.arrivalOf(peer);
-    const std::uint64_t mineToThem = request.in[static_cast<std::size_t>(peer)].bytes();
-    const std::uint64_t theyExpect = stream.expectedBy(peer, stream.rank());
-    if (mineToThem != theyExpect) {
-      stream.fail(ErrorKind::Backend,
-                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
-                         " rank ", stream.rank(), " sends ", mineToThem, " bytes to ",
-                         stream.memberName(peer), ", which expects ", theyExpect,
-                         ". Give each rank the output splits that match its peers' input splits."));
-    }
-    if (theirs != out.bytes()) {
-      stream.fail(ErrorKind::Backend,
-                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
-                         " rank ", stream.rank(), " expects ", out.bytes(), " bytes from rank ",
-                         peer, ", ", stream.memberName(peer), " sends ", theirs,
-                         ". Give each rank the output splits that match its peers' input splits."));
-    }
     if (their.stride > stream.segmentBytes() / static_cast<std::size_t>(ranks) ||
-        (their.stride == 0) != (their.pieceBytes == 0) || theirs > their.pieceBytes) {
+        (their.stride == 0) != (their.pieceBytes == 0) ||
+        stream.splitOf(peer, stream.rank()) > their.pieceBytes) {
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer), " announces a cut of ",
                                              their.stride, " bytes that cannot be"));
     }

@@ -245,8 +245,15 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
       }
       // A peer that has not used the group yet is waited for as long as the deadline allows, for as
       // long as its record may still be replaced it is not held against it.
-      if (processGone(record) && !(read(peer, now) && now.nonce != record.nonce)) {
-        throwGone(record);
+      // Any member's death ends the wait, not only that of the one waited for: the others may have
+      // noticed it and gone.
+      for (const auto& member : records_) {
+        if (!processGone(member)) continue;
+        if (read(static_cast<int>(member.rank), now) && now.nonce != member.nonce) {
+          restart = true;
+          return "";
+        }
+        throwGone(member);
       }
       if (Clock::now() >= deadline) {
         return concat("rank ", peer, " cannot be reached over its unix socket");
