@@ -88,9 +88,8 @@ struct ControlBlock {
   AbortRecord abort;
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), kSlots small slots.
 
-  // A slot that a peer read before is slow to write while that peer still caches it (9 GB/s against
-  // 40 measured on Zen 4). So the large ring is longer than a core's second-level cache: 16 x 128
-  // KiB.
+  // A slot that a peer read before is slow to write while that peer still caches it, so the large
+  // ring is longer than a core's second-level cache: 16 x 128 KiB.
   static constexpr std::size_t kSlots = 16;
   static constexpr std::size_t kSmallSlotBytes = 2048;
 
