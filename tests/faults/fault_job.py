@@ -116,6 +116,7 @@ class Job:
         self.pids: dict[int, int] = {}
         self._channels: dict[int, connection.Connection] = {}
         self._logs: dict[int, Path] = {}
+        self._killed: set[int] = set()
         for index, rank in enumerate(self.ranks):
             call = Call(name, arguments, rank, **common)
             ours, theirs = connection.Pipe()
@@ -149,6 +150,8 @@ class Job:
         """Send a signal to a rank; return when."""
         now = time.monotonic()
         os.kill(self.pids[rank], number)
+        if number == signal.SIGKILL:
+            self._killed.add(rank)
         return now
 
     def kill(self, rank: int) -> float:
@@ -183,7 +186,13 @@ class Job:
         return self._logs[rank].read_text(errors="replace")
 
     def close(self) -> list[int]:
-        """Kill what still runs; return the ranks that did."""
+        """Kill what still runs; return the ranks that did.
+
+        A rank that a test killed is given time to end: the kernel takes its memory apart first,
+        while its peers may have noticed its death, and ended, already.
+        """
+        for rank in self._killed:
+            self._launcher.status(self.pids[rank], DEADLINE)
         running = [r for r, pid in self.pids.items() if self._launcher.status(pid, 0.0) is None]
         for rank in running:
             with contextlib.suppress(ProcessLookupError):
