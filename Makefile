@@ -4,6 +4,7 @@
 # make build    compile and install into the environment in use
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
+# make peers    install other libraries, to measure against them too (into .peers/)
 # make clean    remove what was built, not the environment
 #
 # The environment in use is that of `python3` if it has torch, else .venv, which is made when missing.
@@ -35,7 +36,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build sanitize bench clean
+.PHONY: demo test lint format build sanitize bench peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -50,6 +51,9 @@ sanitize: $(STAMPS)/test $(STAMPS)/build
 
 bench: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench
+
+peers: $(STAMPS)/build
+	$(PYTHON) -m fastcoll.bench.environments
 
 # mypy reads the package as setup.py installs it, with fastcoll.kernels and fastcoll.bench in place.
 lint: $(STAMPS)/dev

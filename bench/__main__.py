@@ -18,7 +18,8 @@ from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.launch import launch
 from fastcoll.bench.options import Options, parse
-from fastcoll.bench.peers import ADAPTERS, Peer
+from fastcoll.bench.peer import Peer
+from fastcoll.bench.peers import ADAPTERS
 from fastcoll.bench.run import open_run
 from fastcoll.bench.sweep import sweep
 

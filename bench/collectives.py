@@ -80,6 +80,11 @@ class Case:
     send: Tensor = field(repr=False)
     receive: Tensor = field(repr=False)
 
+    def clear(self) -> None:
+        """Makes the buffers zero."""
+        self.send.zero_()
+        self.receive.zero_()
+
 
 def _gathered(case: Case) -> list[Piece]:
     return [Piece(source, 0, case.count) for source in range(case.world_size)]

@@ -23,7 +23,8 @@ from fastcoll.bench.options import DTYPES
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Call, Timing
+from fastcoll.bench.timing import Timing
+from fastcoll.bench.turn import TimedCall
 
 __all__ = ["add_difference", "compare_steps"]
 
@@ -36,12 +37,12 @@ _LABEL_WIDTH = 28
 _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
 
 
-def _step(model: nn.Module) -> Call:
+def _step(model: nn.Module, device: torch.device) -> TimedCall:
     def step() -> None:
         model.zero_grad(set_to_none=True)
         model().backward()
 
-    return step
+    return TimedCall(step, device)
 
 
 def _own_value(rank: int) -> float:
@@ -131,13 +132,13 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
             models[f"{peer.name}, {buckets}"] = DistributedDataParallel(
                 build(), process_group=peer.group, **options
             )
-    calls = {label: _step(model) for label, model in models.items()}
+    calls = {label: _step(model, run.device) for label, model in models.items()}
     wrong = dict.fromkeys(models, 0)
 
     def verify(times: int) -> None:
         for _ in range(times):
             for label, model in models.items():
-                calls[label]()
+                calls[label].call()
                 if label != _ALONE and run.options.check:
                     wrong[label] += _count_wrong(model, run.world_size)
 

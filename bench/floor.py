@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.timing import Call
+from fastcoll.bench.turn import Call
 
 __all__ = ["bind_floor"]
 

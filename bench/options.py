@@ -38,6 +38,7 @@ _ABSENT: dict[str, Any] = {  # what only the other of the two parsers knows
     "stepfactor": 2.0,
     "op": "sum",
     "root": 0,
+    "baseline": None,
     "plot": None,
     "gflop": 0.0,
 }
@@ -69,6 +70,7 @@ class Options:
     dtypes: tuple[str, ...]
     check: int
     root: int
+    baseline: str | None
     gflop: float
     seed: int
     timeout: float
@@ -191,6 +193,8 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-f", "--stepfactor", type=_number(float, 1.01), default=4.0, help="from size to size (4)")
     add("-o", "--op", default="sum", help=f"comma-separated: {', '.join(OPS)}, all (sum)")
     add("-r", "--root", type=_number(int, 0), default=0, help="of the rooted collectives (0)")
+    add("--baseline", metavar="BACKEND",
+        help="what the ratios are over (the slowest backend of each size)")  # fmt: skip
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     return parser
 
@@ -215,6 +219,8 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> Options:
     backends = tuple(dict.fromkeys((given["backend"] or _BACKENDS[given["device"]]).split(",")))
     if ddp and not all(DTYPES[dtype].is_floating_point for dtype in dtypes):
         parser.error("gradients are of a floating type")
+    if given["baseline"] not in (None, *backends):
+        parser.error(f"--baseline {given['baseline']} is none of the backends")
     if not all(backends) or not dtypes or not ops:
         parser.error("a list has an empty entry")
     if given["minbytes"] > given["maxbytes"]:

@@ -7,44 +7,44 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fastcoll.bench.control import Control
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Call, Timing, measure
+from fastcoll.bench.timing import Timing, measure
+from fastcoll.bench.turn import Timed
 
 __all__ = ["Measured", "OtherProcesses", "measure_in_quiet"]
 
 
 class OtherProcesses:
-    """Measures, from its creation on, how much of this machine is used by processes that are no ranks.
+    """Measures, from its creation on, how much of this machine is used by processes that are not ours.
 
     Args:
-        control: Of all ranks; they create and ask it together.
+        run: This rank; all create and ask it together. Its companions are ours too.
     """
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._start = self._now()
 
     def percent(self) -> float | None:
         """Returns their share of all cores' time, steps of the kernel's clock apart; None on many hosts."""
-        used = self._control.all_gather(
+        used = self._run.control.all_gather(
             [b - a for a, b in zip(self._start, self._now(), strict=True)]
         )
-        if int(os.environ.get("LOCAL_WORLD_SIZE", self._control.world_size)) < len(used):
+        if int(os.environ.get("LOCAL_WORLD_SIZE", self._run.world_size)) < len(used):
             return None
         _, busy, total = used[0]
         ours = sum(rank[0] for rank in used)
         return max(0.0, 100 * (busy - ours) / total) if total > 0 else 0.0
 
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        """Returns the seconds that this process has used, and of all cores those in use and all."""
+    def _now(self) -> tuple[float, float, float]:
+        """Returns the seconds that this rank has used, and of all cores those in use and all."""
+        own = time.process_time() + sum(peer.cpu_seconds() for peer in self._run.peers)
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         second = os.sysconf("SC_CLK_TCK")
         idle = ticks[3] + ticks[4]
-        return time.process_time(), (sum(ticks) - idle) / second, sum(ticks) / second
+        return own, (sum(ticks) - idle) / second, sum(ticks) / second
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,35 @@ class Measured:
 
     Attributes:
         timings: By candidate.
+        lost: Candidates that were lost meanwhile, and why.
         others: Percentage of the machine that other processes used meanwhile; None if not known.
         attempts: How many times the measurement was made; only the last one counts.
     """
 
     timings: dict[str, Timing]
+    lost: dict[str, str]
     others: float | None
     attempts: int
 
 
 def measure_in_quiet(
-    run: Run, candidates: Mapping[str, Call], slowest_rank: bool, advance: Callable[[], None]
+    run: Run, candidates: Mapping[str, Timed], slowest_rank: bool, advance: Callable[[], None]
 ) -> Measured:
     """Measures, again while others disturb if ``--quiet`` was given; the times have no say in it.
 
     Args:
         run: This rank.
-        candidates: Calls by name.
+        candidates: By name.
         slowest_rank: As for :func:`fastcoll.bench.timing.measure`.
         advance: Called after each turn.
     """
     quiet, attempt = run.options.quiet, 0
     while True:
         attempt += 1
-        others = OtherProcesses(run.control)
-        timings = measure(candidates, run.control, run.plan, run.device, slowest_rank, advance)
+        others = OtherProcesses(run)
+        timings, lost = measure(candidates, run.control, run.plan, slowest_rank, advance)
         percent = others.percent()
         quiet_enough = quiet is None or percent is None or percent <= quiet
-        if quiet_enough or attempt == MOST_ATTEMPTS:
-            return Measured(timings, percent, attempt)
+        if quiet_enough or attempt == MOST_ATTEMPTS or lost:
+            return Measured(timings, lost, percent, attempt)
         time.sleep(1)

@@ -22,33 +22,45 @@ _COLUMNS = (
     ("#wrong", "", 7),
     ("ratio", "median", 8),
     ("ratio", "best", 8),
+    ("lead", "median", 8),
+    ("lead", "best", 8),
     ("floor", "(us)", 10),
     ("/floor", "", 8),
     ("others", "(cpu%)", 7),
 )
 
 
-def add_ratios(row: dict[str, Any], among: Collection[str]) -> None:
-    """Adds to each backend of a case how many times faster it is than the slowest of them.
+def add_ratios(row: dict[str, Any], among: Collection[str], baseline: str | None = None) -> None:
+    """Adds to each backend of a case how it compares with others.
 
-    ``ratio`` compares medians and ``best_ratio`` minima, each with the backend whose median is the
-    largest, named in ``slowest``; ``over_floor`` is the median over that of the floor.
+    ``ratio`` and ``best_ratio``: how many times faster it is than the baseline, by medians and by minima.
+    The baseline is the slowest backend unless one is asked for; its name is the ``baseline`` of the case.
+    ``lead`` and ``best_lead``: how many times faster it is than the fastest other backend, again by medians and
+    by minima; less than 1 where another one is faster. ``runner_up`` is that other one, by medians.
+    ``over_floor`` and ``best_over_floor``: how many times longer than the floor it takes.
 
     Args:
         row: A case; changed in place.
-        among: Backends that may be the slowest.
+        among: Backends that are compared with; the others are shown beside them.
+        baseline: The backend that the ratios are over; where it has no times they are None.
     """
     backends = row["backends"]
-    candidates = [name for name in backends if name in among] or list(backends)
-    row["slowest"] = max(
-        candidates, key=lambda name: backends[name]["time"]["median"], default=None
-    )
-    for backend in backends.values():
-        slowest = backends[row["slowest"]]["time"]
-        backend["ratio"] = _over(slowest["median"], backend["time"]["median"])
-        backend["best_ratio"] = _over(slowest["minimum"], backend["time"]["minimum"])
-        floor = row["floor"]
-        backend["over_floor"] = floor and _over(backend["time"]["median"], floor["time"]["median"])
+    times = {name: backend["time"] for name, backend in backends.items()}
+    compared = [name for name in backends if name in among] or list(backends)
+    slowest = max(compared, key=lambda name: times[name]["median"], default=None)
+    row["baseline"] = baseline or slowest
+    for name, backend in backends.items():
+        others = [other for other in compared if other != name]
+        fastest = min(others, key=lambda other: times[other]["median"], default=None)
+        backend["runner_up"] = fastest
+        for prefix, key in (("", "median"), ("best_", "minimum")):
+            own = times[name][key]
+            lead = min((times[other][key] for other in others), default=None)
+            above = times.get(row["baseline"])
+            floor = row["floor"] and row["floor"]["time"][key]
+            backend[f"{prefix}ratio"] = above and _over(above[key], own)
+            backend[f"{prefix}lead"] = lead and _over(lead, own)
+            backend[f"{prefix}over_floor"] = floor and _over(own, floor)
 
 
 def _over(above: float, below: float) -> float | None:
@@ -86,6 +98,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
         f"# {legend}",
     ]
+    lines += [f"# {name}: {library}" for name, library in record["libraries"].items() if library]
     lines += [f"# {name} is left out: {why}" for name, why in record["left_out"].items()]
     return lines
 
@@ -113,7 +126,7 @@ def table_rows(row: dict[str, Any]) -> list[str]:
             f"{backend['busbw']:.2f}",
             "N/A" if backend["wrong"] is None else str(backend["wrong"]),
             _ratio(backend["ratio"]),
-            _ratio(backend["best_ratio"]),
+            *(_ratio(backend[key]) for key in ("best_ratio", "lead", "best_lead")),
             _time(row["floor"]["time"]["median"]) if row["floor"] else "-",
             _ratio(backend["over_floor"]),
             "-" if others is None else f"{others:.0f}",

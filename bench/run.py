@@ -21,8 +21,10 @@ from torch.distributed.rendezvous import rendezvous
 from fastcoll.bench.control import Control
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
-from fastcoll.bench.peers import ADAPTERS, Peer, close_peers, open_peers
-from fastcoll.bench.timing import SETTLE_SECONDS, Plan
+from fastcoll.bench.peer import Peer
+from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers
+from fastcoll.bench.timing import Plan
+from fastcoll.bench.turn import SETTLE_SECONDS
 
 __all__ = ["Run", "open_run"]
 
@@ -91,6 +93,8 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
         "verified_calls": options.check,
         "unit": "times in microseconds, bandwidths in GB/s (1e9 bytes), sizes in bytes",
         "backends": [peer.name for peer in run.peers],
+        "libraries": {peer.name: peer.library for peer in run.peers},
+        "settings": {peer.name: dict(peer.settings) for peer in run.peers if peer.settings},
         "left_out": run.left_out,
         "cases": [],
     }

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-import torch
-
-from fastcoll.bench import oracle, report
+from fastcoll.bench import report
+from fastcoll.bench.candidate import Candidate
+from fastcoll.bench.channel import problem_of
 from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES, Options, sizes
-from fastcoll.bench.peers import Peer
+from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import Measured, measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Call, Timing
+from fastcoll.bench.timing import Timing
+from fastcoll.bench.turn import Timed, TimedCall
 
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
+_Result = TypeVar("_Result")
 _LEGEND = (
-    "time: median over calls; q1, q3: quartiles; ratio: times faster than the slowest backend of the size, "
-    "by medians and by minima; others: share of the machine that other processes used"
+    "time: median over calls; q1, q3: quartiles; ratio: times faster than {baseline} of the size, lead: than the "
+    "fastest other one, each by medians and by minima; others: share of the machine that other processes used"
 )
 
 
@@ -37,42 +40,22 @@ def _kinds(options: Options) -> list[tuple[str, str, str]]:
     ]
 
 
-def _first_error(run: Run, problem: str) -> str:
-    return next((text for text in run.control.all_gather(problem) if text), "")
-
-
-def _synchronize(run: Run) -> None:
-    if run.device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _verify(run: Run, case: Case, call: Call, first_seed: int) -> int:
-    """Makes the verified calls and returns the wrong elements of this rank."""
-    wrong = 0
-    for seed in range(first_seed, first_seed + run.options.check):
-        oracle.fill(case, seed)
-        call()
-        _synchronize(run)
-        wrong += oracle.count_wrong(case, seed)
-    return wrong
-
-
-def _try(run: Run, case: Case, peer: Peer) -> tuple[Call | None, int, str]:
-    """Makes the first calls, verified ones if asked for.
-
-    Returns:
-        The call to time, how many elements were wrong on this rank, and why the backend cannot do it.
-    """
-    call, wrong, problem = None, 0, ""
+def _attempt(run: Run, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
+    """Returns the result, and why some rank has none."""
+    result, problem = None, ""
     try:
-        call = peer.bind(case)
-        call()
-        _synchronize(run)
-        if peer.delivers:
-            wrong = _verify(run, case, call, run.options.seed)
+        result = act()
     except Exception as error:
-        problem = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-    return call, wrong, _first_error(run, problem)
+        problem = problem_of(error)
+    return result, next((text for text in run.control.all_gather(problem) if text), "")
+
+
+def _try(run: Run, case: Case, peer: Peer) -> tuple[Candidate, int]:
+    """Makes the first calls, verified ones if asked for; returns also how many elements were wrong."""
+    candidate = peer.prepare(case)
+    wrong = candidate.verify(run.options.seed, run.options.check) if peer.delivers else 0
+    candidate.clear()
+    return candidate, wrong
 
 
 def _statistics(case: Case, timing: Timing) -> dict[str, Any]:
@@ -87,30 +70,32 @@ def _statistics(case: Case, timing: Timing) -> dict[str, Any]:
 
 
 def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str, Any]:
-    calls: dict[str, Call] = {}
+    candidates: dict[str, Candidate] = {}
     wrong: dict[str, int] = {}
     unsupported: dict[str, str] = {}
     delivering = [peer.name for peer in run.peers if peer.delivers]
     for peer in run.peers:
-        call, wrong[peer.name], problem = _try(run, case, peer)
-        if problem or call is None:
+        tried, problem = _attempt(run, partial(_try, run, case, peer))
+        if problem or tried is None:
             unsupported[peer.name] = problem
         else:
-            calls[peer.name] = call
-    candidates = dict(calls)
+            candidates[peer.name], wrong[peer.name] = tried
+    timed: dict[str, Timed] = dict(candidates)
     if floor := bind_floor(case):
-        candidates[FLOOR] = floor
-    measured = Measured({}, None, 0)
-    if calls:
-        # Zeros, which repeated sums in place leave as they are.
-        case.send.zero_()
-        case.receive.zero_()
-        measured = measure_in_quiet(run, candidates, case.collective.rooted, advance)
+        timed[FLOOR] = TimedCall(floor, run.device)
+    case.clear()  # zeros: repeated sums in place leave them as they are
+    measured = Measured({}, {}, None, 0)
+    if candidates:
+        measured = measure_in_quiet(run, timed, case.collective.rooted, advance)
     timings = measured.timings
-    for name in calls:
-        if name in delivering:
-            again = run.options.seed + run.options.check
-            wrong[name] += _verify(run, case, calls[name], again)
+    unsupported |= measured.lost
+    for name in [name for name in delivering if name in timings]:
+        again = run.options.seed + run.options.check
+        more, problem = _attempt(run, partial(candidates[name].verify, again, run.options.check))
+        if problem:
+            unsupported[name] = problem
+        wrong[name] += more or 0
+    done = [name for name in candidates if name not in unsupported]
     wrong_by_rank = run.control.all_gather(wrong)
     row: dict[str, Any] = {
         "collective": case.collective.name,
@@ -123,14 +108,14 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
         "attempts": measured.attempts,
         "across_ranks": "slowest" if case.collective.rooted else "median",
         "floor": _statistics(case, timings[FLOOR]) if FLOOR in timings else None,
-        "backends": {name: _statistics(case, timings[name]) for name in calls},
+        "backends": {name: _statistics(case, timings[name]) for name in done},
         "unsupported": unsupported,
     }
     checked = run.options.check > 0
     for name, backend in row["backends"].items():
         total = sum(rank[name] for rank in wrong_by_rank)
         backend["wrong"] = total if checked and name in delivering else None
-    report.add_ratios(row, among=delivering)
+    report.add_ratios(row, among=delivering, baseline=run.options.baseline)
     return row
 
 
@@ -146,7 +131,11 @@ def sweep(run: Run) -> int:
     turns = len(kinds) * len(all_sizes) * run.plan.turns * (len(run.peers) + 1)
     wrong = measured = 0
     above = ""
-    run.say(*report.heading(run.record, _LEGEND))
+    run.say(
+        *report.heading(
+            run.record, _LEGEND.format(baseline=options.baseline or "the slowest backend")
+        )
+    )
     with progress_bar("fastcoll.bench", turns, run.rank == 0) as advance:
         for name, dtype, op in kinds:
             if name != above:

@@ -1,29 +1,20 @@
 """Times several calls side by side, in rounds so short that the machine's noise meets all of them alike.
 
-In each round the candidates come one after another, each time with another one first. A candidate's turn:
-all ranks meet through the store, where they sleep; compute for some milliseconds, as training would, in which
-the scheduler gives each a core again (it wakes them on one: calls of 5 us then took 70); make some untimed
-calls that take up the skew of the meeting; and then the timed ones back to back, each timed on each rank.
+In each round the candidates take their turns (see turn.py) one after another, each time with another one first.
 """
 
 from __future__ import annotations
 
-import gc
+import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from fastcoll.bench.control import Control
+from fastcoll.bench.turn import Lost, Timed
 
-__all__ = ["SETTLE_SECONDS", "Call", "Plan", "Summary", "Timing", "measure", "summarise"]
+__all__ = ["Plan", "Summary", "Timing", "measure", "summarise"]
 
-Call = Callable[[], object]
-
-SETTLE_SECONDS = 0.005
 _MOST_TIMES = 100  # the calls asked for, when a turn is filled up
 
 
@@ -96,88 +87,71 @@ def summarise(samples: Sequence[float]) -> Summary:
     )
 
 
-def _time_on_cpu(call: Call, calls: int) -> list[float]:
-    clock = time.perf_counter_ns
-    stamps = [clock()] * (calls + 1)
-    for index in range(1, calls + 1):
-        call()
-        stamps[index] = clock()
-    return [(stamps[index + 1] - stamps[index]) / 1e3 for index in range(calls)]
+class _Turns:
+    """Takes turns, and remembers whom it has lost, so that the others can go on.
 
+    Args:
+        candidates: By name.
+        control: Of all ranks.
+        warmup: Untimed calls of a turn.
+    """
 
-def _time_on_cuda(call: Call, calls: int) -> list[float]:
-    """Times on the stream: a call ends when work that is submitted after it may begin."""
-    marks: list[Any] = [
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(calls + 1)
-    ]
-    torch.cuda.synchronize()
-    marks[0].record()
-    for index in range(calls):
-        call()
-        marks[index + 1].record()
-    torch.cuda.synchronize()
-    return [marks[index].elapsed_time(marks[index + 1]) * 1e3 for index in range(calls)]
+    def __init__(self, candidates: Mapping[str, Timed], control: Control, warmup: int) -> None:
+        self._candidates = candidates
+        self._control = control
+        self._warmup = warmup
+        self.lost: dict[str, str] = {}
 
-
-def _settle() -> None:
-    end = time.perf_counter() + SETTLE_SECONDS
-    while time.perf_counter() < end:
-        pass
+    def take(self, name: str, calls: int) -> list[float]:
+        """Returns the microseconds of each call; infinity from a candidate that is lost."""
+        try:
+            if name not in self.lost:
+                candidate = self._candidates[name]
+                return candidate.turn(self._control.barrier, self._warmup, calls)
+        except Lost as error:
+            self.lost[name] = str(error)
+        else:
+            self._control.barrier()
+        return [math.inf] * calls
 
 
 def measure(
-    candidates: Mapping[str, Call],
+    candidates: Mapping[str, Timed],
     control: Control,
     plan: Plan,
-    device: torch.device,
     slowest_rank: bool,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, Timing]:
+) -> tuple[dict[str, Timing], dict[str, str]]:
     """Times all candidates; all ranks call this with the same names in the same order.
 
     Args:
-        candidates: Calls by name.
+        candidates: By name.
         control: Of all ranks.
         plan: How many calls.
-        device: "cuda" measures with events on the current stream, "cpu" with the clock.
         slowest_rank: The time of a call is that of the slowest rank, as is right where one rank may be
             done long before the others; else the median of the ranks.
         advance: Called after each turn.
 
     Returns:
-        The same on all ranks.
+        Times by name, and for candidates that were lost the reason; the same on all ranks.
     """
-    timed = _time_on_cuda if device.type == "cuda" else _time_on_cpu
-
-    def take_turn(call: Call, calls: int) -> list[float]:
-        collecting = gc.isenabled()
-        gc.collect(0)
-        gc.disable()
-        try:
-            control.barrier()
-            _settle()
-            for _ in range(plan.warmup):
-                call()
-            return timed(call, calls)
-        finally:
-            if collecting:
-                gc.enable()
-
-    estimates = control.all_gather(
-        {name: min(take_turn(candidates[name], 3)) for name in candidates}
-    )
-    calls = {name: plan.calls_of(max(rank[name] for rank in estimates)) for name in candidates}
-    own: dict[str, list[float]] = {name: [] for name in candidates}
+    turns = _Turns(candidates, control, plan.warmup)
     names = list(candidates)
+    estimates = control.all_gather({name: min(turns.take(name, 3)) for name in names})
+    calls = {name: plan.calls_of(max(rank[name] for rank in estimates)) for name in names}
+    own: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(plan.turns):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            own[name] += take_turn(candidates[name], calls[name])
+            own[name] += turns.take(name, calls[name])
             advance()
     ranks = control.all_gather(own)
+    lost: dict[str, str] = {}
+    for rank, reasons in enumerate(control.all_gather(turns.lost)):
+        for name, reason in reasons.items():
+            lost[name] = "; ".join(filter(None, [lost.get(name), f"rank {rank}: {reason}"]))
     across: Callable[[Sequence[float]], float] = max if slowest_rank else statistics.median
-    return {
+    timings = {
         name: Timing(
             summarise(
                 [across(times) for times in zip(*(rank[name] for rank in ranks), strict=True)]
@@ -185,4 +159,6 @@ def measure(
             [statistics.median(rank[name]) for rank in ranks],
         )
         for name in names
+        if name not in lost
     }
+    return timings, lost

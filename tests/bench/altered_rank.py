@@ -1,21 +1,27 @@
-"""One rank of a benchmark with backends that misbehave; started by test_bench_run.py."""
+"""One rank of a benchmark with backends that misbehave, here or in companions; started by the tests beside it."""
 
 import sys
 from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 
 from fastcoll.bench.__main__ import run_rank
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.peers import ADAPTERS, TorchPeer
-from fastcoll.bench.timing import Call
+from fastcoll.bench.companion_peer import CompanionPeer
+from fastcoll.bench.control import Control
+from fastcoll.bench.environments import Environment
+from fastcoll.bench.peers import ADAPTERS
+from fastcoll.bench.torch_peer import TorchPeer
+from fastcoll.bench.turn import Call
 
 
 class AlteredGloo(TorchPeer):
     """Gloo under another name."""
 
-    def __init__(self, name: str, timeout: timedelta) -> None:
-        super().__init__("gloo", timeout)
+    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
+        super().__init__("gloo", control, timeout)
         self.name = name
 
     @classmethod
@@ -44,6 +50,23 @@ class Refusing(AlteredGloo):
         raise NotImplementedError("not today\nand a second line")
 
 
+def environment(kind: str, **options: str) -> Environment:
+    """Of companions that load a class of companion_backends.py."""
+    beside = {"PYTHONPATH": str(Path(__file__).parent)}
+    return Environment(kind, f"companion_backends:{kind}", variables=beside, **options)
+
+
+class Companions(CompanionPeer):
+    """Gloo in companions, which ends in many ways."""
+
+    environments: ClassVar = {
+        **{kind: environment(kind) for kind in ("Gloo", "Wrong", "Dying", "Hanging", "Unloadable")},
+        "unstartable": environment("Gloo", launcher="false", rank_variables=("RANK",)),
+        "uninstalled": environment("Gloo", packages=("nothing==1",)),
+    }
+
+
 if __name__ == "__main__":
     altered = {"corrupting": Corrupting, "refusing": Refusing}
-    sys.exit(run_rank(sys.argv[1:], {**ADAPTERS, **altered}))
+    companions = dict.fromkeys(Companions.environments, Companions)
+    sys.exit(run_rank(sys.argv[1:], {**ADAPTERS, **altered, **companions}))

@@ -161,17 +161,35 @@ def test_ratios_and_rows_of_the_table() -> None:
         "unsupported": {"nccl": "no device"},
     }  # fmt: skip
     report.add_ratios(row, among=["fastcoll", "gloo"])
-    assert row["slowest"] == "gloo"
+    assert row["baseline"] == "gloo"
     first, second, third, last = report.table_rows(row)
     assert first.split() == ["64", "16", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
-                             "1.00", "0.50", "0", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
+                             "1.00", "0.50", "0", "400x", "10.00x", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
     assert second.split()[5] == "4000.0"
-    assert second.split()[12] == "1.00x"
+    assert second.split()[12:16] == ["1.00x", "1.00x", "0.00x", "0.10x"]
     assert "N/A" in third.split()
     assert last == "# 64 B: nccl cannot do this: no device"
     assert {len(line) for line in (first, second, *report.table_head("all_reduce")[1:])} == {
         len(first)
     }
+
+
+def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other() -> None:
+    backends = {"a": statistics(10.0, 9.0), "b": statistics(20.0, 6.0), "c": statistics(40.0, 36.0)}
+    row = {"floor": None, "backends": backends}
+    report.add_ratios(row, among=backends, baseline="b")
+    assert row["baseline"] == "b"
+    keys = ("ratio", "best_ratio", "lead", "best_lead", "runner_up", "over_floor")
+    assert [backends["a"][key] for key in keys] == [2.0, 6 / 9, 2.0, 6 / 9, "b", None]
+    assert [backends["b"][key] for key in keys] == [1.0, 1.0, 0.5, 1.5, "a", None]
+    report.add_ratios(row, among=backends, baseline="absent")
+    assert [backends["a"][key] for key in keys[:3]] == [None, None, 2.0]
+    alone = {"floor": statistics(5.0, 3.0), "backends": {"a": statistics(10.0, 9.0)}}
+    report.add_ratios(alone, among=["a"])
+    assert alone["backends"]["a"]["lead"] is None
+    assert alone["backends"]["a"]["runner_up"] is None
+    assert alone["backends"]["a"]["over_floor"] == 2.0
+    assert alone["backends"]["a"]["best_over_floor"] == 3.0
 
 
 def test_verdict() -> None:

@@ -1,0 +1,139 @@
+"""Backends in companions: with gloo, and where `make peers` has been run with the real ones."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastcoll.bench.environments import ENVIRONMENTS
+from fastcoll.bench.launch import launch
+
+ALTERED_RANK = str(Path(__file__).with_name("altered_rank.py"))
+IDLE_RANK = str(Path(__file__).with_name("idle_rank.py"))
+SHORT = [
+    "-b",
+    "4",
+    "-e",
+    "64K",
+    "-f",
+    "128",
+    "-n",
+    "6",
+    "--rounds",
+    "3",
+    "-w",
+    "1",
+    "--turn-ms",
+    "0",
+]
+INSTALLED = [name for name, environment in ENVIRONMENTS.items() if not environment.missing()]
+needs_peers = pytest.mark.skipif(not INSTALLED, reason="run `make peers`")
+
+
+def measure(tmp_path: Path, *arguments: str, ranks: int = 2) -> tuple[int, dict]:
+    path = tmp_path / "result.json"
+    command = [sys.executable, ALTERED_RANK, *arguments, "--json", str(path)]
+    return launch(command, ranks), json.loads(path.read_text())
+
+
+def test_a_companion_is_verified_and_timed_as_any_other(tmp_path: Path) -> None:
+    status, record = measure(tmp_path, "all", *SHORT, "--backend", "Gloo,fastcoll")
+    assert status == 0
+    assert record["backends"] == ["Gloo", "fastcoll"]
+    assert record["libraries"]["Gloo"].startswith("gloo of torch ")
+    assert list(record["settings"]) == ["Gloo"]
+    assert len({case["collective"] for case in record["cases"]}) == 10
+    for case in record["cases"]:
+        assert case["unsupported"] == {}
+        for backend in case["backends"].values():
+            assert backend["wrong"] == 0
+            assert backend["time"]["count"] == 6
+            assert len(backend["rank_medians"]) == 2
+        slow, fast = (case["backends"][name] for name in ("Gloo", "fastcoll"))
+        assert (slow["runner_up"], fast["runner_up"]) == ("fastcoll", "Gloo")
+        assert slow["lead"] == pytest.approx(1 / fast["lead"])
+
+
+def test_a_wrong_result_in_a_companion_ends_with_status_1(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, record = measure(tmp_path, *SHORT, "--backend", "Wrong,Gloo")
+    assert status == 1
+    assert "# wrong elements: 6 FAILED" in capfd.readouterr().out
+    for case in record["cases"]:
+        assert [case["backends"][name]["wrong"] for name in ("Wrong", "Gloo")] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Dying", "it ended with status 3: RuntimeError: the end, asked for 'turn'"),
+        ("Hanging", "it did not answer within 2 s, asked for 'turn'"),
+    ],
+)
+def test_a_companion_that_is_lost_is_named_and_the_others_go_on(
+    tmp_path: Path, kind: str, reason: str
+) -> None:
+    begin = time.monotonic()
+    arguments = ["-b", "64K", "-e", "128K", "-f", "2", *SHORT[6:], "--timeout", "2"]
+    status, record = measure(tmp_path, *arguments, "--backend", f"{kind},fastcoll")
+    assert time.monotonic() - begin < 40
+    assert status == 0
+    assert len(record["cases"]) == 2
+    for case in record["cases"]:
+        assert list(case["backends"]) == ["fastcoll"]
+        assert case["backends"]["fastcoll"]["wrong"] == 0
+        assert list(case["unsupported"]) == [kind]
+    assert reason in str([case["unsupported"][kind] for case in record["cases"]])
+
+
+def test_what_cannot_be_loaded_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    names = "uninstalled,unstartable,Unloadable,Gloo"
+    status, record = measure(tmp_path, *SHORT, "--backend", names)
+    assert status == 0
+    assert record["backends"] == ["Gloo"]
+    assert record["left_out"] == {
+        "uninstalled": "it is not installed: run `make peers`",
+        "unstartable": "it ended with status 1",
+        "Unloadable": "rank 1: ImportError: libnothing.so: cannot open shared object file",
+    }
+
+
+def rest(tmp_path: Path, names: list[str]) -> dict[str, float]:
+    path = tmp_path / "rested.json"
+    assert launch([sys.executable, IDLE_RANK, str(path), "--backend", ",".join(names)], 2) == 0
+    written = json.loads(path.read_text())
+    assert written["left_out"] == {}
+    return written["rested"]
+
+
+def test_an_idle_companion_uses_no_cpu(tmp_path: Path) -> None:
+    assert rest(tmp_path, ["Gloo"])["Gloo"] < 0.01  # of a second
+
+
+@needs_peers
+def test_idle_companions_of_real_peers_use_no_cpu(tmp_path: Path) -> None:
+    rested = rest(tmp_path, INSTALLED)
+    assert [name for name, seconds in rested.items() if seconds > 0.01] == []
+
+
+@needs_peers
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_peers_deliver_what_they_know(tmp_path: Path, ranks: int) -> None:
+    arguments = ["all", *SHORT, "-d", "float,bfloat16,int64"]
+    status, record = measure(tmp_path, *arguments, "--backend", ",".join(INSTALLED), ranks=ranks)
+    assert status == 0
+    assert record["left_out"] == {}
+    for name in INSTALLED:
+        known = {
+            case["collective"]
+            for case in record["cases"]
+            if case["dtype"] == "float" and name in case["backends"]
+        }
+        assert "all_reduce" in known
+        assert all(record["libraries"].values())
+    for case in record["cases"]:
+        assert all(backend["wrong"] == 0 for backend in case["backends"].values())
+        assert all("Error" in reason for reason in case["unsupported"].values())
