@@ -47,7 +47,7 @@ class _Processes:
         )
 
     def ended(self, wait: float = 0.0) -> str:
-        """Returns how they ended, with the last line that they printed; "" while they run."""
+        """Returns how they ended, with their last line that names an error, or the very last; "" while they run."""
         if self._process is None or self._log is None:
             return ""
         try:
@@ -56,8 +56,9 @@ class _Processes:
             return ""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        said = next((line for line in reversed(lines) if "Error" in line), (lines or [""])[-1])
-        return f"it ended with status {status}" + (f": {said.strip()}" if said else "")
+        words = [line.strip(" =") for line in lines if any(map(str.isalpha, line))]
+        said = next((line for line in reversed(words) if "Error" in line), (words or [""])[-1])
+        return f"it ended with status {status}" + (f": {said}" if said else "")
 
     def stop(self) -> None:
         """Waits for their end, and then brings it about."""

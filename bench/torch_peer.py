@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 
@@ -32,13 +31,7 @@ _OPS = {
 
 
 class TorchPeer(LocalPeer):
-    """A backend of ``torch.distributed``, in a process group of its own.
-
-    Attributes:
-        plugins: Modules whose import registers a name in torch.
-    """
-
-    plugins: Mapping[str, str] = {"ccl": "oneccl_bindings_for_pytorch"}
+    """A backend of ``torch.distributed``, in a process group of its own."""
 
     def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
         super().__init__(name, control, timeout)
@@ -48,10 +41,8 @@ class TorchPeer(LocalPeer):
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Asks torch, after importing what registers the name, if anything does."""
+        """Asks torch."""
         try:
-            if name in cls.plugins:
-                importlib.import_module(cls.plugins[name])
             if name == "fastcoll":
                 import fastcoll._load  # noqa: F401
         except Exception as error:
