@@ -36,19 +36,19 @@ TransportChoice transportOf(const std::string& name) {
                         name + "'");
 }
 
-std::size_t segmentBytesOf(long long bytes) {
-  if (bytes < 4096 || bytes > (64LL << 20)) {
-    throw py::value_error("fastcoll.Options: expected segment_bytes from 4096 to 67108864, got " +
+std::size_t ringBytesOf(long long bytes) {
+  if (bytes < (16 << 10) || bytes > (1 << 30)) {
+    throw py::value_error("fastcoll.Options: expected ring_bytes from 16384 to 1073741824, got " +
                           std::to_string(bytes));
   }
   return static_cast<std::size_t>(bytes);
 }
 
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long segmentBytes, int spinMicros) {
+                        long long ringBytes, int spinMicros) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->transport = transportOf(transport);
-  options->segmentBytes = segmentBytesOf(segmentBytes);
+  options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
   return options;
 }
@@ -103,7 +103,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
-           py::arg("transport") = "auto", py::arg("segment_bytes") = 131072,
+           py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
            py::arg("spin_us") = -1)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
@@ -112,8 +112,8 @@ PYBIND11_MODULE(_C, m) {
           "transport", [](const Options& o) { return transportName(o.transport); },
           [](Options& o, const std::string& name) { o.transport = transportOf(name); })
       .def_property(
-          "segment_bytes", [](const Options& o) { return o.segmentBytes; },
-          [](Options& o, long long bytes) { o.segmentBytes = segmentBytesOf(bytes); })
+          "ring_bytes", [](const Options& o) { return o.ringBytes; },
+          [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });

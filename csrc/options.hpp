@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "algorithms/tuning.hpp"
 #include "base/env.hpp"
 
 namespace fastcoll {
@@ -12,8 +13,9 @@ struct Options : c10d::Backend::Options {
       : c10d::Backend::Options("fastcoll", timeout) {}
 
   TransportChoice transport = TransportChoice::Auto;
-  std::size_t segmentBytes = 128 * 1024;  // of one pipeline segment
-  int spinMicros = -1;                    // spin before sleeping; -1: by the number of cores
+  std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
+  int spinMicros = -1;                           // before sleeping; -1: by the number of cores
+  TuningTable tuning;                            // which algorithm, in which sizes
 };
 
 }  // namespace fastcoll

@@ -85,10 +85,11 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.name = name;
   config.rank = rank;
   config.size = size;
-  config.segmentBytes = env.segmentBytesIsSet ? env.segmentBytes : options.segmentBytes;
-  // Whole pages, and at least one cache line for each rank.
-  config.segmentBytes = std::max(config.segmentBytes, 64 * static_cast<std::size_t>(size));
-  config.segmentBytes = (config.segmentBytes + kPage - 1) / kPage * kPage;
+  config.ringBytes = env.ringBytesIsSet ? env.ringBytes : options.ringBytes;
+  // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
+  config.ringBytes = std::max(config.ringBytes, 4 * 64 * static_cast<std::size_t>(size));
+  config.ringBytes = (config.ringBytes + kPage - 1) / kPage * kPage;
+  config.tuning = options.tuning;
   config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
   config.transport = env.transportIsSet ? env.transport : options.transport;
   config.arenaBytes = env.arenaBytes;

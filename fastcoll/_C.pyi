@@ -22,7 +22,7 @@ class Options(Backend.Options):
     Attributes:
         timeout: Limit of each operation; afterwards it fails on all ranks.
         transport: "auto" (shared memory where all ranks can map each other, else Gloo), "shm" or "gloo".
-        segment_bytes: Size of a pipeline piece in bytes.
+        ring_bytes: Shared memory, for each group, through which the data of a rank goes.
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
 
     Inherited from torch: group_name, and global_ranks_in_group, the global rank of each group rank
@@ -31,7 +31,7 @@ class Options(Backend.Options):
 
     timeout: timedelta
     transport: str
-    segment_bytes: int
+    ring_bytes: int
     spin_us: int
     group_name: str  # type: ignore[assignment]
 
@@ -39,7 +39,7 @@ class Options(Backend.Options):
         self,
         timeout: timedelta = ...,
         transport: str = "auto",
-        segment_bytes: int = 131072,
+        ring_bytes: int = 2097152,
         spin_us: int = -1,
     ) -> None: ...
     def __copy__(self) -> Options: ...

@@ -90,8 +90,12 @@ class Env:
         "What moves bytes: auto takes shared memory where all ranks can map each other, else Gloo.",
         ("auto", "shm", "gloo"),
     )
-    segment_bytes: int = _variable(
-        "SEGMENT_BYTES", 131072, "Size of a pipeline piece, in bytes.", least=4096, most=64 << 20
+    ring_bytes: int = _variable(
+        "RING_BYTES",
+        2 << 20,
+        "Shared memory, for each group, through which the data of a rank goes, in bytes.",
+        least=16 << 10,
+        most=1 << 30,
     )
     spin_us: int = _variable(
         "SPIN_US",

@@ -12,6 +12,7 @@
 #include "../transport/control_block.hpp"
 #include "../transport/message.hpp"
 #include "../transport/segment_stream.hpp"
+#include "tuning.hpp"
 
 namespace fastcoll {
 
@@ -46,27 +47,22 @@ struct Request {
   Arrival arrival() const;
 };
 
-enum class Algorithm : std::uint8_t {
-  OneShot,    // everybody reads everything it needs at once
-  Segmented,  // reduce-scatter and all-gather in a pipeline of segments
-};
-
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
-void segmentedAllReduce(SegmentStream& stream, const Request& request);
-void allGather(SegmentStream& stream, const Request& request);
-void reduceScatter(SegmentStream& stream, const Request& request);
-void broadcast(SegmentStream& stream, const Request& request);
-void reduce(SegmentStream& stream, const Request& request);
-void gather(SegmentStream& stream, const Request& request);
-void scatter(SegmentStream& stream, const Request& request);
-void allToAll(SegmentStream& stream, const Request& request);
+void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void broadcast(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void reduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void gather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void scatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+void allToAll(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void barrier(SegmentStream& stream, const Request& request);
 
 /// A group of one rank, which needs no stream.
 void runSingleRank(const Request& request);
 
 /// Runs the collective with the algorithm that the selector chooses.
-void runCollective(SegmentStream& stream, const Request& request);
+void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 
 /// The part of `total` elements that belongs to `index` of `parts`; starts are multiples of 64
 /// elements, so that every piece but the last is made of whole cache lines.
@@ -80,6 +76,15 @@ inline Piece pieceOf(std::size_t total, int parts, int index) {
       64;
   const std::size_t start = std::min(total, each * static_cast<std::size_t>(index));
   return {start, std::min(total, start + each) - start};
+}
+
+/// Most bytes of a segment for a message of this size; at least one cache line.
+inline std::size_t segmentLimit(const SegmentStream& stream, const TuningTable& tuning,
+                                std::size_t messageBytes) {
+  const std::size_t wanted =
+      messageBytes > tuning.longBytes ? tuning.longSegmentBytes : tuning.segmentBytes;
+  // Two segments ahead and two behind are under way at once; see SegmentStream::ringBytes().
+  return std::max<std::size_t>(64, std::min(wanted, stream.ringBytes() / 4) / 64 * 64);
 }
 
 inline std::size_t ceilDiv(std::size_t a, std::size_t b) {

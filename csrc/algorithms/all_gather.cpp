@@ -2,37 +2,53 @@
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B. The messages may differ in length: a rank
 // whose message has ended publishes empty segments until the longest has ended.
+#include "direct.hpp"
 #include "pipeline.hpp"
 
 namespace fastcoll {
 
-void allGather(SegmentStream& stream, const Request& request) {
+void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& in = request.in[0];
+  const Message& own = request.out[static_cast<std::size_t>(stream.rank())];
   std::size_t longest = 0;
-  for (const Message& out : request.out) longest = std::max(longest, out.bytes());
-  const std::size_t step = std::min(longest, stream.segmentBytes());
-  const std::size_t segments = std::max<std::size_t>(1, step == 0 ? 1 : ceilDiv(longest, step));
-  const auto length = [step](std::size_t s, std::size_t total) {
-    return s * step >= total ? 0 : std::min(step, total - s * step);
-  };
-  const std::uint64_t first = stream.begin(request.arrival(), step, request.expectedCount, nullptr,
-                                           request.deadline, request.timeout);
+  std::size_t written = 0;
+  for (const Message& out : request.out) {
+    longest = std::max(longest, out.bytes());
+    written += out.bytes();
+  }
+  const bool streaming = written >= tuning.streamingBytes;
+  const bool mayBeDirect = longest >= tuning.directBytes;
+  Arrival arrival = request.arrival();
+  if (mayBeDirect) arrival.direct = directOffset(stream, request.in);
+  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  if (mayBeDirect) {
+    DirectRead direct(stream);
+    if (direct.agreed(arrival.direct)) {
+      for (int i = 1; i < stream.size(); ++i) {
+        const int peer = (stream.rank() + i) % stream.size();
+        const Message& out = request.out[static_cast<std::size_t>(peer)];
+        out.write(0, out.bytes(), stream.directOf(peer, out.bytes()), streaming);
+      }
+      in.copyTo(own, streaming);
+      return direct.finish();
+    }
+  }
+  const Cut cut(longest, segmentLimit(stream, tuning, longest));
   pipelineSegments(
-      stream, first, segments,
-      [&](std::size_t s) {
-        in.read(s * step, length(s, in.bytes()), stream.acquire(first + s));
-        stream.publish(first + s);
+      stream, cut.segments, [&](std::size_t s) { return cut.length(s); },
+      [&](std::size_t s, std::uint8_t* memory) {
+        in.read(cut.offset(s), cut.length(s, in.bytes()), memory);
       },
-      [&](std::size_t s) {
+      [&](std::size_t s, const Segment& segment) {
         for (int i = 1; i < stream.size(); ++i) {
           const int peer = (stream.rank() + i) % stream.size();
-          const std::uint8_t* slot = stream.await(peer, first + s);
+          const std::uint8_t* memory = stream.await(peer, segment);
           const Message& out = request.out[static_cast<std::size_t>(peer)];
-          out.write(s * step, length(s, out.bytes()), slot);
+          out.write(cut.offset(s), cut.length(s, out.bytes()), memory, streaming);
         }
       });
-  in.copyTo(request.out[static_cast<std::size_t>(stream.rank())]);
-  stream.end(segments);
+  in.copyTo(own, streaming);
+  stream.end();
 }
 
 }  // namespace fastcoll

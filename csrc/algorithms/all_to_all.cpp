@@ -1,9 +1,12 @@
 // All-to-all: every rank publishes, per segment, a piece for each peer; each peer copies its own.
 //
-// Steps: 1 per segment. Bytes read per rank: what it receives. Messages may differ for every pair,
-// and no rank knows the others' sizes, so each announces its own cut (stride, longest message,
-// bytes per peer) with its arrival; all then agree on the number of segments, and both ends of
-// every pair compare the bytes they mean to exchange.
+// Messages may differ for every pair, and no rank knows the others' sizes, so all ranks first
+// announce the bytes of each pair; then all know the longest message, cut alike, and both ends of
+// every pair have compared the bytes they mean to exchange. Messages that fit into the segment of
+// the announcement on all ranks travel with it.
+//
+// Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: what it receives.
+#include "direct.hpp"
 #include "pipeline.hpp"
 
 namespace fastcoll {
@@ -25,70 +28,117 @@ void comparePairs(SegmentStream& stream, const Arrival& arrival) {
   }
 }
 
+/// Reads what the peers publish for this rank in one segment.
+void readPieces(SegmentStream& stream, const Request& request, const Strided& strided,
+                std::size_t s, const Segment& segment, bool streaming) {
+  for (int i = 1; i < stream.size(); ++i) {
+    const int peer = (stream.rank() + i) % stream.size();
+    const Message& out = request.out[static_cast<std::size_t>(peer)];
+    const std::uint8_t* memory = stream.await(peer, segment);
+    out.write(strided.cut.offset(s), strided.cut.length(s, out.bytes()),
+              memory + strided.place(peer, stream.rank()), streaming);
+  }
+}
+
+void writePieces(SegmentStream& stream, const Request& request, const Strided& strided,
+                 std::size_t s, std::uint8_t* memory) {
+  for (int i = 1; i < stream.size(); ++i) {
+    const int to = (stream.rank() + i) % stream.size();
+    const Message& in = request.in[static_cast<std::size_t>(to)];
+    in.read(strided.cut.offset(s), strided.cut.length(s, in.bytes()),
+            memory + strided.place(stream.rank(), to));
+  }
+}
+
+/// The peers' messages lie in shared memory, each rank's in one run.
+void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
+  for (int i = 1; i < stream.size(); ++i) {
+    const int peer = (stream.rank() + i) % stream.size();
+    std::size_t before = 0;
+    std::size_t total = 0;
+    for (int to = 0; to < stream.size(); ++to) {
+      if (to < stream.rank()) before += stream.splitOf(peer, to);
+      total += stream.splitOf(peer, to);
+    }
+    const Message& out = request.out[static_cast<std::size_t>(peer)];
+    out.write(0, out.bytes(), stream.directOf(peer, total) + before, streaming);
+  }
+}
+
 }  // namespace
 
-void allToAll(SegmentStream& stream, const Request& request) {
+void allToAll(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const int ranks = stream.size();
   const auto mine = static_cast<std::size_t>(stream.rank());
   std::vector<std::uint64_t> splits;
   std::size_t longest = 0;
+  std::size_t received = 0;
   for (std::size_t to = 0; to < request.in.size(); ++to) {
     splits.push_back(request.in[to].bytes());
     if (to != mine) longest = std::max(longest, request.in[to].bytes());
   }
-  for (const Message& out : request.out) splits.push_back(out.bytes());
-  const Strided cut(longest, ranks, stream.segmentBytes());
-  Arrival arrival = request.arrival();
-  arrival.pieceBytes = longest;
-  arrival.stride = cut.stride;
-  const std::uint64_t first =
-      stream.begin(arrival, cut.stride * static_cast<std::size_t>(ranks), request.expectedCount,
-                   splits.data(), request.deadline, request.timeout);
-  const auto fill = [&](std::size_t s) {
-    if (s == 0 || s < cut.segments) {
-      std::uint8_t* slot = stream.acquire(first + s);
-      for (std::size_t to = 0; to < request.in.size(); ++to) {
-        if (to == mine) continue;
-        const std::size_t length = cut.length(s, request.in[to].bytes());
-        request.in[to].read(cut.offset(s), length, slot + to * cut.stride);
-      }
-    }
-    stream.publish(first + s);
+  for (const Message& out : request.out) {
+    splits.push_back(out.bytes());
+    received += out.bytes();
+  }
+  const bool streaming = received >= tuning.streamingBytes;
+  constexpr std::size_t kFirst = ControlBlock::kSmallSegmentBytes;
+  const auto fitsFirst = [ranks](std::size_t bytes) {
+    return Strided(bytes, ranks, kFirst).cut.segments == 1 &&
+           Strided(bytes, ranks, kFirst).bytes() <= kFirst;
   };
 
-  fill(0);
+  Arrival arrival = request.arrival();
+  arrival.longest = longest;
+  arrival.direct = longest >= tuning.directBytes ? directOffset(stream, request.in) : 0;
+  stream.begin(arrival, request.expectedCount, splits.data(), request.deadline, request.timeout);
+  const Segment first = stream.place(kFirst);
+  if (fitsFirst(longest)) {
+    writePieces(stream, request, Strided(longest, ranks, kFirst), 0, stream.acquire(first));
+  }
+  stream.publish(first);
   stream.awaitArrivals();
   comparePairs(stream, arrival);
-  std::size_t segments = cut.segments;
+  // A rank can be wrong about itself only: its own message must fit its own output.
+  request.in[mine].copyTo(request.out[mine], streaming);
+
+  bool direct = arrival.direct != 0;
+  std::size_t longestOfAll = longest;
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == stream.rank()) continue;
-    const Arrival their = stream.arrivalOf(peer);
-    if (their.stride > stream.segmentBytes() / static_cast<std::size_t>(ranks) ||
-        (their.stride == 0) != (their.pieceBytes == 0) ||
-        stream.splitOf(peer, stream.rank()) > their.pieceBytes) {
-      stream.fail(ErrorKind::Backend, concat(stream.memberName(peer), " announces a cut of ",
-                                             their.stride, " bytes that cannot be"));
+    if (stream.splitOf(peer, stream.rank()) > stream.arrivalOf(peer).longest) {
+      stream.fail(ErrorKind::Backend, concat(stream.memberName(peer),
+                                             " announces a longest message "
+                                             "that is shorter than the one for rank ",
+                                             stream.rank()));
     }
-    if (their.stride > 0) {
-      segments = std::max<std::size_t>(segments, ceilDiv(their.pieceBytes, their.stride));
-    }
+    longestOfAll = std::max<std::size_t>(longestOfAll, stream.arrivalOf(peer).longest);
+    direct = direct && stream.arrivalOf(peer).direct != 0;
   }
-  // A rank can be wrong about itself only: its own message must fit its own output.
-  request.in[mine].copyTo(request.out[mine]);
-  for (std::size_t s = 0; s < segments; ++s) {
-    if (s + 1 < segments) fill(s + 1);
+  if (direct) {
+    readDirect(stream, request, streaming);
+    stream.consume(first);
+    stream.awaitConsumed(first);
+  } else if (fitsFirst(longestOfAll)) {
     for (int i = 1; i < ranks; ++i) {
       const int peer = (stream.rank() + i) % ranks;
       const Message& out = request.out[static_cast<std::size_t>(peer)];
-      const std::size_t stride = stream.arrivalOf(peer).stride;
-      const std::size_t start = s * stride;
-      const std::uint8_t* slot = stream.await(peer, first + s);
-      if (start >= out.bytes()) continue;
-      out.write(start, std::min(stride, out.bytes() - start), slot + mine * stride);
+      const Strided theirs(stream.arrivalOf(peer).longest, ranks, kFirst);
+      out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));
     }
-    stream.consume(first + s);
+    stream.consume(first);
+  } else {
+    const Strided strided(longestOfAll, ranks, segmentLimit(stream, tuning, longestOfAll));
+    pipelineSegments(
+        stream, strided.cut.segments, [&](std::size_t) { return strided.bytes(); },
+        [&](std::size_t s, std::uint8_t* memory) {
+          writePieces(stream, request, strided, s, memory);
+        },
+        [&](std::size_t s, const Segment& segment) {
+          readPieces(stream, request, strided, s, segment, streaming);
+        });
   }
-  stream.end(segments);
+  stream.end();
 }
 
 }  // namespace fastcoll

@@ -6,12 +6,13 @@
 namespace fastcoll {
 
 void barrier(SegmentStream& stream, const Request& request) {
-  const std::uint64_t segment = stream.begin(request.arrival(), 0, request.expectedCount, nullptr,
-                                             request.deadline, request.timeout);
+  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+               request.timeout);
+  const Segment segment = stream.place(0);
   stream.publish(segment);
   stream.awaitArrivals();
   stream.consume(segment);
-  stream.end(1);
+  stream.end();
 }
 
 }  // namespace fastcoll

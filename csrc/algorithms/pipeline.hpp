@@ -6,32 +6,60 @@
 
 namespace fastcoll {
 
-/// For each of `segments` segments from `first` on: fill(s) writes and publishes, drain(s) reads.
-template <typename Fill, typename Drain>
-void pipelineSegments(SegmentStream& stream, std::uint64_t first, std::size_t segments, Fill fill,
+/// For each of `segments` segments, of bytes(s) bytes: fill(s, memory) writes, drain(s, segment)
+/// reads.
+template <typename Bytes, typename Fill, typename Drain>
+void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
                       Drain drain) {
-  fill(std::size_t{0});
+  const auto publish = [&](std::size_t s) {
+    const Segment segment = stream.place(bytes(s));
+    fill(s, stream.acquire(segment));
+    stream.publish(segment);
+    return segment;
+  };
+  Segment ahead = publish(0);
   for (std::size_t s = 0; s < segments; ++s) {
-    if (s + 1 < segments) fill(s + 1);
-    drain(s);
-    stream.consume(first + s);
+    const Segment present = ahead;
+    if (s + 1 < segments) ahead = publish(s + 1);
+    drain(s, present);
+    stream.consume(present);
   }
 }
 
-/// How a message per rank is cut: every segment holds a piece for each rank, `stride` bytes apart.
-struct Strided {
-  std::size_t stride;
-  std::size_t segments;  // at least 1: every collective begins by arriving
+/// How a message is cut into segments of at most `limit` bytes; there is always one.
+struct Cut {
+  std::size_t total;
+  std::size_t step;
+  std::size_t segments;
 
-  Strided(std::size_t messageBytes, int ranks, std::size_t segmentBytes) {
-    const std::size_t most = segmentBytes / static_cast<std::size_t>(ranks) / 64 * 64;
-    stride = std::min((messageBytes + 63) / 64 * 64, most);
-    segments = stride == 0 ? 1 : ceilDiv(messageBytes, stride);
-  }
-  std::size_t offset(std::size_t s) const { return s * stride; }
+  Cut(std::size_t messageBytes, std::size_t limit)
+      : total(messageBytes),
+        step(std::min(messageBytes, limit)),
+        segments(step == 0 ? 1 : ceilDiv(messageBytes, step)) {}
+  std::size_t offset(std::size_t s) const { return s * step; }
+  /// Bytes of segment s of a message that may be shorter than the longest.
   std::size_t length(std::size_t s, std::size_t messageBytes) const {
-    const std::size_t start = offset(s);
-    return start >= messageBytes ? 0 : std::min(stride, messageBytes - start);
+    return offset(s) >= messageBytes ? 0 : std::min(step, messageBytes - offset(s));
+  }
+  std::size_t length(std::size_t s) const { return length(s, total); }
+};
+
+/// How a message per rank is cut: every segment holds a piece for each peer, `stride` bytes apart,
+/// in rank order without the owner's.
+struct Strided {
+  Cut cut;
+  std::size_t stride;
+  std::size_t peers;
+
+  Strided(std::size_t messageBytes, int ranks, std::size_t limit)
+      : cut(messageBytes,
+            std::max<std::size_t>(64, limit / static_cast<std::size_t>(ranks - 1) / 64 * 64)),
+        stride((cut.step + 63) / 64 * 64),
+        peers(static_cast<std::size_t>(ranks - 1)) {}
+  std::size_t bytes() const { return peers * stride; }
+  /// Where the piece for `to` begins in a segment of `owner`.
+  std::size_t place(int owner, int to) const {
+    return static_cast<std::size_t>(to > owner ? to - 1 : to) * stride;
   }
 };
 

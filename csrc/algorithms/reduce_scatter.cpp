@@ -1,56 +1,61 @@
-// Reduce-scatter: every rank publishes, per segment, a piece for each rank; each rank reduces its
+// Reduce-scatter: every rank publishes, per segment, a piece for each peer; each rank reduces its
 // own pieces in rank order.
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
 // pieces.
+#include "direct.hpp"
 #include "pipeline.hpp"
 #include "segment_reduce.hpp"
 
 namespace fastcoll {
 
-void reduceScatter(SegmentStream& stream, const Request& request) {
+void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& out = request.out[0];
   const std::size_t bytes = out.bytes();
-  const std::size_t element = elementSize(request.dtype);
-  const Strided cut(bytes, stream.size(), stream.segmentBytes());
   const auto mine = static_cast<std::size_t>(stream.rank());
+  const Message& own = request.in[mine];
   SegmentReducer reducer(request, stream.size());
-  const std::uint64_t first =
-      stream.begin(request.arrival(), cut.stride * static_cast<std::size_t>(stream.size()),
-                   request.expectedCount, nullptr, request.deadline, request.timeout);
-  std::uint8_t* slots[2] = {nullptr, nullptr};
-  pipelineSegments(
-      stream, first, cut.segments,
-      [&](std::size_t s) {
-        std::uint8_t* slot = stream.acquire(first + s);
-        const std::size_t length = cut.length(s, bytes);
-        for (std::size_t to = 0; to < request.in.size(); ++to) {
-          // This rank's own piece is read where it lies, unless it is scattered over tensors.
-          const bool direct = request.in[to].contiguous(cut.offset(s), length) != nullptr;
-          if (to == mine && direct) continue;
-          request.in[to].read(cut.offset(s), length, slot + to * cut.stride);
-        }
-        stream.publish(first + s);
-        slots[s % 2] = slot;
-      },
-      [&](std::size_t s) {
-        const std::size_t length = cut.length(s, bytes);
-        for (int i = 0; i < stream.size(); ++i) {
+  const bool mayBeDirect = bytes >= tuning.directBytes;
+  Arrival arrival = request.arrival();
+  if (mayBeDirect) arrival.direct = directOffset(stream, request.in);
+  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  if (mayBeDirect) {
+    DirectRead direct(stream);
+    if (direct.agreed(arrival.direct)) {
+      const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
+      for (std::size_t s = 0; s < cut.segments; ++s) {
+        const std::size_t offset = mine * bytes + cut.offset(s);
+        for (int i = 1; i < stream.size(); ++i) {
           const int peer = (stream.rank() + i) % stream.size();
-          const std::uint8_t* source = nullptr;
-          if (i == 0) source = request.in[mine].contiguous(cut.offset(s), length);
-          if (source == nullptr) {
-            source = (i == 0 ? slots[s % 2] : stream.await(peer, first + s)) + mine * cut.stride;
-          }
-          reducer.source(peer, source);
+          reducer.source(peer, stream.directOf(peer, bytes * request.in.size()) + offset);
         }
-        if (length == 0) return;
-        std::uint8_t* direct = out.contiguous(cut.offset(s), length);
-        std::uint8_t* result = direct != nullptr ? direct : stream.scratch(length);
-        reducer.run(result, length / element);
-        if (direct == nullptr) out.write(cut.offset(s), length, result);
+        reducer.ownSource(stream, own, cut.offset(s), cut.length(s));
+        reducer.runInto(out, cut.offset(s), cut.length(s), stream);
+      }
+      return direct.finish();
+    }
+  }
+  const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
+  const Cut& cut = strided.cut;
+  pipelineSegments(
+      stream, cut.segments, [&](std::size_t) { return strided.bytes(); },
+      [&](std::size_t s, std::uint8_t* memory) {
+        for (int i = 1; i < stream.size(); ++i) {
+          const int to = (stream.rank() + i) % stream.size();
+          request.in[static_cast<std::size_t>(to)].read(cut.offset(s), cut.length(s),
+                                                        memory + strided.place(stream.rank(), to));
+        }
+      },
+      [&](std::size_t s, const Segment& segment) {
+        const std::size_t length = cut.length(s);
+        for (int i = 1; i < stream.size(); ++i) {
+          const int peer = (stream.rank() + i) % stream.size();
+          reducer.source(peer, stream.await(peer, segment) + strided.place(peer, stream.rank()));
+        }
+        reducer.ownSource(stream, own, cut.offset(s), length);
+        reducer.runInto(out, cut.offset(s), length, stream);
       });
-  stream.end(cut.segments);
+  stream.end();
 }
 
 }  // namespace fastcoll

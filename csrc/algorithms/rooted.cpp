@@ -10,118 +10,108 @@ namespace fastcoll {
 namespace {
 
 /// Non-root side of gather and reduce: publish the message, read nothing.
-void publishAll(SegmentStream& stream, const Message& message, std::uint64_t first,
-                std::size_t segments, std::size_t step) {
-  if (segments > 1) stream.consume(first + segments - 2);
-  for (std::size_t s = 0; s < segments; ++s) {
-    const std::size_t length = std::min(step, message.bytes() - s * step);
-    message.read(s * step, length, stream.acquire(first + s));
-    stream.publish(first + s);
+void publishAll(SegmentStream& stream, const Message& message, const Cut& cut) {
+  Segment segment;
+  for (std::size_t s = 0; s < cut.segments; ++s) {
+    segment = stream.place(cut.length(s));
+    message.read(cut.offset(s), cut.length(s), stream.acquire(segment));
+    stream.publish(segment);
+    // The other ranks that only publish wait for this one too before they reuse their memory.
+    if (s + 1 < cut.segments) stream.consume(segment);
+  }
+  stream.awaitArrivals();
+  stream.consume(segment);
+}
+
+/// Root's side of gather and reduce: drain(s, segment) reads the peers' segment s.
+template <typename Drain>
+void readAll(SegmentStream& stream, const Cut& cut, Drain drain) {
+  for (std::size_t s = 0; s < cut.segments; ++s) {
+    const Segment segment = stream.place(cut.length(s));
+    if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival
+    drain(s, segment);
+    stream.consume(segment);  // all peers have arrived: it has read something of each
   }
 }
 
 }  // namespace
 
-void gather(SegmentStream& stream, const Request& request) {
+void gather(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& in = request.in[0];
-  const std::size_t step = std::min(in.bytes(), stream.segmentBytes());
-  const std::size_t segments = step == 0 ? 1 : ceilDiv(in.bytes(), step);
-  const std::uint64_t first = stream.begin(request.arrival(), step, request.expectedCount, nullptr,
-                                           request.deadline, request.timeout);
+  const Cut cut(in.bytes(), segmentLimit(stream, tuning, in.bytes()));
+  const bool streaming =
+      in.bytes() * static_cast<std::size_t>(stream.size()) >= tuning.streamingBytes;
+  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+               request.timeout);
   if (stream.rank() != request.root) {
-    publishAll(stream, in, first, segments, step);
+    publishAll(stream, in, cut);
   } else {
-    stream.publish(first + segments - 1);
-    for (std::size_t s = 0; s < segments; ++s) {
-      const std::size_t length = std::min(step, in.bytes() - s * step);
+    readAll(stream, cut, [&](std::size_t s, const Segment& segment) {
       for (int i = 1; i < stream.size(); ++i) {
         const int peer = (stream.rank() + i) % stream.size();
-        const std::uint8_t* slot = stream.await(peer, first + s);
-        request.out[static_cast<std::size_t>(peer)].write(s * step, length, slot);
+        const std::uint8_t* memory = stream.await(peer, segment);
+        request.out[static_cast<std::size_t>(peer)].write(cut.offset(s), cut.length(s), memory,
+                                                          streaming);
       }
-      if (s + 1 < segments) stream.consume(first + s);
-    }
-    in.copyTo(request.out[static_cast<std::size_t>(stream.rank())]);
+    });
+    in.copyTo(request.out[static_cast<std::size_t>(stream.rank())], streaming);
   }
-  stream.awaitArrivals();
-  stream.consume(first + segments - 1);
-  stream.end(segments);
+  stream.end();
 }
 
-void reduce(SegmentStream& stream, const Request& request) {
+void reduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& in = request.in[0];
   const std::size_t element = elementSize(request.dtype);
-  const std::size_t step = std::min(in.bytes(), stream.segmentBytes() / element * element);
-  const std::size_t segments = step == 0 ? 1 : ceilDiv(in.bytes(), step);
+  const std::size_t limit = segmentLimit(stream, tuning, in.bytes());
+  const Cut cut(in.bytes(), std::max(element, limit / element * element));
   SegmentReducer reducer(request, stream.size());
-  const std::uint64_t first = stream.begin(request.arrival(), step, request.expectedCount, nullptr,
-                                           request.deadline, request.timeout);
+  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+               request.timeout);
   if (stream.rank() != request.root) {
-    publishAll(stream, in, first, segments, step);
+    publishAll(stream, in, cut);
   } else {
-    const Message& out = request.out[0];
-    stream.publish(first + segments - 1);
-    for (std::size_t s = 0; s < segments; ++s) {
-      const std::size_t length = std::min(step, in.bytes() - s * step);
+    readAll(stream, cut, [&](std::size_t s, const Segment& segment) {
       for (int i = 1; i < stream.size(); ++i) {
         const int peer = (stream.rank() + i) % stream.size();
-        reducer.source(peer, stream.await(peer, first + s));
+        reducer.source(peer, stream.await(peer, segment));
       }
-      if (length > 0) {
-        // Scratch holds this rank's own part first, then the result in the same place.
-        const std::uint8_t* own = in.contiguous(s * step, length);
-        std::uint8_t* direct = out.contiguous(s * step, length);
-        std::uint8_t* spare =
-            own == nullptr || direct == nullptr ? stream.scratch(length) : nullptr;
-        if (own == nullptr) {
-          in.read(s * step, length, spare);
-          own = spare;
-        }
-        reducer.source(stream.rank(), own);
-        std::uint8_t* result = direct != nullptr ? direct : spare;
-        reducer.run(result, length / element);
-        if (direct == nullptr) out.write(s * step, length, result);
-      }
-      if (s + 1 < segments) stream.consume(first + s);
-    }
+      reducer.ownSource(stream, in, cut.offset(s), cut.length(s));
+      reducer.runInto(request.out[0], cut.offset(s), cut.length(s), stream);
+    });
   }
-  stream.awaitArrivals();
-  stream.consume(first + segments - 1);
-  stream.end(segments);
+  stream.end();
 }
 
-void scatter(SegmentStream& stream, const Request& request) {
+void scatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const bool root = stream.rank() == request.root;
   const Message& out = request.out[0];
   const std::size_t bytes = out.bytes();
-  const Strided cut(bytes, stream.size(), stream.segmentBytes());
-  const std::uint64_t first =
-      stream.begin(request.arrival(), cut.stride * static_cast<std::size_t>(stream.size()),
-                   request.expectedCount, nullptr, request.deadline, request.timeout);
-  const auto mine = static_cast<std::size_t>(stream.rank());
-  const std::uint64_t last = first + cut.segments - 1;
-  if (root) {
-    if (cut.segments > 1) stream.consume(last - 1);
-    for (std::size_t s = 0; s < cut.segments; ++s) {
-      std::uint8_t* slot = stream.acquire(first + s);
-      for (std::size_t to = 0; to < request.in.size(); ++to) {
-        if (to == mine) continue;
-        request.in[to].read(cut.offset(s), cut.length(s, bytes), slot + to * cut.stride);
+  const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
+  const Cut& cut = strided.cut;
+  const bool streaming = bytes >= tuning.streamingBytes;
+  stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
+               request.timeout);
+  for (std::size_t s = 0; s < cut.segments; ++s) {
+    const Segment segment = stream.place(strided.bytes());
+    if (root) {
+      std::uint8_t* memory = stream.acquire(segment);
+      for (int i = 1; i < stream.size(); ++i) {
+        const int to = (stream.rank() + i) % stream.size();
+        request.in[static_cast<std::size_t>(to)].read(cut.offset(s), cut.length(s),
+                                                      memory + strided.place(request.root, to));
       }
-      stream.publish(first + s);
+      stream.publish(segment);
+    } else {
+      if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival
+      const std::uint8_t* memory = stream.await(request.root, segment);
+      out.write(cut.offset(s), cut.length(s), memory + strided.place(request.root, stream.rank()),
+                streaming);
     }
-    request.in[mine].copyTo(out);
-  } else {
-    stream.publish(last);
-    for (std::size_t s = 0; s < cut.segments; ++s) {
-      const std::uint8_t* slot = stream.await(request.root, first + s);
-      out.write(cut.offset(s), cut.length(s, bytes), slot + mine * cut.stride);
-      if (s + 1 < cut.segments) stream.consume(first + s);
-    }
+    if (s + 1 == cut.segments) stream.awaitArrivals();
+    stream.consume(segment);
   }
-  stream.awaitArrivals();
-  stream.consume(last);
-  stream.end(cut.segments);
+  if (root) request.in[static_cast<std::size_t>(stream.rank())].copyTo(out, streaming);
+  stream.end();
 }
 
 }  // namespace fastcoll

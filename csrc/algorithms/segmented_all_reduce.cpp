@@ -1,14 +1,18 @@
 // All-reduce by reduce-scatter and all-gather, pipelined over segments that stay in cache.
 //
-// Phases, for each segment s: A(s) every rank publishes its part of the message; each rank reduces
-// one
-//         piece of it in rank order, writes it to its output and publishes it as B(s); every rank
-//         copies the other ranks' pieces from B(s).
+// Phases, for each segment s: A(s) every rank publishes the pieces that its peers reduce; each rank
+//         reduces its own piece in rank order, writes it to its output and publishes it as B(s);
+//         every rank copies the other ranks' pieces from B(s).
 // Order:  publish A(0) | A(s+1), reduce A(s), publish B(s), copy B(s-1) | ... The look-ahead of one
-//         segment hides the wait for the peers. Segments are published and consumed in one order:
-//         A0 A1 B0 A2 B1 A3 B2 ... A(S-1) B(S-2) B(S-1).
+//         segment hides the wait for the peers. Segments are placed, published and consumed in one
+//         order: A0 A1 B0 A2 B1 A3 B2 ... A(S-1) B(S-2) B(S-1).
 // Steps: 2 per segment. Bytes read per rank: 2 (n - 1) B / n. Chosen: above the one-shot limit.
-#include "algorithm.hpp"
+//
+// In shared memory (direct.hpp) in place, A and B are the message itself: a rank reduces from the
+// peers' messages into its own, B(s) only says so, and peers copy from there. Nobody else reads or
+// writes the piece that a rank reduces before its B(s), nor a piece that a rank copies after that
+// piece's owner published its B(s).
+#include "direct.hpp"
 #include "segment_reduce.hpp"
 
 namespace fastcoll {
@@ -16,100 +20,115 @@ namespace {
 
 class Pipeline {
  public:
-  Pipeline(SegmentStream& stream, const Request& request)
+  Pipeline(SegmentStream& stream, const Request& request, const TuningTable& tuning)
       : stream_(stream),
         in_(request.in[0]),
         out_(request.out[0]),
         reducer_(request, stream.size()),
         element_(elementSize(request.dtype)),
-        perSegment_(stream.segmentBytes() / element_),
+        perSegment_(segmentLimit(stream, tuning, in_.bytes()) / element_),
         total_(in_.bytes() / element_),
-        segments_(ceilDiv(total_, perSegment_)) {
-    first_ = stream.begin(request.arrival(), stream.segmentBytes(), request.expectedCount, nullptr,
-                          request.deadline, request.timeout);
-  }
+        segments_(ceilDiv(total_, perSegment_)) {}
 
   void run() {
-    publishInput(0);
+    Segment ahead = publishInput(0);
+    Segment behind;
     for (std::size_t s = 0; s < segments_; ++s) {
-      if (s + 1 < segments_) publishInput(s + 1);
-      reducePiece(s);
-      if (s > 0) copyPieces(s - 1);
+      const Segment present = ahead;
+      if (s + 1 < segments_) ahead = publishInput(s + 1);
+      const Segment result = reducePiece(s, present);
+      if (s > 0) copyPieces(s - 1, behind);
+      behind = result;
     }
-    copyPieces(segments_ - 1);
-    stream_.end(2 * segments_);
+    copyPieces(segments_ - 1, behind);
+    stream_.end();
+  }
+
+  void runDirect(DirectRead& direct) {
+    Segment behind;
+    for (std::size_t s = 0; s < segments_; ++s) {
+      const Segment result = stream_.place(0);
+      for (int i = 1; i < stream_.size(); ++i) {
+        const int peer = (stream_.rank() + i) % stream_.size();
+        reducer_.source(peer, messageOf(peer) + offset(s, stream_.rank()));
+      }
+      reducer_.ownSource(stream_, in_, offset(s, stream_.rank()), bytes(s, stream_.rank()));
+      reducer_.runInto(out_, offset(s, stream_.rank()), bytes(s, stream_.rank()), stream_);
+      stream_.publish(result);
+      if (s > 0) copyDirect(s - 1, behind);
+      behind = result;
+    }
+    copyDirect(segments_ - 1, behind);
+    direct.finish(behind);
   }
 
  private:
-  // Position of A(s) and B(s) in the stream; see "Order" above.
-  std::uint64_t inputSegment(std::size_t s) const { return first_ + (s == 0 ? 0 : 2 * s - 1); }
-  std::uint64_t resultSegment(std::size_t s) const {
-    return first_ + (s + 1 < segments_ ? 2 * s + 2 : 2 * s + 1);
-  }
   std::size_t elements(std::size_t s) const {
     return std::min(perSegment_, total_ - s * perSegment_);
   }
   Piece piece(std::size_t s, int rank) const { return pieceOf(elements(s), stream_.size(), rank); }
-
-  void publishInput(std::size_t s) {
-    const std::uint64_t segment = inputSegment(s);
-    std::uint8_t* slot = stream_.acquire(segment);
-    const std::size_t offset = s * perSegment_ * element_;
-    const Piece mine = piece(s, stream_.rank());
-    // Nobody else reads the piece that this rank reduces: it is taken from the message itself when
-    // it lies there in one run.
-    if (in_.contiguous(offset + mine.start * element_, mine.count * element_) != nullptr) {
-      const std::size_t end = mine.start + mine.count;
-      in_.read(offset, mine.start * element_, slot);
-      in_.read(offset + end * element_, (elements(s) - end) * element_, slot + end * element_);
-    } else {
-      in_.read(offset, elements(s) * element_, slot);
-    }
-    stream_.publish(segment);
-    slots_[s % 2] = slot;
+  /// The piece in the message, in bytes.
+  std::size_t offset(std::size_t s, int rank) const {
+    return (s * perSegment_ + piece(s, rank).start) * element_;
+  }
+  std::size_t bytes(std::size_t s, int rank) const { return piece(s, rank).count * element_; }
+  /// The piece for `to` in the segment A(s) of `owner`, which holds all pieces but the owner's own.
+  std::size_t place(std::size_t s, int owner, int to) const {
+    const std::size_t skipped = to > owner ? piece(s, owner).count : 0;
+    return (piece(s, to).start - skipped) * element_;
   }
 
-  void reducePiece(std::size_t s) {
-    const Piece mine = piece(s, stream_.rank());
-    const std::size_t offset = (s * perSegment_ + mine.start) * element_;
-    const std::size_t bytes = mine.count * element_;
-    for (int step = 0; step < stream_.size(); ++step) {
-      const int peer = (stream_.rank() + step) % stream_.size();
-      const std::uint8_t* source = nullptr;
-      if (step == 0) {
-        source = in_.contiguous(offset, bytes);
-        if (source == nullptr) source = slots_[s % 2] + mine.start * element_;
-      } else {
-        source = stream_.await(peer, inputSegment(s)) + mine.start * element_;
-      }
-      reducer_.source(peer, source);
+  Segment publishInput(std::size_t s) {
+    // Pieces shrink with the rank: nobody leaves out less than the last one.
+    const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
+    const Segment segment = stream_.place(most * element_);
+    std::uint8_t* memory = stream_.acquire(segment);
+    for (int i = 1; i < stream_.size(); ++i) {
+      const int to = (stream_.rank() + i) % stream_.size();
+      in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to));
     }
-    const std::uint64_t segment = resultSegment(s);
-    std::uint8_t* slot = stream_.acquire(segment);
-    if (bytes > 0) {
-      std::uint8_t* direct = out_.contiguous(offset, bytes);
-      if (direct != nullptr) {
-        reducer_.run(direct, mine.count);
-        std::memcpy(slot, direct, bytes);
-      } else {
-        reducer_.run(slot, mine.count);
-        out_.write(offset, bytes, slot);
-      }
-    }
-    stream_.consume(inputSegment(s));
     stream_.publish(segment);
+    return segment;
   }
 
-  void copyPieces(std::size_t s) {
-    const std::uint64_t segment = resultSegment(s);
-    for (int step = 1; step < stream_.size(); ++step) {
-      const int peer = (stream_.rank() + step) % stream_.size();
-      const std::uint8_t* slot = stream_.await(peer, segment);
-      const Piece theirs = piece(s, peer);
-      out_.write((s * perSegment_ + theirs.start) * element_, theirs.count * element_, slot);
+  Segment reducePiece(std::size_t s, const Segment& input) {
+    const std::size_t length = bytes(s, stream_.rank());
+    const std::size_t at = offset(s, stream_.rank());
+    for (int i = 1; i < stream_.size(); ++i) {
+      const int peer = (stream_.rank() + i) % stream_.size();
+      reducer_.source(peer, stream_.await(peer, input) + place(s, peer, stream_.rank()));
+    }
+    reducer_.ownSource(stream_, in_, at, length);
+    const Segment segment = stream_.place(bytes(s, 0));  // the longest piece
+    std::uint8_t* memory = stream_.acquire(segment);
+    if (std::uint8_t* direct = out_.contiguous(at, length); direct != nullptr) {
+      reducer_.runTwice(direct, memory, length);
+    } else if (length > 0) {
+      reducer_.run(memory, length);
+      out_.write(at, length, memory);
+    }
+    stream_.consume(input);
+    stream_.publish(segment);
+    return segment;
+  }
+
+  void copyPieces(std::size_t s, const Segment& segment) {
+    for (int i = 1; i < stream_.size(); ++i) {
+      const int peer = (stream_.rank() + i) % stream_.size();
+      const std::uint8_t* memory = stream_.await(peer, segment);
+      out_.write(offset(s, peer), bytes(s, peer), memory);
     }
     stream_.consume(segment);
   }
+
+  void copyDirect(std::size_t s, const Segment& segment) {
+    for (int i = 1; i < stream_.size(); ++i) {
+      const int peer = (stream_.rank() + i) % stream_.size();
+      stream_.awaitPublished(peer, segment);
+      out_.write(offset(s, peer), bytes(s, peer), messageOf(peer) + offset(s, peer));
+    }
+  }
+  const std::uint8_t* messageOf(int peer) const { return stream_.directOf(peer, in_.bytes()); }
 
   SegmentStream& stream_;
   const Message& in_;
@@ -119,14 +138,25 @@ class Pipeline {
   const std::size_t perSegment_;  // elements
   const std::size_t total_;       // elements
   const std::size_t segments_;
-  std::uint64_t first_ = 0;
-  const std::uint8_t* slots_[2] = {nullptr, nullptr};
 };
 
 }  // namespace
 
-void segmentedAllReduce(SegmentStream& stream, const Request& request) {
-  Pipeline(stream, request).run();
+void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
+  const Message& in = request.in[0];
+  const std::uint8_t* data = in.contiguous(0, in.bytes());
+  const bool mayBeDirect = in.bytes() >= tuning.directBytes;
+  Arrival arrival = request.arrival();
+  if (mayBeDirect && data == request.out[0].contiguous(0, in.bytes())) {
+    arrival.direct = directOffset(stream, request.in);
+  }
+  stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
+  Pipeline pipeline(stream, request, tuning);
+  if (mayBeDirect) {
+    DirectRead direct(stream);
+    if (direct.agreed(arrival.direct)) return pipeline.runDirect(direct);
+  }
+  pipeline.run();
 }
 
 }  // namespace fastcoll

@@ -2,13 +2,13 @@
 
 namespace fastcoll {
 
-Algorithm selectAllReduce(const SelectorTable& table, std::size_t bytes, int ranks,
-                          std::size_t segmentBytes) {
+AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
+                                   std::size_t ringBytes) {
   // One shot reads (n - 1) B where the pipeline reads 2 (n - 1) B / n: its limit falls with n.
   const std::size_t limit =
-      std::min(segmentBytes, 2 * table.oneShotAllReduceBytes / static_cast<std::size_t>(ranks));
-  const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSlotBytes);
-  return fits ? Algorithm::OneShot : Algorithm::Segmented;
+      std::min(ringBytes / 4, 2 * tuning.oneShotBytes / static_cast<std::size_t>(ranks));
+  const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);
+  return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;
 }
 
 Arrival Request::arrival() const {
@@ -23,28 +23,28 @@ Arrival Request::arrival() const {
   return arrival;
 }
 
-void runCollective(SegmentStream& stream, const Request& request) {
+void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   switch (request.collective) {
     case Collective::AllReduce:
-      if (selectAllReduce(SelectorTable{}, request.in[0].bytes(), stream.size(),
-                          stream.segmentBytes()) == Algorithm::OneShot) {
+      if (selectAllReduce(tuning, request.in[0].bytes(), stream.size(), stream.ringBytes()) ==
+          AllReduceAlgorithm::OneShot) {
         return oneShotAllReduce(stream, request);
       }
-      return segmentedAllReduce(stream, request);
+      return segmentedAllReduce(stream, request, tuning);
     case Collective::Broadcast:
-      return broadcast(stream, request);
+      return broadcast(stream, request, tuning);
     case Collective::Reduce:
-      return reduce(stream, request);
+      return reduce(stream, request, tuning);
     case Collective::AllGather:
-      return allGather(stream, request);
+      return allGather(stream, request, tuning);
     case Collective::Gather:
-      return gather(stream, request);
+      return gather(stream, request, tuning);
     case Collective::Scatter:
-      return scatter(stream, request);
+      return scatter(stream, request, tuning);
     case Collective::ReduceScatter:
-      return reduceScatter(stream, request);
+      return reduceScatter(stream, request, tuning);
     case Collective::AllToAll:
-      return allToAll(stream, request);
+      return allToAll(stream, request, tuning);
     default:
       return barrier(stream, request);
   }

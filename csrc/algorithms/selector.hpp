@@ -7,13 +7,12 @@
 
 namespace fastcoll {
 
-/// Messages of at most this many bytes are reduced in one shot. Measured on a 2-core Zen 4 virtual
-/// machine with 2 ranks; the tuning issue replaces it by a table per host.
-struct SelectorTable {
-  std::size_t oneShotAllReduceBytes = 32 * 1024;
+enum class AllReduceAlgorithm : std::uint8_t {
+  OneShot,    // everybody reads everything it needs at once
+  Segmented,  // reduce-scatter and all-gather in a pipeline of segments
 };
 
-Algorithm selectAllReduce(const SelectorTable& table, std::size_t bytes, int ranks,
-                          std::size_t segmentBytes);
+AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
+                                   std::size_t ringBytes);
 
 }  // namespace fastcoll

@@ -8,7 +8,6 @@ void runSingleRank(const Request& request) {
   if (request.out.empty()) return;
   const Message& in = request.in.empty() ? request.out[0] : request.in[0];
   const Message& out = request.out[0];
-  const std::size_t element = elementSize(request.dtype);
   if (request.op != ReduceOp::None) {
     SegmentReducer reducer(request, 1);
     constexpr std::size_t kChunk = 1 << 16;  // a multiple of every element size
@@ -23,7 +22,7 @@ void runSingleRank(const Request& request) {
       }
       reducer.source(0, source);
       std::uint8_t* result = direct != nullptr ? direct : scratch.data();
-      reducer.run(result, length / element);
+      reducer.run(result, length);
       if (direct == nullptr) out.write(at, length, result);
     }
   } else if (!request.in.empty()) {

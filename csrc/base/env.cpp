@@ -73,10 +73,10 @@ Environment Environment::read() {
     }
     env.transportIsSet = true;
   }
-  if (auto text = variable("FASTCOLL_SEGMENT_BYTES"); !text.empty()) {
-    env.segmentBytes =
-        static_cast<std::size_t>(integer("FASTCOLL_SEGMENT_BYTES", text, 4096, 64 << 20));
-    env.segmentBytesIsSet = true;
+  if (auto text = variable("FASTCOLL_RING_BYTES"); !text.empty()) {
+    env.ringBytes =
+        static_cast<std::size_t>(integer("FASTCOLL_RING_BYTES", text, 16 << 10, 1 << 30));
+    env.ringBytesIsSet = true;
   }
   if (auto text = variable("FASTCOLL_SPIN_US"); !text.empty()) {
     env.spinMicros = static_cast<int>(integer("FASTCOLL_SPIN_US", text, -1, 1000000));

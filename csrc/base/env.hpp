@@ -16,9 +16,9 @@ struct Environment {
   /// FASTCOLL_TRANSPORT=auto|shm|gloo: auto shares memory where all ranks can, else Gloo.
   TransportChoice transport = TransportChoice::Auto;
   bool transportIsSet = false;
-  /// FASTCOLL_SEGMENT_BYTES: bytes of one pipeline segment (4 KiB to 64 MiB).
-  std::size_t segmentBytes = 128 * 1024;
-  bool segmentBytesIsSet = false;
+  /// FASTCOLL_RING_BYTES: shared memory through which a rank's data goes (16 KiB to 1 GiB).
+  std::size_t ringBytes = std::size_t{2} << 20;
+  bool ringBytesIsSet = false;
   /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the number of cores.
   int spinMicros = -1;
   bool spinMicrosIsSet = false;

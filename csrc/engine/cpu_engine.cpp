@@ -58,7 +58,8 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.size = static_cast<std::uint32_t>(config_.size);
   record.uid = ::geteuid();
   record.pid = static_cast<std::uint32_t>(::getpid());
-  record.segmentBytes = config_.segmentBytes;
+  record.ringBytes = config_.ringBytes;
+  record.tuning = config_.tuning.fingerprint();
   record.transport = static_cast<std::uint32_t>(config_.transport);
   setText(record.bootId, bootId());
   setText(record.host, hostName());
@@ -110,7 +111,7 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
   if (agreement.shared) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, config_.segmentBytes, spinMicros_);
+    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
@@ -141,7 +142,7 @@ void CpuEngine::runOne(Request& request, const TaskRef& task) {
     case Path::Local:
       return runSingleRank(request);
     case Path::Shared:
-      return runCollective(*stream_, request);
+      return runCollective(*stream_, request, config_.tuning);
     default: {
       auto owner = task->memory();
       if (owner == nullptr) owner = task;

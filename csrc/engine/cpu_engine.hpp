@@ -58,7 +58,8 @@ struct EngineConfig {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::size_t segmentBytes = 128 * 1024;
+  std::size_t ringBytes = std::size_t{2} << 20;
+  TuningTable tuning;
   int spinMicros = -1;  // -1: by the number of cores
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;

@@ -140,7 +140,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
         ErrorKind::Backend,
         concat("fastcoll: cannot reserve ", need, " bytes of shared memory (", std::strerror(errno),
                "). The machine or the container's memory limit is full: free memory, lower "
-               "FASTCOLL_SEGMENT_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
+               "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
   }
   extents_.emplace(offset, Extent{need, std::nullopt});
   return offset;

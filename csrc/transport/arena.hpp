@@ -66,6 +66,12 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   std::uint8_t* base() const { return base_; }
+  /// Offset of [data, data + bytes), or 0 if that does not lie in this arena.
+  std::uint64_t offsetOf(const void* data, std::size_t bytes) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    const auto first = reinterpret_cast<std::uintptr_t>(base_);
+    return at >= first && at - first < bytes_ && bytes <= bytes_ - (at - first) ? at - first : 0;
+  }
   std::size_t bytes() const { return bytes_; }
   int descriptor() const { return fd_; }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(base_); }

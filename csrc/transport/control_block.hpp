@@ -1,7 +1,7 @@
 // What a rank of a group shows to the others in shared memory. One block per (group, rank), in the
 // arena of the rank's process; peers find it through the arena's directory by the instance nonce.
 //
-// Who writes what: the owner writes its identity, arrivals, progress, splits and slots. Peers write
+// Who writes what: the owner writes its identity, arrivals, progress, splits and rings. Peers write
 // `waiters` (they are about to sleep on a word of this block), `doorbell` and `abort`.
 #pragma once
 
@@ -35,24 +35,23 @@ const char* collectiveName(Collective collective);
 /// rank writes the one of collective k only after all peers arrived at k-1, so after all left k-2.
 struct alignas(64) Arrival {
   std::uint64_t seq;
-  std::uint64_t count;       // elements; a peer knows how many it expects
-  std::uint64_t pieceBytes;  // all_to_all: bytes of the largest message this rank sends to a peer
-  std::uint64_t stride;      // all_to_all: bytes from one peer's piece to the next in a slot
-  double factor;             // of PREMUL_SUM
-  std::int32_t root;         // -1 where there is none
+  std::uint64_t count;    // elements; a peer knows how many it expects
+  std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
+  std::uint64_t direct;   // arena offset of its message, if peers may read it there; else 0
+  double factor;          // of PREMUL_SUM
+  std::int32_t root;      // -1 where there is none
   Collective collective;
   DType dtype;
   ReduceOp op;
-  std::uint8_t large;  // the segments lie in the large slots
 };
 static_assert(sizeof(Arrival) == 64);
 
-/// Counts of segments since the group began; both only grow. A futex on either's low half wakes the
-/// ranks that sleep on this block.
+/// Positions in the group's stream of segments; both only grow. A futex on either's low half wakes
+/// the ranks that sleep on this block.
 struct alignas(64) Progress {
-  std::atomic<std::uint64_t> published;  // segments whose slot may be read
-  std::atomic<std::uint64_t> consumed;  // segments of all peers that this rank has finished reading
-  std::atomic<std::uint32_t> waiters;   // ranks that sleep, or are about to, on one of the two
+  std::atomic<std::uint64_t> published;  // up to here this rank's segments may be read
+  std::atomic<std::uint64_t> consumed;   // up to here this rank has read those of all peers
+  std::atomic<std::uint32_t> waiters;    // ranks that sleep, or are about to, on one of the two
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };
 
@@ -80,29 +79,28 @@ struct ControlBlock {
   std::atomic<std::uint64_t> nonce;  // a peer may look at a block that is another group's by now
   std::uint32_t rank;
   std::uint32_t size;
-  std::atomic<std::uint32_t> closed;      // the owner has destroyed the group
-  std::atomic<std::uint64_t> largeSlots;  // arena offset of the large slots, 0 = none yet
+  std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
+  std::atomic<std::uint64_t> largeRing;  // arena offset of the large ring, 0 = none yet
   Progress progress;
   Arrival arrivals[2];
   Doorbell doorbell;
   AbortRecord abort;
-  // Followed by: PeerLink[size], splits[2][2][size] (uint64), kSlots small slots.
+  // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 
-  // A slot that a peer read before is slow to write while that peer still caches it, so the large
-  // ring is longer than a core's second-level cache: 16 x 128 KiB.
-  static constexpr std::size_t kSlots = 16;
-  static constexpr std::size_t kSmallSlotBytes = 2048;
+  static constexpr std::size_t kSmallRingBytes = 32 * 1024;
+  /// What still goes through the small ring, so that a group of small messages needs no other.
+  static constexpr std::size_t kSmallSegmentBytes = 2048;
 
   static std::size_t linksOffset() { return sizeof(ControlBlock); }
   static std::size_t splitsOffset(int size) {
     return linksOffset() + sizeof(PeerLink) * static_cast<std::size_t>(size);
   }
-  static std::size_t slotsOffset(int size) {
+  static std::size_t ringOffset(int size) {
     const auto end =
         splitsOffset(size) + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
     return (end + 63) / 64 * 64;
   }
-  static std::size_t bytes(int size) { return slotsOffset(size) + kSlots * kSmallSlotBytes; }
+  static std::size_t bytes(int size) { return ringOffset(size) + kSmallRingBytes; }
 
   PeerLink& link(int peer) {
     return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
@@ -114,8 +112,8 @@ struct ControlBlock {
                                             splitsOffset(static_cast<int>(size))) +
            (collective % 2) * 2 * size;
   }
-  std::uint8_t* smallSlots() {
-    return reinterpret_cast<std::uint8_t*>(this) + slotsOffset(static_cast<int>(size));
+  std::uint8_t* smallRing() {
+    return reinterpret_cast<std::uint8_t*>(this) + ringOffset(static_cast<int>(size));
   }
 };
 

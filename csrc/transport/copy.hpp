@@ -15,6 +15,11 @@
 
 namespace fastcoll {
 
+/// memcpy, which a conditional expression can name.
+inline void copyPlain(void* to, const void* from, std::size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
 /// Copies `bytes` from `from` to `to`, which do not overlap. The stores are ordered before any
 /// later store of this thread, as those of memcpy are.
 inline void copyStreaming(void* to, const void* from, std::size_t bytes) {

@@ -182,7 +182,7 @@ class Exchange {
     for (std::size_t peer = 0; peer < ranks_; ++peer) {
       reducer.source(static_cast<int>(peer), slices + stride * peer);
     }
-    if (bytes > 0) reducer.run(out, bytes / element_);
+    if (bytes > 0) reducer.run(out, bytes);
   }
 
   // Reduce-scatter by all-to-all and local sums, then all-gather of equal (padded) pieces.

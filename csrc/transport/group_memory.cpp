@@ -170,8 +170,8 @@ GroupMemory::~GroupMemory() {
   if (!isOpen()) return;
   close(false);
   if (!keep_) {
-    const std::uint64_t large = own().largeSlots.load(std::memory_order_relaxed);
-    // After a fault a peer may still read the slots; it will throw away what it read.
+    const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
+    // After a fault a peer may still read the ring; it will throw away what it read.
     if (large != 0) aborted() ? arena().retire(large) : arena().release(large);
     for (int peer = 0; peer < identity_.size; ++peer) {
       const std::uint64_t channel = own().link(peer).channel.load(std::memory_order_relaxed);

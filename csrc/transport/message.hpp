@@ -9,6 +9,8 @@
 #include <cstring>
 #include <vector>
 
+#include "copy.hpp"
+
 namespace fastcoll {
 
 struct Span {
@@ -59,21 +61,22 @@ class Message {
     });
   }
 
-  /// Copies `length` bytes at `from` into the message at `offset`.
-  void write(std::size_t offset, std::size_t length, const void* from) const {
+  /// Copies `length` bytes at `from` into the message at `offset`; `streaming` past the caches.
+  void write(std::size_t offset, std::size_t length, const void* from,
+             bool streaming = false) const {
     const auto* in = static_cast<const std::uint8_t*>(from);
-    visit(offset, length, [&in](std::uint8_t* data, std::size_t bytes) {
+    visit(offset, length, [&in, streaming](std::uint8_t* data, std::size_t bytes) {
       // A tensor gathered in place is already where it should be.
-      if (data != in) std::memcpy(data, in, bytes);
+      if (data != in) streaming ? copyStreaming(data, in, bytes) : copyPlain(data, in, bytes);
       in += bytes;
     });
   }
 
   /// Copies this whole message over `target`, which has the same number of bytes.
-  void copyTo(const Message& target) const {
+  void copyTo(const Message& target, bool streaming = false) const {
     std::size_t offset = 0;
     visit(0, bytes_, [&](std::uint8_t* data, std::size_t bytes) {
-      target.write(offset, bytes, data);
+      target.write(offset, bytes, data, streaming);
       offset += bytes;
     });
   }

@@ -132,11 +132,18 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
                        ") says it is rank ", record.rank, " of ", record.size,
                        ". All ranks must be given the same world size."));
   }
-  if (record.segmentBytes != own_.segmentBytes) {
+  if (record.ringBytes != own_.ringBytes) {
     throw Error(ErrorKind::Backend,
-                concat(prefix(), "rank ", rank, " uses segments of ", record.segmentBytes,
-                       " bytes, this rank of ", own_.segmentBytes,
-                       ". Set FASTCOLL_SEGMENT_BYTES alike on all ranks."));
+                concat(prefix(), "rank ", rank, " uses a ring of ", record.ringBytes,
+                       " bytes, this rank of ", own_.ringBytes,
+                       ". Set FASTCOLL_RING_BYTES alike on all ranks."));
+  }
+  if (record.tuning != own_.tuning) {
+    throw Error(
+        ErrorKind::Backend,
+        concat(prefix(), "rank ", rank,
+               " uses another tuning table than this rank. Set FASTCOLL_TUNING alike on all "
+               "ranks, and write the table before they start."));
   }
   return true;
 }

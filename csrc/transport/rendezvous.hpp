@@ -42,7 +42,8 @@ struct GroupRecord {
   std::uint32_t size;
   std::uint32_t uid;
   std::uint32_t pid;
-  std::uint64_t segmentBytes;
+  std::uint64_t ringBytes;
+  std::uint64_t tuning;     // TuningTable::fingerprint
   std::uint32_t transport;  // TransportChoice
   std::uint32_t reserved;
   char bootId[40];

@@ -7,6 +7,9 @@
 #include "../base/topology.hpp"
 
 namespace fastcoll {
+namespace {
+constexpr std::size_t kLine = 64;
+}  // namespace
 
 std::string describe(const Arrival& arrival) {
   std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
@@ -29,9 +32,9 @@ bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
          factors;
 }
 
-SegmentStream::SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int spinMicros)
+SegmentStream::SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros)
     : memory_(memory),
-      segmentBytes_(segmentBytes),
+      ringBytes_(ringBytes),
       spinMicros_(spinMicros),
       compared_(static_cast<std::size_t>(memory.size()), 0) {}
 
@@ -41,102 +44,136 @@ std::string SegmentStream::prefix() const {
                 id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
 }
 
-std::uint64_t SegmentStream::begin(const Arrival& arrival, std::size_t bytesPerSegment,
-                                   const std::vector<std::uint64_t>& expectedCount,
-                                   const std::uint64_t* splits, TimePoint deadline,
-                                   Milliseconds timeout) {
+void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
+                          const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout) {
   arrival_ = arrival;
   expectedCount_ = &expectedCount;
   deadline_ = deadline;
   timeout_ = timeout;
+  large_ = false;
   std::fill(compared_.begin(), compared_.end(), std::uint8_t{0});
   if (memory_.aborted()) memory_.throwAborted(prefix());
-  large_ = bytesPerSegment > ControlBlock::kSmallSlotBytes;
-  if (large_) openLargeRing();
   ControlBlock& own = memory_.own();
-  arrival_.large = large_ ? 1 : 0;
   own.arrivals[collectives_ % 2] = arrival_;
   if (splits != nullptr) {
     std::copy(splits, splits + 2 * size(), own.splits(collectives_));
   }
-  return next_;
+}
+
+Segment SegmentStream::place(std::size_t bytes) {
+  const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
+  // Once large, always large within a collective: the large segments that are under way are more
+  // than the small ring is long.
+  large_ = large_ || need > ControlBlock::kSmallSegmentBytes;
+  const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
+  const std::size_t offset = placed_ % ring;
+  if (offset + need > ring) placed_ += ring - offset;  // a segment lies in one piece
+  const Segment segment{placed_, placed_ + need, large_};
+  placed_ += need;
+  return segment;
 }
 
 void SegmentStream::openLargeRing() {
   ControlBlock& own = memory_.own();
-  if (own.largeSlots.load(std::memory_order_relaxed) != 0) return;
+  if (own.largeRing.load(std::memory_order_relaxed) != 0) return;
   try {
-    const std::uint64_t offset = memory_.arena().allocate(ControlBlock::kSlots * segmentBytes_);
-    own.largeSlots.store(offset, std::memory_order_release);
+    const std::uint64_t offset = memory_.arena().allocate(ringBytes_);
+    own.largeRing.store(offset, std::memory_order_release);
   } catch (const Error& error) {
     // The peers wait for this rank's first segment: tell them why it never comes.
     fail(error.kind(), concat("rank ", rank(), ": ", error.what()));
   }
 }
 
-void SegmentStream::end(std::uint64_t segments) {
-  next_ += segments;
+void SegmentStream::end() {
+  next_ = placed_;
   ++collectives_;
   memory_.own().progress.completed.store(arrival_.seq, std::memory_order_release);
-  // After a fault elsewhere the slots just read may already have been given back.
+  // After a fault elsewhere what was just read may already have been given back.
   if (memory_.aborted()) memory_.throwAborted(prefix());
 }
 
-std::uint8_t* SegmentStream::acquire(std::uint64_t segment) {
+std::uint8_t* SegmentStream::acquire(const Segment& segment) {
+  const std::size_t ring = segment.large ? ringBytes_ : ControlBlock::kSmallRingBytes;
+  if (segment.end > ring) awaitConsumed(segment.end - ring);
   ControlBlock& own = memory_.own();
-  if (segment >= ControlBlock::kSlots) {
-    const std::uint64_t needed = segment + 1 - ControlBlock::kSlots;
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      Progress& progress = memory_.block(peer).progress;
-      awaited_ = peer;
-      waitOn(
-          progress.consumed, progress.waiters, [needed](std::uint64_t v) { return v >= needed; },
-          spinMicros_, *this);
-    }
+  if (!segment.large) return own.smallRing() + segment.begin % ring;
+  openLargeRing();
+  return memory_.arena().base() + own.largeRing.load(std::memory_order_relaxed) +
+         segment.begin % ring;
+}
+
+void SegmentStream::awaitConsumed(std::uint64_t position) {
+  if (position <= consumedByAll_) return;
+  std::uint64_t least = ~std::uint64_t{0};
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    // Within a collective: a rank that runs another one will never consume this one's segments.
+    if (position > next_ && compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
+    Progress& progress = memory_.block(peer).progress;
+    awaited_ = peer;
+    waitOn(
+        progress.consumed, progress.waiters, [position](std::uint64_t v) { return v >= position; },
+        spinMicros_, *this);
+    least = std::min(least, progress.consumed.load(std::memory_order_acquire));
   }
-  const std::size_t index = segment % ControlBlock::kSlots;
-  if (!large_) return own.smallSlots() + index * ControlBlock::kSmallSlotBytes;
-  return memory_.arena().base() + own.largeSlots.load(std::memory_order_relaxed) +
-         index * segmentBytes_;
+  consumedByAll_ = least;
 }
 
-void SegmentStream::publish(std::uint64_t segment) {
+void SegmentStream::awaitConsumed(const Segment& segment) {
+  awaitConsumed(segment.end);
+}
+
+void SegmentStream::publish(const Segment& segment) {
   Progress& progress = memory_.own().progress;
-  publishWord(progress.published, progress.waiters, segment + 1);
+  publishWord(progress.published, progress.waiters, segment.end);
 }
 
-void SegmentStream::consume(std::uint64_t segment) {
+void SegmentStream::consume(const Segment& segment) {
   Progress& progress = memory_.own().progress;
-  publishWord(progress.consumed, progress.waiters, segment + 1);
+  publishWord(progress.consumed, progress.waiters, segment.end);
 }
 
-const std::uint8_t* SegmentStream::await(int peer, std::uint64_t segment) {
+void SegmentStream::awaitArrival(int peer) {
   ControlBlock& block = memory_.block(peer);
   awaited_ = peer;
   waitOn(
       block.progress.published, block.progress.waiters,
-      [segment](std::uint64_t v) { return v > segment; }, spinMicros_, *this);
-  if (compared_[static_cast<std::size_t>(peer)] == 0) compare(peer);
-  const std::size_t index = segment % ControlBlock::kSlots;
-  if (arrivalOf(peer).large == 0) {
-    return block.smallSlots() + index * ControlBlock::kSmallSlotBytes;
-  }
-  const std::uint64_t ring = block.largeSlots.load(std::memory_order_acquire);
-  return memory_.inPeer(peer, ring, ControlBlock::kSlots * segmentBytes_) + index * segmentBytes_;
+      [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
+  compare(peer);
 }
 
 void SegmentStream::awaitArrivals() {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    if (compared_[static_cast<std::size_t>(peer)] != 0) continue;
-    ControlBlock& block = memory_.block(peer);
-    awaited_ = peer;
-    waitOn(
-        block.progress.published, block.progress.waiters,
-        [this](std::uint64_t v) { return v > next_; }, spinMicros_, *this);
-    compare(peer);
+    if (compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
   }
+}
+
+void SegmentStream::awaitPublished(int peer, const Segment& segment) {
+  // Ranks that disagree may place other segments: compare before waiting for this one.
+  if (compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
+  ControlBlock& block = memory_.block(peer);
+  awaited_ = peer;
+  waitOn(
+      block.progress.published, block.progress.waiters,
+      [&segment](std::uint64_t v) { return v >= segment.end; }, spinMicros_, *this);
+}
+
+const std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
+  awaitPublished(peer, segment);
+  ControlBlock& block = memory_.block(peer);
+  if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
+  const std::uint64_t ring = block.largeRing.load(std::memory_order_acquire);
+  return memory_.inPeer(peer, ring, ringBytes_) + segment.begin % ringBytes_;
+}
+
+std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) const {
+  return memory_.arena().offsetOf(data, bytes);
+}
+
+const std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
+  return memory_.inPeer(peer, arrivalOf(peer).direct, bytes);
 }
 
 const Arrival& SegmentStream::arrivalOf(int peer) const {

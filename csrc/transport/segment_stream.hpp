@@ -1,15 +1,23 @@
 // The stream of segments by which the ranks of a group exchange a collective's bytes.
 //
-// Every rank owns a ring of kSlots slots in its arena and publishes segment after segment in it;
-// all peers read the slots in place. Two counters per rank order everything: `published` (slots
-// that may be read) and `consumed` (segments of the peers that this rank has finished with). All
-// ranks take the same number of segments for a collective, so that a segment number names the same
-// thing everywhere and no barrier is needed between collectives:
+// Every rank owns a ring of memory in its arena. It writes segment after segment into it; all peers
+// read the segments in place. A segment has a position in the stream, counted in bytes since the
+// group began, and lies in the ring at that position modulo the ring's length. All ranks place the
+// same segments for a collective, so that a position names the same thing everywhere and no barrier
+// is needed between collectives. Two positions per rank order everything:
 //
-//   owner:   wait until all peers consumed segment s - kSlots;  write slot;  published = s + 1
-//   reader:  wait until peer.published > s;  read slot;         consumed = s + 1
+//   owner:   wait until all peers consumed up to end - ring;  write;  published = end
+//   reader:  wait until peer.published >= end;  read;                 consumed = end
 //
-// Release/acquire on the counters orders the plain writes and reads of the slots.
+// Release/acquire on the two orders the plain writes and reads of the ring. A segment is written
+// over only by one that ends a whole ring later, and `consumed` is always the end of a segment, so
+// waiting for end - ring frees every segment that the new one overlaps.
+//
+// The ring is cycled through in full whatever the size of the segments: to write a line that a peer
+// still caches is several times slower than to write one that has left its cache, so the ring is
+// longer than a core's second-level cache. Collectives of segments of up to kSmallSegmentBytes go
+// through a small ring in the control block, in the same positions, so that a group that moves no
+// more needs no other memory.
 #pragma once
 
 #include <cstddef>
@@ -21,40 +29,57 @@
 
 namespace fastcoll {
 
+/// A place in the stream, the same on all ranks.
+struct Segment {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  bool large = false;  // it lies in the large ring
+};
+
 class SegmentStream : private WaitGuard {
  public:
-  SegmentStream(GroupMemory& memory, std::size_t segmentBytes, int spinMicros);
+  SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros);
 
   int rank() const { return memory_.rank(); }
   int size() const { return memory_.size(); }
-  /// Bytes of a slot of the large ring.
-  std::size_t segmentBytes() const { return segmentBytes_; }
+  /// Bytes of the large ring. The segments that are under way at once must fit into half of it.
+  std::size_t ringBytes() const { return ringBytes_; }
 
-  /// Starts a collective: announces its signature and chooses the small or large ring by the bytes
-  /// that any one segment of it will need (equal on all ranks). `expectedCount[peer]` tells how
-  /// many elements each peer must announce; empty means as many as this rank does. `splits` are the
-  /// bytes sent to each peer (all_to_all), or nullptr. Returns its first segment number.
-  std::uint64_t begin(const Arrival& arrival, std::size_t bytesPerSegment,
-                      const std::vector<std::uint64_t>& expectedCount, const std::uint64_t* splits,
-                      TimePoint deadline, Milliseconds timeout);
-  /// Ends it after `segments` segments.
-  void end(std::uint64_t segments);
+  /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
+  /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
+  /// each peer and expected from each (all_to_all), or nullptr.
+  void begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
+             const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
+  /// The next `bytes` of the stream, at least a cache line. All ranks must place the same.
+  Segment place(std::size_t bytes);
+  /// Ends the collective: this rank has published and consumed all that it placed.
+  void end();
 
-  /// This rank's slot for the segment, once every peer has finished with the slot's last content.
-  std::uint8_t* acquire(std::uint64_t segment);
-  /// Makes all segments up to and including this one readable.
-  void publish(std::uint64_t segment);
-  /// Waits until the peer has published the segment; on the peer's first segment of a collective
-  /// its signature is compared. Returns the slot.
-  const std::uint8_t* await(int peer, std::uint64_t segment);
-  /// Awaits the first segment of every peer: after it all ranks have arrived and agree.
+  /// This rank's memory for the segment, once every peer has finished with what was there.
+  std::uint8_t* acquire(const Segment& segment);
+  /// Makes everything up to and including this segment readable.
+  void publish(const Segment& segment);
+  /// Waits until the peer has published the segment; at the peer's first segment of a collective
+  /// its signature is compared. Returns the peer's memory of it.
+  const std::uint8_t* await(int peer, const Segment& segment);
+  /// The same, where the segment has no bytes to be read.
+  void awaitPublished(int peer, const Segment& segment);
+  /// Waits until all peers have arrived in the collective, and agree.
   void awaitArrivals();
+  /// Waits until all peers have consumed the segment.
+  void awaitConsumed(const Segment& segment);
   /// What the peer announced for the present collective; valid once awaited.
   const Arrival& arrivalOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
   std::uint64_t expectedBy(int peer, int source) const;
   /// This rank has finished reading all peers' segments up to and including this one.
-  void consume(std::uint64_t segment);
+  void consume(const Segment& segment);
+
+  /// Offset of [data, data + bytes) in this process's arena if it lies there, so that peers can
+  /// read it where it is; else 0.
+  std::uint64_t directOffset(const void* data, std::size_t bytes) const;
+  /// The message that the peer announced as direct, of `bytes` in all.
+  const std::uint8_t* directOf(int peer, std::size_t bytes) const;
 
   /// Records the fault on all ranks of the group and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& cause);
@@ -63,7 +88,7 @@ class SegmentStream : private WaitGuard {
   /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
   std::string prefix() const;
 
-  /// Scratch memory of this rank, for results that must not land in a slot others read.
+  /// Scratch memory of this rank, for what must not land in a segment that others read.
   std::uint8_t* scratch(std::size_t bytes);
 
  private:
@@ -72,19 +97,23 @@ class SegmentStream : private WaitGuard {
   TimePoint deadline() const override { return deadline_; }
   bool checkWorthlessPeers();
   std::string lateRanks() const;
+  void awaitArrival(int peer);
   void compare(int peer);
+  void awaitConsumed(std::uint64_t position);
   void openLargeRing();
 
   GroupMemory& memory_;
-  const std::size_t segmentBytes_;
+  const std::size_t ringBytes_;
   const int spinMicros_;
 
-  std::uint64_t next_ = 0;         // first segment of the present (or next) collective
-  std::uint64_t collectives_ = 0;  // done so far; its parity names the arrival line in use
+  std::uint64_t next_ = 0;           // where the present (or next) collective begins
+  std::uint64_t placed_ = 0;         // where the next segment begins
+  std::uint64_t consumedByAll_ = 0;  // as far as is known
+  bool large_ = false;               // a large segment was placed in the present collective
+  std::uint64_t collectives_ = 0;    // done so far; its parity names the arrival line in use
   Arrival arrival_{};
   const std::vector<std::uint64_t>* expectedCount_ = nullptr;
   std::vector<std::uint8_t> compared_;
-  bool large_ = false;
   TimePoint deadline_;
   Milliseconds timeout_{};
   int awaited_ = -1;           // peer that the present wait is for

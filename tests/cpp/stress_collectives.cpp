@@ -17,9 +17,9 @@ constexpr Collective kCollectives[] = {
 std::vector<std::size_t> edges(std::size_t element, std::size_t segment, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   std::vector<std::size_t> counts = {0, 1, 7};
-  const std::size_t bytes[] = {ControlBlock::kSmallSlotBytes,
-                               ControlBlock::kSmallSlotBytes / n,
-                               std::min(segment, 2 * SelectorTable{}.oneShotAllReduceBytes / n),
+  const std::size_t bytes[] = {ControlBlock::kSmallSegmentBytes,
+                               ControlBlock::kSmallSegmentBytes / n,
+                               std::min(segment, 2 * TuningTable{}.oneShotBytes / n),
                                segment,
                                segment / n,
                                segment * 18,
@@ -33,9 +33,9 @@ std::vector<std::size_t> edges(std::size_t element, std::size_t segment, int ran
 
 void grid(Rank& me) {
   Random random(1);
-  for (const std::size_t segment : {std::size_t{4096}, std::size_t{6000}}) {
+  for (const std::size_t segment : {std::size_t{4096}, std::size_t{6016}}) {
     GroupOptions options;
-    options.segmentBytes = segment;
+    options.ringBytes = 4 * segment;
     const Engine engine = me.group(concat("grid", segment), options);
     for (const Collective collective : kCollectives) {
       for (const std::size_t index :
@@ -52,11 +52,11 @@ void grid(Rank& me) {
   }
 }
 
-/// One segment of the size in use by default, so that nothing depends on small ones.
+/// Segments of the sizes in use by default, so that nothing depends on small ones.
 void largeSegments(Rank& me) {
   Random random(2);
   GroupOptions options;
-  options.segmentBytes = EngineConfig{}.segmentBytes;
+  options.ringBytes = EngineConfig{}.ringBytes;
   const Engine engine = me.group("large", options);
   for (const Collective collective : kCollectives) {
     Plan plan = draw(random, collective, 2200001, me.size);

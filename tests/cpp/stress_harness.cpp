@@ -119,7 +119,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.name = name;
   config.rank = rank;
   config.size = size;
-  config.segmentBytes = options.segmentBytes;
+  config.ringBytes = options.ringBytes;
   config.spinMicros = options.spinMicros;
   config.arenaBytes = std::size_t{1} << 30;
   config.transport = options.transport;

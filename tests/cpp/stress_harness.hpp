@@ -40,7 +40,7 @@ std::shared_ptr<Meeting> meetingInMemory();
 std::shared_ptr<Meeting> meetingInFolder(const std::string& folder);
 
 struct GroupOptions {
-  std::size_t segmentBytes = 4096;  // small, so that little data makes many segments
+  std::size_t ringBytes = 16384;  // small, so that little data makes many segments
   int spinMicros = -1;
   TransportChoice transport = TransportChoice::Shm;
   CpuEngine::RemoteFactory remote;

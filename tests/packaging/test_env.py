@@ -27,7 +27,7 @@ def test_values_are_read_in_any_case() -> None:
     [
         ("FASTCOLL_SPIN_US", "-2", "an integer from -1 to 1000000"),
         ("FASTCOLL_SPIN_US", "long", "an integer from -1 to 1000000"),
-        ("FASTCOLL_SEGMENT_BYTES", "1", "an integer from 4096 to 67108864"),
+        ("FASTCOLL_RING_BYTES", "1", "an integer from 16384 to 1073741824"),
         ("FASTCOLL_TRANSPORT", "tcp", "one of auto, shm, gloo"),
     ],
 )

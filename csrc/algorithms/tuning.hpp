@@ -1,0 +1,38 @@
+// The sizes at which one way of doing a collective gives way to another. They change the time,
+// never the result's bits. Equal on all ranks of a group: the rendezvous compares fingerprints.
+//
+// The values here were measured on the machine that fastcoll/tuning.py names; `python -m
+// fastcoll.tune` measures those of another host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fastcoll {
+
+struct TuningTable {
+  /// All-reduce: one shot up to twice this many bytes divided by the ranks.
+  std::size_t oneShotBytes = 32 << 10;
+  /// Most bytes of a segment of messages up to `longBytes`, and of longer ones. A quarter of the
+  /// ring is never exceeded.
+  std::size_t segmentBytes = 512 << 10;
+  std::size_t longSegmentBytes = 256 << 10;
+  std::size_t longBytes = 8 << 20;
+  /// From here on results are written past the caches.
+  std::size_t streamingBytes = 16 << 20;
+  /// From here on peers read a message where it is, if it lies in shared memory.
+  std::size_t directBytes = 32 << 10;
+
+  std::uint64_t fingerprint() const {
+    std::uint64_t hash = 14695981039346656037u;  // FNV-1a
+    for (const std::size_t value :
+         {oneShotBytes, segmentBytes, longSegmentBytes, longBytes, streamingBytes, directBytes}) {
+      for (int shift = 0; shift < 64; shift += 8) {
+        hash = (hash ^ ((value >> shift) & 0xff)) * 1099511628211u;
+      }
+    }
+    return hash;
+  }
+};
+
+}  // namespace fastcoll
