@@ -1,0 +1,168 @@
+"""Messages that lie in shared memory are read where they are, without the ring.
+
+That the ring was not used shows in the memory that the process holds: it is reserved at its first use.
+"""
+
+import fastcoll.info
+import pytest
+import torch
+import torch.distributed as dist
+from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from oracle import assert_reduced, assert_same, sample
+from world import here
+
+pytestmark = beyond_gloo("fastcoll's own shared memory")
+
+COUNT = 300_001  # elements of each rank; several segments, the last one odd
+RING = 2 << 20
+
+
+def shared_bytes() -> int:
+    return max(group["shared_bytes"] for group in fastcoll.info.groups())
+
+
+def place(tensor: torch.Tensor, shared: bool) -> torch.Tensor:
+    """Return a copy, in shared memory or not."""
+    if not shared:
+        return tensor.clone()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    copy = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return copy.view(tensor.shape).copy_(tensor)
+
+
+def all_reduce(shared, dtype):
+    ranks = range(here().size)
+    inputs = [sample(rank, (COUNT,), dtype) for rank in ranks]
+    tensor = place(inputs[here().rank], shared)
+    dist.all_reduce(tensor)
+    assert_reduced(tensor, inputs, "SUM")
+    return tensor
+
+
+def all_gather(shared, dtype):
+    inputs = [sample(rank, (COUNT,), dtype) for rank in range(here().size)]
+    tensor = place(inputs[here().rank], shared)
+    output = torch.empty(here().size * COUNT, dtype=dtype)
+    all_gather_single(output, tensor)
+    assert_same(output, torch.cat(inputs))
+    return tensor
+
+
+def all_gather_in_place(shared, dtype):
+    inputs = [sample(rank, (COUNT,), dtype) for rank in range(here().size)]
+    output = place(torch.zeros(here().size, COUNT, dtype=dtype), shared)
+    output[here().rank] = inputs[here().rank]
+    all_gather_single(output.view(-1), output[here().rank])
+    assert_same(output, torch.stack(inputs))
+    return output
+
+
+def reduce_scatter(shared, dtype):
+    inputs = [sample(rank, (here().size, COUNT), dtype) for rank in range(here().size)]
+    tensor = place(inputs[here().rank], shared)
+    output = torch.empty(COUNT, dtype=dtype)
+    reduce_scatter_single(output, tensor)
+    assert_reduced(output, [rows[here().rank] for rows in inputs], "SUM")
+    return tensor
+
+
+def reduce_scatter_in_place(shared, dtype):
+    inputs = [sample(rank, (here().size, COUNT), dtype) for rank in range(here().size)]
+    tensor = place(inputs[here().rank], shared)
+    reduce_scatter_single(tensor[here().rank], tensor)
+    assert_reduced(tensor[here().rank], [rows[here().rank] for rows in inputs], "SUM")
+    return tensor
+
+
+def broadcast(shared, dtype):
+    expected = sample(1, (COUNT,), dtype)
+    tensor = place(expected if here().rank == 1 else torch.zeros_like(expected), shared)
+    dist.broadcast(tensor, 1)
+    assert_same(tensor, expected)
+    return tensor
+
+
+def all_to_all(shared, dtype):
+    size, mine = here().size, here().rank
+    # Rank r sends COUNT + r + 3 * to elements to rank `to`.
+    splits = [[COUNT + r + 3 * to for to in range(size)] for r in range(size)]
+    inputs = [sample(r, (sum(splits[r]),), dtype) for r in range(size)]
+    tensor = place(inputs[mine], shared)
+    expected = [inputs[r].split(splits[r])[mine] for r in range(size)]
+    output = torch.empty(sum(part.numel() for part in expected), dtype=dtype)
+    dist.all_to_all_single(output, tensor, [part.numel() for part in expected], splits[mine])
+    assert_same(output, torch.cat(expected))
+    return tensor
+
+
+CALLS = [
+    all_reduce,
+    all_gather,
+    all_gather_in_place,
+    reduce_scatter,
+    reduce_scatter_in_place,
+    broadcast,
+    all_to_all,
+]
+
+
+def direct(call, dtype):
+    dist.barrier()
+    before = shared_bytes()
+    for _ in range(4):
+        tensor = call(True, dtype)
+        held = tensor.untyped_storage().nbytes()
+        assert shared_bytes() <= before + held + (1 << 16), "the ring was reserved"
+        tensor.fill_(0)  # a peer that still read would get zeros
+        del tensor
+
+
+def mixed(call, dtype):
+    """One rank's message is elsewhere: then all go through the ring."""
+    root = 1  # whose memory decides alone in a broadcast
+    dist.barrier()
+    before = shared_bytes()
+    for _ in range(3):
+        call(here().rank != root, dtype)
+    assert shared_bytes() >= before + (RING if call is not broadcast or here().rank == root else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16], ids=["float", "bfloat16"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("call", CALLS)
+def test_read_where_it_is(world, call, size, dtype):
+    world(size).run(direct, call, dtype, fresh=True)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("call", CALLS)
+def test_one_message_elsewhere(world, call, size):
+    world(size).run(mixed, call, torch.float, fresh=True)
+
+
+def same_bits():
+    inputs = [sample(rank, (COUNT,), torch.float) for rank in range(here().size)]
+    results = []
+    for shared in (True, False):
+        tensor = place(inputs[here().rank], shared)
+        dist.all_reduce(tensor)
+        results.append(tensor)
+    assert_same(*results)
+
+
+def test_same_bits_as_through_the_ring(world):
+    world(3).run(same_bits)
+
+
+def below_the_limit():
+    """Messages too small for it, on the way from one path to the other."""
+    for count in (1, 7000, 8191, 8192, 8193, 20_000):
+        inputs = [sample(rank, (count,), torch.float) for rank in range(here().size)]
+        tensor = place(inputs[here().rank], True)
+        dist.all_reduce(tensor)
+        assert_reduced(tensor, inputs, "SUM")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sizes_around_the_limit(world, size):
+    world(size).run(below_the_limit)
