@@ -91,7 +91,7 @@ extension = CppExtension(
 setup(
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"fastcoll": ["py.typed", "_C.pyi"]},
+    package_data={"fastcoll": ["py.typed", "_C.pyi", "default_tuning.json"]},
     include_package_data=False,
     ext_modules=[extension],
     cmdclass={"build_ext": BuildFastcoll},

@@ -11,6 +11,7 @@ namespace py = pybind11;
 using fastcoll::Options;
 using fastcoll::ProcessGroupFastcoll;
 using fastcoll::TransportChoice;
+using fastcoll::TuningTable;
 
 namespace {
 
@@ -45,11 +46,13 @@ std::size_t ringBytesOf(long long bytes) {
 }
 
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long ringBytes, int spinMicros) {
+                        long long ringBytes, int spinMicros,
+                        const std::optional<TuningTable>& tuning) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->transport = transportOf(transport);
   options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
+  options->tuning = tuning;
   return options;
 }
 
@@ -101,10 +104,20 @@ py::list groups() {
 PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");  // registers the base classes
 
+  py::class_<TuningTable>(m, "Tuning")
+      .def(py::init<>())
+      .def_readwrite("one_shot_bytes", &TuningTable::oneShotBytes)
+      .def_readwrite("segment_bytes", &TuningTable::segmentBytes)
+      .def_readwrite("long_segment_bytes", &TuningTable::longSegmentBytes)
+      .def_readwrite("long_bytes", &TuningTable::longBytes)
+      .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
+      .def_readwrite("direct_bytes", &TuningTable::directBytes)
+      .def_property_readonly("fingerprint", &TuningTable::fingerprint);
+
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1)
+           py::arg("spin_us") = -1, py::arg("tuning") = std::nullopt)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
@@ -115,6 +128,7 @@ PYBIND11_MODULE(_C, m) {
           "ring_bytes", [](const Options& o) { return o.ringBytes; },
           [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
+      .def_readwrite("tuning", &Options::tuning)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
 

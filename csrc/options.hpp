@@ -3,6 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <optional>
+
 #include "algorithms/tuning.hpp"
 #include "base/env.hpp"
 
@@ -15,7 +17,8 @@ struct Options : c10d::Backend::Options {
   TransportChoice transport = TransportChoice::Auto;
   std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
   int spinMicros = -1;                           // before sleeping; -1: by the number of cores
-  TuningTable tuning;                            // which algorithm, in which sizes
+  /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.
+  std::optional<TuningTable> tuning;
 };
 
 }  // namespace fastcoll

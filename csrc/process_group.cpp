@@ -89,7 +89,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
   config.ringBytes = std::max(config.ringBytes, 4 * 64 * static_cast<std::size_t>(size));
   config.ringBytes = (config.ringBytes + kPage - 1) / kPage * kPage;
-  config.tuning = options.tuning;
+  config.tuning = options.tuning.value_or(TuningTable{});
   config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
   config.transport = env.transportIsSet ? env.transport : options.transport;
   config.arenaBytes = env.arenaBytes;

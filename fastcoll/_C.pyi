@@ -10,11 +10,37 @@ from torch._C._distributed_c10d import Backend, ErrorType, Store
 __all__ = [
     "Options",
     "ProcessGroupFastcoll",
+    "Tuning",
     "build_info",
     "groups",
     "reduce_isa",
     "set_gloo_factory",
 ]
+
+class Tuning:
+    """Message sizes at which one way of doing a collective gives way to another, in bytes.
+
+    They change times, never results. All ranks of a group must have the same.
+
+    Attributes:
+        one_shot_bytes: all_reduce reads all messages at once up to twice this, divided by the ranks.
+        segment_bytes: Most bytes of a pipeline segment of messages up to long_bytes.
+        long_segment_bytes: The same for longer messages.
+        long_bytes: See there.
+        streaming_bytes: From here on results are written past the caches.
+        direct_bytes: From here on a message in shared memory is read by the peers where it is.
+    """
+
+    one_shot_bytes: int
+    segment_bytes: int
+    long_segment_bytes: int
+    long_bytes: int
+    streaming_bytes: int
+    direct_bytes: int
+
+    def __init__(self) -> None: ...
+    @property
+    def fingerprint(self) -> int: ...
 
 class Options(Backend.Options):
     """Options of one group. The environment variables of fastcoll.env win over them.
@@ -24,6 +50,7 @@ class Options(Backend.Options):
         transport: "auto" (shared memory where all ranks can map each other, else Gloo), "shm" or "gloo".
         ring_bytes: Shared memory, for each group, through which the data of a rank goes.
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
+        tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
 
     Inherited from torch: group_name, and global_ranks_in_group, the global rank of each group rank
     (empty for the default group); both are set when the group is created.
@@ -33,6 +60,7 @@ class Options(Backend.Options):
     transport: str
     ring_bytes: int
     spin_us: int
+    tuning: Tuning | None
     group_name: str  # type: ignore[assignment]
 
     def __init__(
@@ -41,6 +69,7 @@ class Options(Backend.Options):
         transport: str = "auto",
         ring_bytes: int = 2097152,
         spin_us: int = -1,
+        tuning: Tuning | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from fastcoll import tuning
 from fastcoll._load import C
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def create(
     given = dist_backend_opts.timeout
     if pg_options is None or given != dist.distributed_c10d.default_pg_timeout:
         options.timeout = given
+    if options.tuning is None:
+        options.tuning = tuning.load().table
     options.group_name = dist_backend_opts.group_id
     options.global_ranks_in_group = list(dist_backend_opts.global_ranks_in_group)
     return C.ProcessGroupFastcoll(

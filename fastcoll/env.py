@@ -23,10 +23,11 @@ class Variable:
     Attributes:
         name: With the prefix.
         default: Its value when it is not set; an int means that the variable is a whole number.
-        choices: The words it may hold; empty for a number.
+        choices: The words it may hold; empty for a number, and for any text.
         least: The least number it may hold.
         most: The greatest number it may hold.
         meaning: One sentence, with the unit.
+        read_in_cpp: Whether csrc/base/env.cpp reads it too.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Variable:
     least: int
     most: int
     meaning: str
+    read_in_cpp: bool = True
 
     def parse(self, text: str) -> str | int:
         """Returns the value that `text` stands for.
@@ -53,6 +55,8 @@ class Variable:
                 f"{self.name}={text}: expected an integer from {self.least} to {self.most}. "
                 "Correct or unset the variable."
             )
+        if not self.choices:
+            return text
         for choice in self.choices:
             if choice.lower() == text.lower():
                 return choice
@@ -69,8 +73,9 @@ def _variable(
     choices: tuple[str, ...] = (),
     least: int = 0,
     most: int = 0,
+    read_in_cpp: bool = True,
 ) -> Any:
-    variable = Variable(PREFIX + name, default, choices, least, most, meaning)
+    variable = Variable(PREFIX + name, default, choices, least, most, meaning, read_in_cpp)
     return field(default=default, metadata={"variable": variable})
 
 
@@ -116,6 +121,14 @@ class Env:
         "Address space of a process's shared memory, in bytes; memory itself is taken only as used.",
         least=16 << 20,
         most=1 << 44,
+    )
+
+    tuning: str = _variable(
+        "TUNING",
+        "auto",
+        "Tuning table: a file that `python -m fastcoll.tune` wrote, `default` for the shipped one; "
+        "auto takes this host's where it was tuned, else the shipped one.",
+        read_in_cpp=False,
     )
 
     @classmethod

@@ -104,6 +104,17 @@ def _environment() -> list[dict[str, Any]]:
     return rows
 
 
+def _tuning() -> dict[str, str]:
+    """Returns which tuning table groups use, and the machine it was measured on; or the problem."""
+    try:
+        from fastcoll import tuning
+
+        loaded = tuning.load()
+    except (ImportError, ValueError) as error:
+        return {"problem": str(error)}
+    return {"table": str(loaded.source), "measured on": loaded.machine}
+
+
 def collect() -> dict[str, Any]:
     """Gathers all that is printed, in types that JSON has."""
     answers = [asdict(answer) for answer in run_checks()]  # first: it loads the libraries
@@ -119,6 +130,7 @@ def collect() -> dict[str, Any]:
         "libraries": loaded,
         "available": answers,
         "environment": _environment(),
+        "tuning": _tuning(),
         "groups": groups(),
         "notes": notes,
     }
@@ -145,6 +157,7 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
         ),
         ("Available", available),
         ("Environment variables", environment),
+        ("Tuning", list(report["tuning"].items())),
     ]
     if report["groups"]:
         rows = [

@@ -13,10 +13,16 @@ import fastcoll
 DEFAULT = dist.distributed_c10d.default_pg_timeout
 
 
+class Tuning:
+    one_shot_bytes = segment_bytes = long_segment_bytes = long_bytes = 0
+    streaming_bytes = direct_bytes = 0
+
+
 class Options:
     def __init__(self) -> None:
         self.timeout = DEFAULT
         self.transport = "auto"
+        self.tuning: Tuning | None = None
         self.group_name = ""
         self.global_ranks_in_group: list[int] = []
 
@@ -26,19 +32,22 @@ def backend(monkeypatch: pytest.MonkeyPatch):
     """fastcoll._backend above a compiled module that records."""
     compiled = SimpleNamespace(
         Options=Options,
+        Tuning=Tuning,
         ProcessGroupFastcoll=lambda *arguments: arguments,
         set_gloo_factory=lambda factory: setattr(compiled, "factory", factory),
     )
     load = SimpleNamespace(C=compiled)
     monkeypatch.setitem(sys.modules, "fastcoll._load", load)
     monkeypatch.setattr(fastcoll, "_load", load, raising=False)
-    monkeypatch.delitem(sys.modules, "fastcoll._backend", raising=False)
-    monkeypatch.delattr(fastcoll, "_backend", raising=False)
+    for name in ("_backend", "tuning"):
+        monkeypatch.delitem(sys.modules, f"fastcoll.{name}", raising=False)
+        monkeypatch.delattr(fastcoll, name, raising=False)
     import fastcoll._backend as backend
 
     yield backend
-    sys.modules.pop("fastcoll._backend", None)
-    del fastcoll._backend
+    for name in ("_backend", "tuning"):
+        sys.modules.pop(f"fastcoll.{name}", None)
+        delattr(fastcoll, name)
 
 
 def handed_over(timeout: timedelta = DEFAULT) -> SimpleNamespace:
@@ -57,6 +66,7 @@ def test_all_of_it_arrives(backend) -> None:
     assert (store, rank, size) == ("store", 1, 2)
     assert options.timeout == timedelta(seconds=7)
     assert (options.group_name, options.global_ranks_in_group) == ("g", [3, 5])
+    assert isinstance(options.tuning, Tuning)
 
 
 def test_the_callers_options_are_kept_and_not_modified(backend) -> None:

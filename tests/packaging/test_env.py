@@ -44,7 +44,7 @@ def test_a_misspelt_name_is_found() -> None:
 
 def test_both_languages_read_the_same_variables() -> None:
     read_in_cpp = set(re.findall(r"FASTCOLL_[A-Z_]+", SOURCE.read_text()))
-    assert read_in_cpp == {variable.name for variable in env.variables()}
+    assert read_in_cpp == {v.name for v in env.variables() if v.read_in_cpp}
 
 
 def test_both_languages_allow_the_same_numbers() -> None:

@@ -3,13 +3,14 @@
 That the ring was not used shows in the memory that the process holds: it is reserved at its first use.
 """
 
-import fastcoll.info
 import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single
 from oracle import assert_reduced, assert_same, sample
 from world import here
+
+import fastcoll.info
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 

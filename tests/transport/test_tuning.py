@@ -1,0 +1,173 @@
+"""Tuning tables: how they are found, read, refused and measured; results do not depend on them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from oracle import assert_same, sample
+from world import here
+
+import fastcoll
+from fastcoll import tune, tuning
+
+pytestmark = beyond_gloo("fastcoll's own tuning")
+
+
+def record(machine: str, **changed: object) -> str:
+    shipped = json.loads(tuning.SHIPPED.read_text())
+    return json.dumps({"machine": machine, "table": {**shipped["table"], **changed}})
+
+
+def values(table: object) -> dict[str, int]:
+    return {name: getattr(table, name) for name in tuning.FIELDS}
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FASTCOLL_TUNING", raising=False)
+    path = tmp_path / "fastcoll" / "tuning.json"
+    path.parent.mkdir()
+    return path
+
+
+def test_shipped_table_is_that_of_the_cpp_side():
+    loaded = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED)
+    assert values(loaded.table) == values(type(loaded.table)())
+    assert loaded.machine
+
+
+def test_the_hosts_table_counts_on_its_machine(host, monkeypatch):
+    assert tuning.load().source == tuning.SHIPPED
+    tuning._load.cache_clear()
+    host.write_text(record(tuning.machine_name(), one_shot_bytes=77))
+    assert tuning.load().source == host
+    assert tuning.load().table.one_shot_bytes == 77
+    monkeypatch.setenv("FASTCOLL_TUNING", "default")
+    assert tuning.load().source == tuning.SHIPPED
+    monkeypatch.delenv("FASTCOLL_TUNING")
+    tuning._load.cache_clear()
+    host.write_text(record("another machine", one_shot_bytes=77))
+    assert tuning.load().source == tuning.SHIPPED
+
+
+def test_a_file_by_name_counts_on_any_machine(host, tmp_path, monkeypatch):
+    path = tmp_path / "mine.json"
+    path.write_text(record("another machine", segment_bytes=4096))
+    monkeypatch.setenv("FASTCOLL_TUNING", str(path))
+    assert tuning.load().table.segment_bytes == 4096
+    monkeypatch.setenv("FASTCOLL_TUNING", str(tmp_path / "missing.json"))
+    with pytest.raises(ValueError, match=r"missing\.json: expected a file, `default` or `auto`"):
+        tuning.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot be read"),
+        ("[1]", "cannot be read"),
+        ('{"machine": "m"}', "cannot be read"),
+        ('{"machine": "m", "table": {"one_shot_bytes": 1}}', "missing or unknown: direct_bytes"),
+        (record("m", more=1), "missing or unknown: more"),
+        (record("m", segment_bytes=-1), "segment_bytes to be a number of bytes, got -1"),
+        (record("m", segment_bytes="64K"), "segment_bytes to be a number of bytes, got '64K'"),
+        (record("m", segment_bytes=True), "segment_bytes to be a number of bytes, got True"),
+    ],
+)
+def test_what_is_no_table_is_refused(text, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        tuning.parse(text, Path("some.json"))
+    assert "some.json" in str(caught.value)
+
+
+def test_where_to_change():
+    always, never = 0, tune.NEVER
+    times = {
+        1: {always: 2.0, never: 1.0},
+        2: {always: 1.0, never: 1.01},  # noise
+        4: {always: 2.0, never: 1.0},
+        8: {always: 1.0, never: 2.0},
+        16: {always: 1.0, never: 2.0},
+    }
+    assert tune.from_where(times) == 8
+    assert tune.up_to_where(times) == 4
+    slow = {size: {always: 2.0, never: 1.0} for size in (1, 2)}
+    assert tune.from_where(slow) == tune.NEVER and tune.up_to_where(slow) == 2
+    fast = {size: {always: 1.0, never: 2.0} for size in (1, 2)}
+    assert tune.from_where(fast) == 1 and tune.up_to_where(fast) == 0
+
+
+def tables() -> list[dict[str, int]]:
+    return [
+        {},
+        {"one_shot_bytes": 0},
+        {"one_shot_bytes": tune.NEVER},
+        {"segment_bytes": 1, "long_segment_bytes": 1},
+        {"segment_bytes": tune.NEVER, "long_segment_bytes": tune.NEVER},
+        {"long_bytes": 0, "long_segment_bytes": 4096},
+        {"streaming_bytes": 0, "direct_bytes": 0},
+    ]
+
+
+def any_table_gives_the_same_bits():
+    mine, size = here().rank, here().size
+    for changed in tables():
+        table = fastcoll.Options().tuning or type(tuning.load().table)()
+        for name, value in changed.items():
+            setattr(table, name, value)
+        group = dist.new_group(backend="fastcoll", pg_options=fastcoll.Options(tuning=table))
+        for count in (1, 700, 30_011, 400_003):
+            inputs = [sample(rank, (count,), torch.bfloat16) for rank in range(size)]
+            tensor = inputs[mine].clone()
+            dist.all_reduce(tensor, group=group)
+            expected = torch.stack([t.float() for t in inputs]).sum(0).bfloat16()
+            assert_same(tensor, expected)
+            gathered = [torch.empty(count, dtype=torch.bfloat16) for _ in range(size)]
+            dist.all_gather(gathered, inputs[mine], group=group)
+            for got, given in zip(gathered, inputs, strict=True):
+                assert_same(got, given)
+        dist.destroy_process_group(group)
+
+
+def test_results_do_not_depend_on_the_table(world):
+    world(2).run(any_table_gives_the_same_bits)
+
+
+def another_table():
+    table = type(tuning.load().table)()
+    table.segment_bytes = 4096 * (1 + here().rank)
+    group = dist.new_group(backend="fastcoll", pg_options=fastcoll.Options(tuning=table))
+    with pytest.raises(dist.DistBackendError, match=r"another tuning table.*FASTCOLL_TUNING"):
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def test_ranks_must_have_the_same_table(own_worlds):
+    own_worlds(2).run(another_table)
+
+
+def test_measuring_writes_a_table_that_is_used(host, tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-m", "fastcoll.tune", "--rounds", "1"],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert str(host) in answer.stdout
+    tuning._load.cache_clear()
+    loaded = tuning.load()
+    assert loaded.source == host and loaded.machine == tuning.machine_name()
+    written = json.loads(host.read_text())
+    assert written["table"] == values(loaded.table)
+    for item in tune.experiments(2):
+        assert set(written["measured"][item.field]) == {str(size) for size in item.sizes}
+        assert item.field in answer.stdout
+    assert written["table"]["segment_bytes"] in (65536, 131072, 262144, 524288)
