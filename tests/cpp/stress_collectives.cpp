@@ -66,6 +66,26 @@ void largeSegments(Rank& me) {
   }
 }
 
+/// What the ranks give lies in shared memory, of all of them or of all but one, in turns with what
+/// goes through the ring. The memory is given back at once, so that a late reader would be seen.
+void direct(Rank& me) {
+  Random random(3);
+  GroupOptions options;
+  options.tuning.directBytes = 100;
+  const Engine engine = me.group("direct", options);
+  runChecked(me, *engine, Plan{});  // the process's arena is there
+  for (int i = 0; i < 300 * effort; ++i) {
+    Plan plan = drawAny(random, me.size, 30000);
+    plan.spans = false;
+    const auto odd = static_cast<int>(drawBelow(random, 3 * static_cast<std::size_t>(me.size)));
+    const auto arena = odd == me.rank ? nullptr : engine->process()->arena();
+    const auto job = std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(60000), arena);
+    engine->runInline(job);
+    job->verify();
+  }
+  engine->shutdown();
+}
+
 /// Synchronous and asynchronous collectives in one order on all ranks, awaited in any order.
 void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int steps,
                     std::size_t most, int spinMicros) {
@@ -160,6 +180,7 @@ void callbacks(Rank& me) {
 std::vector<Test> collectiveTests() {
   return {{"grid", grid, {2, 3, 4, 5}},
           {"large segments", largeSegments, {2}},
+          {"direct reads", direct, {2, 3, 4}},
           {"random collectives", randomCollectives, {2, 3, 5}},
           {"random collectives, sleeping at once", randomSleeping, {4}},
           {"random collectives, spinning", randomSpinning, {2, 3}},

@@ -120,6 +120,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.rank = rank;
   config.size = size;
   config.ringBytes = options.ringBytes;
+  config.tuning = options.tuning;
   config.spinMicros = options.spinMicros;
   config.arenaBytes = std::size_t{1} << 30;
   config.transport = options.transport;

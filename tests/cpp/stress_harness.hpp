@@ -41,6 +41,7 @@ std::shared_ptr<Meeting> meetingInFolder(const std::string& folder);
 
 struct GroupOptions {
   std::size_t ringBytes = 16384;  // small, so that little data makes many segments
+  TuningTable tuning;
   int spinMicros = -1;
   TransportChoice transport = TransportChoice::Shm;
   CpuEngine::RemoteFactory remote;
@@ -98,7 +99,10 @@ Plan drawAny(Random& random, int ranks, std::size_t most);
 
 class Job : public Task {
  public:
-  Job(const Plan& plan, int rank, int ranks, Milliseconds timeout = Milliseconds(60000));
+  /// `shared`: what this rank gives lies in this arena, where peers can read it.
+  Job(const Plan& plan, int rank, int ranks, Milliseconds timeout = Milliseconds(60000),
+      std::shared_ptr<Arena> shared = nullptr);
+  ~Job() override;
   void complete(std::exception_ptr fault) noexcept override { fault_ = fault; }
   /// Throws the fault, or an error if the result is wrong.
   void check() const;
@@ -118,6 +122,7 @@ class Job : public Task {
     std::function<double(std::size_t)> value;
   };
   std::uint8_t* buffer(std::size_t bytes);
+  std::uint8_t* given(std::size_t bytes);
   Message message(std::uint8_t* data, std::size_t bytes);
   Message source(int from, int to, std::size_t count, std::uint8_t* data = nullptr);
   Message sink(std::size_t count, std::function<double(std::size_t)> value,
@@ -128,6 +133,9 @@ class Job : public Task {
   const int ranks_;
   Random random_;  // differs from rank to rank
   std::vector<std::unique_ptr<std::uint8_t[]>> buffers_;
+  std::shared_ptr<Arena> arena_;
+  std::uint64_t extent_ = 0;
+  std::size_t used_ = 0;
   std::vector<Expected> expected_;
   std::exception_ptr fault_;
 };

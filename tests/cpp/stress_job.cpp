@@ -170,11 +170,16 @@ Plan drawAny(Random& random, int ranks, std::size_t most) {
   return draw(random, collective, count, ranks);
 }
 
-Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout)
+Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::shared_ptr<Arena> shared)
     : plan_(plan),
       rank_(rank),
       ranks_(ranks),
-      random_(plan.seed * 31 + static_cast<unsigned>(rank)) {
+      random_(plan.seed * 31 + static_cast<unsigned>(rank)),
+      arena_(std::move(shared)) {
+  if (arena_ != nullptr) {
+    extent_ =
+        arena_->allocate(static_cast<std::size_t>(ranks) * plan.count * elementSize(plan.dtype));
+  }
   request.collective = plan.collective;
   request.dtype = plan.dtype;
   request.op = plan.op;
@@ -195,7 +200,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout)
     case Collective::AllReduce:
     case Collective::Reduce: {
       const bool gets = plan.collective == Collective::AllReduce || root;
-      std::uint8_t* data = buffer(bytes);
+      std::uint8_t* data = given(bytes);
       request.in.push_back(source(rank, 0, plan.count, data));
       if (gets) {
         // In place means the very same pieces, as of one list of tensors.
@@ -217,7 +222,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout)
     case Collective::Gather: {
       request.count = countOf(plan, rank, 0);
       const bool gets = plan.collective == Collective::AllGather || root;
-      std::uint8_t* data = buffer(request.count * element);
+      std::uint8_t* data = given(request.count * element);
       request.in.push_back(source(rank, 0, request.count, data));
       for (int from = 0; gets && from < ranks; ++from) {
         const bool same = plan.inPlace && from == rank;
@@ -237,7 +242,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout)
       const auto offset = [this](std::size_t to) { return to * (plan_.count + 3); };
       std::uint8_t* own = nullptr;
       for (int to = 0; to < ranks; ++to) {
-        std::uint8_t* data = buffer(bytes);
+        std::uint8_t* data = given(bytes);
         for (std::size_t i = 0; i < plan.count; ++i) {
           encode(plan.dtype, valueOf(plan.seed, rank, offset(static_cast<std::size_t>(to)) + i),
                  data + i * element);
@@ -266,6 +271,18 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout)
   }
 }
 
+Job::~Job() {
+  if (arena_ != nullptr) arena_->release(extent_);
+}
+
+/// Memory of what this rank gives: in the arena one message behind the other.
+std::uint8_t* Job::given(std::size_t bytes) {
+  if (arena_ == nullptr) return buffer(bytes);
+  std::uint8_t* data = arena_->base() + extent_ + used_;
+  used_ += bytes;
+  return data;
+}
+
 std::uint8_t* Job::buffer(std::size_t bytes) {
   buffers_.push_back(std::make_unique<std::uint8_t[]>(std::max<std::size_t>(bytes, 1)));
   return buffers_.back().get();
@@ -286,7 +303,7 @@ Message Job::message(std::uint8_t* data, std::size_t bytes) {
 
 Message Job::source(int from, int to, std::size_t count, std::uint8_t* data) {
   const std::size_t element = elementSize(plan_.dtype);
-  if (data == nullptr) data = buffer(count * element);
+  if (data == nullptr) data = given(count * element);
   const std::uint64_t seed = plan_.seed + 977u * static_cast<unsigned>(to);
   for (std::size_t i = 0; i < count; ++i) {
     encode(plan_.dtype, valueOf(seed, from, i), data + i * element);
