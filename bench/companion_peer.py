@@ -84,7 +84,7 @@ class CompanionPeer(Peer):
     def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
         super().__init__(name, control, timeout)
         environment = self.environments[name]
-        self.settings = environment.settings
+        self.settings = environment.variables
         self._why = ""
         self._used = 0.0
         self._processes = _Processes()

@@ -62,11 +62,6 @@ class Environment:
         base = {"base": str(self.prefix), "platbase": str(self.prefix)}
         return Path(sysconfig.get_path("platlib", "posix_prefix", base))
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """The variables."""
-        return {key: value.format(prefix=self.prefix) for key, value in self.variables.items()}
-
     def program(self) -> str | None:
         """Returns the path of the launcher, None if there is none."""
         return shutil.which(self.launcher, path=f"{self.prefix / 'bin'}" if self.packages else None)
@@ -99,7 +94,8 @@ class Environment:
 
     def process_variables(self) -> dict[str, str]:
         """Returns all environment variables of the processes, this process's own among them."""
-        own = {**os.environ, **self.settings}
+        own = dict(os.environ)
+        own |= {key: value.format(prefix=self.prefix) for key, value in self.variables.items()}
         if self.launcher:  # the rank of who calls the launcher is nobody's
             own.pop("RANK", None)
         path = [str(self.site)] if self.packages else []

@@ -29,7 +29,7 @@ class Peer(ABC):
         delivers: Whether results can be verified.
         group: The process group, for what needs one (``ddp``); None where there is none.
         library: Name and version of what is measured.
-        settings: Environment variables that it was given and the ranks were not.
+        settings: Environment variables that it was given and the ranks were not; ``{prefix}`` is its folder.
     """
 
     delivers = True
