@@ -107,9 +107,12 @@ def _load(choice: str, host: Path) -> Loaded:
                 f"FASTCOLL_TUNING={choice}: expected a file, `default` or `auto` ({error.strerror}). "
                 "Correct or unset the variable."
             ) from None
-    if choice == "auto" and host.is_file():
-        loaded = parse(host.read_text(), host)
-        if loaded.machine == machine_name():
+    if choice == "auto":
+        try:
+            text = host.read_text()
+        except OSError:  # not written, or another user's
+            text = ""
+        if text and (loaded := parse(text, host)).machine == machine_name():
             return loaded
     return parse(SHIPPED.read_text(), SHIPPED)
 

@@ -14,6 +14,9 @@
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -52,6 +55,30 @@ constexpr Milliseconds kRetirement{1000};
 
 }  // namespace
 
+void* mapShared(int fd, std::size_t bytes) {
+  // Address space with room for alignment, of which all but the aligned part is given back.
+  const std::size_t room = bytes + kHugePage;
+  void* reserved =
+      ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  const auto start = reinterpret_cast<std::uintptr_t>(reserved);
+  const auto aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
+  void* mapped = ::mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_FIXED, fd, 0);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(reserved, room);
+    errno = error;
+    return MAP_FAILED;
+  }
+  if (aligned > start) ::munmap(reserved, aligned - start);
+  const std::uintptr_t end = aligned + roundToPage(bytes);
+  if (start + room > end) ::munmap(reinterpret_cast<void*>(end), start + room - end);
+  return mapped;
+}
+
 const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce) {
   const auto* entries =
       reinterpret_cast<const DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset);
@@ -84,7 +111,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   std::size_t bytes = std::max(roundToPage(virtualBytes), kLeast);
   for (; bytes >= kLeast; bytes /= 2) {
     if (::ftruncate(arena->fd_, static_cast<off_t>(bytes)) != 0) continue;
-    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena->fd_, 0);
+    memory = mapShared(arena->fd_, bytes);
     if (memory != MAP_FAILED) break;
   }
   if (memory == MAP_FAILED) {
@@ -119,12 +146,16 @@ Arena::~Arena() {
 
 std::uint64_t Arena::allocate(std::size_t bytes) {
   const std::size_t need = roundToPage(std::max<std::size_t>(bytes, 1));
+  const std::size_t alignment = need >= kHugePage ? kHugePage : kPage;
+  const auto align = [alignment](std::uint64_t at) {
+    return (at + alignment - 1) / alignment * alignment;
+  };
   std::lock_guard<std::mutex> lock(mutex_);
   releaseRetired(Clock::now());
   std::uint64_t offset = 0;
   for (const auto& [start, extent] : extents_) {  // first fit: extents are few (groups, tensors)
-    if (start - offset >= need) break;
-    offset = start + extent.bytes;
+    if (start >= offset + need) break;
+    offset = align(start + extent.bytes);
   }
   if (need > bytes_ || offset > bytes_ - need) {
     throw Error(ErrorKind::Backend,
@@ -143,6 +174,9 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
                "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
   }
   extents_.emplace(offset, Extent{need, std::nullopt});
+  // Only where it takes no more memory than was asked for; a refusal leaves ordinary pages.
+  const std::size_t huge = need / kHugePage * kHugePage;
+  if (huge > 0) ::madvise(base_ + offset, huge, MADV_COLLAPSE);
   return offset;
 }
 

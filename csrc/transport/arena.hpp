@@ -22,6 +22,7 @@
 namespace fastcoll {
 
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion = 1;  // layout of all that lies in shared memory
 
@@ -56,6 +57,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 /// Entry of `nonce` in the directory of a mapped arena, or nullptr.
 const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce);
 
+/// Maps shared memory where its huge pages can be mapped as such; MAP_FAILED and errno if it fails.
+void* mapShared(int fd, std::size_t bytes);
+
 class Arena {
  public:
   /// Reserves `virtualBytes` of address space (halved until the system grants it, at least 64 MiB).
@@ -80,7 +84,9 @@ class Arena {
     return p >= base_ && p < base_ + bytes_;
   }
 
-  /// Reserves zeroed memory; returns its offset, a multiple of the page size.
+  /// Reserves zeroed memory; returns its offset, a multiple of the page size. Extents of kHugePage
+  /// and more lie in huge pages where the kernel has some: fewer misses of the TLB, which are dear
+  /// in a virtual machine.
   std::uint64_t allocate(std::size_t bytes);
   /// Gives the extent's memory back to the system at once.
   void release(std::uint64_t offset) noexcept;

@@ -219,7 +219,7 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
       return known->second;
     }
   }
-  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+  void* mapped = mapShared(memory, bytes);
   const int error = errno;
   ::close(memory);
   if (mapped == MAP_FAILED) {
