@@ -27,7 +27,7 @@ class TensorMessage : public PointToPointOp {
     std::exchange(work, nullptr)->markDone(fault);
   }
 
-  std::shared_ptr<TensorTask> task;  // staging; keeps the tensor alive
+  std::optional<TensorTask> task;  // staging; keeps the tensor alive
   c10::intrusive_ptr<WorkFastcoll> work;
 };
 
@@ -83,7 +83,8 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   if (size_ == 1) {
     throw Error(ErrorKind::Value, site.prefix() + "a group of one rank has nobody to talk to");
   }
-  if (at::hasCallbacks()) {
+  const bool profiled = at::hasCallbacks();
+  if (profiled) {
     recordParameters({typeOf(send, peer), titleOf(send, peer), true, timeout,
                       send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
                      site.name, messages_ + 1, true);
@@ -91,7 +92,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   if (!engine_->pointToPointShared(timeout)) return launchRemote(site, tensor, send, peer, tag);
 
   auto op = std::make_shared<TensorMessage>();
-  op->task = std::make_shared<TensorTask>(site);
+  op->task.emplace(site);
   if (send) {
     op->task->addInput(op->message, tensor);
   } else {
@@ -104,9 +105,11 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   op->seq = ++messages_;
   op->timeout = timeout;
   op->deadline = deadlineAfter(Clock::now(), timeout);
-  auto work = c10::make_intrusive<PointToPointWork>(rank_, typeOf(send, peer), titleOf(send, peer),
-                                                    std::optional<Tensors>(Tensors{tensor}),
-                                                    send ? Tensors{} : Tensors{tensor}, op->seq);
+  // A title makes torch set up its profiler's record, which takes longer than a small message.
+  auto work = c10::make_intrusive<PointToPointWork>(
+      rank_, typeOf(send, peer), profiled ? titleOf(send, peer) : nullptr,
+      profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
+      send ? Tensors{} : Tensors{tensor}, op->seq);
   op->work = work;
   work->attach(engine_, op);
   op->task->prepare();

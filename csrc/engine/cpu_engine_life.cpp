@@ -22,7 +22,8 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout) {
     }
     if (shared) {
       memory_->open(config_.arenaBytes);
-      auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_);
+      auto made =
+          std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, config_.ringBytes);
       std::lock_guard<std::mutex> state(mutex_);
       pointToPoint_ = std::move(made);
     }

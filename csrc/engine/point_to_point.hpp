@@ -1,14 +1,22 @@
 // Send and receive between the ranks of a group over shared memory: matching by source and tag, any
 // number of messages under way in both directions, independent of the group's collectives.
 //
-// All state is advanced by progress(), a function that never waits. Whoever waits for a message
-// calls it; when nobody waits, a background thread does, so that an isend ends without its wait().
+// All state is advanced by progress(), a function that never waits and moves a bounded number of
+// bytes, so that sending and receiving take turns. Whoever waits for a message calls it; when
+// nobody has for a while, a background thread does, so that an isend ends without its wait().
+//
+// How a message goes (see pair_channel.hpp for the ring):
+//   up to kSmallBytes   in one record; the send ends at once
+//   up to kEagerBytes   in records that follow each other unasked; the send ends with the last
+//   longer              the first kEagerBytes so, the rest when the receiver has matched it
+//   in the arena        is read by the receiver where it lies; the send ends when it has been
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,7 +27,7 @@
 #include "../base/clock.hpp"
 #include "../transport/group_memory.hpp"
 #include "../transport/message.hpp"
-#include "../transport/pair_channel.hpp"
+#include "../transport/pair_ring.hpp"
 #include "../transport/rendezvous.hpp"
 
 namespace fastcoll {
@@ -46,16 +54,27 @@ class PointToPointOp {
 
  private:
   friend class PointToPoint;
-  std::uint64_t number_ = 0;  // of a send among those to its peer
-  bool posted_ = false;
-  std::size_t moved_ = 0;  // bytes streamed or drained
+  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // among all that are not done
+  std::uint64_t number_ = 0;  // of the message among those from its sender to its receiver
+  std::size_t moved_ = 0;     // bytes written to the ring, or to the receiver's tensor
+  std::size_t unasked_ = 0;   // of a send: bytes that go before the receiver has answered
+  bool begun_ = false;        // of a send: its first record is written
 };
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
 
 class PointToPoint {
  public:
-  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros);
+  static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
+  /// What goes to a receiver that may not want it yet.
+  static constexpr std::size_t kEagerBytes = 256 * 1024;
+  /// Messages in the arena that are not copied into the ring are longer than this.
+  static constexpr std::size_t kCopiedBytes = 16 * 1024;
+
+  /// `ringBytes`: of the ring to each peer that is sent more than small messages; less in groups so
+  /// large that their rings would take much memory.
+  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
+               std::size_t ringBytes = kRingBytes);
   ~PointToPoint();
 
   /// Takes the operation and does at once what can be done without waiting.
@@ -73,63 +92,109 @@ class PointToPoint {
   void stop();
 
  private:
+  using Payload = std::unique_ptr<std::uint8_t[]>;
+  /// A message that no receive has asked for yet, and what has come of it.
   struct Unexpected {
     int source;
     std::uint64_t number;
     int tag;
     DType dtype;
+    bool asks;
     std::uint64_t bytes;
-    std::vector<std::uint8_t> payload;  // of inline messages
+    std::uint64_t where;  // in the sender's arena, or 0
+    Payload payload;
+    std::size_t held;  // bytes of it
   };
   struct Peer {
-    std::deque<PointToPointRef> sends;  // in order; the front ones may be posted already
-    PointToPointRef streaming;          // the send that the receiver granted
-    PairChannel* out = nullptr;         // own channel to the peer
-    PairChannel* in = nullptr;          // the peer's channel to this rank
+    std::deque<PointToPointRef> sends;     // in order; the first may have begun
+    std::vector<PointToPointRef> asking;   // sends that await the receiver's answer
+    std::deque<PointToPointRef> answered;  // sends whose rest the receiver wants, in that order
+    std::uint64_t sent = 0;                // messages begun
+    std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
+    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // that are read in place
+    std::deque<std::uint64_t> wanted;   // answers for which there was no room yet
+    std::uint64_t arrived = 0;          // messages that have begun to come
+    std::size_t receives = 0;           // unmatched ones that name this peer
+    PairChannel* outChannel = nullptr;  // own channel to the peer
+    PairChannel* inChannel = nullptr;   // the peer's channel to this rank
+    std::optional<PairWriter> out;
+    std::optional<PairReader> in;
+    bool large = false;  // `out` writes into the large ring
     bool paired = false;
     TimePoint nextTry;  // of pairing
     int tries = 0;
     std::optional<TimePoint> goneSince;  // while it is not known to mean this group
-    std::deque<std::pair<std::uint64_t, PointToPointRef>> granted;  // matched large receives
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  void progress(Finished& finished);
-  void advancePeer(int rank, Finished& finished);
+  // Bytes that one look moves to a peer, and from it: sending and receiving take turns.
+  static constexpr std::size_t kTurnBytes = 256 * 1024;
+
+  // point_to_point.cpp
+  bool progress(Finished& finished, bool lookForFaults);
+  bool advancePeer(int rank, Finished& finished);
   void tryPair(int rank);
-  void advanceSends(int rank, Finished& finished);
-  void stream(int rank, Finished& finished);
-  void takeDescriptors(int rank, Finished& finished);
-  void drain(int rank, Finished& finished);
-  bool matchUnexpected(const PointToPointRef& op, Finished& finished);
-  void deliver(const PointToPointRef& op, Unexpected&& message, Finished& finished);
   void finish(const PointToPointRef& op, Finished& finished);
+  void complete(Finished& finished);
+  void ring(int rank);
+  bool active() const { return !all_.empty(); }
+  std::string describe(const PointToPointOp& op) const;
+
+  // point_to_point_faults.cpp
   void checkFaults(Finished& finished);
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
   bool isGone(int rank, TimePoint now);
   void failAllLocked(Finished& finished);
-  void complete(Finished& finished);
-  void ring(int rank);
+
+  // point_to_point_waiting.cpp
+  bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
+  void needBackground();
   void serveInBackground();
-  bool active() const { return pending_ > 0; }
-  std::string describe(const PointToPointOp& op) const;
+
+  // point_to_point_sending.cpp
+  bool advanceSends(int rank, Finished& finished);
+  bool hearAnswers(Peer& peer, Finished& finished);
+  bool begin(Peer& peer, PointToPointOp& op);
+  bool useLargeRing(Peer& peer);
+  bool writePieces(Peer& peer, PointToPointOp& op, std::size_t end, std::size_t& budget);
+  std::uint64_t inArena(const Message& message) const;
+
+  // point_to_point_receiving.cpp
+  bool matchUnexpected(const PointToPointRef& op, Finished& finished);
+  bool takeRecords(int rank, Finished& finished);
+  void takeMessage(int rank, const PairRecord& record, std::size_t length, Finished& finished);
+  void takePiece(int rank, const PairRecord& record, std::size_t length, Finished& finished);
+  void keep(Unexpected& message, const PairRecord& record, std::size_t length);
+  void accept(PointToPointOp& op, const Unexpected& message) const;
+  void expect(const PointToPointRef& op, const Unexpected& message, Finished& finished);
+  void store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes);
+  bool pull(Peer& peer, Finished& finished);
+  bool roomToAnswer(const Peer& peer) const;
+  bool answer(Peer& peer);
+  void hold(std::ptrdiff_t bytes);
 
   GroupMemory& memory_;
   Rendezvous& rendezvous_;
   const int spinMicros_;
+  const std::size_t ringBytes_;
+  const std::size_t pieceBytes_;
 
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::deque<PointToPointRef> receives_;  // posted and unmatched, in order
-  std::deque<Unexpected> unexpected_;     // in order of arrival
-  std::size_t pending_ = 0;
-  bool unpaired_ = false;             // some active peer is not paired yet
-  std::vector<PointToPointRef> all_;  // every operation that is not done
+  std::size_t anyReceives_ = 0;           // of them from any source
+  std::list<Unexpected> unexpected_;      // in order of arrival
+  std::size_t held_ = 0;                  // bytes of their payloads
+  bool full_ = false;                     // so much that senders were told
+  TimePoint pairAt_ = TimePoint::max();   // when to try again to pair with an active peer
+  std::list<PointToPointRef> all_;        // every operation that is not done, in order
+  std::uint64_t looks_ = 0;               // calls of progress
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;
   std::thread thread_;
   bool threadRuns_ = false;
+  bool threadRests_ = false;  // nothing is under way; to be woken when something is
   bool stopping_ = false;
 };
 

@@ -91,6 +91,11 @@ const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t no
   return nullptr;
 }
 
+void mapNow(std::uint8_t* data, std::size_t bytes) noexcept {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of Linux 5.14, which headers may lack
+  ::madvise(data, bytes, kPopulateWrite);
+}
+
 std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {

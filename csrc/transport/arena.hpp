@@ -116,4 +116,8 @@ class Arena {
   std::map<std::uint64_t, Extent> extents_;  // by offset: those handed out or retired
 };
 
+/// Maps pages of shared memory at once, reserved ones: a fault for each, on the way of the first
+/// messages, takes many times longer. Best effort.
+void mapNow(std::uint8_t* data, std::size_t bytes) noexcept;
+
 }  // namespace fastcoll

@@ -173,14 +173,18 @@ GroupMemory::~GroupMemory() {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
     // After a fault a peer may still read the ring; it will throw away what it read.
     if (large != 0) aborted() ? arena().retire(large) : arena().release(large);
-    for (int peer = 0; peer < identity_.size; ++peer) {
-      const std::uint64_t channel = own().link(peer).channel.load(std::memory_order_relaxed);
-      if (channel != 0) arena().retire(channel);
-    }
+    for (const std::uint64_t offset : allocated_) arena().retire(offset);
     arena().retire(blockOffset_);
   }
   everBound_.clear();
   process_->prune();
+}
+
+std::uint64_t GroupMemory::allocate(std::size_t bytes) {
+  std::lock_guard<std::mutex> lock(bindMutex_);
+  allocated_.reserve(allocated_.size() + 1);
+  allocated_.push_back(arena().allocate(bytes));
+  return allocated_.back();
 }
 
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {
@@ -240,7 +244,6 @@ void GroupMemory::tell(int peer, ErrorKind kind, const std::string& cause) noexc
   wakeSleepers(block(peer));
 }
 
-/// Tells all peers of the fault that this rank knows of.
 void GroupMemory::passOn() noexcept {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;

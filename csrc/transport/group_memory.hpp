@@ -46,6 +46,8 @@ class GroupMemory {
   ControlBlock& block(int peer) const { return *member(peer)->block; }
   PeerProcess& process(int peer) const { return *member(peer)->process; }
   Arena& arena() const { return *process_->arena(); }
+  /// Reserves zeroed memory of the arena for the group, which is given back with the group's own.
+  std::uint64_t allocate(std::size_t bytes);
 
   /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so
   /// that a broken peer cannot make this process read or write elsewhere.
@@ -78,6 +80,8 @@ class GroupMemory {
   bool aborted() const {
     return isOpen() && own().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
   }
+  /// Tells all peers of the fault that this rank knows of. Never throws.
+  void passOn() noexcept;
   /// Throws Error with the recorded cause behind `prefix`.
   [[noreturn]] void throwAborted(const std::string& prefix) const;
 
@@ -93,7 +97,6 @@ class GroupMemory {
     return members_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
   }
   void tell(int peer, ErrorKind kind, const std::string& cause) noexcept;
-  void passOn() noexcept;
   bool recorded(ErrorKind& kind, std::string& cause) const;
 
   std::shared_ptr<LocalProcess> process_;
@@ -107,6 +110,7 @@ class GroupMemory {
   // binds another one.
   std::vector<std::atomic<Member*>> members_;
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
+  std::vector<std::uint64_t> allocated_;
   ErrorKind earlyKind_ = ErrorKind::Backend;  // of a fault before there was a block to record it in
   std::string earlyCause_;
 };

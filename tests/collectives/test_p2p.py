@@ -167,6 +167,74 @@ def beside_collectives():
         assert_same(sums[number], torch.full((30_000,), 2.0 * number + 1))
 
 
+def both_ways_at_once(elements, order, shared):
+    """Every size in one exchange each; `shared`: the tensors lie in shared memory."""
+    mine, other = dist.get_rank(), 1 - dist.get_rank()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+    def empty(count):
+        if not shared:
+            return torch.empty(count, dtype=torch.uint8)
+        return backend.allocate_tensor(count, dtype=torch.uint8, device=torch.device("cpu"))
+
+    for seed, count in enumerate(elements):
+        given, output = empty(count), empty(count)
+        given.copy_(sample(mine, (count,), torch.uint8, seed))
+        ops = [dist.P2POp(dist.isend, given, other), dist.P2POp(dist.irecv, output, other)]
+        for work in dist.batch_isend_irecv([ops[i] for i in order]):
+            work.wait()
+        assert_same(output, sample(other, (count,), torch.uint8, seed))
+        assert_same(given, sample(mine, (count,), torch.uint8, seed))
+
+
+def pieces_of_shared_memory(shape):
+    """Parts of a tensor in shared memory, one of them with gaps, and a reused buffer."""
+    mine, other = dist.get_rank(), 1 - dist.get_rank()
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    count = shape[0] * shape[1]
+    whole = backend.allocate_tensor(count, dtype=torch.float, device=torch.device("cpu"))
+    whole = whole.view(shape)
+    for seed in range(4):
+        whole.copy_(sample(mine, shape, torch.float, seed))
+        output = torch.empty(shape)
+        receives = [
+            dist.irecv(output[: shape[0] // 2], other, tag=1),
+            dist.irecv(output[shape[0] // 2 :], other, tag=2),
+        ]
+        turned = torch.empty(shape[1], shape[0])
+        receives.append(dist.irecv(turned, other, tag=3))
+        sends = [
+            dist.isend(whole[shape[0] // 2 :], other, tag=2),
+            dist.isend(whole.t(), other, tag=3),
+            dist.isend(whole[: shape[0] // 2], other, tag=1),
+        ]
+        for work in [*sends, *receives]:
+            work.wait()
+        wanted = sample(other, shape, torch.float, seed)
+        assert_same(output, wanted)
+        assert_same(turned, wanted.t().contiguous())
+
+
+def ends_unattended(count, shared):
+    """A message ends though nobody waits for it."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    tensor = torch.zeros(count)
+    if shared:
+        tensor = backend.allocate_tensor(count, dtype=torch.float, device=torch.device("cpu"))
+    done = []
+    if dist.get_rank() == 0:
+        tensor.fill_(3.0)
+        work = dist.isend(tensor, 1)
+    else:
+        work = dist.irecv(tensor, 0)
+    work.get_future().then(lambda _: done.append(True))
+    end = time.monotonic() + 10
+    while not done:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    assert_same(tensor, torch.full((count,), 3.0))
+
+
 @pytest.mark.parametrize("dtype", moved_types(), ids=name_of)
 def test_type(world, dtype):
     world(2).run(around_the_ring, dtype, SHAPES)
@@ -211,6 +279,27 @@ def test_any_source_before_a_late_sender(world):
 def test_batch(world, order):
     world(3).run(batch, order)
     world(2).run(batch, order)
+
+
+# Around what goes in one line, in one record, unasked, in half a ring, in a ring, and in several.
+EDGES = [32, 64, 2048, 16384, 65536, 262144, 1 << 20, 1 << 21, 3 << 21]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["heap", "shared"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_every_size_both_ways(world, order, shared):
+    sizes = [edge + more for edge in EDGES for more in (-1, 0, 1)]
+    world(2).run(both_ways_at_once, sizes, order, shared)
+
+
+def test_pieces_of_shared_memory(world):
+    world(2).run(pieces_of_shared_memory, (600, 500))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["heap", "shared"])
+@pytest.mark.parametrize("count", [10, 10**6])
+def test_ends_unattended(world, count, shared):
+    world(2).run(ends_unattended, count, shared)
 
 
 def test_batch_of_some_ranks(world):

@@ -1,113 +1,12 @@
-// Point-to-point: random tags and sizes in both directions, any source, beside collectives, and
-// senders that leave.
+// Point-to-point: random tags and sizes in both directions, any source, messages in the arena,
+// beside collectives.
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <thread>
-#include <tuple>
 
-#include "stress_harness.hpp"
+#include "stress_letters.hpp"
 
 namespace stress {
 namespace {
-
-constexpr int kAnyTag = 99;
-
-struct Letter {
-  int from;
-  int to;
-  int tag;
-  std::size_t bytes;
-  std::uint64_t seed;
-};
-
-std::uint8_t byteOf(std::uint64_t seed, std::size_t i) {
-  return static_cast<std::uint8_t>((seed >> 3) + i * 131 + (i >> 8) * 17);
-}
-
-class Transfer : public PointToPointOp {
- public:
-  Transfer(const Letter& letter, bool sends, Milliseconds limit = Milliseconds(60000))
-      : letter_(letter), buffer_(new std::uint8_t[std::max<std::size_t>(letter.bytes, 1)]) {
-    send = sends;
-    peer = sends ? letter.to : (letter.tag == kAnyTag ? kAnySource : letter.from);
-    tag = letter.tag;
-    message = Message(buffer_.get(), letter.bytes);
-    timeout = limit;
-    deadline = deadlineAfter(Clock::now(), limit);
-    for (std::size_t i = 0; i < letter.bytes; ++i) {
-      buffer_[i] = sends ? byteOf(letter.seed, i) : std::uint8_t{0xa5};
-    }
-  }
-  void complete(std::exception_ptr fault) noexcept override { fault_ = fault; }
-  void check() const {
-    if (fault_) std::rethrow_exception(fault_);
-    verify();
-  }
-  std::exception_ptr fault() const { return fault_; }
-  /// Messages from any source have the sender's seed = its rank.
-  void verify() const {
-    if (send) return;
-    const std::uint64_t seed =
-        tag == kAnyTag ? static_cast<std::uint64_t>(source) * 1000 : letter_.seed;
-    for (std::size_t i = 0; i < letter_.bytes; ++i) {
-      REQUIRE(buffer_[i] == byteOf(seed, i), "WRONG DATA: ", letter_.from, " -> ", letter_.to,
-              ", tag ", tag, ", byte ", i, " of ", letter_.bytes);
-    }
-  }
-
- private:
-  const Letter letter_;
-  std::unique_ptr<std::uint8_t[]> buffer_;
-  std::exception_ptr fault_;
-};
-using TransferRef = std::shared_ptr<Transfer>;
-
-std::size_t drawBytes(Random& random) {
-  switch (drawBelow(random, 8)) {
-    case 0:
-      return 0;
-    case 1:
-      return PairChannel::kInlineBytes;
-    case 2:
-      return PairChannel::kInlineBytes + 1;
-    case 3:
-      return PairChannel::kDataBytes;
-    case 4:
-      return PairChannel::kDataBytes * 5 + drawBelow(random, 1000);
-    default:
-      return drawBelow(random, 5000);
-  }
-}
-
-PointToPoint& pointToPoint(CpuEngine& engine) {
-  REQUIRE(engine.pointToPointShared(Milliseconds(60000)));
-  return engine.pointToPoint();
-}
-
-/// Letters known to all ranks; each posts its own sends and receives in an order of its own, but
-/// those with one source, destination and tag in the order of the list.
-std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Letter>& letters,
-                              Random& own) {
-  using Lane = std::tuple<bool, int, int>;
-  std::map<Lane, std::vector<Letter>> lanes;
-  for (const auto& letter : letters) {
-    if (letter.from == me.rank) lanes[{true, letter.to, letter.tag}].push_back(letter);
-    if (letter.to == me.rank) {
-      lanes[{false, letter.tag == kAnyTag ? -1 : letter.from, letter.tag}].push_back(letter);
-    }
-  }
-  std::vector<TransferRef> transfers;
-  while (!lanes.empty()) {
-    auto lane = std::next(lanes.begin(), static_cast<std::ptrdiff_t>(drawBelow(own, lanes.size())));
-    transfers.push_back(std::make_shared<Transfer>(lane->second.front(), std::get<0>(lane->first)));
-    p2p.submit(transfers.back());
-    if (chance(own, 20)) loiter(own, 200);
-    lane->second.erase(lane->second.begin());
-    if (lane->second.empty()) lanes.erase(lane);
-  }
-  return transfers;
-}
 
 void collect(PointToPoint& p2p, std::vector<TransferRef> transfers, Random& own) {
   std::shuffle(transfers.begin(), transfers.end(), own);
@@ -116,27 +15,6 @@ void collect(PointToPoint& p2p, std::vector<TransferRef> transfers, Random& own)
     REQUIRE(p2p.wait(*transfer, TimePoint::max()));
     transfer->check();
   }
-}
-
-std::vector<Letter> drawLetters(Random& random, int ranks, int count) {
-  std::vector<Letter> letters;
-  for (int i = 0; i < count; ++i) {
-    const auto n = static_cast<std::size_t>(ranks);
-    Letter letter{};
-    letter.from = static_cast<int>(drawBelow(random, n));
-    letter.to = static_cast<int>(
-        (static_cast<std::size_t>(letter.from) + 1 + drawBelow(random, n - 1)) % n);
-    letter.tag = static_cast<int>(drawBelow(random, 4));
-    letter.bytes = drawBytes(random);
-    letter.seed = random();
-    if (chance(random, 6)) {
-      letter.tag = kAnyTag;
-      letter.bytes = 3000;
-      letter.seed = static_cast<std::uint64_t>(letter.from) * 1000;
-    }
-    letters.push_back(letter);
-  }
-  return letters;
 }
 
 void exchange(Rank& me) {
@@ -149,8 +27,91 @@ void exchange(Rank& me) {
     const auto letters = drawLetters(shared, me.size, 40 * me.size);
     loiter(own, 3000);
     auto& p2p = pointToPoint(*engine);
-    collect(p2p, post(me, p2p, letters, own), own);
+    const auto arena = round % 2 == 0 ? engine->process()->arena() : nullptr;
+    collect(p2p, post(me, p2p, letters, own, arena), own);
     engine->shutdown();
+  }
+}
+
+/// Every size at an edge, both ways at once, the receive before or after its message; in between
+/// small messages, so that the ring's end falls anywhere.
+void edges(Rank& me) {
+  const Engine engine = me.group("edges");
+  auto& p2p = pointToPoint(*engine);
+  Random shared(61);
+  Random own(62u + static_cast<unsigned>(me.rank));
+  std::vector<std::size_t> sizes;
+  for (const std::size_t edge :
+       {PairRecord::kInlineBytes, PairRecord::kLine, PairChannel::kSmallBytes,
+        std::size_t{64} * 1024, PointToPoint::kEagerBytes, PointToPoint::kRingBytes / 2,
+        PointToPoint::kRingBytes, 3 * PointToPoint::kRingBytes}) {
+    sizes.insert(sizes.end(), {edge - 1, edge, edge + 1});
+  }
+  std::shuffle(sizes.begin(), sizes.end(), shared);
+  const auto arena = engine->process()->arena();
+  for (const std::size_t bytes : sizes) {
+    const std::uint64_t seed = shared();
+    const std::size_t odd = drawBelow(shared, 3000);
+    for (const bool inArena : {false, true}) {
+      std::vector<TransferRef> transfers;
+      const auto place = inArena ? arena : nullptr;
+      for (const bool sends : {me.rank == 0, me.rank != 0}) {
+        if (sends != (me.rank == 0)) loiter(own, 300);
+        const int from = sends ? me.rank : 1 - me.rank;
+        const Letter big{from, 1 - from, 0, bytes, seed + static_cast<std::uint64_t>(from) * 8};
+        const Letter small{from, 1 - from, 1, odd, seed};
+        for (const Letter& letter : {big, small}) {
+          transfers.push_back(
+              std::make_shared<Transfer>(letter, sends, Milliseconds(60000), place));
+          p2p.submit(transfers.back());
+        }
+      }
+      collect(p2p, transfers, own);
+    }
+  }
+}
+
+/// So much that nobody receives that senders must keep it.
+void flood(Rank& me) {
+  const Engine engine = me.group("flood");
+  auto& p2p = pointToPoint(*engine);
+  for (int round = 0; round < 2; ++round) {
+    std::vector<TransferRef> transfers;
+    const int count = 150;
+    for (int i = 0; i < count; ++i) {
+      const int tag = 200 + (me.rank == 0 ? i : count - 1 - i);
+      const Letter letter{0, 1, tag, 200000u + static_cast<unsigned>(tag),
+                          static_cast<std::uint64_t>(tag) * 64};
+      transfers.push_back(std::make_shared<Transfer>(letter, me.rank == 0));
+    }
+    for (const auto& transfer : transfers) {
+      p2p.submit(transfer);
+      if (me.rank == 1) REQUIRE(p2p.wait(*transfer, TimePoint::max()));
+    }
+    for (const auto& transfer : transfers) {
+      REQUIRE(p2p.wait(*transfer, TimePoint::max()));
+      transfer->check();
+    }
+  }
+}
+
+/// Nobody waits: the background sees to messages larger than what goes unasked.
+void unattended(Rank& me) {
+  const Engine engine = me.group("unattended");
+  auto& p2p = pointToPoint(*engine);
+  for (const bool inArena : {false, true}) {
+    for (int i = 0; i < 4; ++i) {
+      const auto arena = inArena ? engine->process()->arena() : nullptr;
+      const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, 3000000, 5}, me.rank == 0,
+                                                       Milliseconds(60000), arena);
+      p2p.submit(transfer);
+      const auto end = Clock::now() + Milliseconds(10000);
+      while (!transfer->done.load()) {
+        REQUIRE(Clock::now() < end, "nobody made progress");
+        std::this_thread::sleep_for(Milliseconds(1));
+      }
+      transfer->check();
+    }
   }
 }
 
@@ -219,104 +180,17 @@ void manyWaiters(Rank& me) {
   }
 }
 
-/// A sender whose sends have ended leaves at once: its receiver still gets everything.
-void senderLeaves(Rank& me) {
-  Random shared(41);
-  Random own(42u + static_cast<unsigned>(me.rank));
-  for (int round = 0; round < 60 * effort; ++round) {
-    const Engine engine = me.group(concat("leaves", round));
-    const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144};
-    std::vector<Letter> letters;
-    for (std::size_t i = 0, n = 1 + drawBelow(shared, 3); i < n; ++i) {
-      letters.push_back({0, 1, 0, sizes[drawBelow(shared, 5)], shared()});
-    }
-    auto& p2p = pointToPoint(*engine);
-    // Both must have met, or the receiver may never find the sender.
-    auto hello = std::make_shared<Transfer>(Letter{1, 0, 7, 8, 3}, me.rank == 1);
-    auto back = std::make_shared<Transfer>(Letter{0, 1, 7, 8, 3}, me.rank == 0);
-    p2p.submit(hello);
-    p2p.submit(back);
-    REQUIRE(p2p.wait(*hello, TimePoint::max()) && p2p.wait(*back, TimePoint::max()));
-    if (me.rank == 1) loiter(own, 3000);
-    auto transfers = post(me, p2p, letters, own);
-    for (const auto& transfer : transfers) {
-      p2p.wait(*transfer, TimePoint::max());
-      transfer->check();
-    }
-    engine->shutdown();
-  }
-}
-
-/// Letters are under way when somebody aborts: each has ended well with the right bytes, or failed.
-void abortStorm(Rank& me) {
-  for (int round = 0; round < 25 * effort; ++round) {
-    Random shared(51u + static_cast<unsigned>(round));
-    Random own(52u + static_cast<unsigned>(me.rank * 1000 + round));
-    const Engine engine = me.group(concat("p2pstorm", round));
-    const auto letters = drawLetters(shared, me.size, 20 * me.size);
-    const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
-    const std::size_t after = drawBelow(shared, 3000);
-    auto& p2p = pointToPoint(*engine);
-    // A rank that has met nobody when it aborts can tell nobody.
-    runChecked(me, *engine, Plan{});
-    me.sync();
-    std::thread killer;
-    if (me.rank == culprit) {
-      killer = std::thread([&engine, after] {
-        std::this_thread::sleep_for(std::chrono::microseconds(after));
-        engine->abort(ErrorKind::Backend, "the storm");
-      });
-    }
-    std::exception_ptr problem;
-    try {
-      const auto transfers = post(me, p2p, letters, own);
-      for (const auto& transfer : transfers) {
-        REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
-        if (!transfer->fault()) transfer->verify();
-      }
-    } catch (...) {
-      problem = std::current_exception();
-    }
-    if (killer.joinable()) killer.join();
-    if (problem) std::rethrow_exception(problem);
-    if (chance(own, 2)) engine->shutdown();
-  }
-}
-
-void lateReceiver(Rank& me) {
-  // A receiver that does not come: the sender's time is up, and both learn it.
-  const Engine engine = me.group("late");
-  auto& p2p = pointToPoint(*engine);
-  if (me.rank == 0) {
-    const auto big =
-        std::make_shared<Transfer>(Letter{0, 1, 0, 100000, 1}, true, Milliseconds(300));
-    requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
-      p2p.submit(big);
-      p2p.wait(*big, TimePoint::max());
-      big->check();
-    });
-  }
-  me.sync();
-  if (me.rank == 1) {
-    const auto in =
-        std::make_shared<Transfer>(Letter{0, 1, 0, 100000, 1}, false, Milliseconds(300));
-    requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
-      p2p.submit(in);
-      p2p.wait(*in, TimePoint::max());
-      in->check();
-    });
-  }
-}
-
 }  // namespace
 
 std::vector<Test> pointToPointTests() {
-  return {{"exchange", exchange, {2, 3, 5}},
-          {"beside collectives", besideCollectives, {2, 4}},
-          {"many waiters", manyWaiters, {2, 3}},
-          {"sender leaves", senderLeaves, {2}},
-          {"point-to-point abort storm", abortStorm, {2, 4}},
-          {"late receiver", lateReceiver, {2}}};
+  std::vector<Test> tests = {{"exchange", exchange, {2, 3, 5}},
+                             {"edges", edges, {2}},
+                             {"flood", flood, {2}},
+                             {"unattended messages", unattended, {2}},
+                             {"beside collectives", besideCollectives, {2, 4}},
+                             {"many waiters", manyWaiters, {2, 3}}};
+  for (Test& test : pointToPointFaultTests()) tests.push_back(std::move(test));
+  return tests;
 }
 
 }  // namespace stress

@@ -1,0 +1,111 @@
+// Point-to-point when something goes wrong: a peer dies or leaves, time is up, the group failed.
+#include "../base/topology.hpp"
+#include "point_to_point.hpp"
+
+namespace fastcoll {
+namespace {
+constexpr Milliseconds kComeBack{1000};
+}  // namespace
+
+void PointToPoint::failAll() {
+  Finished finished;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failAllLocked(finished);
+  }
+  complete(finished);
+}
+
+void PointToPoint::failAllLocked(Finished& finished) {
+  const auto& id = memory_.identity();
+  // A receiver may be reading a message where it lies in this rank's arena. It must hear of the
+  // fault before the sender's caller may write there again, or it would report what it read as
+  // success.
+  for (const auto& op : all_) {
+    if (op->send && op->begun_ && inArena(op->message) != 0) {
+      memory_.passOn();
+      break;
+    }
+  }
+  for (const auto& op : all_) {
+    try {
+      memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
+                                  "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
+    } catch (...) {
+      finished.emplace_back(op, std::current_exception());
+    }
+  }
+  all_.clear();
+  receives_.clear();
+  unexpected_.clear();
+  anyReceives_ = 0;
+  held_ = 0;
+  for (Peer& peer : peers_) {
+    peer.sends.clear();
+    peer.asking.clear();
+    peer.answered.clear();
+    peer.open.clear();
+    peer.pulls.clear();
+    peer.wanted.clear();
+    peer.receives = 0;
+  }
+}
+
+// A peer that died, or left without giving what is asked of it, and operations whose time is up.
+void PointToPoint::checkFaults(Finished& finished) {
+  const auto now = Clock::now();
+  for (const PointToPointRef& op : all_) {
+    std::string cause = causeOfSilence(*op, now);
+    // What it wrote before it went counts; the rest is for the next round.
+    if (!cause.empty() && op->peer != kAnySource && advancePeer(op->peer, finished)) return;
+    ErrorKind kind = ErrorKind::Backend;
+    if (cause.empty() && now >= op->deadline) {
+      kind = ErrorKind::Timeout;
+      std::string state;
+      if (op->peer != kAnySource && memory_.isBound(op->peer)) {
+        const auto pid = static_cast<int>(memory_.process(op->peer).header().pid);
+        state = concat(" (state ", processState(pid), ")");
+      } else if (op->peer != kAnySource) {
+        state = ", which has not used the group for point-to-point with this rank";
+      }
+      cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
+    }
+    if (!cause.empty()) {
+      memory_.abort(kind, cause);
+      failAllLocked(finished);
+      return;
+    }
+  }
+}
+
+/// The peer has left the group. What is bound may be an earlier group of the same name, whose end
+/// says nothing of this one: then the peer has a while to come back.
+bool PointToPoint::isGone(int rank, TimePoint now) {
+  auto& since = peers_[static_cast<std::size_t>(rank)].goneSince;
+  if (!memory_.hasLeft(rank)) {
+    since.reset();
+    return false;
+  }
+  if (memory_.isConfirmed(rank)) return true;
+  if (!since) since = now;
+  return now - *since > kComeBack;
+}
+
+/// Why nobody will answer the operation, or "".
+std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
+  const bool any = op.peer == kAnySource;
+  int absent = -1;
+  int gone = 0;
+  for (int rank = any ? 0 : op.peer; rank <= (any ? memory_.size() - 1 : op.peer); ++rank) {
+    if (rank == memory_.rank()) continue;
+    const bool dead = memory_.isDead(rank);
+    if (!dead && !isGone(rank, now)) continue;
+    absent = rank;
+    if (dead) gone = memory_.size();  // one death is enough: the message may have been its
+    ++gone;
+  }
+  if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";
+  return concat(memory_.causeOfSilence(absent), " in ", describe(op));
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,257 @@
+// The receiving end of point-to-point: records are matched to receives, or kept for those to come.
+// All of it runs under the engine's lock and never waits; see pair_channel.hpp for the protocol.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "point_to_point.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Messages from here on are written past the caches: they would push each other out.
+constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
+// Bytes that nobody receives; beyond, senders are asked to keep what is not small.
+constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
+
+}  // namespace
+
+bool PointToPoint::takeRecords(int rank, Finished& finished) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  PairReader& in = *peer.in;
+  std::size_t budget = kTurnBytes;
+  bool took = false;
+  while (budget > 0) {
+    const PairRecord* record = in.next();
+    if (record == nullptr) break;
+    took = true;
+    // Read once: a broken peer may write it again.
+    const std::size_t length = record->length;
+    if (length > in.most()) {
+      throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " wrote a record of ",
+                                             length, " bytes into a ring of fewer"));
+    }
+    switch (record->kind.load(std::memory_order_relaxed)) {
+      case PairRecord::kMessage:
+        takeMessage(rank, *record, length, finished);
+        in.advance(length);
+        break;
+      case PairRecord::kPiece:
+        takePiece(rank, *record, length, finished);
+        in.advance(length);
+        break;
+      case PairRecord::kMove: {
+        const std::uint64_t bytes = record->bytes;
+        if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
+          throw Error(ErrorKind::Backend,
+                      concat(memory_.memberName(rank), " announces a ring of ", bytes, " bytes"));
+        }
+        std::uint8_t* const data = memory_.inPeer(rank, record->where, bytes);
+        mapNow(data, bytes);
+        in.advance(length);
+        in.move(data, bytes);
+        break;
+      }
+      default:
+        throw Error(ErrorKind::Backend,
+                    concat(memory_.memberName(rank), " wrote a record of no known kind"));
+    }
+    budget -= std::min(budget, PairRecord::size(length));
+  }
+  if (took) in.release();
+  return took;
+}
+
+void PointToPoint::takeMessage(int rank, const PairRecord& record, std::size_t length,
+                               Finished& finished) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Unexpected message{rank,         peer.arrived++,   record.tag,
+                     record.dtype, record.asks != 0, record.bytes,
+                     record.where, Payload(),        0};
+  const bool small = message.bytes <= length;
+  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes)) {
+    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends ", length,
+                                           " bytes of a message of ", message.bytes));
+  }
+  const auto match =
+      std::find_if(receives_.begin(), receives_.end(), [&](const PointToPointRef& op) {
+        return (op->peer == rank || op->peer == kAnySource) && op->tag == message.tag;
+      });
+  if (match == receives_.end()) {
+    unexpected_.push_back(std::move(message));
+    if (length > 0) keep(unexpected_.back(), record, length);
+    return;
+  }
+  const PointToPointRef op = *match;
+  receives_.erase(match);
+  --(op->peer == kAnySource ? anyReceives_ : peer.receives);
+  accept(*op, message);
+  peer.in->payload(record, length,
+                   [&](const std::uint8_t* from, std::size_t n) { store(*op, from, n); });
+  expect(op, message, finished);
+}
+
+void PointToPoint::takePiece(int rank, const PairRecord& record, std::size_t length,
+                             Finished& finished) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const std::uint64_t number = record.where;
+  const auto open = std::find_if(peer.open.begin(), peer.open.end(),
+                                 [&](const auto& op) { return op->number_ == number; });
+  if (open != peer.open.end()) {
+    const PointToPointRef op = *open;
+    if (length > op->message.bytes() - op->moved_) {
+      throw Error(ErrorKind::Backend,
+                  concat(memory_.memberName(rank), " sends more than all of ", describe(*op)));
+    }
+    peer.in->payload(record, length,
+                     [&](const std::uint8_t* from, std::size_t n) { store(*op, from, n); });
+    if (op->moved_ < op->message.bytes()) return;
+    peer.open.erase(open);
+    finish(op, finished);
+    return;
+  }
+  // Begun long ago or just now; the sender sends pieces of one such message at a time.
+  const auto held = std::find_if(
+      unexpected_.rbegin(), unexpected_.rend(),
+      [&](const auto& message) { return message.source == rank && message.number == number; });
+  if (held == unexpected_.rend()) {
+    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends a piece of message ",
+                                           number, ", which is not under way"));
+  }
+  keep(*held, record, length);
+}
+
+bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
+  const auto match =
+      std::find_if(unexpected_.begin(), unexpected_.end(), [&](const Unexpected& message) {
+        return (op->peer == message.source || op->peer == kAnySource) && op->tag == message.tag;
+      });
+  if (match == unexpected_.end()) return false;
+  const Unexpected message = std::move(*match);
+  unexpected_.erase(match);
+  hold(-static_cast<std::ptrdiff_t>(message.held));
+  try {
+    accept(*op, message);
+    if (message.held > 0) store(*op, message.payload.get(), message.held);
+    expect(op, message, finished);
+  } catch (const Error& error) {
+    memory_.abort(error.kind(), error.what());
+    failAllLocked(finished);
+  }
+  return true;
+}
+
+/// Keeps the next record's payload for a receive to come.
+void PointToPoint::keep(Unexpected& message, const PairRecord& record, std::size_t length) {
+  // What comes unasked is bounded, except that a small message comes in any case.
+  const auto room = static_cast<std::size_t>(
+      std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length)));
+  if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
+  if (length > room - message.held) {
+    throw Error(ErrorKind::Backend, concat(memory_.memberName(message.source),
+                                           " sends more of a message than was asked for"));
+  }
+  peers_[static_cast<std::size_t>(message.source)].in->payload(
+      record, length, [&](const std::uint8_t* from, std::size_t n) {
+        std::memcpy(message.payload.get() + message.held, from, n);
+        message.held += n;
+      });
+  hold(static_cast<std::ptrdiff_t>(length));
+}
+
+/// Counts the bytes that nobody receives yet, and tells the senders when they are too many.
+void PointToPoint::hold(std::ptrdiff_t bytes) {
+  held_ += static_cast<std::size_t>(bytes);
+  const bool full = held_ > (full_ ? kHeldBytes / 2 : kHeldBytes);
+  if (full == full_) return;
+  full_ = full;
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (!peer.in || memory_.hasLeft(rank)) continue;
+    peer.inChannel->full.store(full ? 1 : 0, std::memory_order_relaxed);
+  }
+}
+
+/// Checks that the message is what the receive asks for.
+void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
+  op.source = message.source;
+  op.number_ = message.number;
+  if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
+  throw Error(ErrorKind::Backend,
+              concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(op), ", ",
+                     memory_.memberName(message.source), " sends ", dtypeName(message.dtype), "[",
+                     message.bytes / elementSize(message.dtype), "] with tag ", message.tag,
+                     ". Give both ends the same dtype and number of elements."));
+}
+
+/// The receive has what there is of its message: it ends, or the rest is seen to.
+void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
+                          Finished& finished) {
+  const auto total = op->message.bytes();
+  if (op->moved_ == total) {
+    finish(op, finished);
+    return;
+  }
+  Peer& peer = peers_[static_cast<std::size_t>(message.source)];
+  if (message.where != 0) {
+    peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.where, total));
+    return;
+  }
+  peer.open.push_back(op);
+  if (message.asks) peer.wanted.push_back(message.number);
+}
+
+void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes) {
+  op.message.write(op.moved_, bytes, from, op.message.bytes() >= kStreamedBytes);
+  op.moved_ += bytes;
+}
+
+/// Reads messages where they lie in the sender's arena.
+bool PointToPoint::pull(Peer& peer, Finished& finished) {
+  std::size_t budget = kTurnBytes;
+  bool moved = false;
+  while (!peer.pulls.empty() && budget > 0) {
+    const auto [op, from] = peer.pulls.front();
+    const std::size_t take = std::min(budget, op->message.bytes() - op->moved_);
+    store(*op, from + op->moved_, take);
+    budget -= take;
+    moved = moved || take > 0;
+    if (op->moved_ < op->message.bytes()) break;
+    // The receive ends with the answer, so that no answer is left when nothing is under way.
+    if (!peer.wanted.empty()) answer(peer);
+    if (!peer.wanted.empty() || !roomToAnswer(peer)) break;
+    const PointToPointRef done = op;
+    peer.pulls.pop_front();
+    peer.wanted.push_back(done->number_);
+    finish(done, finished);  // throws after a fault: then nothing is answered
+    answer(peer);
+    moved = true;
+  }
+  return moved;
+}
+
+bool PointToPoint::roomToAnswer(const Peer& peer) const {
+  // Acquire: the sender has read the answer whose place is used again.
+  return peer.inChannel->answered.load(std::memory_order_relaxed) -
+             peer.inChannel->heard.load(std::memory_order_acquire) <
+         PairChannel::kAnswers;
+}
+
+/// Gives the answers that there is room for.
+bool PointToPoint::answer(Peer& peer) {
+  bool gave = false;
+  while (!peer.wanted.empty() && roomToAnswer(peer)) {
+    PairChannel& channel = *peer.inChannel;
+    const std::uint64_t count = channel.answered.load(std::memory_order_relaxed);
+    channel.answers[count % PairChannel::kAnswers].store(peer.wanted.front(),
+                                                         std::memory_order_relaxed);
+    // Release: the message was read before the answer says so. seq_cst: then looks whether the
+    // sender sleeps.
+    channel.answered.store(count + 1, std::memory_order_seq_cst);
+    peer.wanted.pop_front();
+    gave = true;
+  }
+  return gave;
+}
+
+}  // namespace fastcoll

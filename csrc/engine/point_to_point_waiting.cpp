@@ -1,0 +1,172 @@
+// Who makes point-to-point's progress: the threads that wait for an operation, and one in the
+// background for what nobody waits for.
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../base/interrupt.hpp"
+#include "../base/thread.hpp"
+#include "point_to_point.hpp"
+
+namespace fastcoll {
+namespace {
+
+// How often the background thread looks whether somebody else makes progress, and how long it stays
+// when there is none to make.
+constexpr std::chrono::milliseconds kTick{1};
+constexpr std::chrono::milliseconds kLongTick{8};
+constexpr std::chrono::milliseconds kLinger{100};
+// A sleep while something may happen that rings no bell, at the least.
+constexpr std::chrono::microseconds kShortSleep{200};
+
+template <typename T>
+class Counted {
+ public:
+  explicit Counted(std::atomic<T>& count) : count_(count) {
+    count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  ~Counted() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+
+ private:
+  std::atomic<T>& count_;
+};
+
+}  // namespace
+
+bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
+  const Counted<int> counted(waiters_);
+  const auto spin = std::chrono::microseconds(spinMicros_);
+  int idle = 0;  // rounds since something moved
+  TimePoint idleSince;
+  TimePoint looked = Clock::now();  // for signals
+  while (!op.done.load(std::memory_order_acquire)) {
+    Finished finished;
+    bool moved = false;
+    if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+      moved = progress(finished, false);
+      lock.unlock();
+      complete(finished);
+    }
+    if (op.done.load(std::memory_order_acquire)) break;
+    if (!moved && spin.count() > 0 && ++idle < kBriefSpins) {
+      cpuRelax();
+      continue;
+    }
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    if (now - looked > Milliseconds(20)) {
+      looked = now;
+      checkInterrupt();
+    }
+    if (moved) {
+      idle = 0;
+      continue;
+    }
+    if (idle == kBriefSpins) idleSince = now;
+    if (spin.count() > 0 && now - idleSince < spin) {
+      idle = kBriefSpins + 1;
+      // From here on the peer may be waiting for this very core: offer it.
+      ::sched_yield();
+      for (int i = 0; i < 8; ++i) cpuRelax();
+      continue;
+    }
+    checkInterrupt();
+    if (sleep(&op, finished, until - now)) idle = 0;
+    if (spin.count() > 0 && idle != 0) idle = kBriefSpins + 1;
+  }
+  return true;
+}
+
+/// Looks at everything once more and sleeps until the bell rings, or for a slice. True when
+/// something has moved, or the operation is done.
+bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
+                         std::chrono::nanoseconds most) {
+  auto& bell = memory_.own().doorbell;
+  const Counted<std::uint32_t> announced(bell.waiters);
+  const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
+  finished.clear();
+  bool moved = false;
+  // Whoever holds the lock may have looked before this thread announced itself, and may not look
+  // again.
+  std::chrono::nanoseconds slice = kShortSleep;
+  if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
+    moved = progress(finished, true);
+    slice = std::clamp<std::chrono::nanoseconds>(
+        pairAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : pairAt_ - Clock::now(),
+        kShortSleep, kWaitSlice);
+    lock.unlock();
+    complete(finished);
+  }
+  if (moved || (op != nullptr && op->done.load(std::memory_order_seq_cst))) return true;
+  futexWait(lowHalf(&bell.rings), static_cast<std::uint32_t>(rings), std::min(slice, most));
+  return bell.rings.load(std::memory_order_seq_cst) != rings;
+}
+
+void PointToPoint::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    background_.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  // It may sleep on the bell.
+  if (memory_.isOpen()) ring(memory_.rank());
+  thread_.join();
+}
+
+/// Called under the lock when something is under way.
+void PointToPoint::needBackground() {
+  if (threadRests_) {
+    threadRests_ = false;
+    background_.notify_all();
+  }
+  if (threadRuns_ || stopping_) return;
+  if (thread_.joinable()) thread_.join();
+  thread_ = startThread([this] { serveInBackground(); });
+  threadRuns_ = true;
+}
+
+// It keeps out of the way while others look often enough. Only when nobody has looked for a tick
+// does it look itself, and sleep on the bell, which makes the peers ring it.
+void PointToPoint::serveInBackground() {
+  ::pthread_setname_np(::pthread_self(), "fastcoll-p2p");
+  std::unique_lock<std::mutex> lock(mutex_);
+  std::uint64_t looks = looks_;
+  auto tick = kTick;
+  bool alone = false;
+  while (!stopping_) {
+    if (alone && active() && waiters_.load(std::memory_order_relaxed) == 0) {
+      const std::uint64_t before = looks_;
+      lock.unlock();
+      Finished finished;
+      sleep(nullptr, finished, kWaitSlice);
+      lock.lock();
+      looks = looks_;
+      alone = looks - before <= 1;  // its own
+      continue;
+    }
+    alone = false;
+    background_.wait_for(lock, tick);
+    if (stopping_) break;
+    const bool looked = std::exchange(looks, looks_) != looks_;
+    const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
+    tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
+    if (looked || waitedFor) continue;
+    if (active()) {
+      alone = true;
+      continue;
+    }
+    threadRests_ = true;
+    background_.wait_for(lock, kLinger, [this] { return stopping_ || !threadRests_; });
+    if (!threadRests_) continue;
+    threadRests_ = false;
+    break;
+  }
+  threadRuns_ = false;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,133 @@
+// The two ends of a PairChannel's ring: where the sender writes its next record, and where the
+// receiver finds it. Neither waits, and neither locks: each end is used by one thread at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "message.hpp"
+#include "pair_channel.hpp"
+
+namespace fastcoll {
+
+/// What a ring's two ends share: positions count bytes since the channel began, and `base` is the
+/// position of the present ring's first byte.
+struct PairRing {
+  std::uint8_t* data = nullptr;
+  std::size_t bytes = 0;  // a multiple of PairRecord::kLine
+  std::uint64_t base = 0;
+
+  PairRecord& record(std::uint64_t position) const {
+    return *reinterpret_cast<PairRecord*>(data + (position - base) % bytes);
+  }
+  /// Calls use(address, bytes) for the one or two runs of [position, position + length).
+  template <typename Use>
+  void visit(std::uint64_t position, std::size_t length, Use use) const {
+    const std::size_t start = (position - base) % bytes;
+    const std::size_t first = std::min(length, bytes - start);
+    if (first > 0) use(data + start, first);
+    if (length > first) use(data, length - first);
+  }
+};
+
+class PairWriter {
+ public:
+  explicit PairWriter(PairChannel& channel)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+
+  /// True when a record with so much payload can be written now.
+  bool fits(std::size_t length) {
+    // The line behind the record is cleared with it, so it must be free too.
+    const std::size_t need = PairRecord::size(length) + PairRecord::kLine;
+    if (position_ + need <= free_) return true;
+    // Acquire: the receiver has read what lay here before it is overwritten.
+    const std::uint64_t drained = channel_.drained.load(std::memory_order_acquire);
+    free_ = std::max(drained, ring_.base) + ring_.bytes;
+    return position_ + need <= free_;
+  }
+
+  /// Writes a record that fits: the fields of `head`, then `head.length` bytes of the message from
+  /// `offset` on.
+  void write(const PairRecord& head, const Message& message, std::size_t offset) {
+    PairRecord& record = ring_.record(position_);
+    record.tag = head.tag;
+    record.length = head.length;
+    record.dtype = head.dtype;
+    record.asks = head.asks;
+    record.bytes = head.bytes;
+    record.where = head.where;
+    if (head.length <= PairRecord::kInlineBytes) {
+      message.read(offset, head.length, record.payload);
+    } else {
+      ring_.visit(position_ + PairRecord::kLine, head.length, [&](std::uint8_t* to, std::size_t n) {
+        message.read(offset, n, to);
+        offset += n;
+      });
+    }
+    position_ += PairRecord::size(head.length);
+    ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
+    // Release publishes payload, fields and the cleared line; seq_cst, because the sender then
+    // looks whether the receiver sleeps.
+    record.kind.store(head.kind.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+    // The line that the next record clears: fetched now, not between its payload and its
+    // publication.
+    __builtin_prefetch(&ring_.record(position_ + PairRecord::kLine), 1);
+  }
+
+  /// Goes on in another ring, `offset` of the sender's arena; a record without payload must fit.
+  void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset) {
+    PairRecord head{};
+    head.kind.store(PairRecord::kMove, std::memory_order_relaxed);
+    head.bytes = bytes;
+    head.where = offset;
+    write(head, Message(), 0);
+    ring_ = {data, bytes, position_};
+    free_ = position_ + bytes;
+  }
+
+  std::size_t ringBytes() const { return ring_.bytes; }
+  /// The receiver has taken everything.
+  bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
+
+ private:
+  PairChannel& channel_;
+  PairRing ring_;
+  std::uint64_t position_ = 0;
+  std::uint64_t free_ = PairChannel::kFirstRingBytes;  // as far as `drained` was last seen to allow
+};
+
+class PairReader {
+ public:
+  explicit PairReader(PairChannel& channel)
+      : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
+
+  /// The next record, or nullptr while there is none.
+  const PairRecord* next() const {
+    const PairRecord& record = ring_.record(position_);
+    return record.kind.load(std::memory_order_acquire) == PairRecord::kNone ? nullptr : &record;
+  }
+  /// Payload that the ring can hold; a record that claims more is broken.
+  std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }
+  /// Calls use(address, bytes) for the runs of the next record's payload.
+  template <typename Use>
+  void payload(const PairRecord& record, std::size_t length, Use use) const {
+    if (length <= PairRecord::kInlineBytes) {
+      if (length > 0) use(record.payload, length);
+    } else {
+      ring_.visit(position_ + PairRecord::kLine, length, use);
+    }
+  }
+  void advance(std::size_t length) { position_ += PairRecord::size(length); }
+  /// The rest follows in another ring.
+  void move(std::uint8_t* data, std::size_t bytes) { ring_ = {data, bytes, position_}; }
+  /// Gives the sender the room of all records behind. seq_cst: then looks whether it sleeps.
+  void release() { channel_.drained.store(position_, std::memory_order_seq_cst); }
+
+ private:
+  PairChannel& channel_;
+  PairRing ring_;
+  std::uint64_t position_ = 0;
+};
+
+}  // namespace fastcoll

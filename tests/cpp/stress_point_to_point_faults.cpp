@@ -1,0 +1,148 @@
+// Point-to-point with senders that leave or die, ranks that abort, and partners that do not come.
+#include <signal.h>
+
+#include <thread>
+
+#include "stress_letters.hpp"
+
+namespace stress {
+namespace {
+
+/// A sender whose sends have ended leaves at once: its receiver still gets everything.
+void senderLeaves(Rank& me) {
+  Random shared(41);
+  Random own(42u + static_cast<unsigned>(me.rank));
+  for (int round = 0; round < 60 * effort; ++round) {
+    const Engine engine = me.group(concat("leaves", round));
+    const std::size_t sizes[] = {100, 2049, 65536, 200000, 262144};
+    std::vector<Letter> letters;
+    for (std::size_t i = 0, n = 1 + drawBelow(shared, 3); i < n; ++i) {
+      letters.push_back({0, 1, 0, sizes[drawBelow(shared, 5)], shared()});
+    }
+    auto& p2p = pointToPoint(*engine);
+    // Both must have met, or the receiver may never find the sender.
+    auto hello = std::make_shared<Transfer>(Letter{1, 0, 7, 8, 3}, me.rank == 1);
+    auto back = std::make_shared<Transfer>(Letter{0, 1, 7, 8, 3}, me.rank == 0);
+    p2p.submit(hello);
+    p2p.submit(back);
+    REQUIRE(p2p.wait(*hello, TimePoint::max()) && p2p.wait(*back, TimePoint::max()));
+    if (me.rank == 1) loiter(own, 3000);
+    auto transfers = post(me, p2p, letters, own);
+    for (const auto& transfer : transfers) {
+      p2p.wait(*transfer, TimePoint::max());
+      transfer->check();
+    }
+    engine->shutdown();
+  }
+}
+
+/// Letters are under way when somebody aborts: each has ended well with the right bytes, or failed.
+void abortStorm(Rank& me) {
+  for (int round = 0; round < 25 * effort; ++round) {
+    Random shared(51u + static_cast<unsigned>(round));
+    Random own(52u + static_cast<unsigned>(me.rank * 1000 + round));
+    const Engine engine = me.group(concat("p2pstorm", round));
+    const auto letters = drawLetters(shared, me.size, 20 * me.size);
+    const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
+    const std::size_t after = drawBelow(shared, 3000);
+    auto& p2p = pointToPoint(*engine);
+    // A rank that has met nobody when it aborts can tell nobody.
+    runChecked(me, *engine, Plan{});
+    me.sync();
+    std::thread killer;
+    if (me.rank == culprit) {
+      killer = std::thread([&engine, after] {
+        std::this_thread::sleep_for(std::chrono::microseconds(after));
+        engine->abort(ErrorKind::Backend, "the storm");
+      });
+    }
+    std::exception_ptr problem;
+    try {
+      const auto transfers = post(me, p2p, letters, own, engine->process()->arena());
+      for (const auto& transfer : transfers) {
+        REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
+        if (!transfer->fault()) transfer->verify();
+        // A sender whose send has failed may write there at once. What a receiver then reads it
+        // throws away; between threads that is a race by the letter.
+        if (me.process && transfer->fault() && transfer->send) transfer->spoil();
+      }
+    } catch (...) {
+      problem = std::current_exception();
+    }
+    if (killer.joinable()) killer.join();
+    if (problem) std::rethrow_exception(problem);
+    if (chance(own, 2)) engine->shutdown();
+  }
+}
+
+void lateReceiver(Rank& me) {
+  // A receiver that does not come: the sender's time is up, and both learn it.
+  const Engine engine = me.group("late");
+  auto& p2p = pointToPoint(*engine);
+  if (me.rank == 0) {
+    const auto big =
+        std::make_shared<Transfer>(Letter{0, 1, 0, 1000000, 1}, true, Milliseconds(300));
+    requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
+      p2p.submit(big);
+      p2p.wait(*big, TimePoint::max());
+      big->check();
+    });
+  }
+  me.sync();
+  if (me.rank == 1) {
+    const auto in =
+        std::make_shared<Transfer>(Letter{0, 1, 0, 1000000, 1}, false, Milliseconds(300));
+    requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
+      p2p.submit(in);
+      p2p.wait(*in, TimePoint::max());
+      in->check();
+    });
+  }
+}
+
+/// A sender dies at a random moment, with its messages on their way: what is received is right.
+void senderDies(Rank& me) {
+  const Engine engine = me.group("dies");
+  auto& p2p = pointToPoint(*engine);
+  Random own(static_cast<unsigned>(Clock::now().time_since_epoch().count()));
+  runChecked(me, *engine, Plan{});
+  const auto arena = engine->process()->arena();
+  if (me.rank == 0) {
+    const auto after = std::chrono::microseconds(drawBelow(own, 30000));
+    std::thread([after] {
+      std::this_thread::sleep_for(after);
+      ::raise(SIGKILL);
+    }).detach();
+  }
+  const auto end = Clock::now() + Milliseconds(20000);
+  for (std::uint64_t i = 0;; ++i) {
+    REQUIRE(Clock::now() < end, "the group outlived its rank");
+    const Letter letter{0, 1, 0, i % 3 == 0 ? 100000u : 5000000u, i * 64};
+    const auto transfer = std::make_shared<Transfer>(letter, me.rank == 0, Milliseconds(60000),
+                                                     i % 2 == 0 ? arena : nullptr);
+    p2p.submit(transfer);
+    p2p.wait(*transfer, TimePoint::max());
+    if (!transfer->fault()) {
+      transfer->verify();
+      continue;
+    }
+    try {
+      transfer->check();
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      REQUIRE(text.find("process died") != std::string::npos, text);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Test> pointToPointFaultTests() {
+  return {{"sender leaves", senderLeaves, {2}},
+          {"point-to-point abort storm", abortStorm, {2, 4}},
+          {"late receiver", lateReceiver, {2}},
+          {"sender dies", senderDies, {2}, true, 0, false}};
+}
+
+}  // namespace stress
