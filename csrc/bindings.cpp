@@ -112,6 +112,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("long_bytes", &TuningTable::longBytes)
       .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
       .def_readwrite("direct_bytes", &TuningTable::directBytes)
+      .def_readwrite("direct_all_reduce_bytes", &TuningTable::directAllReduceBytes)
       .def_property_readonly("fingerprint", &TuningTable::fingerprint);
 
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")

@@ -29,6 +29,7 @@ class Tuning:
         long_bytes: See there.
         streaming_bytes: From here on results are written past the caches.
         direct_bytes: From here on a message in shared memory is read by the peers where it is.
+        direct_all_reduce_bytes: The same for all_reduce.
     """
 
     one_shot_bytes: int
@@ -37,6 +38,7 @@ class Tuning:
     long_bytes: int
     streaming_bytes: int
     direct_bytes: int
+    direct_all_reduce_bytes: int
 
     def __init__(self) -> None: ...
     @property

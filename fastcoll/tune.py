@@ -107,18 +107,29 @@ def _all_reduce(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
     return partial(dist.all_reduce, torch.zeros(size // 4), group=group)
 
 
-def _all_reduce_shared(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
+def _shared(elements: int, group: dist.ProcessGroup) -> torch.Tensor:
     cpu = torch.device("cpu")
-    backend = group._get_backend(cpu)
-    tensor = backend.allocate_tensor(size // 4, dtype=torch.float32, device=cpu)
-    return partial(dist.all_reduce, tensor.zero_(), group=group)
+    tensor = group._get_backend(cpu).allocate_tensor(elements, dtype=torch.float32, device=cpu)
+    return tensor.zero_()
+
+
+def _gather() -> Callable[..., object]:
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def _all_reduce_shared(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
+    return partial(dist.all_reduce, _shared(size // 4, group), group=group)
+
+
+def _all_gather_shared(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
+    output, part = (_shared(elements, group) for elements in (size // 4, size // 4 // group.size()))
+    return partial(_gather(), output[: part.numel() * group.size()], part, group=group)
 
 
 def _all_gather(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
     ranks = group.size()
     output = torch.zeros(size // 4 // ranks * ranks)
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return partial(call, output, torch.zeros(output.numel() // ranks), group=group)
+    return partial(_gather(), output, torch.zeros(output.numel() // ranks), group=group)
 
 
 def experiments(ranks: int) -> list[Experiment]:
@@ -145,8 +156,16 @@ def experiments(ranks: int) -> list[Experiment]:
         ),
         Experiment(
             "direct_bytes",
+            _all_gather_shared,
+            [size * KIB for size in (8, 16, 32, 64, 128, 256, 1024)],
+            either,
+            # The field is compared with what one rank gives.
+            lambda times: max(1, from_where(times) // ranks),
+        ),
+        Experiment(
+            "direct_all_reduce_bytes",
             _all_reduce_shared,
-            [size * KIB for size in (4, 8, 16, 32, 64, 128, 256, 1024, 16384)],
+            [size * MIB for size in (1, 2, 4, 8, 16, 32)],
             either,
             from_where,
         ),

@@ -42,11 +42,12 @@ class SegmentReducer {
   }
 
   /// Writes the result to `out`, and to `copy` while it is in the first-level cache.
-  void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes) {
+  void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead) {
     constexpr std::size_t kBlock = 4096;  // bytes; a multiple of every element
     const std::vector<const void*> first = sources_;
     for (std::size_t at = 0; at < bytes; at += kBlock) {
       const std::size_t length = std::min(kBlock, bytes - at);
+      ahead.fetch(length);
       for (std::size_t i = 0; i < first.size(); ++i) {
         sources_[i] = static_cast<const std::uint8_t*>(first[i]) + at;
       }

@@ -28,7 +28,9 @@ class Pipeline {
         element_(elementSize(request.dtype)),
         perSegment_(segmentLimit(stream, tuning, in_.bytes()) / element_),
         total_(in_.bytes() / element_),
-        segments_(ceilDiv(total_, perSegment_)) {}
+        segments_(ceilDiv(total_, perSegment_)),
+        fetches_(in_.bytes() > tuning.longBytes),
+        streaming_(in_.bytes() >= tuning.streamingBytes) {}
 
   void run() {
     Segment ahead = publishInput(0);
@@ -102,7 +104,9 @@ class Pipeline {
     const Segment segment = stream_.place(bytes(s, 0));  // the longest piece
     std::uint8_t* memory = stream_.acquire(segment);
     if (std::uint8_t* direct = out_.contiguous(at, length); direct != nullptr) {
-      reducer_.runTwice(direct, memory, length);
+      // Meanwhile what the peers are to get of the next segment but one comes from memory.
+      reducer_.runTwice(direct, memory, length,
+                        ahead(s + 2, (stream_.rank() + 1) % stream_.size()));
     } else if (length > 0) {
       reducer_.run(memory, length);
       out_.write(at, length, memory);
@@ -116,7 +120,13 @@ class Pipeline {
     for (int i = 1; i < stream_.size(); ++i) {
       const int peer = (stream_.rank() + i) % stream_.size();
       const std::uint8_t* memory = stream_.await(peer, segment);
-      out_.write(offset(s, peer), bytes(s, peer), memory);
+      // Meanwhile the piece that this rank reduces next comes from memory.
+      Ahead next = i == 1 ? ahead(s + 2, stream_.rank()) : Ahead();
+      constexpr std::size_t kBlock = 4096;
+      for (std::size_t at = 0; at < bytes(s, peer); at += kBlock) {
+        next.fetch(kBlock);
+        out_.write(offset(s, peer) + at, std::min(kBlock, bytes(s, peer) - at), memory + at);
+      }
     }
     stream_.consume(segment);
   }
@@ -125,8 +135,13 @@ class Pipeline {
     for (int i = 1; i < stream_.size(); ++i) {
       const int peer = (stream_.rank() + i) % stream_.size();
       stream_.awaitPublished(peer, segment);
-      out_.write(offset(s, peer), bytes(s, peer), messageOf(peer) + offset(s, peer));
+      // The peer still caches these lines, which it has just read.
+      out_.write(offset(s, peer), bytes(s, peer), messageOf(peer) + offset(s, peer), streaming_);
     }
+  }
+  Ahead ahead(std::size_t s, int rank) const {
+    if (!fetches_ || s >= segments_) return {};
+    return {in_.contiguous(offset(s, rank), bytes(s, rank)), bytes(s, rank)};
   }
   const std::uint8_t* messageOf(int peer) const { return stream_.directOf(peer, in_.bytes()); }
 
@@ -138,6 +153,8 @@ class Pipeline {
   const std::size_t perSegment_;  // elements
   const std::size_t total_;       // elements
   const std::size_t segments_;
+  const bool fetches_;    // ahead: the message does not fit into the caches
+  const bool streaming_;  // past the caches
 };
 
 }  // namespace
@@ -145,7 +162,7 @@ class Pipeline {
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& in = request.in[0];
   const std::uint8_t* data = in.contiguous(0, in.bytes());
-  const bool mayBeDirect = in.bytes() >= tuning.directBytes;
+  const bool mayBeDirect = in.bytes() >= tuning.directAllReduceBytes;
   Arrival arrival = request.arrival();
   if (mayBeDirect && data == request.out[0].contiguous(0, in.bytes())) {
     arrival.direct = directOffset(stream, request.in);

@@ -71,7 +71,7 @@ void largeSegments(Rank& me) {
 void direct(Rank& me) {
   Random random(3);
   GroupOptions options;
-  options.tuning.directBytes = 100;
+  options.tuning.directBytes = options.tuning.directAllReduceBytes = 100;
   const Engine engine = me.group("direct", options);
   runChecked(me, *engine, Plan{});  // the process's arena is there
   for (int i = 0; i < 300 * effort; ++i) {

@@ -15,6 +15,7 @@ import fastcoll.info
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
 COUNT = 300_001  # elements of each rank; several segments, the last one odd
+COUNT_TO_REDUCE = 2_200_003  # of all_reduce, where it begins later
 RING = 2 << 20
 
 
@@ -33,7 +34,7 @@ def place(tensor: torch.Tensor, shared: bool) -> torch.Tensor:
 
 def all_reduce(shared, dtype):
     ranks = range(here().size)
-    inputs = [sample(rank, (COUNT,), dtype) for rank in ranks]
+    inputs = [sample(rank, (COUNT_TO_REDUCE,), dtype) for rank in ranks]
     tensor = place(inputs[here().rank], shared)
     dist.all_reduce(tensor)
     assert_reduced(tensor, inputs, "SUM")
@@ -142,7 +143,7 @@ def test_one_message_elsewhere(world, call, size):
 
 
 def same_bits():
-    inputs = [sample(rank, (COUNT,), torch.float) for rank in range(here().size)]
+    inputs = [sample(rank, (COUNT_TO_REDUCE,), torch.float) for rank in range(here().size)]
     results = []
     for shared in (True, False):
         tensor = place(inputs[here().rank], shared)
@@ -157,7 +158,7 @@ def test_same_bits_as_through_the_ring(world):
 
 def below_the_limit():
     """Messages too small for it, on the way from one path to the other."""
-    for count in (1, 7000, 8191, 8192, 8193, 20_000):
+    for count in (1, 8191, 8192, 8193, (1 << 20) - 1, 1 << 20, (1 << 20) + 1):
         inputs = [sample(rank, (count,), torch.float) for rank in range(here().size)]
         tensor = place(inputs[here().rank], True)
         dist.all_reduce(tensor)

@@ -73,7 +73,7 @@ def test_a_file_by_name_counts_on_any_machine(host, tmp_path, monkeypatch):
         ("", "cannot be read"),
         ("[1]", "cannot be read"),
         ('{"machine": "m"}', "cannot be read"),
-        ('{"machine": "m", "table": {"one_shot_bytes": 1}}', "missing or unknown: direct_bytes"),
+        ('{"machine": "m", "table": {"one_shot_bytes": 1}}', "missing or unknown: direct_all"),
         (record("m", more=1), "missing or unknown: more"),
         (record("m", segment_bytes=-1), "segment_bytes to be a number of bytes, got -1"),
         (record("m", segment_bytes="64K"), "segment_bytes to be a number of bytes, got '64K'"),
@@ -111,7 +111,7 @@ def tables() -> list[dict[str, int]]:
         {"segment_bytes": 1, "long_segment_bytes": 1},
         {"segment_bytes": tune.NEVER, "long_segment_bytes": tune.NEVER},
         {"long_bytes": 0, "long_segment_bytes": 4096},
-        {"streaming_bytes": 0, "direct_bytes": 0},
+        {"streaming_bytes": 0, "direct_bytes": 0, "direct_all_reduce_bytes": 0},
     ]
 
 
