@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from fastcoll import info
 from fastcoll.bench.control import Control
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
@@ -71,6 +72,7 @@ class Run:
         """Writes the record on rank 0, if that was asked for."""
         if self.rank == 0 and self.options.json:
             self.record["load_average_at_end"] = list(os.getloadavg())
+            self.record["fastcoll_groups"] = info.groups()
             path = Path(self.options.json)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self.record, indent=1) + "\n")

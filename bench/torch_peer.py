@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from fastcoll._version import __version__
+from fastcoll.bench.candidate import Candidate
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.control import Control
 from fastcoll.bench.peer import LocalPeer
 from fastcoll.bench.turn import Call
 
-__all__ = ["FakePeer", "TorchPeer"]
+__all__ = ["FakePeer", "SharedPeer", "TorchPeer"]
 
 # The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -104,6 +106,37 @@ class TorchPeer(LocalPeer):
             dist.destroy_process_group(self.group)
         self.group = None
         gc.collect()
+
+
+class SharedPeer(TorchPeer):
+    """fastcoll with buffers of its own allocator, which peers read where they are: "fastcoll-shared"."""
+
+    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
+        super().__init__("fastcoll", control, timeout)
+        self.name = name
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Asks as for fastcoll."""
+        if device.type != "cpu":
+            return "its allocator is for CPU tensors"
+        return super().missing("fastcoll", device)
+
+    def prepare(self, case: Case) -> Candidate:
+        """Puts other buffers in the place of the case's."""
+        send = self._shared(case.send)
+        same = case.receive is case.send
+        return super().prepare(
+            replace(case, send=send, receive=send if same else self._shared(case.receive))
+        )
+
+    def _shared(self, like: torch.Tensor) -> torch.Tensor:
+        assert self.group is not None
+        backend = self.group._get_backend(like.device)
+        tensor: torch.Tensor = backend.allocate_tensor(  # type: ignore[attr-defined]
+            like.numel(), dtype=like.dtype, device=like.device
+        )
+        return tensor
 
 
 class FakePeer(TorchPeer):

@@ -39,13 +39,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_all_collectives_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.json"
-    ended = run("all", *TINY, "--backend", "fastcoll,absent,gloo,fake,mpi", "--json", str(path))
+    ended = run(
+        "all",
+        *TINY,
+        "--backend",
+        "fastcoll,absent,gloo,fake,mpi,fastcoll-shared",
+        "--json",
+        str(path),
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "# wrong elements: 0 OK" in ended.stdout
     assert "absent is left out: torch.distributed knows no backend of that name" in ended.stderr
     assert "%" not in ended.stderr  # no progress bar: this is no terminal
     record = json.loads(path.read_text())
-    assert record["backends"] == ["fastcoll", "gloo", "fake"]
+    assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
     assert set(record["left_out"]) == {"absent", "mpi"}
     for key in ("date", "command", "seed", "versions", "revision"):
         assert record[key]
@@ -59,7 +66,7 @@ def test_all_collectives_side_by_side(tmp_path: Path) -> None:
         assert case["unsupported"] == {}
         assert 0 <= case["other_processes_percent"] <= 100
         assert case["attempts"] == 1
-        assert set(case["backends"]) == {"fastcoll", "gloo", "fake"}
+        assert set(case["backends"]) == {"fastcoll", "gloo", "fake", "fastcoll-shared"}
         assert case["backends"]["fake"]["wrong"] is None
         assert (case["floor"] is None) == (case["collective"] == "barrier")
         for backend in case["backends"].values():
