@@ -133,7 +133,7 @@ class SharedPeer(TorchPeer):
     def _shared(self, like: torch.Tensor) -> torch.Tensor:
         assert self.group is not None
         backend = self.group._get_backend(like.device)
-        tensor: torch.Tensor = backend.allocate_tensor(  # type: ignore[attr-defined]
+        tensor: torch.Tensor = backend.allocate_tensor(
             like.numel(), dtype=like.dtype, device=like.device
         )
         return tensor
