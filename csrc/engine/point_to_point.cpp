@@ -108,7 +108,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
     return true;
   }
   bool moved = false;
-  pairAt_ = TimePoint::max();
+  lookAt_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
@@ -158,7 +158,7 @@ void PointToPoint::tryPair(int rank) {
     peer.nextTry = now + std::chrono::microseconds(micros);
     if (peer.paired) ring(rank);  // it may wait for what was posted before it could be rung
   }
-  if (!peer.paired) pairAt_ = std::min(pairAt_, peer.nextTry);
+  if (!peer.paired) lookAt_ = std::min(lookAt_, peer.nextTry);
 }
 
 bool PointToPoint::hasPending() {

@@ -112,11 +112,12 @@ class PointToPoint {
     std::uint64_t sent = 0;                // messages begun
     std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
     std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // that are read in place
-    std::deque<std::uint64_t> wanted;   // answers for which there was no room yet
-    std::uint64_t arrived = 0;          // messages that have begun to come
-    std::size_t receives = 0;           // unmatched ones that name this peer
-    PairChannel* outChannel = nullptr;  // own channel to the peer
-    PairChannel* inChannel = nullptr;   // the peer's channel to this rank
+    std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
+    std::uint64_t arrived = 0;            // messages that have begun to come
+    std::size_t receives = 0;             // unmatched ones that name this peer
+    std::optional<TimePoint> waitsSince;  // of the ring's next message, for its receive
+    PairChannel* outChannel = nullptr;    // own channel to the peer
+    PairChannel* inChannel = nullptr;     // the peer's channel to this rank
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
     bool large = false;  // `out` writes into the large ring
@@ -162,6 +163,7 @@ class PointToPoint {
   // point_to_point_receiving.cpp
   bool matchUnexpected(const PointToPointRef& op, Finished& finished);
   bool takeRecords(int rank, Finished& finished);
+  bool waitsForReceive(Peer& peer, const PairRecord& record, std::size_t length);
   void takeMessage(int rank, const PairRecord& record, std::size_t length, Finished& finished);
   void takePiece(int rank, const PairRecord& record, std::size_t length, Finished& finished);
   void keep(Unexpected& message, const PairRecord& record, std::size_t length);
@@ -186,7 +188,7 @@ class PointToPoint {
   std::list<Unexpected> unexpected_;      // in order of arrival
   std::size_t held_ = 0;                  // bytes of their payloads
   bool full_ = false;                     // so much that senders were told
-  TimePoint pairAt_ = TimePoint::max();   // when to try again to pair with an active peer
+  TimePoint lookAt_ = TimePoint::max();   // when something may be due that rings no bell
   std::list<PointToPointRef> all_;        // every operation that is not done, in order
   std::uint64_t looks_ = 0;               // calls of progress
 

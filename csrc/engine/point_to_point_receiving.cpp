@@ -11,6 +11,9 @@ namespace {
 
 // Messages from here on are written past the caches: they would push each other out.
 constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
+// How long a message of more than so many bytes waits in the ring for its receive.
+constexpr std::size_t kCheapBytes = 4096;
+constexpr std::chrono::microseconds kPatience{200};
 // Bytes that nobody receives; beyond, senders are asked to keep what is not small.
 constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
 
@@ -24,9 +27,10 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
   while (budget > 0) {
     const PairRecord* record = in.next();
     if (record == nullptr) break;
-    took = true;
     // Read once: a broken peer may write it again.
     const std::size_t length = record->length;
+    if (waitsForReceive(peer, *record, length)) break;
+    took = true;
     if (length > in.most()) {
       throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " wrote a record of ",
                                              length, " bytes into a ring of fewer"));
@@ -60,6 +64,24 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
   }
   if (took) in.release();
   return took;
+}
+
+/// A message for which no receive was posted yet stays in the ring for a moment: in an exchange of
+/// isend and irecv the receive is about to come, and to keep the message would be a second copy.
+bool PointToPoint::waitsForReceive(Peer& peer, const PairRecord& record, std::size_t length) {
+  const bool message = record.kind.load(std::memory_order_relaxed) == PairRecord::kMessage;
+  if (!message || length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
+    peer.waitsSince.reset();
+    return false;
+  }
+  const auto now = Clock::now();
+  if (!peer.waitsSince) peer.waitsSince = now;
+  if (now - *peer.waitsSince >= kPatience) {
+    peer.waitsSince.reset();
+    return false;
+  }
+  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // nobody may ring by then
+  return true;
 }
 
 void PointToPoint::takeMessage(int rank, const PairRecord& record, std::size_t length,

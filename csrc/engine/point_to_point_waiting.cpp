@@ -96,7 +96,7 @@ bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     moved = progress(finished, true);
     slice = std::clamp<std::chrono::nanoseconds>(
-        pairAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : pairAt_ - Clock::now(),
+        lookAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : lookAt_ - Clock::now(),
         kShortSleep, kWaitSlice);
     lock.unlock();
     complete(finished);
