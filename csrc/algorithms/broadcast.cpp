@@ -9,17 +9,6 @@
 namespace fastcoll {
 namespace {
 
-void send(SegmentStream& stream, const Message& message, const Cut& cut) {
-  Segment segment;
-  for (std::size_t s = 0; s < cut.segments; ++s) {
-    segment = stream.place(cut.length(s));
-    message.read(cut.offset(s), cut.length(s), stream.acquire(segment));
-    stream.publish(segment);
-  }
-  stream.awaitArrivals();
-  stream.consume(segment);  // it reads nothing
-}
-
 void receive(SegmentStream& stream, const Message& message, const Cut& cut, int root,
              bool streaming) {
   for (std::size_t s = 0; s < cut.segments; ++s) {
@@ -59,7 +48,7 @@ void broadcast(SegmentStream& stream, const Request& request, const TuningTable&
   }
   const Cut cut(bytes, segmentLimit(stream, tuning, bytes));
   if (root) {
-    send(stream, message, cut);
+    publishAll(stream, message, cut);
   } else {
     receive(stream, message, cut, request.root, streaming);
   }

@@ -37,7 +37,6 @@ class DirectRead {
     }
     return true;
   }
-  const Segment& arrival() const { return arrival_; }
   /// This rank has read what it needs; returns when nobody reads this rank's message any more.
   void finish() { finish(arrival_); }
   void finish(const Segment& last) {

@@ -44,6 +44,21 @@ struct Cut {
   std::size_t length(std::size_t s) const { return length(s, total); }
 };
 
+/// A rank that gives its message and reads nothing: the root of a broadcast, the others of gather
+/// and reduce.
+inline void publishAll(SegmentStream& stream, const Message& message, const Cut& cut) {
+  Segment segment;
+  for (std::size_t s = 0; s < cut.segments; ++s) {
+    segment = stream.place(cut.length(s));
+    message.read(cut.offset(s), cut.length(s), stream.acquire(segment));
+    stream.publish(segment);
+    // Other ranks that only publish wait for this one too before they reuse their memory.
+    if (s + 1 < cut.segments) stream.consume(segment);
+  }
+  stream.awaitArrivals();
+  stream.consume(segment);  // last of all: a peer may give its memory back after it
+}
+
 /// How a message per rank is cut: every segment holds a piece for each peer, `stride` bytes apart,
 /// in rank order without the owner's.
 struct Strided {

@@ -9,20 +9,6 @@
 namespace fastcoll {
 namespace {
 
-/// Non-root side of gather and reduce: publish the message, read nothing.
-void publishAll(SegmentStream& stream, const Message& message, const Cut& cut) {
-  Segment segment;
-  for (std::size_t s = 0; s < cut.segments; ++s) {
-    segment = stream.place(cut.length(s));
-    message.read(cut.offset(s), cut.length(s), stream.acquire(segment));
-    stream.publish(segment);
-    // The other ranks that only publish wait for this one too before they reuse their memory.
-    if (s + 1 < cut.segments) stream.consume(segment);
-  }
-  stream.awaitArrivals();
-  stream.consume(segment);
-}
-
 /// Root's side of gather and reduce: drain(s, segment) reads the peers' segment s.
 template <typename Drain>
 void readAll(SegmentStream& stream, const Cut& cut, Drain drain) {

@@ -24,7 +24,7 @@ namespace fastcoll {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
-constexpr std::uint32_t kAbiVersion = 1;  // layout of all that lies in shared memory
+constexpr std::uint32_t kAbiVersion = 2;  // layout of all that lies in shared memory
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 
@@ -79,10 +79,6 @@ class Arena {
   std::size_t bytes() const { return bytes_; }
   int descriptor() const { return fd_; }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(base_); }
-  bool contains(const void* pointer) const {
-    const auto* p = static_cast<const std::uint8_t*>(pointer);
-    return p >= base_ && p < base_ + bytes_;
-  }
 
   /// Reserves zeroed memory; returns its offset, a multiple of the page size. Extents of kHugePage
   /// and more lie in huge pages where the kernel has some: fewer misses of the TLB, which are dear

@@ -6,28 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
+from short_run import SHORT
 
 from fastcoll.bench.environments import ENVIRONMENTS
 from fastcoll.bench.launch import launch
 
 ALTERED_RANK = str(Path(__file__).with_name("altered_rank.py"))
 IDLE_RANK = str(Path(__file__).with_name("idle_rank.py"))
-SHORT = [
-    "-b",
-    "4",
-    "-e",
-    "64K",
-    "-f",
-    "128",
-    "-n",
-    "6",
-    "--rounds",
-    "3",
-    "-w",
-    "1",
-    "--turn-ms",
-    "0",
-]
 INSTALLED = [name for name, environment in ENVIRONMENTS.items() if not environment.missing()]
 needs_peers = pytest.mark.skipif(not INSTALLED, reason="run `make peers`")
 

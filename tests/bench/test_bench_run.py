@@ -6,26 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from short_run import SHORT
 
 from fastcoll.bench.launch import launch
 
 ALTERED_RANK = Path(__file__).with_name("altered_rank.py")
-TINY = [
-    "-b",
-    "4",
-    "-e",
-    "64K",
-    "-f",
-    "128",
-    "-n",
-    "6",
-    "--rounds",
-    "3",
-    "-w",
-    "1",
-    "--turn-ms",
-    "0",
-]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +26,7 @@ def test_all_collectives_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.json"
     ended = run(
         "all",
-        *TINY,
+        *SHORT,
         "--backend",
         "fastcoll,absent,gloo,fake,mpi,fastcoll-shared",
         "--json",
@@ -115,7 +100,7 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "result.json"
-    arguments = [*TINY, "--backend", "corrupting,refusing,gloo", "--json", str(path)]
+    arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", str(path)]
     assert launch([sys.executable, str(ALTERED_RANK), *arguments], 2) == 1
     printed = capfd.readouterr().out
     assert "# wrong elements: 6 FAILED" in printed
@@ -127,7 +112,7 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
 
 
 def test_nothing_to_measure_ends_with_status_2() -> None:
-    ended = run("all_reduce", *TINY, "--nproc", "1", "--backend", "absent")
+    ended = run("all_reduce", *SHORT, "--nproc", "1", "--backend", "absent")
     assert ended.returncode == 2
     assert "# nothing was measured" in ended.stdout
 
