@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
+from fastcoll.bench.machine import available_memory
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Timing
-from fastcoll.bench.turn import TimedCall
+from fastcoll.bench.turn import Call, TimedCall
 
 __all__ = ["add_difference", "compare_steps"]
 
@@ -37,12 +38,27 @@ _LABEL_WIDTH = 28
 _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
 
 
-def _step(model: nn.Module, device: torch.device) -> TimedCall:
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        model().backward()
+class _Step(TimedCall):
+    """A training step, whose gradients are kept until the end of the turn only: one model has some at a time."""
 
-    return TimedCall(step, device)
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__(self._step, device)
+        self._model = model
+
+    def _step(self) -> None:
+        self.forget()
+        self._model().backward()
+
+    def forget(self) -> None:
+        """Frees the gradients."""
+        self._model.zero_grad(set_to_none=True)
+
+    def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
+        """Takes a turn."""
+        try:
+            return super().turn(meet, warmup, calls)
+        finally:
+            self.forget()
 
 
 def _own_value(rank: int) -> float:
@@ -66,13 +82,13 @@ def _too_large(run: Run, size: int) -> str:
     """Returns why a model does not fit into the memory of this host, or ""."""
     if run.device.type != "cpu":
         return ""
-    # Shared parameters, gradients without DDP; with DDP gradients and buckets.
+    # Parameters and gradients, which all models share or have in turn; buckets of each DDP.
     needed = (
         size
-        * (2 + 2 * len(_BUCKETS) * len(run.peers))
+        * (2 + len(_BUCKETS) * len(run.peers))
         * int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
     )
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = available_memory()
     if needed <= 0.9 * available:
         return ""
     return (
@@ -132,7 +148,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
             models[f"{peer.name}, {buckets}"] = DistributedDataParallel(
                 build(), process_group=peer.group, **options
             )
-    calls = {label: _step(model, run.device) for label, model in models.items()}
+    calls = {label: _Step(model, run.device) for label, model in models.items()}
     wrong = dict.fromkeys(models, 0)
 
     def verify(times: int) -> None:
@@ -141,6 +157,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
                 calls[label].call()
                 if label != _ALONE and run.options.check:
                     wrong[label] += _count_wrong(model, run.world_size)
+                calls[label].forget()
 
     verify(max(2, run.options.check))  # at least two: DDP rebuilds its buckets after the first step
     measured = measure_in_quiet(run, calls, False, advance)

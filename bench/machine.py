@@ -16,7 +16,7 @@ import torch
 
 from fastcoll import info
 
-__all__ = ["describe_machine", "describe_run"]
+__all__ = ["available_memory", "describe_machine", "describe_run"]
 
 
 def _first(pattern: str, path: str) -> str | None:
@@ -25,6 +25,14 @@ def _first(pattern: str, path: str) -> str | None:
     except OSError:
         return None
     return found[1].strip() if found else None
+
+
+def available_memory() -> int:
+    """Returns the bytes that processes may still take before the host swaps or kills, caches given back."""
+    kibibytes = _first(r"^MemAvailable:\s+(\d+)", "/proc/meminfo")
+    if kibibytes:
+        return int(kibibytes) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

@@ -194,6 +194,12 @@ WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
   });
 }
 
+/// On CPU a batch gains nothing from being one work, and Python's way of collecting it costs more
+/// than a small exchange does; calls that are collected all the same work.
+bool ProcessGroupFastcoll::supportsCoalescing() const {
+  return at::hasCUDA();
+}
+
 void ProcessGroupFastcoll::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
   coalescingThread_ = std::this_thread::get_id();

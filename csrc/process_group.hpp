@@ -43,7 +43,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   c10::intrusive_ptr<Options> options() const { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   bool supportsSplitting() const override { return true; }
-  bool supportsCoalescing() const override { return true; }
+  bool supportsCoalescing() const override;
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;

@@ -111,6 +111,20 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
         assert set(case["unsupported"]) == {"refusing"}
 
 
+def test_steps_of_ddp_are_verified_and_compared(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    ended = run("ddp", "mlp", "-n", "1", "--rounds", "1", "-w", "0", "--json", str(path))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(path.read_text())["cases"]
+    assert row["alone"]["time"]["median"] > 0
+    kinds = [(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]]
+    assert sorted(kinds) == [
+        (backend, buckets, 0)
+        for backend in ("fastcoll", "gloo")
+        for buckets in ("default buckets", "one bucket")
+    ]
+
+
 def test_nothing_to_measure_ends_with_status_2() -> None:
     ended = run("all_reduce", *SHORT, "--nproc", "1", "--backend", "absent")
     assert ended.returncode == 2

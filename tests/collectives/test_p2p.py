@@ -107,6 +107,20 @@ def any_source_before_a_late_sender():
         assert work._source_rank() == 2 and output.item() == 5.0
 
 
+def batch_of_works():
+    """On CPU each operation of a batch is a work of its own."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    output = torch.empty(1)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((1,), float(mine)), (mine + 1) % size),
+        dist.P2POp(dist.irecv, output, (mine - 1) % size),
+    ]
+    send, receive = dist.batch_isend_irecv(ops)
+    receive.wait()
+    send.wait()
+    assert output.item() == (mine - 1) % size
+
+
 def batch(order):
     mine, size = dist.get_rank(), dist.get_world_size()
     before, after = (mine - 1) % size, (mine + 1) % size
@@ -300,6 +314,10 @@ def test_pieces_of_shared_memory(world):
 @pytest.mark.parametrize("count", [10, 10**6])
 def test_ends_unattended(world, count, shared):
     world(2).run(ends_unattended, count, shared)
+
+
+def test_batch_is_a_list_of_works(world):
+    world(2).run(batch_of_works)
 
 
 def test_batch_of_some_ranks(world):
