@@ -12,15 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = [
-    "ACCUMULATE",
-    "ELEMENT",
-    "accumulate_name",
-    "addressed",
-    "dtype_name",
-    "narrow",
-    "widen",
-]
+__all__ = ["ELEMENT", "accumulate_dtype", "addressed", "dtype_name", "narrow", "widen"]
 
 ELEMENT = {
     torch.float64: tl.float64,
@@ -32,18 +24,15 @@ ELEMENT = {
 }
 """Triton's name of each dtype that the kernels take."""
 
-ACCUMULATE = {dtype: tl.float64 if dtype == torch.float64 else tl.float32 for dtype in ELEMENT}
-"""What each dtype is summed and scaled in."""
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns "float32" for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def accumulate_name(dtype: torch.dtype) -> str:
-    """Returns the accumulate dtype of `dtype`, "float32" or "float64"."""
-    return "float64" if dtype == torch.float64 else "float32"
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns what elements of `dtype` are summed and scaled in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @triton.jit

@@ -9,15 +9,53 @@ that are done (as int32; zero between launches), [4:] one sum for each program, 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fastcoll.kernels._dtypes import addressed, widen
 
-__all__ = ["HEADER", "record"]
+__all__ = ["Statistics", "flags_of", "record", "squares_of"]
 
-HEADER = 4
-"""Numbers of the workspace that come before those of the programs."""
+_HEADER = 4  # numbers of the workspace before those of the programs; `record` has it too
+
+
+class Statistics:
+    """What a launch says of the values it wrote. One object serves one launch at a time.
+
+    Args:
+        programs: At least as many as any launch that uses it has; ``layout.blocks(1024)`` is safe for all.
+        device: Of the kernels.
+
+    Attributes:
+        sum_of_squares: float32 scalar on the device: of the values as they were before the last rounding,
+            scaled. float32 squares overflow beyond 1.8e19.
+        nonfinite: float32 scalar on the device: 1.0 if a value as it was stored is infinite or NaN, else
+            0.0; of the type that ``torch.amp.GradScaler`` keeps as ``found_inf``.
+    """
+
+    def __init__(self, programs: int, device: torch.device | str) -> None:
+        self.programs = programs
+        self._workspace = torch.zeros(
+            _HEADER + 2 * programs, dtype=torch.float32, device=torch.device(device)
+        )
+        self.sum_of_squares: Tensor = self._workspace[0]
+        self.nonfinite: Tensor = self._workspace[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the workspace lies."""
+        return self._workspace.device
+
+    @property
+    def address(self) -> int:
+        """Of the workspace."""
+        return self._workspace.data_ptr()
+
+    def clear(self) -> None:
+        """Makes both numbers 0, as of a launch that wrote nothing."""
+        self._workspace.zero_()
 
 
 @triton.jit
