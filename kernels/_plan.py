@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,7 @@ __all__ = [
     "Scattered",
     "configuration_of",
     "constexprs",
+    "require_apart",
     "require_no_overlap",
     "scale_arguments",
     "signature_of",
@@ -133,6 +135,11 @@ class Flat:
         self._device = device
         self.row = layout.byte_offsets(dtype, device).data_ptr()
 
+    def addresses(self, base: int) -> list[int]:
+        """Returns the address of each tensor's place in the bucket at `base`."""
+        size = self._dtype.itemsize
+        return [base + offset * size for offset in self._layout.offsets]
+
     def base(self, bucket: Tensor, name: str) -> int:
         """Returns the address of a bucket.
 
@@ -209,52 +216,75 @@ class Scattered:
             )
         require_dense(tensor, name)
 
-    def require_apart(self, addresses: Sequence[int], name: str) -> None:
-        """Checks that tensors to be written do not overlap one another.
 
-        Raises:
-            ValueError: Two do.
-        """
-        size = self._dtype.itemsize
-        extents = sorted(
-            (address, address + elements * size, index)
-            for index, (address, elements) in enumerate(
-                zip(addresses, self._layout.sizes, strict=True)
+def require_apart(
+    sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str
+) -> None:
+    """Checks that tensors to be written do not overlap one another.
+
+    Args:
+        sizes: Elements of each tensor.
+        addresses: Of each tensor.
+        itemsize: Bytes of an element.
+        name: Of the list, for the message.
+
+    Raises:
+        ValueError: Two do.
+    """
+    extents = _extents(sizes, addresses, itemsize)
+    for (_, end, first), (begin, _, second) in zip(extents, extents[1:], strict=False):
+        if begin < end:
+            raise ValueError(
+                f"{name}: expected tensors apart from one another, got overlapping memory in {name}[{first}] "
+                f"and {name}[{second}]. Pass each tensor once."
             )
-            if elements
-        )
-        for (_, end, first), (begin, _, second) in zip(extents, extents[1:], strict=False):
-            if begin < end:
-                raise ValueError(
-                    f"{name}: expected tensors apart from one another, got overlapping memory in {name}[{first}] "
-                    f"and {name}[{second}]. Pass each tensor once."
-                )
 
 
 def require_no_overlap(
-    layout: BucketLayout,
-    base: int,
-    flat_itemsize: int,
-    addresses: Sequence[int],
-    itemsize: int,
+    sizes: Sequence[int],
+    written: tuple[Sequence[int], int],
+    read: tuple[Sequence[int], int],
     name: str,
 ) -> None:
-    """Checks that tensors and bucket do not overlap, unless a tensor is exactly its own place in the bucket.
+    """Checks that nothing is written where something else is read; a tensor may be written in place.
+
+    Args:
+        sizes: Elements of each tensor.
+        written: Address of each tensor that is written, none overlapping another, and bytes of an element.
+        read: Address of each tensor that is read, and bytes of an element.
+        name: Of what is read, for the message.
 
     Raises:
-        ValueError: One overlaps.
+        ValueError: A tensor that is read overlaps one that is written without being the same.
     """
-    end = base + layout.elements * flat_itemsize
-    for index, (address, size, offset) in enumerate(
-        zip(addresses, layout.sizes, layout.offsets, strict=True)
-    ):
-        apart = address >= end or address + size * itemsize <= base
-        same = itemsize == flat_itemsize and address == base + offset * itemsize
-        if size and not apart and not same:
-            raise ValueError(
-                f"{name}[{index}]: expected memory apart from the bucket's, got an overlap. "
-                "Pass another bucket, or the tensor's own place in it."
-            )
+    targets = _extents(sizes, *written)
+    if not targets:
+        return
+    low, high = targets[0][0], targets[-1][1]
+    in_place = written[1] == read[1]
+    begins: list[int] = []
+    for index, (begin, size) in enumerate(zip(read[0], sizes, strict=True)):
+        end = begin + size * read[1]
+        if end <= low or begin >= high or not size:
+            continue
+        begins = begins or [extent[0] for extent in targets]
+        for target in targets[max(bisect_right(begins, begin) - 1, 0) : bisect_left(begins, end)]:
+            same = in_place and target[0] == begin and target[2] == index
+            if target[1] > begin and not same:
+                raise ValueError(
+                    f"{name}: expected memory apart from what is written, got an overlap of tensor {index}. "
+                    "Write to other memory, or to exactly the same."
+                )
+
+
+def _extents(
+    sizes: Sequence[int], addresses: Sequence[int], itemsize: int
+) -> list[tuple[int, int, int]]:
+    return sorted(
+        (address, address + size * itemsize, index)
+        for index, (address, size) in enumerate(zip(addresses, sizes, strict=True))
+        if size
+    )
 
 
 class PreparedLaunch:

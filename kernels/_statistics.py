@@ -31,8 +31,8 @@ class Statistics:
     Attributes:
         sum_of_squares: float32 scalar on the device: of the values as they were before the last rounding,
             scaled. float32 squares overflow beyond 1.8e19.
-        nonfinite: float32 scalar on the device: 1.0 if a value as it was stored is infinite or NaN, else
-            0.0; of the type that ``torch.amp.GradScaler`` keeps as ``found_inf``.
+        nonfinite: float32 scalar on the device: 1.0 if a value is infinite or NaN before or after it was
+            rounded to what was stored, else 0.0; of the type that ``torch.amp.GradScaler`` keeps as ``found_inf``.
     """
 
     def __init__(self, programs: int, device: torch.device | str) -> None:
@@ -65,9 +65,11 @@ def squares_of(values):
 
 
 @triton.jit
-def flags_of(stored, TYPE: tl.constexpr):
-    """Returns 1.0 for each stored element of TYPE that is infinite or NaN, else 0.0."""
-    return tl.where(tl.abs(widen(stored, TYPE, tl.float32)) < float("inf"), 0.0, 1.0)
+def flags_of(values, stored, TYPE: tl.constexpr):
+    """Returns 1.0 where a value, or what was stored of it as TYPE, is infinite or NaN, else 0.0."""
+    finite = tl.abs(values) < float("inf")
+    finite = finite & (tl.abs(widen(stored, TYPE, values.dtype)) < float("inf"))
+    return tl.where(finite, 0.0, 1.0)
 
 
 @triton.jit

@@ -79,7 +79,7 @@ def flatten_kernel(
         values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
-            record(statistics, squares_of(values), flags_of(stored, OUTPUT))
+            record(statistics, squares_of(values), flags_of(values, stored, OUTPUT))
     else:
         squares = tl.zeros([NARROW], tl.float32)
         flags = tl.zeros([NARROW], tl.float32)
@@ -104,7 +104,7 @@ def flatten_kernel(
                 False,
             )
             squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
-            flags = tl.maximum(flags, flags_of(stored, OUTPUT))
+            flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
         if statistics != 0:
             record(statistics, squares, flags)
 
@@ -181,7 +181,8 @@ class Flatten(Plan):
         base = self._bucket.base(bucket, "bucket")
         rows, addresses = self._sources.rows([tensors], "tensors")
         itemsize, wire_itemsize = self._itemsizes
-        require_no_overlap(self.layout, base, wire_itemsize, addresses, itemsize, "tensors")
+        written = (self._bucket.addresses(base), wire_itemsize)
+        require_no_overlap(self.layout.sizes, written, (addresses, itemsize), "tensors")
         arguments = (
             rows.data_ptr(),
             base,

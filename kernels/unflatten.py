@@ -40,6 +40,7 @@ from fastcoll.kernels._plan import (
     Scattered,
     configuration_of,
     constexprs,
+    require_apart,
     require_no_overlap,
     signature_of,
 )
@@ -92,7 +93,7 @@ def unflatten_kernel(
         )
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
-            record(statistics, squares_of(values), flags_of(stored, OUTPUT))
+            record(statistics, squares_of(values), flags_of(values, stored, OUTPUT))
     else:
         squares = tl.zeros([NARROW], tl.float32)
         flags = tl.zeros([NARROW], tl.float32)
@@ -114,7 +115,7 @@ def unflatten_kernel(
             )
             stored = store(to, there, values, OUTPUT, NARROW, False)
             squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
-            flags = tl.maximum(flags, flags_of(stored, OUTPUT))
+            flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
         if statistics != 0:
             record(statistics, squares, flags)
 
@@ -191,9 +192,10 @@ class Unflatten(Plan):
         """
         base = self._bucket.base(bucket, "bucket")
         row, addresses = self._targets.rows([tensors], "tensors")
-        self._targets.require_apart(addresses, "tensors")
         wire_itemsize, itemsize = self._itemsizes
-        require_no_overlap(self.layout, base, wire_itemsize, addresses, itemsize, "tensors")
+        require_apart(self.layout.sizes, addresses, itemsize, "tensors")
+        read = (self._bucket.addresses(base), wire_itemsize)
+        require_no_overlap(self.layout.sizes, (addresses, itemsize), read, "bucket")
         arguments = (
             base,
             self._bucket.row,
