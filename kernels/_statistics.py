@@ -73,29 +73,30 @@ def flags_of(values, stored, TYPE: tl.constexpr):
 
 
 @triton.jit
-def record(statistics, squares, flags):
-    """Adds this program's part: vectors of squares and of flags."""
+def record(statistics, squares, flag):
+    """Adds this program's sum of squares and its flag; the last program adds up all programs'."""
     header: tl.constexpr = 4
-    chunk: tl.constexpr = 512
+    chunk: tl.constexpr = 1024
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     base = addressed(statistics, tl.float32)
-    all_sums = base + header
-    all_flags = all_sums + programs
-    tl.store(all_sums + program, tl.sum(squares, axis=0))
-    tl.store(all_flags + program, tl.max(flags, axis=0))
+    all_squares = base + header
+    all_flags = all_squares + programs
+    tl.store(all_squares + program, squares)
+    tl.store(all_flags + program, flag)
     tl.debug_barrier()  # all of the program has stored before the counter says so
     counter = addressed(statistics, tl.int32) + 2
     done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     if done == programs - 1:
         lanes = tl.arange(0, chunk)
         total = tl.zeros([chunk], tl.float32)
-        flag = tl.zeros([chunk], tl.float32)
+        found = tl.zeros([chunk], tl.float32)
         for first in range(0, programs, chunk):
             there = first + lanes < programs
-            total += tl.load(all_sums + first + lanes, mask=there, other=0.0, cache_modifier=".cg")
-            found = tl.load(all_flags + first + lanes, mask=there, other=0.0, cache_modifier=".cg")
-            flag = tl.maximum(flag, found)
+            part = tl.load(all_squares + first + lanes, mask=there, other=0.0, cache_modifier=".cg")
+            total += part
+            part = tl.load(all_flags + first + lanes, mask=there, other=0.0, cache_modifier=".cg")
+            found = tl.maximum(found, part)
         tl.store(base, tl.sum(total, axis=0))
-        tl.store(base + 1, tl.max(flag, axis=0))
+        tl.store(base + 1, tl.max(found, axis=0))
         tl.store(counter, 0)

@@ -49,7 +49,7 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PAIRS = (
     *((torch.float32, to) for to in (torch.float32, torch.bfloat16, torch.float16, *_FP8)),
     *((torch.bfloat16, to) for to in (torch.bfloat16, torch.float32, *_FP8)),
-    *((torch.float16, to) for to in (torch.float16, torch.float32, *_FP8)),
+    *((torch.float16, to) for to in (torch.float16, torch.float32)),
     (torch.float64, torch.float64),
 )
 
@@ -75,11 +75,14 @@ def flatten_kernel(
     source = element_address(0, input_row, tensor, start, INPUT)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
+    sum_of_squares = 0.0
+    flag = 0.0
     if is_wide(source | target, left, BLOCK):
         values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
-            record(statistics, squares_of(values), flags_of(values, stored, OUTPUT))
+            sum_of_squares = tl.sum(squares_of(values), axis=0)
+            flag = tl.max(flags_of(values, stored, OUTPUT), axis=0)
     else:
         squares = tl.zeros([NARROW], tl.float32)
         flags = tl.zeros([NARROW], tl.float32)
@@ -106,7 +109,10 @@ def flatten_kernel(
             squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
             flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
         if statistics != 0:
-            record(statistics, squares, flags)
+            sum_of_squares = tl.sum(squares, axis=0)
+            flag = tl.max(flags, axis=0)
+    if statistics != 0:
+        record(statistics, sum_of_squares, flag)
 
 
 @lru_cache(maxsize=8)

@@ -61,7 +61,7 @@ _SUMS = (
     *((fp8, to) for fp8 in _FP8 for to in (fp8, torch.float32, torch.bfloat16)),
     (torch.float64, torch.float64),
 )
-_OTHERS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_OTHERS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @triton.jit
@@ -135,6 +135,8 @@ def reduce_kernel(
         addresses |= _input_address(
             input_bases, input_rows, input_row_length, index, tensor, start, INPUT
         )
+    sum_of_squares = 0.0
+    flag = 0.0
     if is_wide(addresses, left, BLOCK):
         values = _total(
             input_bases,
@@ -153,7 +155,8 @@ def reduce_kernel(
         values = values * factor
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
-            record(statistics, squares_of(values), flags_of(values, stored, OUTPUT))
+            sum_of_squares = tl.sum(squares_of(values), axis=0)
+            flag = tl.max(flags_of(values, stored, OUTPUT), axis=0)
     else:
         squares = tl.zeros([NARROW], tl.float32)
         flags = tl.zeros([NARROW], tl.float32)
@@ -181,7 +184,10 @@ def reduce_kernel(
             squares += tl.where(inside, squares_of(values), 0.0)
             flags = tl.maximum(flags, tl.where(inside, flags_of(values, stored, OUTPUT), 0.0))
         if statistics != 0:
-            record(statistics, squares, flags)
+            sum_of_squares = tl.sum(squares, axis=0)
+            flag = tl.max(flags, axis=0)
+    if statistics != 0:
+        record(statistics, sum_of_squares, flag)
 
 
 @lru_cache(maxsize=8)

@@ -52,7 +52,7 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PAIRS = (
     *((wire, torch.float32) for wire in (torch.float32, torch.bfloat16, torch.float16, *_FP8)),
     *((wire, torch.bfloat16) for wire in (torch.bfloat16, torch.float32, *_FP8)),
-    *((wire, torch.float16) for wire in (torch.float16, torch.float32, *_FP8)),
+    *((wire, torch.float16) for wire in (torch.float16, torch.float32)),
     (torch.float64, torch.float64),
 )
 
@@ -87,13 +87,16 @@ def unflatten_kernel(
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
+    sum_of_squares = 0.0
+    flag = 0.0
     if is_wide(source | target, left, BLOCK):
         values = _scaled(
             source, target, left, factor, accumulate, INPUT, OUTPUT, ACCUMULATE, BLOCK, True
         )
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
-            record(statistics, squares_of(values), flags_of(values, stored, OUTPUT))
+            sum_of_squares = tl.sum(squares_of(values), axis=0)
+            flag = tl.max(flags_of(values, stored, OUTPUT), axis=0)
     else:
         squares = tl.zeros([NARROW], tl.float32)
         flags = tl.zeros([NARROW], tl.float32)
@@ -117,7 +120,10 @@ def unflatten_kernel(
             squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
             flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
         if statistics != 0:
-            record(statistics, squares, flags)
+            sum_of_squares = tl.sum(squares, axis=0)
+            flag = tl.max(flags, axis=0)
+    if statistics != 0:
+        record(statistics, sum_of_squares, flag)
 
 
 @lru_cache(maxsize=8)
