@@ -150,7 +150,9 @@ class BucketLayout:
             device,
         )
 
-    def _table(self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device) -> Tensor:
+    def _table(
+        self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device
+    ) -> Tensor:
         table = self._tables.get(key)
         if table is None:
             # From pageable memory: the copy is over when this returns, so any stream may read it.
@@ -205,4 +207,3 @@ class AddressTable:
         if torch.cuda.is_current_stream_capturing():
             self._captured.append((host, table))  # a replay of the graph copies again
         return table
-

@@ -217,9 +217,7 @@ class Scattered:
         require_dense(tensor, name)
 
 
-def require_apart(
-    sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str
-) -> None:
+def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:
     """Checks that tensors to be written do not overlap one another.
 
     Args:
@@ -382,6 +380,4 @@ class Plan:
     ) -> PreparedLaunch:
         clear = statistics.clear if statistics is not None else None
         held = (self.layout, statistics, *tables)
-        return PreparedLaunch(
-            self._launcher, self._grid, (*self._tables, *arguments), held, clear
-        )
+        return PreparedLaunch(self._launcher, self._grid, (*self._tables, *arguments), held, clear)
