@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -230,7 +231,7 @@ def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int,
         ValueError: Two do.
     """
     extents = _extents(sizes, addresses, itemsize)
-    for (_, end, first), (begin, _, second) in zip(extents, extents[1:], strict=False):
+    for (_, end, first), (begin, _, second) in pairwise(extents):
         if begin < end:
             raise ValueError(
                 f"{name}: expected tensors apart from one another, got overlapping memory in {name}[{first}] "
@@ -340,7 +341,7 @@ class Plan:
         blocking: Blocking,
     ) -> None:
         device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
+        if device == torch.device("cuda"):  # without an index
             device = torch.device("cuda", torch.cuda.current_device())
         self.layout = layout
         self.device = device

@@ -119,6 +119,6 @@ def test_dtypes_without_a_kernel() -> None:
 
 def test_devices_without_a_kernel() -> None:
     with pytest.raises(
-        ValueError, match="expected CPU tensors, got meta.*TRITON_INTERPRET=1 was set"
+        ValueError, match=r"expected CPU tensors, got meta.*TRITON_INTERPRET=1 was set"
     ):
         Flatten(LAYOUT, torch.float32, torch.float32, "meta")

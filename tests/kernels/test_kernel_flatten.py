@@ -9,8 +9,8 @@ from kernel_cases import CASES, SCALES, SIZES, SLOW, at_offset, numbers, same_nu
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Flatten, Statistics, Unflatten, flatten, reference, unflatten
 
-PAIRS = [key for key in flatten._table(flatten.DEFAULT_BLOCKING)]
-BACK = [key for key in unflatten._table(unflatten.DEFAULT_BLOCKING)]
+PAIRS = list(flatten._table(flatten.DEFAULT_BLOCKING))
+BACK = list(unflatten._table(unflatten.DEFAULT_BLOCKING))
 FILLER = 77.0
 
 
