@@ -31,7 +31,7 @@ def test_flatten_is_the_oracle(device, pair, sizes, offset, packed, scale, seed)
     memory = torch.full((layout.elements + 16,), FILLER, device=device).to(wire)
     bucket = memory[: layout.elements]
     Flatten(layout, dtype, wire, device)(tensors, bucket, scale)
-    expected = reference.flatten(tensors, layout, wire, scale)
+    expected = reference.flatten([tensor.cpu() for tensor in tensors], layout, wire, scale)
     for got, want in zip(layout.views(bucket), expected, strict=True):
         assert same_numbers(got, want)
     untouched = torch.ones(len(memory), dtype=torch.bool)
@@ -52,7 +52,8 @@ def test_unflatten_is_the_oracle(device, pair, sizes, offset, accumulate, scale,
         at_offset(numbers(size, dtype, seed + index), index % 3, device)
         for index, size in enumerate(sizes, 1)
     ]
-    expected = reference.unflatten(bucket, layout, tensors, scale, accumulate)
+    before = [tensor.cpu() for tensor in tensors]
+    expected = reference.unflatten(bucket.cpu(), layout, before, scale, accumulate)
     Unflatten(layout, wire, dtype, device)(bucket, tensors, scale, accumulate)
     for got, want in zip(tensors, expected, strict=True):
         assert same_numbers(got, want)
