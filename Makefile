@@ -60,10 +60,12 @@ gpu: $(ENVIRONMENT)
 	rm -rf build/gpu
 	mkdir -p build/gpu/fastcoll
 	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench build/gpu/fastcoll/
-	export PYTHONPATH=$(CURDIR)/build/gpu
+	mkdir -p '$(OUT)'
+	out=$$(cd '$(OUT)' && pwd)
+	cd build/gpu # where `import fastcoll` finds the whole package, unlike in the repository
 	status=0
-	timeout 220 $(PYTHON) -m pytest -m gpu tests/kernels || status=$$?
-	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json '$(OUT)/kernels_cuda.json' || status=$$?
+	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
+	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
 	exit $$status
 
 # The newest first release of each minor one that a supported torch brings.

@@ -319,7 +319,7 @@ def reduce_case(
         output.fill_(float("nan"))
         case.works[candidate][0]()
         if candidate == "adds" and dtype != torch.float32:  # rounds after every addition
-            return bool((output.float() - expected.float()).abs().max() < 0.2)
+            return bool((output.float() - expected.float()).abs().max() < 0.5)
         return torch.equal(output, expected)
 
     case.verify = {candidate: partial(verify, candidate) for candidate in case.works}

@@ -7,7 +7,8 @@
     report.py     `python -m fastcoll.kernels`: registers, spills and access widths on every GPU, without one
 
     _blocks.py _dtypes.py _statistics.py   what kernels share inside
-    _plan.py _configuration.py _launch.py  what launchers share: tables, specialisations, the launch itself
+    _plan.py _sides.py _configuration.py _launch.py   what launchers share: checks, tables, specialisations, the launch
+    _machine_code.py                       what the report reads off compiled kernels
 
 Importing this package imports no Triton; using one of its names does.
 """
