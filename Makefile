@@ -68,8 +68,8 @@ gpu: $(ENVIRONMENT)
 	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
 	exit $$status
 
-# The newest first release of each minor one that a supported torch brings.
-TRITONS := 3.6.0 3.7.1 3.9.0
+# One of each minor release that a supported torch brings.
+TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
 kernels-matrix: $(STAMPS)/test $(STAMPS)/build
 	for version in $(TRITONS); do
 	    folder=build/triton-$$version

@@ -102,7 +102,7 @@ def test_this_triton_takes_launch_arguments_in_that_order() -> None:
 def test_an_unknown_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "9.1.0")
     reason = _launch.fallback_reason()
-    assert "Triton 9.1.0 have not been checked, only those of 3.6, 3.7, 3.9" in reason
+    assert "Triton 9.1.0 have not been checked, only those of 3.6, 3.7, 3.8, 3.9" in reason
 
 
 def test_a_configuration_must_name_every_argument_in_order() -> None:
