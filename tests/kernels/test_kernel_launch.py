@@ -175,7 +175,7 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
 
 

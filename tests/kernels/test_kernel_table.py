@@ -91,7 +91,7 @@ def test_interpreted_kernels_are_not_reported(environment: dict[str, str]) -> No
         env={**environment, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 1
     assert "expected TRITON_INTERPRET to be unset" in done.stderr
