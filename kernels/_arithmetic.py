@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["INTERPRETED", "MAX", "MIN", "OPERATIONS", "PRODUCT", "SUM", "combine", "finish", "narrow", "widen"]
+__all__ = [
+    "INTERPRETED",
+    "MAX",
+    "MIN",
+    "OPERATIONS",
+    "PRODUCT",
+    "SUM",
+    "combine",
+    "finish",
+    "narrow",
+    "widen",
+]
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -35,7 +46,7 @@ def widen(value, ACCUMULATE: tl.constexpr):
 @triton.jit
 def narrow(value, TYPE: tl.constexpr):
     """Returns `value` rounded to the nearest of `TYPE`, ties to even."""
-    if INTERPRETED and TYPE == tl.bfloat16:
+    if INTERPRETED and tl.bfloat16 == TYPE:
         bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where(value != value, 0x7FC0, rounded)
@@ -64,15 +75,31 @@ def combine(first, second, op):
 
 
 @triton.jit
-def finish(value, scale, divisor):
-    """Returns `value` times `scale`, divided by `divisor` unless that is 1, as IEEE 754 rounds both.
+def averager(divisor, ACCUMULATE: tl.constexpr):
+    """Returns what :func:`finish` divides by, or multiplies with; a float64 scalar, made once a program."""
+    if ACCUMULATE == tl.float64:
+        return divisor.to(tl.float64)
+    else:
+        return 1.0 / divisor.to(tl.float64)
 
-    A division and not a product with the reciprocal: averages are those of the CPU backend, to the bit.
+
+@triton.jit
+def _averaged(value, average):
+    if value.dtype == tl.float64:
+        return value / average
+    else:
+        # A quotient by a small integer lies on, or far from, the middle of two float32, so the reciprocal's error
+        # in float64 never moves it across. A float32 division would be a call, for which registers spill.
+        return (value.to(tl.float64) * average).to(tl.float32)
+
+
+@triton.jit
+def finish(value, scale, average):
+    """Returns `value` times `scale`, then divided by the divisor of `average`, as IEEE 754 rounds both.
+
+    A true quotient: averages are those of the CPU backend, to the bit.
     """
     result = value * scale
-    if divisor != 1:
-        if result.dtype == tl.float32:
-            result = tl.div_rn(result, divisor + tl.zeros_like(result))
-        else:
-            result = result / divisor
+    if average != 1.0:
+        result = _averaged(result, average)
     return result

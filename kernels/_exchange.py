@@ -34,13 +34,20 @@ __all__ = [
     "meet",
     "stage_address",
     "state_of",
+    "table_at",
 ]
+
+
+@triton.jit
+def table_at(address):
+    """Returns a pointer to the 64-bit words at `address`."""
+    return address.to(tl.int64).to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
 def state_of(peers, world, rank):
     """Returns a pointer to this rank's state words."""
-    return tl.load(peers + 3 * world + rank).to(tl.pointer_type(tl.int64))
+    return table_at(tl.load(peers + 3 * world + rank))
 
 
 @triton.jit

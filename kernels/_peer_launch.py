@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton.language as tl
 
 from fastcoll.kernels._arithmetic import INTERPRETED, OPERATIONS
 from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._dtypes import ACCUMULATE, ELEMENT, dtype_name
+from fastcoll.kernels._launch import launcher
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = [
     "GRAIN",
+    "INTEGERS",
+    "MESSAGE_DTYPES",
     "PAIRS",
-    "TRITON_TYPES",
     "Choice",
     "Message",
     "Registered",
@@ -28,18 +30,12 @@ __all__ = [
     "configuration_of",
     "double_bits",
     "launch",
-    "run",
+    "require_device",
+    "signature_of",
 ]
 
 GRAIN = 16
 """Pieces start at multiples of so many elements: 16 bytes and more of every dtype."""
-
-TRITON_TYPES: dict[torch.dtype, Any] = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float64: tl.float64,
-}
 
 PAIRS = (
     (torch.float32, torch.float32),
@@ -51,7 +47,18 @@ PAIRS = (
 )
 """Dtypes of message and wire that go together."""
 
+MESSAGE_DTYPES = tuple(dict.fromkeys(message for message, _ in PAIRS))
+
+INTEGERS = [
+    *("source", "out", "sources", "outs", "peers", "messages", "rank", "world", "channels"),
+    *("count", "piece", "stage_bytes", "slot_bytes", "segment", "slots", "first", "last"),
+    *("op", "scale", "divisor", "spins"),
+]
+"""Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
+
+_INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "op", "divisor"})
 _WARPS = 8
+_REGISTERS = 128
 _BLOCK_BYTES = 32 * 32 * _WARPS
 
 
@@ -76,9 +83,9 @@ class Choice:
     @property
     def name(self) -> str:
         """The choice in words, as a row of the compile table has it."""
-        types = _short(self.message)
+        types = dtype_name(self.message)
         if self.wire != self.message:
-            types += f"->{_short(self.wire)}"
+            types += f"->{dtype_name(self.wire)}"
         return " ".join(
             [
                 types,
@@ -107,27 +114,27 @@ def block_of(wire: torch.dtype) -> int:
     return _BLOCK_BYTES // wire.itemsize
 
 
+def signature_of(kernel: Any) -> dict[str, str]:
+    """Returns the types of a kernel's integer arguments: all that are not written in capitals."""
+    return {
+        name: "i32" if name in _INT32 else "i64" for name in kernel.arg_names if not name.isupper()
+    }
+
+
 @functools.cache
 def configuration_of(
     algorithm: str, kernel: Any, every_rank_kernel: Any, choice: Choice
 ) -> Configuration:
     """Returns the configuration for a choice; the same object for the same choice."""
-    accumulate = tl.float64 if choice.message == torch.float64 else tl.float32
-    signature = {
-        **dict.fromkeys(("source", "out"), "i64"),
-        **dict.fromkeys(("sources", "outs", "peers", "messages"), "*i64"),
-        **dict.fromkeys(("rank", "world", "op", "divisor"), "i32"),
-        **dict.fromkeys(("count", "piece", "stage_bytes", "scale", "spins"), "i64"),
-    }
     chosen = every_rank_kernel if choice.every_rank else kernel
     return Configuration(
         name=f"{algorithm} {choice.name}",
         kernel=chosen,
-        signature={name: signature[name] for name in chosen.arg_names if name in signature},
+        signature=signature_of(chosen),
         constexprs={
-            "MESSAGE": TRITON_TYPES[choice.message],
-            "WIRE": TRITON_TYPES[choice.wire],
-            "ACCUMULATE": accumulate,
+            "MESSAGE": ELEMENT[choice.message],
+            "WIRE": ELEMENT[choice.wire],
+            "ACCUMULATE": ACCUMULATE[choice.message],
             "STAGED": choice.staged,
             "ALIGNED": choice.aligned,
             "BLOCK": block_of(choice.wire),
@@ -135,6 +142,7 @@ def configuration_of(
         divisible_by_16=frozenset({"piece", "stage_bytes"}),
         num_warps=_WARPS,
         wide=choice.aligned,
+        options={"maxnreg": _REGISTERS},
     )
 
 
@@ -243,8 +251,8 @@ class Message:
             _require(f"{name}'s device", tensor.device == peers.device, peers.device, tensor.device)
             _require(
                 f"{name}'s dtype",
-                tensor.dtype in TRITON_TYPES,
-                ", ".join(map(str, TRITON_TYPES)),
+                tensor.dtype in MESSAGE_DTYPES,
+                ", ".join(map(str, MESSAGE_DTYPES)),
                 tensor.dtype,
             )
         require_device(source)
@@ -280,7 +288,12 @@ class Message:
             ValueError: The message cannot be read where it is.
         """
         if registered is not None:
-            _require("registered: wire dtype", self.wire == self.source.dtype, "that of source", self.wire)
+            _require(
+                "registered: wire dtype",
+                self.wire == self.source.dtype,
+                "that of source",
+                self.wire,
+            )
             _require(
                 "registered: alignment",
                 self.aligned,
@@ -344,7 +357,9 @@ def overlaps(
         source.data_ptr() + source.nbytes <= out.data_ptr()
         or out.data_ptr() + out.nbytes <= source.data_ptr()
     )
-    _require("out", apart or first == second, "memory of its own or the place in source", "an overlap")
+    _require(
+        "out", apart or first == second, "memory of its own or the place in source", "an overlap"
+    )
 
 
 def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
@@ -403,15 +418,15 @@ def launch(
         most = peers.layout.stage_bytes // message.wire.itemsize // grain * grain
         _require("stage_bytes", most > 0, grain * message.wire.itemsize, peers.layout.stage_bytes)
         piece = min(piece, most)
-    run(
-        configuration,
+    launcher(configuration, peers.device)(
         programs,
         message.source.data_ptr(),
         message.out.data_ptr(),
-        peers.table,
-        peers.table if registered is None else registered.table,
+        peers.table.data_ptr(),
+        peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
         peers.rank,
         peers.world_size,
+        programs,
         message.count,
         piece,
         peers.layout.stage_bytes,
@@ -422,20 +437,6 @@ def launch(
     )
 
 
-def run(configuration: Configuration, programs: int, *arguments: object) -> None:
-    """Launches `configuration` with that many programs."""
-    configuration.kernel[(programs,)](
-        *arguments,
-        **configuration.constexprs,
-        num_warps=configuration.num_warps,
-        num_stages=configuration.num_stages,
-    )
-
-
 def _require(name: str, holds: bool, expected: object, got: object) -> None:
     if not holds:
         raise ValueError(f"{name}: expected {expected}, got {got}. Correct the argument.")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,8 +1,10 @@
 """What a program does with one piece of a message: copy it with a cast, or reduce the ranks' pieces into it.
 
-All loops run over whole blocks without a mask, then once over the rest with one: a mask whose bound is not known to
-be a multiple of 16 would split the 128-bit accesses of every block. Positions are int64 from an address; only
-offsets in a block are int32.
+Aligned pieces go in blocks whose mask is bounded by a multiple of 16 elements, which the compiler is told: it then
+keeps 128-bit accesses under the mask. At most 15 elements are left, for one narrow block. Unaligned pieces go in
+narrow blocks throughout. Positions are int64 from an address; only offsets in a block are int32.
+
+What peers wrote is read with `.cg`; `_signals` says why.
 """
 
 from __future__ import annotations
@@ -12,92 +14,91 @@ import triton.language as tl
 
 from fastcoll.kernels._arithmetic import combine, finish, narrow, widen
 
-__all__ = ["GROUP", "copy_piece", "pointer", "reduce_piece"]
+__all__ = ["GROUP", "NARROW", "REST", "copy_piece", "pointer", "reduce_piece", "whole"]
 
 GROUP = tl.constexpr(4)
 """Peers whose blocks are in flight at a time."""
+
+REST = tl.constexpr(16)
+"""Elements of the block that takes what is left of an aligned piece."""
+
+NARROW = tl.constexpr(4)
+"""How many times smaller a block of an unaligned piece is: each of its elements takes an access."""
 
 
 @triton.jit
 def pointer(address, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """Returns `address` (in bytes) as a pointer; ALIGNED promises a multiple of 16."""
-    result = address.to(tl.pointer_type(TYPE))
+    result = address.to(tl.int64).to(tl.pointer_type(TYPE))
     if ALIGNED:
         result = tl.multiple_of(result, 16)
     return result
 
 
 @triton.jit
-def _copy_block(source, target, at, mask, TYPE: tl.constexpr, ACCUMULATE: tl.constexpr):
-    value = tl.load(source + at, mask=mask, cache_modifier=".cg")
+def whole(length):
+    """Returns the largest multiple of 16 in `length`, and lets the compiler know that it is one."""
+    return tl.multiple_of(length // REST * REST, 16)
+
+
+@triton.jit
+def _copy_block(
+    source, target, start, length,
+    TYPE: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = start + tl.arange(0, BLOCK)
+    there = at < length
+    value = tl.load(source + at, mask=there, cache_modifier=".cg")
     if value.dtype != TYPE:
         value = narrow(widen(value, ACCUMULATE), TYPE)
-    tl.store(target + at, value, mask=mask)
+    tl.store(target + at, value, mask=there)
 
 
 @triton.jit
 def copy_piece(
-    source, target, length, TYPE: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Copies `length` elements from `source` to `target`, whose dtype is TYPE."""
-    at = tl.arange(0, BLOCK)
-    blocks = length // BLOCK
-    for block in range(0, blocks):
-        start = block.to(tl.int64) * BLOCK
-        _copy_block(source + start, target + start, at, None, TYPE, ACCUMULATE)
-    start = blocks.to(tl.int64) * BLOCK
-    rest = length - start
-    if rest > 0:
-        _copy_block(source + start, target + start, at, at < rest, TYPE, ACCUMULATE)
+    source, target, length,
+    TYPE: tl.constexpr, ACCUMULATE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copies `length` elements to `target`, whose dtype is TYPE."""
+    if ALIGNED:
+        most = whole(length)
+        for start in range(0, most, BLOCK):
+            _copy_block(source, target, start, most, TYPE, ACCUMULATE, BLOCK)
+        if most < length:
+            _copy_block(source, target, most, length, TYPE, ACCUMULATE, REST)
+    else:
+        for start in range(0, length, BLOCK // NARROW):
+            _copy_block(source, target, start, length, TYPE, ACCUMULATE, BLOCK // NARROW)
 
 
 @triton.jit
-def _load_of(
-    addresses,
-    peer,
-    world,
-    offset,
-    at,
-    mask,
-    WIRE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, ALIGNED: tl.constexpr):
     address = tl.load(addresses + tl.minimum(peer, world - 1)) + offset
-    source = pointer(address, WIRE, ALIGNED)
-    there = peer < world
-    if mask is None:
-        return tl.load(source + at, mask=there, other=0.0, cache_modifier=".cg")
-    else:
-        return tl.load(source + at, mask=there & mask, other=0.0, cache_modifier=".cg")
+    return tl.load(
+        pointer(address, WIRE, ALIGNED) + at,
+        mask=there & (peer < world),
+        other=0.0,
+        cache_modifier=".cg",
+    )
 
 
 @triton.jit
 def _reduce_block(
-    addresses,
-    world,
-    offset,
-    at,
-    mask,
-    op,
-    scale,
-    divisor,
-    shared,
-    out,
-    SHARE: tl.constexpr,
-    WIRE: tl.constexpr,
-    MESSAGE: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+    addresses, world, offset, start, length, op, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = start + tl.arange(0, BLOCK)
+    there = at < length
+    zero = tl.zeros([], tl.int32)
     value = widen(
-        _load_of(addresses, tl.zeros([], tl.int32), world, offset, at, mask, WIRE, ALIGNED),
-        ACCUMULATE,
+        _load_of(addresses, zero, world, offset, at, there, WIRE, ALIGNED), ACCUMULATE
     )
     for first in range(1, world, GROUP):
-        one = _load_of(addresses, first, world, offset, at, mask, WIRE, ALIGNED)
-        two = _load_of(addresses, first + 1, world, offset, at, mask, WIRE, ALIGNED)
-        three = _load_of(addresses, first + 2, world, offset, at, mask, WIRE, ALIGNED)
-        four = _load_of(addresses, first + 3, world, offset, at, mask, WIRE, ALIGNED)
+        one = _load_of(addresses, first, world, offset, at, there, WIRE, ALIGNED)
+        two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, ALIGNED)
+        three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, ALIGNED)
+        four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, ALIGNED)
         value = combine(value, widen(one, ACCUMULATE), op)
         if first + 1 < world:
             value = combine(value, widen(two, ACCUMULATE), op)
@@ -105,62 +106,41 @@ def _reduce_block(
             value = combine(value, widen(three, ACCUMULATE), op)
         if first + 3 < world:
             value = combine(value, widen(four, ACCUMULATE), op)
-    result = narrow(finish(value, scale, divisor), WIRE)
+    result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
-        tl.store(shared + at, result, mask=mask)
+        tl.store(shared + at, result, mask=there)
     if WIRE != MESSAGE:
         result = narrow(widen(result, ACCUMULATE), MESSAGE)
-    tl.store(out + at, result, mask=mask)
+    tl.store(out + at, result, mask=there)
 
 
 @triton.jit
 def reduce_piece(
-    addresses,
-    world,
-    offset,
-    length,
-    op,
-    scale,
-    divisor,
-    shared,
-    out,
-    SHARE: tl.constexpr,
-    WIRE: tl.constexpr,
-    MESSAGE: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Reduces `length` elements of all ranks in rank order and rounds the scaled result once.
+    addresses, world, offset, length, op, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Reduces `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
 
-    Args:
-        addresses: Points to an address per rank; `offset` bytes behind it lies the rank's piece, of WIRE.
-        world: Number of ranks.
-        offset: In bytes.
-        length: In elements.
-        op: Number of the operation.
-        scale: Scalar of ACCUMULATE.
-        divisor: Scalar of ACCUMULATE.
-        shared: Pointer of WIRE that the result goes to as well, if SHARE.
-        out: Pointer of MESSAGE that the result goes to.
-        ALIGNED: Whether the pieces start at multiples of 16 bytes.
+    `addresses` points to an address per rank, `offset` bytes behind which lies that rank's piece, of WIRE. The
+    result goes to `out`, of MESSAGE, and if SHARE to `shared`, of WIRE, as well. `scale` is a scalar of ACCUMULATE, `average` of
+    float64. ALIGNED says that pieces, `shared` and `out` start at multiples of 16 bytes.
     """
-    at = tl.arange(0, BLOCK)
-    blocks = length // BLOCK
-    for block in range(0, blocks):
-        start = block.to(tl.int64) * BLOCK
-        behind = offset + start * (WIRE.primitive_bitwidth // 8)
-        if ALIGNED:
-            behind = tl.multiple_of(behind, 16)
-        _reduce_block(
-            addresses, world, behind, at, None, op, scale, divisor, shared + start, out + start,
-            SHARE, WIRE, MESSAGE, ACCUMULATE, ALIGNED,
-        )  # fmt: skip
-    start = blocks.to(tl.int64) * BLOCK
-    rest = length - start
-    if rest > 0:
-        behind = offset + start * (WIRE.primitive_bitwidth // 8)
-        _reduce_block(
-            addresses, world, behind, at, at < rest, op, scale, divisor, shared + start, out + start,
-            SHARE, WIRE, MESSAGE, ACCUMULATE, ALIGNED,
-        )  # fmt: skip
+    if ALIGNED:
+        most = whole(length)
+        for start in range(0, most, BLOCK):
+            _reduce_block(
+                addresses, world, offset, start, most, op, scale, average, shared, out,
+                SHARE, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+            )  # fmt: skip
+        if most < length:
+            _reduce_block(
+                addresses, world, offset, most, length, op, scale, average, shared, out,
+                SHARE, WIRE, MESSAGE, ACCUMULATE, True, REST,
+            )  # fmt: skip
+    else:
+        for start in range(0, length, BLOCK // NARROW):
+            _reduce_block(
+                addresses, world, offset, start, length, op, scale, average, shared, out,
+                SHARE, WIRE, MESSAGE, ACCUMULATE, False, BLOCK // NARROW,
+            )  # fmt: skip

@@ -18,9 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
+from fastcoll.kernels._arithmetic import averager
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address
-from fastcoll.kernels._peer_launch import Message, Registered, choices, configuration_of, launch
+from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._peer_launch import (
+    INTEGERS,
+    Message,
+    Registered,
+    choices,
+    configuration_of,
+    launch,
+)
 from fastcoll.kernels._pieces import copy_piece, pointer, reduce_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
@@ -30,14 +38,16 @@ __all__ = ["all_reduce", "configurations"]
 
 @triton.jit
 def _body(
-    source, out, peers, messages, rank, world, count, piece, stage_bytes, op, scale, divisor, spins,
+    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(0)
+    peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
-    factor = scale.to(tl.float64, bitcast=True).to(ACCUMULATE)
-    ranks = divisor.to(ACCUMULATE)
+    factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
+    count = count.to(tl.int64)
     message = pointer(source, MESSAGE, ALIGNED)
     result = pointer(out, MESSAGE, ALIGNED)
     start = channel.to(tl.int64) * piece
@@ -47,49 +57,52 @@ def _body(
         half = half_of(channel, number, stage_bytes)
         if STAGED:
             staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
-            copy_piece(message + start, staging, length, WIRE, ACCUMULATE, BLOCK)
+            copy_piece(message + start, staging, length, WIRE, ACCUMULATE, ALIGNED, BLOCK)
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
             if STAGED:
                 reduce_piece(
-                    peers + world, world, half, length, op, factor, ranks, result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+                    peers + world, world, half, length, op, factor, average, result, result + start,
+                    False, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
                 )  # fmt: skip
             else:
                 offset = tl.multiple_of(start * (MESSAGE.primitive_bitwidth // 8), 16)
                 reduce_piece(
-                    messages, world, offset, length, op, factor, ranks, result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+                    table_at(messages), world, offset, length, op, factor, average, result, result + start,
+                    False, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
                 )  # fmt: skip
                 number += 1
                 alive = meet(peers, world, rank, channel, READY, 3, number, spins)
-        start += tl.num_programs(0) * piece
+        start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=INTEGERS)
 def one_shot_kernel(
-    source, out, peers, messages, rank, world, count, piece, stage_bytes, op, scale, divisor, spins,
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One rank's part; see the head of the file. All arguments but the two tables are int64 or int32."""
+    """One rank's part: a program per channel; see the head of the file."""
     _body(
-        source, out, peers, messages, rank, world, count, piece, stage_bytes, op, scale, divisor, spins,
-        MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=INTEGERS)
 def one_shot_all_ranks_kernel(
-    sources, outs, peers, messages, world, count, piece, stage_bytes, op, scale, divisor, spins,
+    sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """All ranks' parts in one launch, a row of programs each: for timing on one device."""
-    rank = tl.program_id(1)
+    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
+    rank = tl.program_id(0) // channels
     _body(
-        tl.load(sources + rank), tl.load(outs + rank), peers, messages, rank, world, count, piece, stage_bytes,
+        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
+        peers, messages, rank, world, channels, count, piece, stage_bytes,
         op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
     )  # fmt: skip
 

@@ -66,7 +66,9 @@ class PeerLayout:
     slot_bytes: int
 
     def __post_init__(self) -> None:
-        _expect("channels", self.channels, 1 <= self.channels <= MAX_CHANNELS, f"1 to {MAX_CHANNELS}")
+        _expect(
+            "channels", self.channels, 1 <= self.channels <= MAX_CHANNELS, f"1 to {MAX_CHANNELS}"
+        )
         _expect("slots", self.slots, self.slots >= 2, "at least 2")
         for name in ("stage_bytes", "slot_bytes"):
             size = getattr(self, name)
