@@ -21,17 +21,23 @@ __all__ = [
     "INTEGERS",
     "MESSAGE_DTYPES",
     "PAIRS",
+    "WARPS",
     "Choice",
     "Message",
     "Registered",
     "block_of",
+    "bytes_of",
     "channels_for",
     "choices",
     "configuration_of",
     "double_bits",
     "launch",
+    "overlaps",
     "require_device",
+    "require_tensors",
     "signature_of",
+    "sizes",
+    "staged_piece",
 ]
 
 GRAIN = 16
@@ -57,9 +63,9 @@ INTEGERS = [
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
 _INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "op", "divisor"})
-_WARPS = 8
+WARPS = 8
 _REGISTERS = 128
-_BLOCK_BYTES = 32 * 32 * _WARPS
+_BLOCK_BYTES = 32 * 32 * WARPS
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def configuration_of(
             "BLOCK": block_of(choice.wire),
         },
         divisible_by_16=frozenset({"piece", "stage_bytes"}),
-        num_warps=_WARPS,
+        num_warps=WARPS,
         wide=choice.aligned,
         options={"maxnreg": _REGISTERS},
     )
@@ -244,19 +250,9 @@ class Message:
             TypeError: Something is no tensor.
             ValueError: A dtype, device, size or overlap that cannot be.
         """
-        for name, tensor in (("source", source), ("out", out)):
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}.")
-            _require(name, tensor.is_contiguous(), "a contiguous tensor", tuple(tensor.stride()))
-            _require(f"{name}'s device", tensor.device == peers.device, peers.device, tensor.device)
-            _require(
-                f"{name}'s dtype",
-                tensor.dtype in MESSAGE_DTYPES,
-                ", ".join(map(str, MESSAGE_DTYPES)),
-                tensor.dtype,
-            )
-        require_device(source)
-        _require("out's dtype", out.dtype == source.dtype, source.dtype, out.dtype)
+        require_tensors(source, out, peers)
+        known = ", ".join(map(str, MESSAGE_DTYPES))
+        _require("source's dtype", source.dtype in MESSAGE_DTYPES, known, source.dtype)
         wire = source.dtype if wire_dtype is None else wire_dtype
         _require(
             "wire_dtype",
@@ -301,6 +297,24 @@ class Message:
                 f"addresses {hex(self.source.data_ptr())}, {hex(self.out.data_ptr())}, count {self.count}",
             )
         return Choice(self.source.dtype, self.wire, registered is None, self.aligned)
+
+
+def require_tensors(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> None:
+    """Checks what every call asks of its tensors.
+
+    Raises:
+        TypeError: Something is no tensor.
+        ValueError: A tensor is elsewhere than the buffers or not contiguous, or the dtypes differ.
+    """
+    for name, tensor in (("source", source), ("out", out)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{name}: expected a tensor, got {type(tensor).__name__}. Correct the argument."
+            )
+        _require(name, tensor.is_contiguous(), "a contiguous tensor", tuple(tensor.stride()))
+        _require(f"{name}'s device", tensor.device == peers.device, peers.device, tensor.device)
+    require_device(source)
+    _require("out's dtype", out.dtype == source.dtype, source.dtype, out.dtype)
 
 
 def require_device(tensor: torch.Tensor) -> None:
@@ -362,6 +376,25 @@ def overlaps(
     )
 
 
+def bytes_of(
+    source: torch.Tensor,
+    out: torch.Tensor,
+    peers: PeerBuffers,
+    source_chunks: int = 1,
+    out_chunks: int = 1,
+) -> int:
+    """Checks a call that moves bytes, of any dtype; returns the bytes of a chunk.
+
+    Raises:
+        TypeError: Something is no tensor.
+        ValueError: A dtype, device, size or overlap that cannot be.
+    """
+    require_tensors(source, out, peers)
+    count = sizes(source, out, source_chunks, out_chunks)
+    overlaps(source, out, count, peers.rank, source_chunks, out_chunks)
+    return count * source.element_size()
+
+
 def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
     """Returns the number of programs: at most one per block, at most what the layout has.
 
@@ -389,6 +422,7 @@ def launch(
     channels: int | None,
     registered: Registered | None,
     shares: int = 1,
+    staged_chunks: int = 1,
 ) -> None:
     """Launches a kernel over staging, unless there is nothing to do.
 
@@ -401,6 +435,7 @@ def launch(
         channels: Programs that the caller allows, or None.
         registered: The ranks' messages, if they are read where they are.
         shares: Parts of a piece that each start at a multiple of GRAIN elements.
+        staged_chunks: Pieces that are staged at a time.
 
     Raises:
         ValueError: The staging is too small for `shares` parts, or the number of channels cannot be.
@@ -415,9 +450,7 @@ def launch(
     grain = GRAIN * shares
     piece = -(-message.count // (programs * grain)) * grain
     if registered is None:
-        most = peers.layout.stage_bytes // message.wire.itemsize // grain * grain
-        _require("stage_bytes", most > 0, grain * message.wire.itemsize, peers.layout.stage_bytes)
-        piece = min(piece, most)
+        piece = min(piece, staged_piece(peers, message.wire.itemsize * staged_chunks, grain))
     launcher(configuration, peers.device)(
         programs,
         message.source.data_ptr(),
@@ -435,6 +468,18 @@ def launch(
         message.divisor,
         peers.spins,
     )
+
+
+def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:
+    """Returns how many elements of that size fit into a half of a channel's staging.
+
+    Raises:
+        ValueError: Not even `grain` of them do.
+    """
+    most = peers.layout.stage_bytes // element_bytes // grain * grain
+    needed = f"at least {grain * element_bytes}"
+    _require("the layout's stage_bytes", most > 0, needed, peers.layout.stage_bytes)
+    return most
 
 
 def _require(name: str, holds: bool, expected: object, got: object) -> None:

@@ -1,0 +1,182 @@
+"""All-gather by direct reads: every rank fetches every rank's chunk.
+
+Formula: out[q C + i] = x_q[i] for all ranks q and chunks of C elements. Bytes are moved, whatever the dtype.
+
+Bytes for chunks of S bytes on n ranks: reads S and writes S to stage the own chunk, reads S of each rank, writes n S.
+Direct: reads S of each rank, writes n S. Over the link (n - 1) S.
+Bound: (n - 1) S / link bandwidth, plus one exchange of flags (two if direct).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._peer_launch import (
+    GRAIN,
+    INTEGERS,
+    WARPS,
+    Registered,
+    bytes_of,
+    channels_for,
+    signature_of,
+    staged_piece,
+)
+from fastcoll.kernels._pieces import REST, copy_piece, pointer
+from fastcoll.kernels._signals import READY
+from fastcoll.kernels.peers import PeerBuffers
+
+__all__ = ["all_gather", "configurations"]
+
+
+@triton.jit
+def _body(
+    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
+    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    peers = table_at(peers)
+    alive, number = begin(peers, world, rank, channel, 0)
+    count = count.to(tl.int64)
+    if ALIGNED:
+        count = tl.multiple_of(count, REST)
+    size: tl.constexpr = MESSAGE.primitive_bitwidth // 8
+    message = pointer(source, MESSAGE, ALIGNED)
+    result = pointer(out, MESSAGE, ALIGNED)
+    start = channel.to(tl.int64) * piece
+    while (start < count) & alive:
+        length = tl.minimum(count - start, piece)
+        number += 1
+        half = half_of(channel, number, stage_bytes)
+        if STAGED:
+            staging = pointer(stage_address(peers, world, rank) + half, MESSAGE, True)
+            copy_piece(message + start, staging, length, MESSAGE, MESSAGE, ALIGNED, BLOCK)
+        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        if alive:
+            for step in range(0, world):
+                peer = (rank + step) % world
+                if STAGED:
+                    address = tl.load(peers + world + peer) + half
+                else:
+                    address = tl.load(table_at(messages) + peer) + start * size
+                copy_piece(
+                    pointer(address, MESSAGE, ALIGNED), result + peer * count + start, length,
+                    MESSAGE, MESSAGE, ALIGNED, BLOCK,
+                )  # fmt: skip
+            if not STAGED:
+                number += 1
+                alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+        start += channels.to(tl.int64) * piece
+    end(peers, world, rank, channel, 0, number, alive)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def all_gather_kernel(
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
+    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One rank's part: a program per channel; see the head of the file."""
+    _body(
+        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
+        MESSAGE, STAGED, ALIGNED, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def all_gather_all_ranks_kernel(
+    sources, outs, peers, messages, world, channels, count, piece, stage_bytes, spins,
+    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
+    rank = tl.program_id(0) // channels
+    _body(
+        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
+        peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
+        MESSAGE, STAGED, ALIGNED, BLOCK,
+    )  # fmt: skip
+
+
+@functools.cache
+def _configuration(item_bytes: int, staged: bool, aligned: bool, every_rank: bool) -> Configuration:
+    kernel = all_gather_all_ranks_kernel if every_rank else all_gather_kernel
+    words = ["staged" if staged else "direct", "aligned" if aligned else "unaligned"]
+    if every_rank:
+        words.append("every rank")
+    return Configuration(
+        name=f"all_gather {item_bytes}-byte items {' '.join(words)}",
+        kernel=kernel,
+        signature=signature_of(kernel),
+        constexprs={
+            "MESSAGE": tl.int32 if item_bytes == 4 else tl.uint8,
+            "STAGED": staged,
+            "ALIGNED": aligned,
+            "BLOCK": 16384 // item_bytes,
+        },
+        divisible_by_16=frozenset({"piece", "stage_bytes"}),
+        num_warps=WARPS,
+        wide=aligned,
+    )
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yields all that :func:`all_gather` can launch, and what plays all ranks."""
+    for staged in (True, False):
+        yield _configuration(4, staged, True, False)
+        yield _configuration(4, staged, False, False)
+        yield _configuration(1, staged, False, False)
+        yield _configuration(4, staged, True, True)
+
+
+def all_gather(
+    source: torch.Tensor,
+    out: torch.Tensor,
+    peers: PeerBuffers,
+    *,
+    channels: int | None = None,
+    registered: Registered | None = None,
+) -> None:
+    """Gathers `source` of all ranks into `out` of all ranks, in rank order.
+
+    Args:
+        source: This rank's chunk: contiguous, any dtype, any number of elements, equal on all ranks.
+        out: As many chunks as there are ranks; `source` may be this rank's chunk of it.
+        peers: The ranks' buffers.
+        channels: Programs; None for as many as there are blocks, up to what the layout has.
+        registered: The addresses of all ranks' chunks, if the peers map them: they are read where they are.
+
+    Raises:
+        TypeError, ValueError: An argument cannot be; nothing was launched.
+    """
+    chunk = bytes_of(source, out, peers, out_chunks=peers.world_size)
+    if registered is not None:
+        registered.require(source, peers)
+    item = 4 if all(x % 4 == 0 for x in (chunk, source.data_ptr(), out.data_ptr())) else 1
+    aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and chunk % 64 == 0
+    configuration = _configuration(item, registered is None, aligned, False)
+    if chunk == 0:
+        return
+    count = chunk // item
+    programs = channels_for(count, 16384 // item, peers, channels)
+    piece = -(-count // (programs * GRAIN)) * GRAIN
+    if registered is None:
+        piece = min(piece, staged_piece(peers, item, GRAIN))
+    launcher(configuration, peers.device)(
+        programs,
+        source.data_ptr(),
+        out.data_ptr(),
+        peers.table.data_ptr(),
+        peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
+        peers.rank,
+        peers.world_size,
+        programs,
+        count,
+        piece,
+        peers.layout.stage_bytes,
+        peers.spins,
+    )
