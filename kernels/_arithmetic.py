@@ -77,7 +77,7 @@ def combine(first, second, op):
 @triton.jit
 def averager(divisor, ACCUMULATE: tl.constexpr):
     """Returns what :func:`finish` divides by, or multiplies with; a float64 scalar, made once a program."""
-    if ACCUMULATE == tl.float64:
+    if tl.float64 == ACCUMULATE:
         return divisor.to(tl.float64)
     else:
         return 1.0 / divisor.to(tl.float64)

@@ -21,6 +21,7 @@ __all__ = [
     "INTEGERS",
     "MESSAGE_DTYPES",
     "PAIRS",
+    "REGISTERS",
     "WARPS",
     "Choice",
     "Message",
@@ -57,14 +58,14 @@ MESSAGE_DTYPES = tuple(dict.fromkeys(message for message, _ in PAIRS))
 
 INTEGERS = [
     *("source", "out", "sources", "outs", "peers", "messages", "rank", "world", "channels"),
-    *("count", "piece", "stage_bytes", "slot_bytes", "segment", "slots", "first", "last"),
-    *("op", "scale", "divisor", "spins"),
+    *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
+    *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
 _INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "op", "divisor"})
 WARPS = 8
-_REGISTERS = 128
+REGISTERS = 128
 _BLOCK_BYTES = 32 * 32 * WARPS
 
 
@@ -132,6 +133,9 @@ def configuration_of(
     algorithm: str, kernel: Any, every_rank_kernel: Any, choice: Choice
 ) -> Configuration:
     """Returns the configuration for a choice; the same object for the same choice."""
+    divisible = {"piece", "stage_bytes"}
+    if choice.aligned and algorithm == "reduce_scatter":
+        divisible.add("count")
     chosen = every_rank_kernel if choice.every_rank else kernel
     return Configuration(
         name=f"{algorithm} {choice.name}",
@@ -145,10 +149,10 @@ def configuration_of(
             "ALIGNED": choice.aligned,
             "BLOCK": block_of(choice.wire),
         },
-        divisible_by_16=frozenset({"piece", "stage_bytes"}),
+        divisible_by_16=frozenset(divisible),
         num_warps=WARPS,
         wide=choice.aligned,
-        options={"maxnreg": _REGISTERS},
+        options={"maxnreg": REGISTERS},
     )
 
 

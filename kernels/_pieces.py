@@ -91,9 +91,7 @@ def _reduce_block(
     at = start + tl.arange(0, BLOCK)
     there = at < length
     zero = tl.zeros([], tl.int32)
-    value = widen(
-        _load_of(addresses, zero, world, offset, at, there, WIRE, ALIGNED), ACCUMULATE
-    )
+    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, ALIGNED), ACCUMULATE)
     for first in range(1, world, GROUP):
         one = _load_of(addresses, first, world, offset, at, there, WIRE, ALIGNED)
         two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, ALIGNED)

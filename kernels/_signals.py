@@ -37,6 +37,7 @@ __all__ = [
     "READY",
     "REDUCED",
     "absent_ranks",
+    "announce",
     "flag_of",
     "flags_at_peers",
     "give_up",
@@ -83,8 +84,15 @@ def own_flags(bases, world, channel, kind, rank):
 
 
 @triton.jit
+def announce(flags, there, number):
+    """Sets the flags to `number`, in no order with anything else."""
+    numbers = tl.zeros([LANES], tl.int64) + number
+    tl.atomic_xchg(flags, numbers, mask=there, sem="relaxed", scope="sys")
+
+
+@triton.jit
 def post(flags, there, number):
-    """Sets the flags to `number`, after all that this program has written and read."""
+    """Sets the flags to `number` (one for all or one each), after all that this program has written and read."""
     tl.debug_barrier()
     tl.atomic_xchg(
         flags, tl.zeros([LANES], tl.int64) + number, mask=there, sem="release", scope="sys"
@@ -93,7 +101,7 @@ def post(flags, there, number):
 
 @triton.jit
 def wait(flags, there, number, spins):
-    """Waits until all flags hold at least `number`, for at most `spins` polls.
+    """Waits until all flags hold at least `number` (one for all or one each), for at most `spins` polls.
 
     Returns:
         -1, or the first lane whose flag is behind; int32.

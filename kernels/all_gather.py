@@ -22,6 +22,7 @@ from fastcoll.kernels._launch import launcher
 from fastcoll.kernels._peer_launch import (
     GRAIN,
     INTEGERS,
+    REGISTERS,
     WARPS,
     Registered,
     bytes_of,
@@ -29,11 +30,14 @@ from fastcoll.kernels._peer_launch import (
     signature_of,
     staged_piece,
 )
-from fastcoll.kernels._pieces import REST, copy_piece, pointer
+from fastcoll.kernels._pieces import copy_piece, pointer
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["all_gather", "configurations"]
+
+_BLOCK_BYTES = 16384
+_GRAIN_BYTES = 4 * GRAIN
 
 
 @triton.jit
@@ -44,8 +48,6 @@ def _body(
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     count = count.to(tl.int64)
-    if ALIGNED:
-        count = tl.multiple_of(count, REST)
     size: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     message = pointer(source, MESSAGE, ALIGNED)
     result = pointer(out, MESSAGE, ALIGNED)
@@ -59,7 +61,7 @@ def _body(
             copy_piece(message + start, staging, length, MESSAGE, MESSAGE, ALIGNED, BLOCK)
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
-            for step in range(0, world):
+            for step in range(world):
                 peer = (rank + step) % world
                 if STAGED:
                     address = tl.load(peers + world + peer) + half
@@ -116,11 +118,12 @@ def _configuration(item_bytes: int, staged: bool, aligned: bool, every_rank: boo
             "MESSAGE": tl.int32 if item_bytes == 4 else tl.uint8,
             "STAGED": staged,
             "ALIGNED": aligned,
-            "BLOCK": 16384 // item_bytes,
+            "BLOCK": 4096,
         },
-        divisible_by_16=frozenset({"piece", "stage_bytes"}),
+        divisible_by_16=frozenset({"piece", "stage_bytes", *(["count"] if aligned else [])}),
         num_warps=WARPS,
         wide=aligned,
+        options={"maxnreg": REGISTERS},
     )
 
 
@@ -161,11 +164,11 @@ def all_gather(
     configuration = _configuration(item, registered is None, aligned, False)
     if chunk == 0:
         return
-    count = chunk // item
-    programs = channels_for(count, 16384 // item, peers, channels)
-    piece = -(-count // (programs * GRAIN)) * GRAIN
+    # In bytes: what a rank's alignment allows must not change where its pieces begin.
+    programs = channels_for(chunk, _BLOCK_BYTES, peers, channels)
+    piece = -(-chunk // (programs * _GRAIN_BYTES)) * _GRAIN_BYTES
     if registered is None:
-        piece = min(piece, staged_piece(peers, item, GRAIN))
+        piece = min(piece, staged_piece(peers, 1, _GRAIN_BYTES))
     launcher(configuration, peers.device)(
         programs,
         source.data_ptr(),
@@ -175,8 +178,8 @@ def all_gather(
         peers.rank,
         peers.world_size,
         programs,
-        count,
-        piece,
+        chunk // item,
+        piece // item,
         peers.layout.stage_bytes,
         peers.spins,
     )

@@ -28,11 +28,11 @@ from fastcoll.kernels._peer_launch import (
     configuration_of,
     launch,
 )
-from fastcoll.kernels._pieces import REST, copy_piece, pointer, reduce_piece
+from fastcoll.kernels._pieces import copy_piece, pointer, reduce_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["reduce_scatter", "configurations"]
+__all__ = ["configurations", "reduce_scatter"]
 
 
 @triton.jit
@@ -47,8 +47,6 @@ def _body(
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
     average = averager(divisor, ACCUMULATE)
     count = count.to(tl.int64)
-    if ALIGNED:
-        count = tl.multiple_of(count, REST)
     size: tl.constexpr = WIRE.primitive_bitwidth // 8
     message = pointer(source, MESSAGE, ALIGNED)
     result = pointer(out, MESSAGE, ALIGNED)
@@ -59,7 +57,7 @@ def _body(
         half = half_of(channel, number, stage_bytes)
         if STAGED:
             staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
-            for chunk in range(0, world):
+            for chunk in range(world):
                 copy_piece(
                     message + chunk * count + start, staging + chunk * piece, length,
                     WIRE, ACCUMULATE, ALIGNED, BLOCK,
@@ -118,7 +116,9 @@ def reduce_scatter_all_ranks_kernel(
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`reduce_scatter` can launch."""
     for choice in choices():
-        yield configuration_of("reduce_scatter", reduce_scatter_kernel, reduce_scatter_all_ranks_kernel, choice)
+        yield configuration_of(
+            "reduce_scatter", reduce_scatter_kernel, reduce_scatter_all_ranks_kernel, choice
+        )
 
 
 def reduce_scatter(
