@@ -194,7 +194,7 @@ class Registered:
                 f"registered: expected {peers.world_size} addresses, got {len(self.addresses)}. "
                 "Give that of every rank."
             )
-        if self.addresses[peers.rank] != source.data_ptr():
+        if source.numel() and self.addresses[peers.rank] != source.data_ptr():
             raise ValueError(
                 f"registered: expected this rank's message at {hex(source.data_ptr())}, got "
                 f"{hex(self.addresses[peers.rank])}. Register the tensor that is reduced."

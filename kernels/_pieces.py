@@ -121,8 +121,8 @@ def reduce_piece(
     """Reduces `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
 
     `addresses` points to an address per rank, `offset` bytes behind which lies that rank's piece, of WIRE. The
-    result goes to `out`, of MESSAGE, and if SHARE to `shared`, of WIRE, as well. `scale` is a scalar of ACCUMULATE, `average` of
-    float64. ALIGNED says that pieces, `shared` and `out` start at multiples of 16 bytes.
+    result goes to `out`, of MESSAGE, and if SHARE to `shared`, of WIRE, as well. `scale` is a scalar of ACCUMULATE,
+    `average` of float64. ALIGNED says that pieces, `shared` and `out` start at multiples of 16 bytes.
     """
     if ALIGNED:
         most = whole(length)

@@ -183,8 +183,9 @@ def _body(
     average = averager(divisor, ACCUMULATE)
     left = (rank + world - 1) % world
     right = (rank + 1) % world
-    own_slots = tl.load(peers + 2 * world + rank)
-    right_slots = tl.load(peers + 2 * world + right)
+    of_channel = channel.to(tl.int64) * slots * slot_bytes
+    own_slots = tl.load(peers + 2 * world + rank) + of_channel
+    right_slots = tl.load(peers + 2 * world + right) + of_channel
     if alive:
         theirs, there = flags_at_peers(peers, world, channel, ARRIVED, rank)
         announce(theirs, there, arrived)
