@@ -11,7 +11,10 @@ from typing import Any
 
 from triton.runtime import interpreter
 
-__all__ = ["install"]
+__all__ = ["install", "polls"]
+
+polls = [0]
+"""How often flags have been polled."""
 
 
 @functools.cache
@@ -34,6 +37,7 @@ def install() -> None:
     def with_pause(self: Any, operation: Any, pointer: Any, value: Any, *rest: Any) -> Any:
         result = atomic(self, operation, pointer, value, *rest)
         if not value.data.any():  # an addition of 0 is a poll, and there are more ranks than cores
+            polls[0] += 1
             time.sleep(0.0001)
         return result
 
