@@ -182,18 +182,17 @@ class AddressTable:
         self._captured: list[tuple[Tensor, Tensor]] = []
         self.copies = 0
 
-    def refresh(self, addresses: list[int]) -> int:
-        """Returns the address of an int64 table with these values, for kernels on the current stream.
+    def refresh(self, addresses: list[int]) -> Tensor:
+        """Returns an int64 table of these addresses, for kernels on the current stream.
 
-        Args:
-            addresses: In bytes.
+        Whoever launches a kernel that reads it keeps the table until then.
         """
         stream = current_stream(self._device)
         if addresses != self._addresses or stream != self._stream:
             self._table = self._copy(addresses)
             self._addresses, self._stream = list(addresses), stream
         assert self._table is not None
-        return self._table.data_ptr()
+        return self._table
 
     def _copy(self, addresses: list[int]) -> Tensor:
         self.copies += 1

@@ -1,3 +1,55 @@
-"""Triton kernels: the arithmetic around a collective on CUDA tensors. Installed as fastcoll.kernels."""
+"""Triton kernels: the arithmetic around a collective on CUDA tensors. Installed as fastcoll.kernels.
 
-__all__: list[str] = []
+    flatten.py    many tensors into one flat bucket, scaled and cast: Flatten
+    unflatten.py  the way back, optionally accumulating: Unflatten
+    reduce.py     k buffers, flat or scattered, into one: Reduce
+    reference.py  what these compute, in plain PyTorch
+    report.py     `python -m fastcoll.kernels`: registers, spills and access widths on every GPU, without one
+
+    _blocks.py _dtypes.py _statistics.py   what kernels share inside
+    _plan.py _configuration.py _launch.py  what launchers share: tables, specialisations, the launch itself
+
+Importing this package imports no Triton; using one of its names does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastcoll.kernels._statistics import Statistics
+    from fastcoll.kernels.flatten import Flatten
+    from fastcoll.kernels.reduce import Reduce
+    from fastcoll.kernels.unflatten import Unflatten
+
+__all__ = ["KERNEL_MODULES", "Flatten", "Reduce", "Statistics", "Unflatten"]
+
+KERNEL_MODULES = ("flatten", "unflatten", "reduce")
+"""Modules whose ``configurations()`` the report compiles."""
+
+_HOMES = {
+    "Flatten": "flatten",
+    "Reduce": "reduce",
+    "Statistics": "_statistics",
+    "Unflatten": "unflatten",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastcoll.kernels' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"fastcoll.kernels.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "triton":
+            raise
+        raise ImportError(
+            f"fastcoll.kernels.{name}: expected Triton 3.6 or newer, got no Triton at all. A CUDA build of torch "
+            "brings it; else pip install 'fastcoll[triton]'."
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,28 +1,11 @@
-"""Conversions and combinations of elements, the same bits compiled and interpreted.
-
-The interpreter truncates where a device rounds to the nearest bfloat16, and loses bfloat16's subnormal numbers;
-these functions convert by integer arithmetic there, and by one instruction on a device.
-"""
+"""How elements are combined and results finished, one source for all kernels between ranks."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = [
-    "INTERPRETED",
-    "MAX",
-    "MIN",
-    "OPERATIONS",
-    "PRODUCT",
-    "SUM",
-    "combine",
-    "finish",
-    "narrow",
-    "widen",
-]
-
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+__all__ = ["MAX", "MIN", "OPERATIONS", "PRODUCT", "SUM", "averager", "combine", "finish"]
 
 SUM = tl.constexpr(0)
 MIN = tl.constexpr(1)
@@ -31,28 +14,6 @@ PRODUCT = tl.constexpr(3)
 
 OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
 """Number of each operation as a kernel takes it; an average is a sum divided by the number of ranks."""
-
-
-@triton.jit
-def widen(value, ACCUMULATE: tl.constexpr):
-    """Returns `value` in the accumulate dtype; exact."""
-    if INTERPRETED and value.dtype == tl.bfloat16:
-        bits = value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-        return bits.to(tl.float32, bitcast=True).to(ACCUMULATE)
-    else:
-        return value.to(ACCUMULATE)
-
-
-@triton.jit
-def narrow(value, TYPE: tl.constexpr):
-    """Returns `value` rounded to the nearest of `TYPE`, ties to even."""
-    if INTERPRETED and tl.bfloat16 == TYPE:
-        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = tl.where(value != value, 0x7FC0, rounded)
-        return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return value.to(TYPE)
 
 
 @triton.jit

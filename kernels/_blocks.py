@@ -14,21 +14,31 @@ import triton.language as tl
 
 from fastcoll.kernels._dtypes import addressed, narrow, widen
 
-__all__ = ["ALL_INTEGERS", "is_wide", "load", "locate", "scale_factor", "store", "tensor_address"]
+__all__ = [
+    "ALL_INTEGERS",
+    "element_address",
+    "is_wide",
+    "load",
+    "locate",
+    "scale_factor",
+    "store",
+]
 
 ALL_INTEGERS = [
     "block_map",
     "sizes",
     "count",
+    "input_base",
     "input_bases",
+    "input_row",
     "input_rows",
     "input_row_length",
     "output_base",
     "output_row",
     "scale_bits",
     "scale_address",
-    "statistics",
     "accumulate",
+    "statistics",
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
@@ -44,10 +54,10 @@ def locate(block_map, sizes, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def tensor_address(base, row, tensor, start, TYPE: tl.constexpr):
-    """Returns the address of element `start` of a tensor."""
+def element_address(base, row, tensor, start, TYPE: tl.constexpr):
+    """Returns the address of element `start` of a tensor; base 0 where the row has whole addresses."""
     size: tl.constexpr = TYPE.primitive_bitwidth // 8
-    return base.to(tl.int64) + tl.load(addressed(row, tl.int64) + tensor) + start * size
+    return base + tl.load(addressed(row, tl.int64) + tensor) + start * size
 
 
 @triton.jit

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Configuration"]
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +38,7 @@ class Configuration:
     num_warps: int = 4
     num_stages: int = 1
     wide: bool = True
-    options: Mapping[str, object] = field(default_factory=lambda: _NOTHING)
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def attributes(self) -> dict[tuple[int, ...], list[list[object]]]:
         """Returns ``divisible_by_16`` as Triton's ``ASTSource`` takes it.

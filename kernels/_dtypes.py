@@ -1,9 +1,8 @@
 """Element types inside a kernel: what is loaded and stored, and what arithmetic is done in.
 
-fp8 is converted by integer arithmetic, not by the hardware's instructions: those exist from sm_89 on
-only, and they saturate, while ``torch.Tensor.to`` makes NaN (e4m3) or infinity (e5m2) of what is too
-large, so that an overflowing gradient can be noticed. Bits are those of ``torch.Tensor.to``
-(c10/util/Float8_e4m3fn.h, Float8_e5m2.h) on every target and in the interpreter.
+fp8 is converted by integer arithmetic: the hardware's instructions exist from sm_89 on only, and saturate
+e5m2 too. Bits are the same on every target and in the interpreter: rounded to nearest even; what is too
+large becomes 448 in e4m3, which has no infinity, and infinity in e5m2, as torch 2.13 has it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,17 @@ import triton
 import triton.language as tl
 
 __all__ = [
-    "ACCUMULATE",
     "ELEMENT",
-    "accumulate_name",
+    "INTERPRETED",
+    "accumulate_dtype",
     "addressed",
     "dtype_name",
     "narrow",
     "widen",
 ]
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""Triton's interpreter cuts float32 off to bfloat16 where a GPU rounds, and has no subnormal bfloat16."""
 
 ELEMENT = {
     torch.float64: tl.float64,
@@ -32,18 +34,15 @@ ELEMENT = {
 }
 """Triton's name of each dtype that the kernels take."""
 
-ACCUMULATE = {dtype: tl.float64 if dtype == torch.float64 else tl.float32 for dtype in ELEMENT}
-"""What each dtype is summed and scaled in."""
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Returns "float32" for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def accumulate_name(dtype: torch.dtype) -> str:
-    """Returns the accumulate dtype of `dtype`, "float32" or "float64"."""
-    return "float64" if dtype == torch.float64 else "float32"
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns what elements of `dtype` are summed and scaled in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @triton.jit
@@ -68,7 +67,8 @@ def _float32_to_e4m3(value):
     odd = (bits >> 20) & 1
     normal = (bits - ((127 - 7) << 23) + 0x7FFFF + odd) >> 20
     code = tl.where(bits < ((127 - 6) << 23), small, normal)
-    code = tl.where(bits >= (1087 << 20), 0x7F, code)  # 480 and more, infinity, NaN
+    code = tl.where(bits > (1086 << 20), 0x7E, code)  # 448 is the largest
+    code = tl.where(bits > 0x7F800000, 0x7F, code)  # NaN
     return (code | (sign >> 24)).to(tl.uint8)
 
 
@@ -107,12 +107,27 @@ def _e5m2_to_float32(code):
 
 
 @triton.jit
+def _bfloat16_to_float32(value):
+    return (value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _float32_to_bfloat16(value):
+    bits = value.to(tl.uint32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
+    return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
 def widen(stored, TYPE: tl.constexpr, TO: tl.constexpr):
     """Returns loaded elements of TYPE in the accumulate dtype TO; exact."""
     if TYPE == tl.float8e4nv:
         return _e4m3_to_float32(stored).to(TO)
     elif TYPE == tl.float8e5:
         return _e5m2_to_float32(stored).to(TO)
+    elif (TYPE == tl.bfloat16) and INTERPRETED:
+        return _bfloat16_to_float32(stored).to(TO)
     else:
         return stored.to(TO)
 
@@ -124,5 +139,7 @@ def narrow(value, TYPE: tl.constexpr):
         return _float32_to_e4m3(value.to(tl.float32))
     elif TYPE == tl.float8e5:
         return _float32_to_e5m2(value.to(tl.float32))
+    elif (TYPE == tl.bfloat16) and INTERPRETED:
+        return _float32_to_bfloat16(value.to(tl.float32))
     else:
         return value.to(TYPE)

@@ -139,36 +139,41 @@ class Launcher:
         self._metadata = compiled.packed_metadata
         self._compiled = compiled  # owns the loaded code
         self._index = self.device.index
-        hooks = triton.knobs.runtime
-        self._enter, self._exit = hooks.launch_enter_hook, hooks.launch_exit_hook
 
-    def __call__(self, grid: int, *arguments: int) -> None:
+    def __call__(self, grid: int, *arguments: Any) -> None:
         """Launches `grid` programs on the current stream of the device.
 
         Args:
             grid: Programs, at least 1.
-            arguments: Of the signature, in order; pointers as addresses.
+            arguments: Of the signature, in order. Pointers as addresses, which cost no look-up; an
+                interpreted kernel needs tensors where its signature has pointers.
         """
+        stream = torch._C._cuda_getCurrentRawStream(self._index) if self.is_fast else 0
+        self.launch_on(stream, grid, arguments)
+
+    def launch_on(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> None:
+        """Launches on the device's current stream, whose handle the caller has looked up already."""
         if not self.is_fast:
             self._call_slowly(grid, arguments)
         elif torch._C._cuda_getDevice() == self._index:
-            self._call(grid, arguments)
+            self._call(stream, grid, arguments)
         else:
             with torch.cuda.device(self._index):
-                self._call(grid, arguments)
+                self._call(stream, grid, arguments)
 
-    def _call(self, grid: int, arguments: tuple[int, ...]) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+    def _call(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> None:
         every = arguments + self._constants
-        metadata = enter = leave = None
-        if self._enter.calls or self._exit.calls:  # a profiler listens
+        metadata = None
+        enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens
             metadata = self._compiled.launch_metadata((grid, 1, 1), stream, *every)
-            enter, leave = self._enter, self._exit
+        else:
+            enter = leave = None
         self._run(
             grid, 1, 1, stream, self._function, self._metadata, metadata, enter, leave, *every
         )
 
-    def _call_slowly(self, grid: int, arguments: tuple[int, ...]) -> None:
+    def _call_slowly(self, grid: int, arguments: tuple[Any, ...]) -> None:
         configuration = self.configuration
         options: dict[str, object] = {}
         if not is_interpreted(configuration.kernel):
@@ -185,6 +190,7 @@ class Launcher:
             launch(*arguments, **configuration.constexprs, **options)
 
 
+_HOOKS = triton.knobs.runtime
 _launchers: dict[tuple[int, torch.device], Launcher] = {}
 _lock = threading.Lock()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from fastcoll.kernels._arithmetic import INTERPRETED, OPERATIONS
+from fastcoll.kernels._arithmetic import OPERATIONS
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ACCUMULATE, ELEMENT, dtype_name
-from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._dtypes import ELEMENT, INTERPRETED, accumulate_dtype, dtype_name
+from fastcoll.kernels._launch import launcher, require_device
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "double_bits",
     "launch",
     "overlaps",
-    "require_device",
     "require_tensors",
     "signature_of",
     "sizes",
@@ -144,7 +143,7 @@ def configuration_of(
         constexprs={
             "MESSAGE": ELEMENT[choice.message],
             "WIRE": ELEMENT[choice.wire],
-            "ACCUMULATE": ACCUMULATE[choice.message],
+            "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
             "STAGED": choice.staged,
             "ALIGNED": choice.aligned,
             "BLOCK": block_of(choice.wire),
@@ -317,23 +316,8 @@ def require_tensors(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers)
             )
         _require(name, tensor.is_contiguous(), "a contiguous tensor", tuple(tensor.stride()))
         _require(f"{name}'s device", tensor.device == peers.device, peers.device, tensor.device)
-    require_device(source)
+    require_device(source.device, bool(INTERPRETED))
     _require("out's dtype", out.dtype == source.dtype, source.dtype, out.dtype)
-
-
-def require_device(tensor: torch.Tensor) -> None:
-    """Checks that kernels, as they were decorated, can run on the tensor's device.
-
-    Raises:
-        ValueError: They cannot.
-    """
-    wanted = "cpu" if INTERPRETED else "cuda"
-    if tensor.device.type != wanted:
-        how = "interpreted (TRITON_INTERPRET=1)" if INTERPRETED else "compiled"
-        raise ValueError(
-            f"source's device: expected {wanted}, as the kernels are {how}, got {tensor.device}. "
-            "Move the tensor, or set TRITON_INTERPRET before the first import of fastcoll.kernels."
-        )
 
 
 def sizes(source: torch.Tensor, out: torch.Tensor, source_chunks: int, out_chunks: int) -> int:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import combine, finish, narrow, widen
+from fastcoll.kernels._arithmetic import combine, finish
+from fastcoll.kernels._dtypes import narrow, widen
 
 __all__ = ["GROUP", "NARROW", "REST", "copy_piece", "pointer", "reduce_piece", "whole"]
 
@@ -50,7 +51,7 @@ def _copy_block(
     there = at < length
     value = tl.load(source + at, mask=there, cache_modifier=".cg")
     if value.dtype != TYPE:
-        value = narrow(widen(value, ACCUMULATE), TYPE)
+        value = narrow(widen(value, value.dtype, ACCUMULATE), TYPE)
     tl.store(target + at, value, mask=there)
 
 
@@ -91,24 +92,25 @@ def _reduce_block(
     at = start + tl.arange(0, BLOCK)
     there = at < length
     zero = tl.zeros([], tl.int32)
-    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, ALIGNED), ACCUMULATE)
+    own = _load_of(addresses, zero, world, offset, at, there, WIRE, ALIGNED)
+    value = widen(own, WIRE, ACCUMULATE)
     for first in range(1, world, GROUP):
         one = _load_of(addresses, first, world, offset, at, there, WIRE, ALIGNED)
         two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, ALIGNED)
         three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, ALIGNED)
         four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, ALIGNED)
-        value = combine(value, widen(one, ACCUMULATE), op)
+        value = combine(value, widen(one, WIRE, ACCUMULATE), op)
         if first + 1 < world:
-            value = combine(value, widen(two, ACCUMULATE), op)
+            value = combine(value, widen(two, WIRE, ACCUMULATE), op)
         if first + 2 < world:
-            value = combine(value, widen(three, ACCUMULATE), op)
+            value = combine(value, widen(three, WIRE, ACCUMULATE), op)
         if first + 3 < world:
-            value = combine(value, widen(four, ACCUMULATE), op)
+            value = combine(value, widen(four, WIRE, ACCUMULATE), op)
     result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
         tl.store(shared + at, result, mask=there)
     if WIRE != MESSAGE:
-        result = narrow(widen(result, ACCUMULATE), MESSAGE)
+        result = narrow(widen(result, WIRE, ACCUMULATE), MESSAGE)
     tl.store(out + at, result, mask=there)
 
 

@@ -26,7 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import averager, combine, finish, narrow, widen
+from fastcoll.kernels._arithmetic import averager, combine, finish
+from fastcoll.kernels._dtypes import narrow, widen
 from fastcoll.kernels._exchange import begin, end, state_of, table_at
 from fastcoll.kernels._peer_launch import INTEGERS
 from fastcoll.kernels._pieces import NARROW, REST, pointer, whole
@@ -57,26 +58,26 @@ def _block(
     at = start + tl.arange(0, BLOCK)
     there = at < length
     if PHASE == 0:
-        value = widen(tl.load(message + at, mask=there), ACCUMULATE)
+        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
         if receives:
             partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
-            value = combine(widen(partial, ACCUMULATE), value, op)
+            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
         tl.store(outgoing + at, narrow(value, PARTIAL), mask=there)
     elif PHASE == 1:
-        value = widen(tl.load(message + at, mask=there), ACCUMULATE)
+        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
         if receives:
             partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
-            value = combine(widen(partial, ACCUMULATE), value, op)
+            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
         result = narrow(finish(value, scale, average), WIRE)
         tl.store(outgoing + at, result, mask=there & sends)
-        tl.store(out + at, narrow(widen(result, ACCUMULATE), MESSAGE), mask=there)
+        tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
     elif PHASE == 2:
         result = tl.load(incoming + at, mask=there, cache_modifier=".cg")
         tl.store(outgoing + at, result, mask=there & sends)
         if WIRE == MESSAGE:
             tl.store(out + at, result, mask=there)
         else:
-            tl.store(out + at, narrow(widen(result, ACCUMULATE), MESSAGE), mask=there)
+            tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
     else:
         result = tl.load(message + at, mask=there)
         tl.store(outgoing + at, result, mask=there & sends)

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ACCUMULATE, ELEMENT, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
 from fastcoll.kernels._launch import launcher
 from fastcoll.kernels._peer_launch import (
     GRAIN,
@@ -46,7 +46,7 @@ def _reducing(
             "MESSAGE": ELEMENT[message],
             "PARTIAL": ELEMENT[partial],
             "WIRE": ELEMENT[wire],
-            "ACCUMULATE": ACCUMULATE[message],
+            "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
             "REDUCES": True,
             "ALIGNED": aligned,
             "BLOCK": 8192 // wire.itemsize,
@@ -89,7 +89,7 @@ def _divisible(aligned: bool) -> frozenset[str]:
 def configurations() -> Iterator[Configuration]:
     """Yields all that the functions of this module can launch, and what plays all ranks."""
     for message, wire in PAIRS:
-        accumulate = torch.float64 if message == torch.float64 else torch.float32
+        accumulate = accumulate_dtype(message)
         for partial in dict.fromkeys((accumulate, wire)):
             for aligned in (True, False):
                 yield _reducing(message, wire, partial, aligned, False)
@@ -209,7 +209,7 @@ def _reduce(
     last: int,
 ) -> None:
     partial = message.wire if partial_dtype is None else partial_dtype
-    accumulate = torch.float64 if message.source.dtype == torch.float64 else torch.float32
+    accumulate = accumulate_dtype(message.source.dtype)
     if partial not in (accumulate, message.wire):
         raise ValueError(
             f"partial_dtype: expected {accumulate} or {message.wire}, got {partial}. Correct the argument."

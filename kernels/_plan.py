@@ -1,0 +1,387 @@
+"""What Flatten, Unflatten and Reduce share: checks, tables on the device, and launches prepared once."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from fastcoll.buckets import AddressTable, BucketLayout, current_stream, require_dense
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
+from fastcoll.kernels._launch import Launcher, launcher
+from fastcoll.kernels._statistics import Statistics
+
+__all__ = [
+    "DEFAULT_BLOCKING",
+    "Blocking",
+    "Flat",
+    "Plan",
+    "PreparedLaunch",
+    "Scattered",
+    "configuration_of",
+    "constexprs",
+    "require_apart",
+    "require_no_overlap",
+    "scale_arguments",
+    "signature_of",
+]
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How much a program does.
+
+    Attributes:
+        block: Elements of a program; a multiple of `narrow`.
+        warps: Of a program.
+    """
+
+    block: int
+    warps: int
+
+    @property
+    def narrow(self) -> int:
+        """Elements of a step through a block that is not whole or not aligned: four for each thread."""
+        return 4 * 32 * self.warps
+
+
+# Not tuned on a GPU yet: 16 elements for each thread are four 128-bit loads of float32 in flight and leave
+# room for six programs on a multiprocessor (40 registers a thread).
+DEFAULT_BLOCKING = Blocking(block=4096, warps=8)
+
+
+def signature_of(kernel: Any) -> dict[str, str]:
+    """Returns the signature of a kernel whose arguments are 64-bit integers, then constexprs."""
+    return {name: "i64" for name in kernel.arg_names if not name.isupper()}
+
+
+def constexprs(
+    blocking: Blocking, input_dtype: torch.dtype, output_dtype: torch.dtype
+) -> dict[str, object]:
+    """Returns the constexprs that all kernels on blocks begin with."""
+    return {
+        "INPUT": ELEMENT[input_dtype],
+        "OUTPUT": ELEMENT[output_dtype],
+        "ACCUMULATE": tl.float64 if accumulate_dtype(input_dtype) == torch.float64 else tl.float32,
+        "BLOCK": blocking.block,
+        "NARROW": blocking.narrow,
+    }
+
+
+def configuration_of(
+    table: Mapping[tuple[object, ...], Configuration], key: tuple[object, ...], kernel: str
+) -> Configuration:
+    """Returns the table's configuration for a key of dtypes (and an op).
+
+    Raises:
+        TypeError: There is none; the message lists what there is.
+    """
+    if key not in table:
+        texts = [" -> ".join(_text(part) for part in known) for known in table]
+        raise TypeError(
+            f"fastcoll.kernels.{kernel}: expected one of {'; '.join(texts)}, got "
+            f"{' -> '.join(_text(part) for part in key)}. Convert the tensors, or use another wire dtype."
+        )
+    return table[key]
+
+
+def _text(part: object) -> str:
+    return dtype_name(part) if isinstance(part, torch.dtype) else str(part)
+
+
+@lru_cache(maxsize=256)
+def _float_bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def scale_arguments(
+    scale: float | Tensor, accumulate: torch.dtype, device: torch.device
+) -> tuple[int, int]:
+    """Returns the bits of the factor on the host and the address of the one on the device, or 0.
+
+    Raises:
+        TypeError: A tensor of another dtype than the accumulate dtype.
+        ValueError: A tensor of more than one element, or on another device.
+    """
+    if not isinstance(scale, Tensor):
+        return _float_bits(float(scale)), 0
+    if scale.dtype != accumulate:
+        raise TypeError(
+            f"scale: expected a {dtype_name(accumulate)} tensor, got {dtype_name(scale.dtype)}. "
+            f"Pass scale.to(torch.{dtype_name(accumulate)}), or a Python float."
+        )
+    if scale.numel() != 1 or scale.device != device:
+        raise ValueError(
+            f"scale: expected one element on {device}, got {scale.numel()} on {scale.device}. "
+            "Move it there, or pass a Python float."
+        )
+    return _float_bits(1.0), scale.data_ptr()
+
+
+class Flat:
+    """Checks flat buckets: their part in a launch is one address."""
+
+    def __init__(self, layout: BucketLayout, dtype: torch.dtype, device: torch.device) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._device = device
+        self.row = layout.byte_offsets(dtype, device).data_ptr()
+
+    def addresses(self, base: int) -> list[int]:
+        """Returns the address of each tensor's place in the bucket at `base`."""
+        size = self._dtype.itemsize
+        return [base + offset * size for offset in self._layout.offsets]
+
+    def base(self, bucket: Tensor, name: str) -> int:
+        """Returns the address of a bucket.
+
+        Raises:
+            TypeError: Its dtype is another one.
+            ValueError: It has fewer elements than the layout, or gaps, or is on another device.
+        """
+        if bucket.dtype != self._dtype:
+            raise TypeError(
+                f"{name}: expected {dtype_name(self._dtype)}, got {dtype_name(bucket.dtype)}. "
+                "Make a plan for that dtype."
+            )
+        if bucket.device != self._device:
+            raise ValueError(
+                f"{name}: expected it on {self._device}, got {bucket.device}. Move it there."
+            )
+        if bucket.numel() < self._layout.elements or not bucket.is_contiguous():
+            raise ValueError(
+                f"{name}: expected a contiguous tensor of at least {self._layout.elements} elements, got shape "
+                f"{tuple(bucket.shape)} with strides {bucket.stride()}. Use layout.new_bucket()."
+            )
+        return bucket.data_ptr()
+
+
+class Scattered:
+    """Checks lists of tensors of a layout and keeps their addresses on the device."""
+
+    def __init__(self, layout: BucketLayout, dtype: torch.dtype, device: torch.device) -> None:
+        self._layout = layout
+        self._dtype = dtype
+        self._device = device
+        self._table = AddressTable(device)
+
+    def rows(self, lists: Sequence[Sequence[Tensor]], name: str) -> tuple[Tensor, list[int]]:
+        """Returns a table on the device, one row of addresses for each list, and its contents.
+
+        Raises:
+            TypeError: A tensor is of another dtype.
+            ValueError: A list or a tensor has another length than the layout says, a tensor has gaps or
+                is on another device.
+        """
+        addresses: list[int] = []
+        for rank, tensors in enumerate(lists):
+            label = name if len(lists) == 1 else f"{name}[{rank}]"
+            if len(tensors) != len(self._layout.sizes):
+                raise ValueError(
+                    f"{label}: expected {len(self._layout.sizes)} tensors, got {len(tensors)}. "
+                    "Make a layout for these."
+                )
+            for index, (tensor, size) in enumerate(zip(tensors, self._layout.sizes, strict=True)):
+                if (
+                    tensor.dtype != self._dtype
+                    or tensor.device != self._device
+                    or tensor.numel() != size
+                    or not tensor.is_contiguous()
+                ):
+                    self._complain(tensor, size, f"{label}[{index}]")
+                addresses.append(tensor.data_ptr())
+        return self._table.refresh(addresses), addresses
+
+    def _complain(self, tensor: Tensor, size: int, name: str) -> None:
+        if tensor.dtype != self._dtype:
+            raise TypeError(
+                f"{name}: expected {dtype_name(self._dtype)}, got {dtype_name(tensor.dtype)}. "
+                "Make a plan for that dtype."
+            )
+        if tensor.device != self._device:
+            raise ValueError(
+                f"{name}: expected it on {self._device}, got {tensor.device}. Move it there."
+            )
+        if tensor.numel() != size:
+            raise ValueError(
+                f"{name}: expected {size} elements, got {tensor.numel()}. Make a layout for these tensors."
+            )
+        require_dense(tensor, name)
+
+
+def require_apart(
+    sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str
+) -> None:
+    """Checks that tensors to be written do not overlap one another.
+
+    Args:
+        sizes: Elements of each tensor.
+        addresses: Of each tensor.
+        itemsize: Bytes of an element.
+        name: Of the list, for the message.
+
+    Raises:
+        ValueError: Two do.
+    """
+    extents = _extents(sizes, addresses, itemsize)
+    for (_, end, first), (begin, _, second) in zip(extents, extents[1:], strict=False):
+        if begin < end:
+            raise ValueError(
+                f"{name}: expected tensors apart from one another, got overlapping memory in {name}[{first}] "
+                f"and {name}[{second}]. Pass each tensor once."
+            )
+
+
+def require_no_overlap(
+    sizes: Sequence[int],
+    written: tuple[Sequence[int], int],
+    read: tuple[Sequence[int], int],
+    name: str,
+) -> None:
+    """Checks that nothing is written where something else is read; a tensor may be written in place.
+
+    Args:
+        sizes: Elements of each tensor.
+        written: Address of each tensor that is written, none overlapping another, and bytes of an element.
+        read: Address of each tensor that is read, and bytes of an element.
+        name: Of what is read, for the message.
+
+    Raises:
+        ValueError: A tensor that is read overlaps one that is written without being the same.
+    """
+    targets = _extents(sizes, *written)
+    if not targets:
+        return
+    low, high = targets[0][0], targets[-1][1]
+    in_place = written[1] == read[1]
+    begins: list[int] = []
+    for index, (begin, size) in enumerate(zip(read[0], sizes, strict=True)):
+        end = begin + size * read[1]
+        if end <= low or begin >= high or not size:
+            continue
+        begins = begins or [extent[0] for extent in targets]
+        for target in targets[max(bisect_right(begins, begin) - 1, 0) : bisect_left(begins, end)]:
+            same = in_place and target[0] == begin and target[2] == index
+            if target[1] > begin and not same:
+                raise ValueError(
+                    f"{name}: expected memory apart from what is written, got an overlap of tensor {index}. "
+                    "Write to other memory, or to exactly the same."
+                )
+
+
+def _extents(
+    sizes: Sequence[int], addresses: Sequence[int], itemsize: int
+) -> list[tuple[int, int, int]]:
+    return sorted(
+        (address, address + size * itemsize, index)
+        for index, (address, size) in enumerate(zip(addresses, sizes, strict=True))
+        if size
+    )
+
+
+class PreparedLaunch:
+    """One launch with everything checked and packed: calling it launches.
+
+    Reads and writes the tensors where they were; holds none of them, only the tables. To be called on the
+    stream on which it was prepared.
+    """
+
+    __slots__ = ("_arguments", "_clear", "_device", "_grid", "_launch_on", "_stream", "_tables")
+
+    def __init__(
+        self,
+        run: Launcher,
+        grid: int,
+        arguments: tuple[int, ...],
+        tables: object,
+        clear: Callable[[], None] | None,
+    ) -> None:
+        self._launch_on = run.launch_on
+        self._device = run.device
+        self._grid = grid
+        self._arguments = arguments
+        self._tables = tables
+        self._stream = current_stream(run.device)
+        self._clear = clear
+
+    def __call__(self) -> None:
+        """Launches.
+
+        Raises:
+            RuntimeError: The current stream is not the one on which this was prepared.
+        """
+        stream = current_stream(self._device)
+        if self._stream != stream:
+            raise RuntimeError(
+                "fastcoll.kernels: expected the stream on which this launch was prepared, got another one: "
+                "the tables it reads are only known to be there on its own. Prepare it on this stream."
+            )
+        if self._grid:
+            self._launch_on(stream, self._grid, self._arguments)
+        elif self._clear is not None:
+            self._clear()
+
+
+class Plan:
+    """Base of the plans: the layout's tables, the launcher, and what all launches have in common."""
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        configuration: Configuration,
+        accumulate: torch.dtype,
+        device: torch.device | str,
+        blocking: Blocking,
+    ) -> None:
+        device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        self.layout = layout
+        self.device = device
+        self._launcher = launcher(configuration, device)
+        self._accumulate = accumulate
+        self._grid = layout.blocks(blocking.block)
+        self._tables = (
+            layout.block_map(blocking.block, device).data_ptr(),
+            layout.device_sizes(device).data_ptr(),
+        )
+
+    @property
+    def programs(self) -> int:
+        """Programs of a launch."""
+        return self._grid
+
+    @property
+    def configuration(self) -> Configuration:
+        """What is launched."""
+        return self._launcher.configuration
+
+    def _scale(self, scale: float | Tensor) -> tuple[int, int]:
+        return scale_arguments(scale, self._accumulate, self.device)
+
+    def _statistics(self, statistics: Statistics | None) -> int:
+        if statistics is None:
+            return 0
+        if statistics.programs < self._grid or statistics.device != self.device:
+            raise ValueError(
+                f"statistics: expected room for {self._grid} programs on {self.device}, got room for "
+                f"{statistics.programs} on {statistics.device}. Use Statistics(plan.programs, plan.device)."
+            )
+        return statistics.address
+
+    def _prepared(
+        self, arguments: tuple[int, ...], statistics: Statistics | None, *tables: object
+    ) -> PreparedLaunch:
+        clear = statistics.clear if statistics is not None else None
+        held = (self.layout, statistics, *tables)
+        return PreparedLaunch(
+            self._launcher, self._grid, (*self._tables, *arguments), held, clear
+        )
