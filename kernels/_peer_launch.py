@@ -38,6 +38,7 @@ __all__ = [
     "signature_of",
     "sizes",
     "staged_piece",
+    "start",
 ]
 
 GRAIN = 16
@@ -280,7 +281,7 @@ class Message:
             aligned,
         )
 
-    def choice(self, registered: Registered | None) -> Choice:
+    def choice(self, registered: Registered | None, every_rank: bool) -> Choice:
         """Returns what to launch for this call.
 
         Raises:
@@ -299,7 +300,11 @@ class Message:
                 f"source, out and chunks that start at multiples of 16 bytes and of {GRAIN} elements",
                 f"addresses {hex(self.source.data_ptr())}, {hex(self.out.data_ptr())}, count {self.count}",
             )
-        return Choice(self.source.dtype, self.wire, registered is None, self.aligned)
+        choice = Choice(self.source.dtype, self.wire, registered is None, self.aligned, every_rank)
+        if every_rank:
+            names = [each.name for each in choices() if each.every_rank]
+            _require("the launch of every rank", choice.name in names, names, choice.name)
+        return choice
 
 
 def require_tensors(source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers) -> None:
@@ -409,6 +414,7 @@ def launch(
     peers: PeerBuffers,
     channels: int | None,
     registered: Registered | None,
+    every_rank: tuple[int, int] | None = None,
     shares: int = 1,
     staged_chunks: int = 1,
 ) -> None:
@@ -422,6 +428,7 @@ def launch(
         peers: The ranks' buffers.
         channels: Programs that the caller allows, or None.
         registered: The ranks' messages, if they are read where they are.
+        every_rank: Addresses of the tables of sources and outs, if one launch plays all ranks.
         shares: Parts of a piece that each start at a multiple of GRAIN elements.
         staged_chunks: Pieces that are staged at a time.
 
@@ -430,7 +437,7 @@ def launch(
     """
     if registered is not None:
         registered.require(message.source, peers)
-    choice = message.choice(registered)
+    choice = message.choice(registered, every_rank is not None)
     configuration = configuration_of(algorithm, kernel, every_rank_kernel, choice)
     if message.count == 0:
         return
@@ -439,23 +446,54 @@ def launch(
     piece = -(-message.count // (programs * grain)) * grain
     if registered is None:
         piece = min(piece, staged_piece(peers, message.wire.itemsize * staged_chunks, grain))
-    launcher(configuration, peers.device)(
+    start(
+        configuration,
+        peers,
         programs,
-        message.source.data_ptr(),
-        message.out.data_ptr(),
+        (message.source, message.out),
+        every_rank,
         peers.table.data_ptr(),
         peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
-        peers.rank,
-        peers.world_size,
-        programs,
-        message.count,
-        piece,
-        peers.layout.stage_bytes,
-        message.op,
-        double_bits(message.scale),
-        message.divisor,
-        peers.spins,
+        arguments=(
+            message.count,
+            piece,
+            peers.layout.stage_bytes,
+            message.op,
+            double_bits(message.scale),
+            message.divisor,
+            peers.spins,
+        ),
     )
+
+
+def start(
+    configuration: Configuration,
+    peers: PeerBuffers,
+    programs: int,
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    every_rank: tuple[int, int] | None,
+    *tables: int,
+    arguments: tuple[int, ...],
+) -> None:
+    """Launches what one rank runs, or with `every_rank` what all ranks run.
+
+    Args:
+        configuration: Of the one or the other.
+        peers: The ranks' buffers.
+        programs: Channels.
+        tensors: Source and out of this rank.
+        every_rank: Addresses of the tables of sources and outs, or None.
+        tables: Addresses of further tables.
+        arguments: Those that follow the number of channels.
+    """
+    run = launcher(configuration, peers.device)
+    if every_rank is None:
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        ranks = (peers.rank, peers.world_size)
+        run(programs, *addresses, *tables, *ranks, programs, *arguments)
+    else:
+        grid = programs * peers.world_size
+        run(grid, *every_rank, *tables, peers.world_size, programs, *arguments)
 
 
 def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:

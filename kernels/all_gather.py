@@ -18,7 +18,6 @@ import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
-from fastcoll.kernels._launch import launcher
 from fastcoll.kernels._peer_launch import (
     GRAIN,
     INTEGERS,
@@ -29,6 +28,7 @@ from fastcoll.kernels._peer_launch import (
     channels_for,
     signature_of,
     staged_piece,
+    start,
 )
 from fastcoll.kernels._pieces import copy_piece, pointer
 from fastcoll.kernels._signals import READY
@@ -143,6 +143,7 @@ def all_gather(
     *,
     channels: int | None = None,
     registered: Registered | None = None,
+    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Gathers `source` of all ranks into `out` of all ranks, in rank order.
 
@@ -161,7 +162,12 @@ def all_gather(
         registered.require(source, peers)
     item = 4 if all(x % 4 == 0 for x in (chunk, source.data_ptr(), out.data_ptr())) else 1
     aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and chunk % 64 == 0
-    configuration = _configuration(item, registered is None, aligned, False)
+    if _every_rank is not None and not aligned:
+        raise ValueError(
+            f"the launch of every rank: expected chunks of a multiple of 64 aligned bytes, got {chunk}. "
+            "Correct the argument."
+        )
+    configuration = _configuration(item, registered is None, aligned, _every_rank is not None)
     if chunk == 0:
         return
     # In bytes: what a rank's alignment allows must not change where its pieces begin.
@@ -169,17 +175,13 @@ def all_gather(
     piece = -(-chunk // (programs * _GRAIN_BYTES)) * _GRAIN_BYTES
     if registered is None:
         piece = min(piece, staged_piece(peers, 1, _GRAIN_BYTES))
-    launcher(configuration, peers.device)(
+    start(
+        configuration,
+        peers,
         programs,
-        source.data_ptr(),
-        out.data_ptr(),
+        (source, out),
+        _every_rank,
         peers.table.data_ptr(),
         peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
-        peers.rank,
-        peers.world_size,
-        programs,
-        chunk // item,
-        piece // item,
-        peers.layout.stage_bytes,
-        peers.spins,
+        arguments=(chunk // item, piece // item, peers.layout.stage_bytes, peers.spins),
     )

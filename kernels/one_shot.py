@@ -123,6 +123,7 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
+    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Reduces `source` of all ranks into `out` of all ranks.
 
@@ -154,4 +155,5 @@ def all_reduce(
         peers,
         channels,
         registered,
+        _every_rank,
     )

@@ -131,6 +131,7 @@ def reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
+    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Reduces `source` of all ranks; each rank gets the chunk of its number.
 
@@ -157,5 +158,6 @@ def reduce_scatter(
         peers,
         channels,
         registered,
+        _every_rank,
         staged_chunks=peers.world_size,
     )

@@ -10,7 +10,6 @@ import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._launch import launcher
 from fastcoll.kernels._peer_launch import (
     GRAIN,
     PAIRS,
@@ -20,6 +19,7 @@ from fastcoll.kernels._peer_launch import (
     bytes_of,
     double_bits,
     signature_of,
+    start,
 )
 from fastcoll.kernels._ring import ring_all_ranks_kernel, ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
@@ -110,6 +110,7 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     partial_dtype: torch.dtype | None = None,
     channels: int | None = None,
+    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Reduces `source` of all ranks into `out` of all ranks.
 
@@ -131,7 +132,9 @@ def all_reduce(
     message = Message.of(source, out, peers, op, scale, wire_dtype)
     chunk = -(-message.count // (peers.world_size * GRAIN)) * GRAIN
     last = 2 * peers.world_size - 2
-    _reduce(message, peers, partial_dtype, channels, message.count, chunk, chunk, last)
+    _reduce(
+        message, peers, partial_dtype, channels, (message.count, chunk, chunk, last), _every_rank
+    )
 
 
 def reduce_scatter(
@@ -144,6 +147,7 @@ def reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     partial_dtype: torch.dtype | None = None,
     channels: int | None = None,
+    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Reduces `source` of all ranks; each rank gets the chunk of its number.
 
@@ -162,7 +166,7 @@ def reduce_scatter(
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype, source_chunks=peers.world_size)
     count, last = source.numel(), peers.world_size - 1
-    _reduce(message, peers, partial_dtype, channels, count, message.count, 0, last)
+    _reduce(message, peers, partial_dtype, channels, (count, message.count, 0, last), _every_rank)
 
 
 def all_gather(
@@ -188,10 +192,10 @@ def all_gather(
     segment, programs = _segments(peers, size, 1, 4 * GRAIN, channels)
     _launch(
         configuration,
-        source,
-        out,
+        (source, out),
         peers,
         programs,
+        None,
         (chunk * peers.world_size, chunk, 0, chunk, segment // item),
         (peers.world_size - 1, 2 * peers.world_size - 2),
         (0, double_bits(1.0), 1),
@@ -203,11 +207,10 @@ def _reduce(
     peers: PeerBuffers,
     partial_dtype: torch.dtype | None,
     channels: int | None,
-    count: int,
-    chunk: int,
-    out_stride: int,
-    last: int,
+    geometry: tuple[int, int, int, int],
+    every_rank: tuple[int, int] | None,
 ) -> None:
+    count, chunk, out_stride, last = geometry
     partial = message.wire if partial_dtype is None else partial_dtype
     accumulate = accumulate_dtype(message.source.dtype)
     if partial not in (accumulate, message.wire):
@@ -216,12 +219,19 @@ def _reduce(
         )
     item_bytes = max(partial.itemsize, message.wire.itemsize)
     segment, programs = _segments(peers, chunk, item_bytes, GRAIN, channels)
+    every = every_rank is not None
+    configuration = _reducing(message.source.dtype, message.wire, partial, message.aligned, every)
+    if every and configuration.name not in [each.name for each in configurations()]:
+        raise ValueError(
+            f"the launch of every rank: expected aligned float32 or bfloat16 on the wire, got "
+            f"{configuration.name}. Correct the argument."
+        )
     _launch(
-        _reducing(message.source.dtype, message.wire, partial, message.aligned, False),
-        message.source,
-        message.out,
+        configuration,
+        (message.source, message.out),
         peers,
         programs,
+        every_rank,
         (count, chunk, chunk, out_stride, segment),
         (0, last),
         (message.op, double_bits(message.scale), message.divisor),
@@ -251,28 +261,23 @@ def _segments(
 
 def _launch(
     configuration: Configuration,
-    source: torch.Tensor,
-    out: torch.Tensor,
+    tensors: tuple[torch.Tensor, torch.Tensor],
     peers: PeerBuffers,
     programs: int,
+    every_rank: tuple[int, int] | None,
     geometry: tuple[int, ...],
     steps: tuple[int, int],
     arithmetic: tuple[int, int, int],
 ) -> None:
     if programs == 0:
         return
-    launcher(configuration, peers.device)(
+    slots = (peers.layout.slots, peers.layout.slot_bytes)
+    start(
+        configuration,
+        peers,
         programs,
-        source.data_ptr(),
-        out.data_ptr(),
+        tensors,
+        every_rank,
         peers.table.data_ptr(),
-        peers.rank,
-        peers.world_size,
-        programs,
-        *geometry,
-        peers.layout.slots,
-        peers.layout.slot_bytes,
-        *steps,
-        *arithmetic,
-        peers.spins,
+        arguments=(*geometry, *slots, *steps, *arithmetic, peers.spins),
     )
