@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["MAX", "MIN", "OPERATIONS", "PRODUCT", "SUM", "averager", "combine", "finish"]
+__all__ = ["MAX", "MIN", "OPERATIONS", "PRODUCT", "SUM", "averager", "combine", "combine_group", "finish"]
 
 SUM = tl.constexpr(0)
 MIN = tl.constexpr(1)
@@ -14,6 +14,16 @@ PRODUCT = tl.constexpr(3)
 
 OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
 """Number of each operation as a kernel takes it; an average is a sum divided by the number of ranks."""
+
+
+@triton.jit
+def _least(first, second):
+    return tl.where((first < second) | (first != first), first, second)
+
+
+@triton.jit
+def _greatest(first, second):
+    return tl.where((first > second) | (first != first), first, second)
 
 
 @triton.jit
@@ -27,11 +37,38 @@ def combine(first, second, op):
     if op == SUM:
         result = first + second
     elif op == MIN:
-        result = tl.where((first < second) | (first != first), first, second)
+        result = _least(first, second)
     elif op == MAX:
-        result = tl.where((first > second) | (first != first), first, second)
+        result = _greatest(first, second)
     else:
         result = first * second
+    return result
+
+
+@triton.jit
+def combine_group(value, one, two, three, four, count, op):
+    """Returns `value` op `one` op ... up to the `count`-th, in this order; `count` is at least 1."""
+    result = value
+    if op == SUM:
+        result = result + one
+        result = tl.where(count > 1, result + two, result)
+        result = tl.where(count > 2, result + three, result)
+        result = tl.where(count > 3, result + four, result)
+    elif op == MIN:
+        result = _least(result, one)
+        result = tl.where(count > 1, _least(result, two), result)
+        result = tl.where(count > 2, _least(result, three), result)
+        result = tl.where(count > 3, _least(result, four), result)
+    elif op == MAX:
+        result = _greatest(result, one)
+        result = tl.where(count > 1, _greatest(result, two), result)
+        result = tl.where(count > 2, _greatest(result, three), result)
+        result = tl.where(count > 3, _greatest(result, four), result)
+    else:
+        result = result * one
+        result = tl.where(count > 1, result * two, result)
+        result = tl.where(count > 2, result * three, result)
+        result = tl.where(count > 3, result * four, result)
     return result
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "MESSAGE_DTYPES",
     "PAIRS",
     "REGISTERS",
+    "REGISTERS_ALONE",
     "WARPS",
     "Choice",
     "Message",
@@ -66,6 +67,11 @@ INTEGERS = [
 _INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "op", "divisor"})
 WARPS = 8
 REGISTERS = 128
+"""So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
+
+REGISTERS_ALONE = 224
+"""For launches of at most one program on a multiprocessor."""
+
 _BLOCK_BYTES = 32 * 32 * WARPS
 
 
@@ -103,17 +109,23 @@ class Choice:
         )
 
 
-def choices() -> Iterator[Choice]:
-    """Yields all choices of a kernel over staging."""
+def choices(every_rank: bool) -> Iterator[Choice]:
+    """Yields all choices of a kernel over staging; of float64, as rare, only the slowest.
+
+    Args:
+        every_rank: Whether there is a launch that plays all ranks.
+    """
     for message, wire in PAIRS:
-        for aligned in (True, False):
-            yield Choice(message, wire, True, aligned)
+        yield Choice(message, wire, True, False)
+        if message == torch.float64:
+            continue
+        yield Choice(message, wire, True, True)
         if message == wire:
             yield Choice(message, wire, False, True)
-        if message == torch.float32 or wire == torch.bfloat16:
-            yield Choice(message, wire, True, True, True)
-    yield Choice(torch.float32, torch.float32, False, True, True)
-    yield Choice(torch.bfloat16, torch.bfloat16, False, True, True)
+    if every_rank:
+        for dtype in (torch.float32, torch.bfloat16):
+            for staged in (True, False):
+                yield Choice(dtype, dtype, staged, True, True)
 
 
 def block_of(wire: torch.dtype) -> int:
@@ -152,7 +164,7 @@ def configuration_of(
         divisible_by_16=frozenset(divisible),
         num_warps=WARPS,
         wide=choice.aligned,
-        options={"maxnreg": REGISTERS},
+        options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
     )
 
 
@@ -300,10 +312,10 @@ class Message:
                 f"source, out and chunks that start at multiples of 16 bytes and of {GRAIN} elements",
                 f"addresses {hex(self.source.data_ptr())}, {hex(self.out.data_ptr())}, count {self.count}",
             )
-        choice = Choice(self.source.dtype, self.wire, registered is None, self.aligned, every_rank)
-        if every_rank:
-            names = [each.name for each in choices() if each.every_rank]
-            _require("the launch of every rank", choice.name in names, names, choice.name)
+        aligned = self.aligned and self.source.dtype != torch.float64
+        choice = Choice(self.source.dtype, self.wire, registered is None, aligned, every_rank)
+        names = [each.name for each in choices(every_rank)]
+        _require("dtype, registered, alignment", choice.name in names, names, choice.name)
         return choice
 
 

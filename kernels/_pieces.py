@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import combine, finish
+from fastcoll.kernels._arithmetic import combine_group, finish
 from fastcoll.kernels._dtypes import narrow, widen
 
 __all__ = ["GROUP", "NARROW", "REST", "copy_piece", "pointer", "reduce_piece", "whole"]
@@ -99,13 +99,15 @@ def _reduce_block(
         two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, ALIGNED)
         three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, ALIGNED)
         four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, ALIGNED)
-        value = combine(value, widen(one, WIRE, ACCUMULATE), op)
-        if first + 1 < world:
-            value = combine(value, widen(two, WIRE, ACCUMULATE), op)
-        if first + 2 < world:
-            value = combine(value, widen(three, WIRE, ACCUMULATE), op)
-        if first + 3 < world:
-            value = combine(value, widen(four, WIRE, ACCUMULATE), op)
+        value = combine_group(
+            value,
+            widen(one, WIRE, ACCUMULATE),
+            widen(two, WIRE, ACCUMULATE),
+            widen(three, WIRE, ACCUMULATE),
+            widen(four, WIRE, ACCUMULATE),
+            world - first,
+            op,
+        )
     result = narrow(finish(value, scale, average), WIRE)
     if SHARE:
         tl.store(shared + at, result, mask=there)

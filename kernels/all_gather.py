@@ -90,30 +90,13 @@ def all_gather_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=INTEGERS)
-def all_gather_all_ranks_kernel(
-    sources, outs, peers, messages, world, channels, count, piece, stage_bytes, spins,
-    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
-    rank = tl.program_id(0) // channels
-    _body(
-        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
-        peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
-        MESSAGE, STAGED, ALIGNED, BLOCK,
-    )  # fmt: skip
-
-
 @functools.cache
-def _configuration(item_bytes: int, staged: bool, aligned: bool, every_rank: bool) -> Configuration:
-    kernel = all_gather_all_ranks_kernel if every_rank else all_gather_kernel
+def _configuration(item_bytes: int, staged: bool, aligned: bool) -> Configuration:
     words = ["staged" if staged else "direct", "aligned" if aligned else "unaligned"]
-    if every_rank:
-        words.append("every rank")
     return Configuration(
         name=f"all_gather {item_bytes}-byte items {' '.join(words)}",
-        kernel=kernel,
-        signature=signature_of(kernel),
+        kernel=all_gather_kernel,
+        signature=signature_of(all_gather_kernel),
         constexprs={
             "MESSAGE": tl.int32 if item_bytes == 4 else tl.uint8,
             "STAGED": staged,
@@ -128,12 +111,11 @@ def _configuration(item_bytes: int, staged: bool, aligned: bool, every_rank: boo
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`all_gather` can launch, and what plays all ranks."""
+    """Yields all that :func:`all_gather` can launch."""
     for staged in (True, False):
-        yield _configuration(4, staged, True, False)
-        yield _configuration(4, staged, False, False)
-        yield _configuration(1, staged, False, False)
-        yield _configuration(4, staged, True, True)
+        yield _configuration(4, staged, True)
+        yield _configuration(4, staged, False)
+        yield _configuration(1, staged, False)
 
 
 def all_gather(
@@ -143,7 +125,6 @@ def all_gather(
     *,
     channels: int | None = None,
     registered: Registered | None = None,
-    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Gathers `source` of all ranks into `out` of all ranks, in rank order.
 
@@ -162,12 +143,7 @@ def all_gather(
         registered.require(source, peers)
     item = 4 if all(x % 4 == 0 for x in (chunk, source.data_ptr(), out.data_ptr())) else 1
     aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and chunk % 64 == 0
-    if _every_rank is not None and not aligned:
-        raise ValueError(
-            f"the launch of every rank: expected chunks of a multiple of 64 aligned bytes, got {chunk}. "
-            "Correct the argument."
-        )
-    configuration = _configuration(item, registered is None, aligned, _every_rank is not None)
+    configuration = _configuration(item, registered is None, aligned)
     if chunk == 0:
         return
     # In bytes: what a rank's alignment allows must not change where its pieces begin.
@@ -180,7 +156,7 @@ def all_gather(
         peers,
         programs,
         (source, out),
-        _every_rank,
+        None,
         peers.table.data_ptr(),
         peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
         arguments=(chunk // item, piece // item, peers.layout.stage_bytes, peers.spins),

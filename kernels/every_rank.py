@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastcoll.kernels import all_gather, one_shot, reduce_scatter, ring, two_shot
+from fastcoll.kernels import one_shot, ring, two_shot
 from fastcoll.kernels._dtypes import INTERPRETED
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -22,8 +22,6 @@ __all__ = ["COLLECTIVES", "launch_every_rank"]
 COLLECTIVES: dict[tuple[str, str], ModuleType] = {
     ("one_shot", "all_reduce"): one_shot,
     ("two_shot", "all_reduce"): two_shot,
-    ("reduce_scatter", "reduce_scatter"): reduce_scatter,
-    ("all_gather", "all_gather"): all_gather,
     ("ring", "all_reduce"): ring,
     ("ring", "reduce_scatter"): ring,
 }
@@ -41,10 +39,9 @@ def launch_every_rank(
     """Launches the parts of all ranks at once.
 
     Args:
-        algorithm: "one_shot", "two_shot", "reduce_scatter", "all_gather" or "ring".
-        collective: "all_reduce", "reduce_scatter" or "all_gather".
-        sources: The message of each rank: float32, or bfloat16, or float32 with bfloat16 for wire dtype; aligned to
-            16 bytes, as are all chunks.
+        algorithm: "one_shot", "two_shot" or "ring".
+        collective: "all_reduce" or "reduce_scatter".
+        sources: The message of each rank: float32 or bfloat16, aligned to 16 bytes, as are all chunks.
         outs: The result of each rank.
         peers: The buffers of each rank, all on one device.
         options: As the collective takes them; `registered` (of any rank) with the messages' addresses in `sources`.

@@ -109,7 +109,7 @@ def one_shot_all_ranks_kernel(
 
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`all_reduce` can launch."""
-    for choice in choices():
+    for choice in choices(every_rank=True):
         yield configuration_of("one_shot", one_shot_kernel, one_shot_all_ranks_kernel, choice)
 
 

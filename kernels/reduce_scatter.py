@@ -97,28 +97,10 @@ def reduce_scatter_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=INTEGERS)
-def reduce_scatter_all_ranks_kernel(
-    sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
-    rank = tl.program_id(0) // channels
-    _body(
-        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
-        peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
-    )  # fmt: skip
-
-
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`reduce_scatter` can launch."""
-    for choice in choices():
-        yield configuration_of(
-            "reduce_scatter", reduce_scatter_kernel, reduce_scatter_all_ranks_kernel, choice
-        )
+    for choice in choices(every_rank=False):
+        yield configuration_of("reduce_scatter", reduce_scatter_kernel, None, choice)
 
 
 def reduce_scatter(
@@ -131,7 +113,6 @@ def reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
-    _every_rank: tuple[int, int] | None = None,
 ) -> None:
     """Reduces `source` of all ranks; each rank gets the chunk of its number.
 
@@ -153,11 +134,11 @@ def reduce_scatter(
     launch(
         "reduce_scatter",
         reduce_scatter_kernel,
-        reduce_scatter_all_ranks_kernel,
+        None,
         message,
         peers,
         channels,
         registered,
-        _every_rank,
+        None,
         staged_chunks=peers.world_size,
     )

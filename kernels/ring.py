@@ -14,6 +14,7 @@ from fastcoll.kernels._peer_launch import (
     GRAIN,
     PAIRS,
     REGISTERS,
+    REGISTERS_ALONE,
     WARPS,
     Message,
     bytes_of,
@@ -49,12 +50,12 @@ def _reducing(
             "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
             "REDUCES": True,
             "ALIGNED": aligned,
-            "BLOCK": 8192 // wire.itemsize,
+            "BLOCK": 8192 // wire.itemsize // (1 if aligned else 2),
         },
         divisible_by_16=_divisible(aligned),
         num_warps=WARPS,
         wide=aligned,
-        options={"maxnreg": REGISTERS},
+        options={"maxnreg": REGISTERS_ALONE if every_rank else REGISTERS},
     )
 
 
@@ -72,7 +73,7 @@ def _gathering(item_bytes: int, aligned: bool) -> Configuration:
             "ACCUMULATE": item,
             "REDUCES": False,
             "ALIGNED": aligned,
-            "BLOCK": 4096,
+            "BLOCK": 2048,
         },
         divisible_by_16=_divisible(aligned),
         num_warps=WARPS,
@@ -89,12 +90,12 @@ def _divisible(aligned: bool) -> frozenset[str]:
 def configurations() -> Iterator[Configuration]:
     """Yields all that the functions of this module can launch, and what plays all ranks."""
     for message, wire in PAIRS:
-        accumulate = accumulate_dtype(message)
-        for partial in dict.fromkeys((accumulate, wire)):
-            for aligned in (True, False):
-                yield _reducing(message, wire, partial, aligned, False)
-            if wire in (torch.float32, torch.bfloat16):
-                yield _reducing(message, wire, partial, True, True)
+        for partial in dict.fromkeys((accumulate_dtype(message), wire)):
+            yield _reducing(message, wire, partial, False, False)
+            if message != torch.float64:
+                yield _reducing(message, wire, partial, True, False)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield _reducing(dtype, dtype, dtype, True, True)
     yield _gathering(4, True)
     yield _gathering(4, False)
     yield _gathering(1, False)
@@ -220,10 +221,11 @@ def _reduce(
     item_bytes = max(partial.itemsize, message.wire.itemsize)
     segment, programs = _segments(peers, chunk, item_bytes, GRAIN, channels)
     every = every_rank is not None
-    configuration = _reducing(message.source.dtype, message.wire, partial, message.aligned, every)
+    aligned = message.aligned and message.source.dtype != torch.float64
+    configuration = _reducing(message.source.dtype, message.wire, partial, aligned, every)
     if every and configuration.name not in [each.name for each in configurations()]:
         raise ValueError(
-            f"the launch of every rank: expected aligned float32 or bfloat16 on the wire, got "
+            f"the launch of every rank: expected aligned float32 or bfloat16 throughout, got "
             f"{configuration.name}. Correct the argument."
         )
     _launch(

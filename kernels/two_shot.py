@@ -136,7 +136,7 @@ def two_shot_all_ranks_kernel(
 
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`all_reduce` can launch."""
-    for choice in choices():
+    for choice in choices(every_rank=True):
         yield configuration_of("two_shot", two_shot_kernel, two_shot_all_ranks_kernel, choice)
 
 
