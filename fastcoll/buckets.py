@@ -150,7 +150,9 @@ class BucketLayout:
             device,
         )
 
-    def _table(self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device) -> Tensor:
+    def _table(
+        self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device
+    ) -> Tensor:
         table = self._tables.get(key)
         if table is None:
             # From pageable memory: the copy is over when this returns, so any stream may read it.
@@ -179,13 +181,15 @@ class AddressTable:
         self._addresses: list[int] | None = None
         self._stream = -1
         self._table: Tensor | None = None
-        self._captured: list[tuple[Tensor, Tensor]] = []
         self.copies = 0
 
     def refresh(self, addresses: list[int]) -> Tensor:
         """Returns an int64 table of these addresses, for kernels on the current stream.
 
         Whoever launches a kernel that reads it keeps the table until then.
+
+        Raises:
+            RuntimeError: They would have to be copied while a CUDA graph is captured.
         """
         stream = current_stream(self._device)
         if addresses != self._addresses or stream != self._stream:
@@ -199,10 +203,10 @@ class AddressTable:
         host = torch.tensor(addresses, dtype=torch.int64)
         if self._device.type != "cuda":
             return host
-        # torch keeps pinned memory from reuse until the copy has read it.
-        host = host.pin_memory()
-        table = host.to(self._device, non_blocking=True)
         if torch.cuda.is_current_stream_capturing():
-            self._captured.append((host, table))  # a replay of the graph copies again
-        return table
-
+            raise RuntimeError(
+                "fastcoll.buckets: expected tensors whose addresses are on the device already, got others while a "
+                "CUDA graph is captured. Prepare the launch before, on the stream that is captured."
+            )
+        # torch keeps pinned memory from reuse until the copy has read it.
+        return host.pin_memory().to(self._device, non_blocking=True)

@@ -17,7 +17,8 @@
 
     _blocks.py _dtypes.py _statistics.py   what kernels share inside
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py   the same of those between ranks
-    _plan.py _configuration.py _launch.py  what launchers share: tables, specialisations, the launch itself
+    _plan.py _sides.py _configuration.py _launch.py   what launchers share: checks, tables, specialisations, the launch
+    _machine_code.py                       what the report reads off compiled kernels
 
 Importing this package imports no Triton; using one of its names does.
 """

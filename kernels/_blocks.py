@@ -67,7 +67,9 @@ def is_wide(addresses, left, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load(address, left, TYPE: tl.constexpr, TO: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr):
+def load(
+    address, left, TYPE: tl.constexpr, TO: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr
+):
     """Returns LANES elements in the accumulate dtype TO; without WIDE only `left` are read, else 0."""
     lanes = tl.arange(0, LANES)
     if WIDE:

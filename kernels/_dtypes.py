@@ -49,7 +49,7 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
     """Returns the pointer to elements of TYPE at an address, a multiple of DIVISOR; fp8 elements are bytes."""
     # What is known of a value's divisors is kept by the operation that makes it, hence not by a caller.
-    if (TYPE == tl.float8e4nv) or (TYPE == tl.float8e5):
+    if (tl.float8e4nv == TYPE) or (tl.float8e5 == TYPE):
         return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(tl.uint8)), DIVISOR)
     else:
         return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(TYPE)), DIVISOR)
@@ -122,11 +122,11 @@ def _float32_to_bfloat16(value):
 @triton.jit
 def widen(stored, TYPE: tl.constexpr, TO: tl.constexpr):
     """Returns loaded elements of TYPE in the accumulate dtype TO; exact."""
-    if TYPE == tl.float8e4nv:
+    if tl.float8e4nv == TYPE:
         return _e4m3_to_float32(stored).to(TO)
-    elif TYPE == tl.float8e5:
+    elif tl.float8e5 == TYPE:
         return _e5m2_to_float32(stored).to(TO)
-    elif (TYPE == tl.bfloat16) and INTERPRETED:
+    elif (tl.bfloat16 == TYPE) and INTERPRETED:
         return _bfloat16_to_float32(stored).to(TO)
     else:
         return stored.to(TO)
@@ -135,11 +135,11 @@ def widen(stored, TYPE: tl.constexpr, TO: tl.constexpr):
 @triton.jit
 def narrow(value, TYPE: tl.constexpr):
     """Returns values rounded, to nearest even, to what is stored for elements of TYPE."""
-    if TYPE == tl.float8e4nv:
+    if tl.float8e4nv == TYPE:
         return _float32_to_e4m3(value.to(tl.float32))
-    elif TYPE == tl.float8e5:
+    elif tl.float8e5 == TYPE:
         return _float32_to_e5m2(value.to(tl.float32))
-    elif (TYPE == tl.bfloat16) and INTERPRETED:
+    elif (tl.bfloat16 == TYPE) and INTERPRETED:
         return _float32_to_bfloat16(value.to(tl.float32))
     else:
         return value.to(TYPE)

@@ -31,7 +31,7 @@ __all__ = [
     "require_device",
 ]
 
-CHECKED_RELEASES = ("3.6", "3.7", "3.9")
+CHECKED_RELEASES = ("3.6", "3.7", "3.8", "3.9")
 """Releases of Triton whose ``CompiledKernel.run`` takes (grid x, y, z, stream, function, packed metadata,
 launch metadata, enter hook, exit hook, all arguments of the kernel in order)."""
 

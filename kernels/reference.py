@@ -73,7 +73,10 @@ def unflatten(
 
 
 def reduce(
-    inputs: Sequence[Tensor], output_dtype: torch.dtype, op: str = "SUM", scale: float | Tensor = 1.0
+    inputs: Sequence[Tensor],
+    output_dtype: torch.dtype,
+    op: str = "SUM",
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """Returns the reduction of tensors of one shape and dtype."""
     wide = _wide(inputs[0].dtype)

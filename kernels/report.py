@@ -118,7 +118,9 @@ def _resident(registers: int, shared: int, threads: int, architecture: int) -> i
 
 
 def _rows_of(module: str, architecture: int, only: str, part: int, parts: int) -> list[Row]:
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # takes a quarter of the time; the code is the same
+    os.environ["TRITON_DISABLE_LINE_INFO"] = (
+        "1"  # takes a quarter of the time; the code is the same
+    )
     found = importlib.import_module(f"fastcoll.kernels.{module}").configurations()
     chosen = [configuration for configuration in found if only in configuration.name][part::parts]
     return _analyse(chosen, architecture) if chosen else []
@@ -149,7 +151,9 @@ def collect(
         )
     modules = list(modules)
     jobs = jobs or len(os.sched_getaffinity(0))
-    parts = jobs  # of each module and architecture, so that all processes end at about the same time
+    parts = (
+        jobs  # of each module and architecture, so that all processes end at about the same time
+    )
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         tasks = [
             pool.submit(_rows_of, module, architecture, only, part, parts)
@@ -164,7 +168,9 @@ def collect(
     keys = [row.key for row in rows]
     if len(set(keys)) != len(keys):
         twice = [key for key, count in Counter(keys).items() if count > 1]
-        raise RuntimeError(f"expected different names of configurations, got {twice} more than once")
+        raise RuntimeError(
+            f"expected different names of configurations, got {twice} more than once"
+        )
     return rows
 
 
@@ -204,7 +210,9 @@ def _narrow(counts: Mapping[str, int]) -> int:
 
 def _lines(rows: Sequence[Row]) -> list[str]:
     width = max((len(row.name) for row in rows), default=4)
-    head = f"{'configuration':{width}}  sm   regs spill shared fits  loads (bits: number)      stores"
+    head = (
+        f"{'configuration':{width}}  sm   regs spill shared fits  loads (bits: number)      stores"
+    )
     lines = [head]
     for row in rows:
         loads, stores = (

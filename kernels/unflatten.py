@@ -34,16 +34,13 @@ from fastcoll.kernels._dtypes import accumulate_dtype, dtype_name
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
-    Flat,
     Plan,
     PreparedLaunch,
-    Scattered,
     configuration_of,
     constexprs,
-    require_apart,
-    require_no_overlap,
     signature_of,
 )
+from fastcoll.kernels._sides import Flat, Scattered, require_apart, require_no_overlap
 from fastcoll.kernels._statistics import Statistics, flags_of, record, squares_of
 
 __all__ = ["Unflatten", "configurations", "unflatten_kernel"]
