@@ -54,7 +54,8 @@ def state_of(peers, world, rank):
 def begin(peers, world, rank, channel, COUNTER: tl.constexpr):
     """Returns whether the buffers are free of faults, and how far this channel's counter is; int64."""
     state = state_of(peers, world, rank)
-    alive = tl.load(state, volatile=True) == 0
+    # Not a load: each thread would do its own, and another program may record its fault in between.
+    alive = tl.atomic_add(state, tl.zeros([], tl.int64), sem="relaxed", scope="gpu") == 0
     return alive, tl.load(state + 16 * (1 + channel) + COUNTER)
 
 

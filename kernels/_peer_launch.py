@@ -61,10 +61,13 @@ INTEGERS = [
     *("source", "out", "sources", "outs", "peers", "messages", "rank", "world", "channels"),
     *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
     *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
+    "aligned",
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
-_INT32 = frozenset({"rank", "world", "channels", "first", "last", "slots", "op", "divisor"})
+_INT32 = frozenset(
+    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "aligned"}
+)
 WARPS = 8
 REGISTERS = 128
 """So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
@@ -83,14 +86,12 @@ class Choice:
         message: Dtype of source and out.
         wire: Dtype that travels.
         staged: Whether the message is copied to the staging first; else it is read where it is.
-        aligned: Whether source, out and all pieces of theirs start at multiples of 16 bytes.
         every_rank: Whether one launch plays all ranks.
     """
 
     message: torch.dtype
     wire: torch.dtype
     staged: bool
-    aligned: bool
     every_rank: bool = False
 
     @property
@@ -103,29 +104,25 @@ class Choice:
             [
                 types,
                 "staged" if self.staged else "direct",
-                "aligned" if self.aligned else "unaligned",
                 *(["every rank"] if self.every_rank else []),
             ]
         )
 
 
 def choices(every_rank: bool) -> Iterator[Choice]:
-    """Yields all choices of a kernel over staging; of float64, as rare, only the slowest.
+    """Yields all choices of a kernel over staging.
 
     Args:
         every_rank: Whether there is a launch that plays all ranks.
     """
     for message, wire in PAIRS:
-        yield Choice(message, wire, True, False)
-        if message == torch.float64:
-            continue
-        yield Choice(message, wire, True, True)
+        yield Choice(message, wire, True)
         if message == wire:
-            yield Choice(message, wire, False, True)
+            yield Choice(message, wire, False)
     if every_rank:
         for dtype in (torch.float32, torch.bfloat16):
             for staged in (True, False):
-                yield Choice(dtype, dtype, staged, True, True)
+                yield Choice(dtype, dtype, staged, True)
 
 
 def block_of(wire: torch.dtype) -> int:
@@ -145,9 +142,6 @@ def configuration_of(
     algorithm: str, kernel: Any, every_rank_kernel: Any, choice: Choice
 ) -> Configuration:
     """Returns the configuration for a choice; the same object for the same choice."""
-    divisible = {"piece", "stage_bytes"}
-    if choice.aligned and algorithm == "reduce_scatter":
-        divisible.add("count")
     chosen = every_rank_kernel if choice.every_rank else kernel
     return Configuration(
         name=f"{algorithm} {choice.name}",
@@ -158,12 +152,10 @@ def configuration_of(
             "WIRE": ELEMENT[choice.wire],
             "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
             "STAGED": choice.staged,
-            "ALIGNED": choice.aligned,
             "BLOCK": block_of(choice.wire),
         },
-        divisible_by_16=frozenset(divisible),
+        divisible_by_16=frozenset({"stage_bytes"}),
         num_warps=WARPS,
-        wide=choice.aligned,
         options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
     )
 
@@ -312,10 +304,9 @@ class Message:
                 f"source, out and chunks that start at multiples of 16 bytes and of {GRAIN} elements",
                 f"addresses {hex(self.source.data_ptr())}, {hex(self.out.data_ptr())}, count {self.count}",
             )
-        aligned = self.aligned and self.source.dtype != torch.float64
-        choice = Choice(self.source.dtype, self.wire, registered is None, aligned, every_rank)
+        choice = Choice(self.source.dtype, self.wire, registered is None, every_rank)
         names = [each.name for each in choices(every_rank)]
-        _require("dtype, registered, alignment", choice.name in names, names, choice.name)
+        _require("the kinds of launches", choice.name in names, names, choice.name)
         return choice
 
 
@@ -474,6 +465,7 @@ def launch(
             double_bits(message.scale),
             message.divisor,
             peers.spins,
+            int(message.aligned),
         ),
     )
 

@@ -30,7 +30,7 @@ from fastcoll.kernels._arithmetic import averager, combine, finish
 from fastcoll.kernels._dtypes import narrow, widen
 from fastcoll.kernels._exchange import begin, end, state_of, table_at
 from fastcoll.kernels._peer_launch import INTEGERS
-from fastcoll.kernels._pieces import NARROW, REST, pointer, whole
+from fastcoll.kernels._pieces import NARROW, pointer, whole
 from fastcoll.kernels._signals import (
     ARRIVED,
     CONSUMED,
@@ -53,10 +53,14 @@ __all__ = ["ring_all_ranks_kernel", "ring_kernel"]
 def _block(
     message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
     PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
+    message = pointer(message, MESSAGE, WIDE)
+    out = pointer(out, MESSAGE, WIDE)
+    incoming = pointer(incoming, PARTIAL if PHASE < 2 else WIRE, WIDE)
+    outgoing = pointer(outgoing, PARTIAL if PHASE == 0 else WIRE, WIDE)
     if PHASE == 0:
         value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
         if receives:
@@ -86,41 +90,26 @@ def _block(
 
 @triton.jit
 def _segment(
-    message, incoming, outgoing, out, length, receives, sends, op, scale, average,
+    message, incoming, outgoing, out, length, aligned, receives, sends, op, scale, average,
     PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Works on one segment: 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
 
-    `incoming` and `outgoing` are addresses of slots; their dtype is PARTIAL while partial results travel, else WIRE.
+    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold PARTIAL while partial results
+    travel, else WIRE.
     """
-    if PHASE == 0:
-        taken = pointer(incoming, PARTIAL, True)
-        given = pointer(outgoing, PARTIAL, True)
-    elif PHASE == 1:
-        taken = pointer(incoming, PARTIAL, True)
-        given = pointer(outgoing, WIRE, True)
-    else:
-        taken = pointer(incoming, WIRE, True)
-        given = pointer(outgoing, WIRE, True)
-    if ALIGNED:
-        most = whole(length)
-        for start in range(0, most, BLOCK):
-            _block(
-                message, taken, given, out, start, most, receives, sends, op, scale, average,
-                PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
-            )  # fmt: skip
-        if most < length:
-            _block(
-                message, taken, given, out, most, length, receives, sends, op, scale, average,
-                PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, REST,
-            )  # fmt: skip
-    else:
-        for start in range(0, length, BLOCK // NARROW):
-            _block(
-                message, taken, given, out, start, length, receives, sends, op, scale, average,
-                PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK // NARROW,
-            )  # fmt: skip
+    most = whole(length, aligned)
+    for start in range(0, most, BLOCK):
+        _block(
+            message, incoming, outgoing, out, start, most, receives, sends, op, scale, average,
+            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, True, BLOCK,
+        )  # fmt: skip
+    for start in range(most, length, BLOCK // NARROW):
+        _block(
+            message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
+            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, False, BLOCK // NARROW,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -168,14 +157,17 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
 @triton.jit
 def _body(
     channel, source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peers = table_at(peers)
     alive, sent = begin(peers, world, rank, channel, 1)
     received = sent
     arrived = sent + 1
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     count = count.to(tl.int64)
     chunk = chunk.to(tl.int64)
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True)
@@ -211,32 +203,32 @@ def _body(
                 if alive:
                     incoming = own_slots + received % slots * slot_bytes
                     outgoing = right_slots + sent % slots * slot_bytes
-                    message = pointer(source, MESSAGE, ALIGNED) + owner * source_stride + start
-                    result = pointer(out, MESSAGE, ALIGNED) + owner * out_stride + start
+                    message = source + (owner * source_stride + start) * item
+                    result = out + (owner * out_stride + start) * item
                     if REDUCES:
                         if step < world - 1:
                             _segment(
-                                message, incoming, outgoing, result, length, receives, sends,
+                                message, incoming, outgoing, result, length, aligned, receives, sends,
                                 op, factor, average,
-                                0, MESSAGE, PARTIAL, WIRE, ACCUMULATE, ALIGNED, BLOCK,
+                                0, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
                             )  # fmt: skip
                         elif step == world - 1:
                             _segment(
-                                message, incoming, outgoing, result, length, receives, sends,
+                                message, incoming, outgoing, result, length, aligned, receives, sends,
                                 op, factor, average,
-                                1, MESSAGE, PARTIAL, WIRE, ACCUMULATE, ALIGNED, BLOCK,
+                                1, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
                             )  # fmt: skip
                     elif step == first:
                         _segment(
-                            message, incoming, outgoing, result, length, receives, sends,
+                            message, incoming, outgoing, result, length, aligned, receives, sends,
                             op, factor, average,
-                            3, MESSAGE, PARTIAL, WIRE, ACCUMULATE, ALIGNED, BLOCK,
+                            3, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
                         )  # fmt: skip
                     if step >= world:
                         _segment(
-                            message, incoming, outgoing, result, length, receives, sends,
+                            message, incoming, outgoing, result, length, aligned, receives, sends,
                             op, factor, average,
-                            2, MESSAGE, PARTIAL, WIRE, ACCUMULATE, ALIGNED, BLOCK,
+                            2, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
                         )  # fmt: skip
                     sent += sends.to(tl.int64)
                     received += receives.to(tl.int64)
@@ -252,30 +244,30 @@ def _body(
 @triton.jit(do_not_specialize=INTEGERS)
 def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part, of steps `first` to `last`: a program per channel; see the head of the file."""
     _body(
         tl.program_id(0), source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-        segment, slots, slot_bytes, first, last, op, scale, divisor, spins,
-        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, ALIGNED, BLOCK,
+        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def ring_all_ranks_kernel(
     sources, outs, peers, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
     rank = tl.program_id(0) // channels
     _body(
         tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
         peers, rank, world, channels, count, chunk, source_stride, out_stride,
-        segment, slots, slot_bytes, first, last, op, scale, divisor, spins,
-        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, ALIGNED, BLOCK,
+        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
     )  # fmt: skip

@@ -30,7 +30,7 @@ from fastcoll.kernels._peer_launch import (
     staged_piece,
     start,
 )
-from fastcoll.kernels._pieces import copy_piece, pointer
+from fastcoll.kernels._pieces import copy_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -42,23 +42,25 @@ _GRAIN_BYTES = 4 * GRAIN
 
 @triton.jit
 def _body(
-    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
-    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins, aligned,
+    MESSAGE: tl.constexpr, STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     count = count.to(tl.int64)
     size: tl.constexpr = MESSAGE.primitive_bitwidth // 8
-    message = pointer(source, MESSAGE, ALIGNED)
-    result = pointer(out, MESSAGE, ALIGNED)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
         if STAGED:
-            staging = pointer(stage_address(peers, world, rank) + half, MESSAGE, True)
-            copy_piece(message + start, staging, length, MESSAGE, MESSAGE, ALIGNED, BLOCK)
+            staging = stage_address(peers, world, rank) + half
+            copy_piece(
+                source + start * size, staging, length, aligned, MESSAGE, MESSAGE, MESSAGE, BLOCK
+            )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
             for step in range(world):
@@ -68,8 +70,8 @@ def _body(
                 else:
                     address = tl.load(table_at(messages) + peer) + start * size
                 copy_piece(
-                    pointer(address, MESSAGE, ALIGNED), result + peer * count + start, length,
-                    MESSAGE, MESSAGE, ALIGNED, BLOCK,
+                    address, out + (peer * count + start) * size, length, aligned,
+                    MESSAGE, MESSAGE, MESSAGE, BLOCK,
                 )  # fmt: skip
             if not STAGED:
                 number += 1
@@ -80,32 +82,30 @@ def _body(
 
 @triton.jit(do_not_specialize=INTEGERS)
 def all_gather_kernel(
-    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
-    MESSAGE: tl.constexpr, STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins, aligned,
+    MESSAGE: tl.constexpr, STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part: a program per channel; see the head of the file."""
     _body(
-        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins,
-        MESSAGE, STAGED, ALIGNED, BLOCK,
+        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+        spins, aligned, MESSAGE, STAGED, BLOCK,
     )  # fmt: skip
 
 
 @functools.cache
-def _configuration(item_bytes: int, staged: bool, aligned: bool) -> Configuration:
-    words = ["staged" if staged else "direct", "aligned" if aligned else "unaligned"]
+def _configuration(item_bytes: int, staged: bool) -> Configuration:
     return Configuration(
-        name=f"all_gather {item_bytes}-byte items {' '.join(words)}",
+        name=f"all_gather {item_bytes}-byte items {'staged' if staged else 'direct'}",
         kernel=all_gather_kernel,
         signature=signature_of(all_gather_kernel),
         constexprs={
             "MESSAGE": tl.int32 if item_bytes == 4 else tl.uint8,
             "STAGED": staged,
-            "ALIGNED": aligned,
             "BLOCK": 4096,
         },
-        divisible_by_16=frozenset({"piece", "stage_bytes", *(["count"] if aligned else [])}),
+        divisible_by_16=frozenset({"stage_bytes"}),
         num_warps=WARPS,
-        wide=aligned,
+        wide=item_bytes == 4,
         options={"maxnreg": REGISTERS},
     )
 
@@ -113,9 +113,8 @@ def _configuration(item_bytes: int, staged: bool, aligned: bool) -> Configuratio
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`all_gather` can launch."""
     for staged in (True, False):
-        yield _configuration(4, staged, True)
-        yield _configuration(4, staged, False)
-        yield _configuration(1, staged, False)
+        yield _configuration(4, staged)
+        yield _configuration(1, staged)
 
 
 def all_gather(
@@ -143,7 +142,7 @@ def all_gather(
         registered.require(source, peers)
     item = 4 if all(x % 4 == 0 for x in (chunk, source.data_ptr(), out.data_ptr())) else 1
     aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and chunk % 64 == 0
-    configuration = _configuration(item, registered is None, aligned)
+    configuration = _configuration(item, registered is None)
     if chunk == 0:
         return
     # In bytes: what a rank's alignment allows must not change where its pieces begin.
@@ -159,5 +158,11 @@ def all_gather(
         None,
         peers.table.data_ptr(),
         peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
-        arguments=(chunk // item, piece // item, peers.layout.stage_bytes, peers.spins),
+        arguments=(
+            chunk // item,
+            piece // item,
+            peers.layout.stage_bytes,
+            peers.spins,
+            int(aligned),
+        ),
     )

@@ -29,7 +29,7 @@ from fastcoll.kernels._peer_launch import (
     configuration_of,
     launch,
 )
-from fastcoll.kernels._pieces import copy_piece, pointer, reduce_piece
+from fastcoll.kernels._pieces import copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -39,37 +39,39 @@ __all__ = ["all_reduce", "configurations"]
 @triton.jit
 def _body(
     channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
     average = averager(divisor, ACCUMULATE)
     count = count.to(tl.int64)
-    message = pointer(source, MESSAGE, ALIGNED)
-    result = pointer(out, MESSAGE, ALIGNED)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
         if STAGED:
-            staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
-            copy_piece(message + start, staging, length, WIRE, ACCUMULATE, ALIGNED, BLOCK)
+            staging = stage_address(peers, world, rank) + half
+            copy_piece(
+                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
             if STAGED:
                 reduce_piece(
-                    peers + world, world, half, length, op, factor, average, result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
+                    peers + world, world, half, length, aligned, op, factor, average,
+                    staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             else:
-                offset = tl.multiple_of(start * (MESSAGE.primitive_bitwidth // 8), 16)
                 reduce_piece(
-                    table_at(messages), world, offset, length, op, factor, average, result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
+                    table_at(messages), world, start * item, length, 1, op, factor, average,
+                    out, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
                 number += 1
                 alive = meet(peers, world, rank, channel, READY, 3, number, spins)
@@ -80,30 +82,30 @@ def _body(
 @triton.jit(do_not_specialize=INTEGERS)
 def one_shot_kernel(
     source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part: a program per channel; see the head of the file."""
     _body(
         tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def one_shot_all_ranks_kernel(
     sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
     rank = tl.program_id(0) // channels
     _body(
         tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
         peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from fastcoll.kernels._peer_launch import (
     configuration_of,
     launch,
 )
-from fastcoll.kernels._pieces import copy_piece, pointer, reduce_piece
+from fastcoll.kernels._pieces import copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -38,9 +38,9 @@ __all__ = ["configurations", "reduce_scatter"]
 @triton.jit
 def _body(
     channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
@@ -48,34 +48,32 @@ def _body(
     average = averager(divisor, ACCUMULATE)
     count = count.to(tl.int64)
     size: tl.constexpr = WIRE.primitive_bitwidth // 8
-    message = pointer(source, MESSAGE, ALIGNED)
-    result = pointer(out, MESSAGE, ALIGNED)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
         if STAGED:
-            staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
+            staging = stage_address(peers, world, rank) + half
             for chunk in range(world):
                 copy_piece(
-                    message + chunk * count + start, staging + chunk * piece, length,
-                    WIRE, ACCUMULATE, ALIGNED, BLOCK,
+                    source + (chunk * count + start) * item, staging + chunk * piece * size,
+                    length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
             if STAGED:
-                offset = tl.multiple_of(half + rank * piece * size, 16)
                 reduce_piece(
-                    peers + world, world, offset, length, op, factor, average, result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
+                    peers + world, world, half + rank * piece * size, length, aligned, op, factor, average,
+                    staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             else:
-                offset = tl.multiple_of((rank * count + start) * size, 16)
                 reduce_piece(
-                    table_at(messages), world, offset, length, op, factor, average,
-                    result, result + start,
-                    False, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+                    table_at(messages), world, (rank * count + start) * size, length, 1, op, factor, average,
+                    out, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
                 number += 1
                 alive = meet(peers, world, rank, channel, READY, 3, number, spins)
@@ -86,14 +84,14 @@ def _body(
 @triton.jit(do_not_specialize=INTEGERS)
 def reduce_scatter_kernel(
     source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part: a program per channel; see the head of the file."""
     _body(
         tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
     )  # fmt: skip
 
 

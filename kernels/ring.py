@@ -32,11 +32,11 @@ _ITEM = {4: tl.int32, 1: tl.uint8}
 
 @functools.cache
 def _reducing(
-    message: torch.dtype, wire: torch.dtype, partial: torch.dtype, aligned: bool, every_rank: bool
+    message: torch.dtype, wire: torch.dtype, partial: torch.dtype, every_rank: bool
 ) -> Configuration:
     kernel = ring_all_ranks_kernel if every_rank else ring_kernel
     types = dtype_name(message) + (f"->{dtype_name(wire)}" if wire != message else "")
-    words = [types, f"partials {dtype_name(partial)}", "aligned" if aligned else "unaligned"]
+    words = [types, f"partials {dtype_name(partial)}"]
     if every_rank:
         words.append("every rank")
     return Configuration(
@@ -49,21 +49,19 @@ def _reducing(
             "WIRE": ELEMENT[wire],
             "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
             "REDUCES": True,
-            "ALIGNED": aligned,
-            "BLOCK": 8192 // wire.itemsize // (1 if aligned else 2),
+            "BLOCK": 8192 // wire.itemsize,
         },
-        divisible_by_16=_divisible(aligned),
+        divisible_by_16=frozenset({"slot_bytes"}),
         num_warps=WARPS,
-        wide=aligned,
         options={"maxnreg": REGISTERS_ALONE if every_rank else REGISTERS},
     )
 
 
 @functools.cache
-def _gathering(item_bytes: int, aligned: bool) -> Configuration:
+def _gathering(item_bytes: int) -> Configuration:
     item = _ITEM[item_bytes]
     return Configuration(
-        name=f"ring gather {item_bytes}-byte items {'aligned' if aligned else 'unaligned'}",
+        name=f"ring gather {item_bytes}-byte items",
         kernel=ring_kernel,
         signature=signature_of(ring_kernel),
         constexprs={
@@ -72,33 +70,24 @@ def _gathering(item_bytes: int, aligned: bool) -> Configuration:
             "WIRE": item,
             "ACCUMULATE": item,
             "REDUCES": False,
-            "ALIGNED": aligned,
             "BLOCK": 2048,
         },
-        divisible_by_16=_divisible(aligned),
+        divisible_by_16=frozenset({"slot_bytes"}),
         num_warps=WARPS,
-        wide=aligned,
+        wide=item_bytes == 4,
         options={"maxnreg": REGISTERS},
     )
-
-
-def _divisible(aligned: bool) -> frozenset[str]:
-    always = {"segment", "slot_bytes"}
-    return frozenset(always | {"chunk", "source_stride", "out_stride"} if aligned else always)
 
 
 def configurations() -> Iterator[Configuration]:
     """Yields all that the functions of this module can launch, and what plays all ranks."""
     for message, wire in PAIRS:
         for partial in dict.fromkeys((accumulate_dtype(message), wire)):
-            yield _reducing(message, wire, partial, False, False)
-            if message != torch.float64:
-                yield _reducing(message, wire, partial, True, False)
+            yield _reducing(message, wire, partial, False)
     for dtype in (torch.float32, torch.bfloat16):
-        yield _reducing(dtype, dtype, dtype, True, True)
-    yield _gathering(4, True)
-    yield _gathering(4, False)
-    yield _gathering(1, False)
+        yield _reducing(dtype, dtype, dtype, True)
+    yield _gathering(4)
+    yield _gathering(1)
 
 
 def all_reduce(
@@ -187,7 +176,7 @@ def all_gather(
     size = bytes_of(source, out, peers, out_chunks=peers.world_size)
     item = 4 if all(x % 4 == 0 for x in (size, source.data_ptr(), out.data_ptr())) else 1
     aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and size % 64 == 0
-    configuration = _gathering(item, aligned)
+    configuration = _gathering(item)
     chunk = size // item
     # In bytes: what a rank's alignment allows must not change where its segments begin.
     segment, programs = _segments(peers, size, 1, 4 * GRAIN, channels)
@@ -200,6 +189,7 @@ def all_gather(
         (chunk * peers.world_size, chunk, 0, chunk, segment // item),
         (peers.world_size - 1, 2 * peers.world_size - 2),
         (0, double_bits(1.0), 1),
+        aligned,
     )
 
 
@@ -221,8 +211,7 @@ def _reduce(
     item_bytes = max(partial.itemsize, message.wire.itemsize)
     segment, programs = _segments(peers, chunk, item_bytes, GRAIN, channels)
     every = every_rank is not None
-    aligned = message.aligned and message.source.dtype != torch.float64
-    configuration = _reducing(message.source.dtype, message.wire, partial, aligned, every)
+    configuration = _reducing(message.source.dtype, message.wire, partial, every)
     if every and configuration.name not in [each.name for each in configurations()]:
         raise ValueError(
             f"the launch of every rank: expected aligned float32 or bfloat16 throughout, got "
@@ -237,6 +226,7 @@ def _reduce(
         (count, chunk, chunk, out_stride, segment),
         (0, last),
         (message.op, double_bits(message.scale), message.divisor),
+        message.aligned,
     )
 
 
@@ -270,6 +260,7 @@ def _launch(
     geometry: tuple[int, ...],
     steps: tuple[int, int],
     arithmetic: tuple[int, int, int],
+    aligned: bool,
 ) -> None:
     if programs == 0:
         return
@@ -281,5 +272,5 @@ def _launch(
         tensors,
         every_rank,
         peers.table.data_ptr(),
-        arguments=(*geometry, *slots, *steps, *arithmetic, peers.spins),
+        arguments=(*geometry, *slots, *steps, *arithmetic, peers.spins, int(aligned)),
     )

@@ -33,7 +33,7 @@ from fastcoll.kernels._peer_launch import (
     configuration_of,
     launch,
 )
-from fastcoll.kernels._pieces import REST, copy_piece, pointer, reduce_piece
+from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -43,17 +43,18 @@ __all__ = ["all_reduce", "configurations"]
 @triton.jit
 def _body(
     channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
     average = averager(divisor, ACCUMULATE)
     count = count.to(tl.int64)
-    message = pointer(source, MESSAGE, ALIGNED)
-    result = pointer(out, MESSAGE, ALIGNED)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     size: tl.constexpr = WIRE.primitive_bitwidth // 8
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
@@ -61,41 +62,40 @@ def _body(
         number += 1
         half = half_of(channel, number, stage_bytes)
         if STAGED:
-            staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
-            copy_piece(message + start, staging, length, WIRE, ACCUMULATE, ALIGNED, BLOCK)
+            staging = stage_address(peers, world, rank) + half
+            copy_piece(
+                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
-        share = (length + world * REST - 1) // (world * REST) * REST
+        share = (length + world * GRAIN_ELEMENTS - 1) // (world * GRAIN_ELEMENTS) * GRAIN_ELEMENTS
         if alive:
-            first = tl.multiple_of(rank * share, REST)
+            first = rank * share
             own = tl.minimum(share, tl.maximum(length - first, 0))
             if STAGED:
-                staging = pointer(stage_address(peers, world, rank) + half, WIRE, True)
-                offset = tl.multiple_of(half + first * size, 16)
                 reduce_piece(
-                    peers + world, world, offset, own, op, factor, average,
-                    staging + first, result + start + first,
-                    True, WIRE, MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
+                    peers + world, world, half + first * size, own, aligned, op, factor, average,
+                    staging + first * size, out + (start + first) * item,
+                    True, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             else:
-                offset = tl.multiple_of((start + first) * size, 16)
                 reduce_piece(
-                    table_at(messages), world, offset, own, op, factor, average,
-                    result, result + start + first,
-                    False, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+                    table_at(messages), world, (start + first) * size, own, 1, op, factor, average,
+                    out, out + (start + first) * item,
+                    False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
         if alive:
             for step in range(1, world):
                 peer = (rank + step) % world
-                first = tl.multiple_of(peer * share, REST)
+                first = peer * share
                 theirs = tl.minimum(share, tl.maximum(length - first, 0))
                 if STAGED:
                     address = tl.load(peers + world + peer) + half
                 else:
                     address = tl.load(table_at(messages) + peer) + start * size
                 copy_piece(
-                    pointer(address, WIRE, True) + first, result + start + first, theirs,
-                    MESSAGE, ACCUMULATE, ALIGNED, BLOCK,
+                    address + first * size, out + (start + first) * item, theirs, aligned,
+                    WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             if not STAGED:
                 number += 1
@@ -107,30 +107,30 @@ def _body(
 @triton.jit(do_not_specialize=INTEGERS)
 def two_shot_kernel(
     source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One rank's part: a program per channel; see the head of the file."""
     _body(
         tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def two_shot_all_ranks_kernel(
     sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins,
+    op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
     rank = tl.program_id(0) // channels
     _body(
         tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
         peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, MESSAGE, WIRE, ACCUMULATE, STAGED, ALIGNED, BLOCK,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
     )  # fmt: skip
 
 

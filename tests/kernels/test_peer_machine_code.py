@@ -18,9 +18,9 @@ from fastcoll.kernels import _machine_code, one_shot, ring, two_shot
 from fastcoll.kernels._launch import compile_for
 
 NAMES = {
-    "one_shot bfloat16 staged aligned": one_shot,
-    "two_shot float32 direct aligned": two_shot,
-    "ring bfloat16 partials float32 aligned": ring,
+    "one_shot bfloat16 staged": one_shot,
+    "two_shot float32 direct": two_shot,
+    "ring bfloat16 partials float32": ring,
 }
 answer = {}
 for name, module in NAMES.items():
