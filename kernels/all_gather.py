@@ -18,13 +18,11 @@ import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._peer_checks import GRAIN, Registered, bytes_of
 from fastcoll.kernels._peer_launch import (
-    GRAIN,
     INTEGERS,
     REGISTERS,
     WARPS,
-    Registered,
-    bytes_of,
     channels_for,
     signature_of,
     staged_piece,

@@ -21,14 +21,8 @@ import triton.language as tl
 from fastcoll.kernels._arithmetic import averager
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
-from fastcoll.kernels._peer_launch import (
-    INTEGERS,
-    Message,
-    Registered,
-    choices,
-    configuration_of,
-    launch,
-)
+from fastcoll.kernels._peer_checks import Message, Registered
+from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers

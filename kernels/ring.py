@@ -10,14 +10,11 @@ import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
+from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Message, bytes_of
 from fastcoll.kernels._peer_launch import (
-    GRAIN,
-    PAIRS,
     REGISTERS,
     REGISTERS_ALONE,
     WARPS,
-    Message,
-    bytes_of,
     double_bits,
     signature_of,
     start,

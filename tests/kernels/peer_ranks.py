@@ -49,7 +49,7 @@ def interpret() -> SimpleNamespace:
     quick_interpreter.install()
     from fastcoll.kernels import all_gather, one_shot, peers, reduce_scatter, ring, two_shot
     from fastcoll.kernels import reference_ranks as reference
-    from fastcoll.kernels._peer_launch import Registered
+    from fastcoll.kernels._peer_checks import Registered
 
     return SimpleNamespace(
         all_gather=all_gather,
