@@ -98,13 +98,20 @@ def barrier(name: str, ranks: int | None = None) -> None:
         time.sleep(0.002)
 
 
-def play(cases: list[Case], jitter: int, channels: int = 2, slots: int = 4) -> int:
+def play(
+    cases: list[Case], jitter: int, channels: int = 2, slots: int = 4, slow: int | None = None
+) -> int:
     """Runs the cases on one set of buffers, with pauses between, and compares each with the oracle, bit by bit.
+
+    The rank `slow` dawdles after each poll of a flag, hence within launches.
 
     Returns:
         Number of elements compared.
     """
+    import quick_interpreter
+
     modules = interpret()
+    quick_interpreter.pause[0] = 0.005 if here().rank == slow else 0.0001
     buffers = open_buffers(modules.peers.PeerLayout(channels, 1024, slots, 512))
     room = 1 << 16
     messages = mapped("message", room)

@@ -11,7 +11,10 @@ from typing import Any
 
 from triton.runtime import interpreter
 
-__all__ = ["install", "polls"]
+__all__ = ["install", "pause", "polls"]
+
+pause = [0.0001]
+"""Seconds that this process waits after each poll."""
 
 polls = [0]
 """How often flags have been polled."""
@@ -38,7 +41,7 @@ def install() -> None:
         result = atomic(self, operation, pointer, value, *rest)
         if not value.data.any():  # an addition of 0 is a poll, and there are more ranks than cores
             polls[0] += 1
-            time.sleep(0.0001)
+            time.sleep(pause[0])
         return result
 
     interpreter.InterpreterBuilder.create_atomic_rmw = with_pause
