@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["MAX", "MIN", "OPERATIONS", "PRODUCT", "SUM", "averager", "combine", "combine_group", "finish"]
+__all__ = [
+    "MAX",
+    "MIN",
+    "OPERATIONS",
+    "PRODUCT",
+    "SUM",
+    "averager",
+    "combine",
+    "combine_group",
+    "finish",
+]
 
 SUM = tl.constexpr(0)
 MIN = tl.constexpr(1)
