@@ -20,7 +20,7 @@ SHOTS = [
     ("all_gather", "all_gather"),
 ]
 RINGS = [("ring", "all_reduce"), ("ring", "reduce_scatter"), ("ring", "all_gather")]
-SPINS = 200
+SPINS = 3000  # a second or more: the living ranks come in time on a busy machine too
 
 
 def call(modules: Any, buffers: Any, algorithm: str, collective: str, fill: float) -> torch.Tensor:
@@ -64,6 +64,7 @@ def without_rank(absent: int, algorithm: str, collective: str) -> Any:
     modules = peer_ranks.interpret()
     buffers = peer_ranks.open_buffers(modules.peers.PeerLayout(2, 1024, 4, 512), SPINS)
     fault, polls, later = None, 0, ""
+    barrier("launch")
     if here().rank != absent:
         before = quick_interpreter.polls[0]
         call(modules, buffers, algorithm, collective, 5.0)
@@ -117,6 +118,7 @@ def beside_a_death(dead: int, algorithm: str, collective: str) -> Any:
         raise AssertionError("the launch ended though no other rank had launched")
     barrier("ready")
     wait_for_end(int(pid.read_text()))
+    barrier("launch", here().size - 1)
     call(modules, buffers, algorithm, collective, 1.0)
     call(modules, buffers, algorithm, collective, 2.0)
     return fault_of(modules, buffers)
