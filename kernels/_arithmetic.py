@@ -1,4 +1,4 @@
-"""How elements are combined and results finished, one source for all kernels between ranks."""
+"""How elements are combined between ranks, and how every reduction's result is finished."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX = tl.constexpr(2)
 PRODUCT = tl.constexpr(3)
 
 OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
-"""Number of each operation as a kernel takes it; an average is a sum divided by the number of ranks."""
+"""Number of each operation as a kernel between ranks takes it; an average is a sum divided by the number of ranks."""
 
 
 @triton.jit
@@ -96,8 +96,9 @@ def _averaged(value, average):
     if value.dtype == tl.float64:
         return value / average
     else:
-        # A quotient by a small integer lies on, or far from, the middle of two float32, so the reciprocal's error
-        # in float64 never moves it across. A float32 division would be a call, for which registers spill.
+        # A quotient by an integer lies on, or far from, the middle of two float32, so the reciprocal's error in
+        # float64 never moves it across. Only subnormal ones lie on it; for divisors up to 97 the product is then
+        # exact. A float32 division would be a call, for which registers spill.
         return (value.to(tl.float64) * average).to(tl.float32)
 
 
@@ -105,7 +106,8 @@ def _averaged(value, average):
 def finish(value, scale, average):
     """Returns `value` times `scale`, then divided by the divisor of `average`, as IEEE 754 rounds both.
 
-    A true quotient: averages are those of the CPU backend, to the bit.
+    A true quotient: averages are those of the CPU backend, to the bit (with a divisor above 97, subnormal float32
+    averages may be a step beside it).
     """
     result = value * scale
     if average != 1.0:

@@ -1,6 +1,6 @@
 """Reduce: k inputs element by element into one output, in input order, rounded once.
 
-    out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: scale / k
+    out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: then divided by k
     out[i] = cast(scale * min(in[0][i], ...))                               MIN; MAX, PRODUCT likewise
 
 Inputs are given by a table of addresses: buffers of this process, or of peers mapped into it. Each side is
@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import AddressTable, BucketLayout
+from fastcoll.kernels._arithmetic import averager, finish
 from fastcoll.kernels._blocks import (
     ALL_INTEGERS,
     element_address,
@@ -115,6 +116,7 @@ def reduce_kernel(
     output_row,
     scale_bits,
     scale_address,
+    divisor,
     statistics,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
@@ -127,6 +129,7 @@ def reduce_kernel(
     tensor, start, left = locate(block_map, sizes, BLOCK)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
     addresses = target
     for index in range(count):
         addresses |= _input_address(
@@ -149,7 +152,7 @@ def reduce_kernel(
             BLOCK,
             True,
         )
-        values = values * factor
+        values = finish(values, factor, average)
         stored = store(target, left, values, OUTPUT, BLOCK, True)
         if statistics != 0:
             sum_of_squares = tl.sum(squares_of(values), axis=0)
@@ -174,7 +177,7 @@ def reduce_kernel(
                 NARROW,
                 False,
             )
-            values = values * factor
+            values = finish(values, factor, average)
             to = target + first * (OUTPUT.primitive_bitwidth // 8)
             stored = store(to, there, values, OUTPUT, NARROW, False)
             inside = tl.arange(0, NARROW) < there
@@ -218,7 +221,7 @@ class Reduce(Plan):
         dtype: Of the inputs.
         output_dtype: Of the output.
         device: Of all tensors.
-        op: SUM, AVG, MIN, MAX or PRODUCT. AVG is the sum times the float32 next to 1 / inputs.
+        op: SUM, AVG, MIN, MAX or PRODUCT. AVG is the scaled sum, truly divided by `inputs`.
         blocking: How much a program does.
 
     Raises:
@@ -282,8 +285,6 @@ class Reduce(Plan):
             written = (targets, output_itemsize)
             require_no_overlap(self.layout.sizes, written, (source, itemsize), f"inputs[{index}]")
         bits, address = self._scale(scale)
-        if self.op == "AVG":
-            bits, _ = self._scale((1.0 if address else float(scale)) / self.inputs)
         arguments = (
             self.inputs,
             bases.data_ptr(),
@@ -293,6 +294,7 @@ class Reduce(Plan):
             row if isinstance(row, int) else row.data_ptr(),
             bits,
             address,
+            self.inputs if self.op == "AVG" else 1,
             self._statistics(statistics),
         )
         return self._prepared(arguments, statistics, bases, rows, row)

@@ -93,12 +93,10 @@ def reduce(
             total = total * value
         else:
             raise ValueError(f"op: expected SUM, AVG, MIN, MAX or PRODUCT, got {op}.")
-    factor = _factor(scale, wide)
-    if op == "AVG" and isinstance(scale, Tensor):
-        factor = factor * _factor(1.0 / len(inputs), wide)
-    elif op == "AVG":
-        factor = _factor(scale / len(inputs), wide)
-    return _round(total * factor, output_dtype)
+    total = total * _factor(scale, wide)
+    if op == "AVG":  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
+        total = total / torch.full_like(total, len(inputs))
+    return _round(total, output_dtype)
 
 
 def statistics(values: Sequence[Tensor], stored: Sequence[Tensor]) -> tuple[float, float]:

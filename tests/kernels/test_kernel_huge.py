@@ -72,7 +72,7 @@ def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
     run(
         2,
         *(block_map.data_ptr(), sizes.data_ptr(), 2, bases.data_ptr(), rows.data_ptr(), 2),
-        *(0, outputs.data_ptr(), bits, 0, 0),
+        *(0, outputs.data_ptr(), bits, 0, 1, 0),
     )
     assert same_numbers(target, sources[0].float() + sources[1].float())
 

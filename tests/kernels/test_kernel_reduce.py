@@ -9,7 +9,11 @@ from kernel_cases import CASES, SCALES, SIZES, SLOW, at_offset, numbers, same_nu
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Reduce, Statistics, reduce, reference
 
-KEYS = [*reduce._table(reduce.DEFAULT_BLOCKING), (torch.float32, torch.float32, "AVG")]
+KEYS = [
+    *reduce._table(reduce.DEFAULT_BLOCKING),
+    (torch.float32, torch.float32, "AVG"),
+    (torch.float64, torch.float64, "AVG"),
+]
 
 
 def key_id(key: object) -> str:
@@ -87,6 +91,17 @@ def test_avg_takes_a_scale_from_the_device(device: torch.device) -> None:
     out = torch.zeros(100, device=device)
     Reduce(BucketLayout([100]), 3, torch.float32, torch.float32, device, "AVG")(inputs, out, scale)
     assert same_numbers(out, reference.reduce(inputs, torch.float32, "AVG", scale))
+
+
+def test_an_average_is_the_true_quotient_of_the_sum(device: torch.device) -> None:
+    """Most quotients by 3 differ from the products with the float32 next to 1/3."""
+    inputs = [torch.randn(4096, device=device) for _ in range(3)]
+    total = (inputs[0] + inputs[1] + inputs[2]).double().cpu()
+    quotients = (total / 3).float()
+    assert not torch.equal(quotients, total.float() * torch.tensor(1 / 3))
+    out = torch.zeros(4096, device=device)
+    Reduce(BucketLayout([4096]), 3, torch.float32, torch.float32, device, "AVG")(inputs, out)
+    assert same_numbers(out, quotients)
 
 
 def test_norm_is_of_the_result(device: torch.device) -> None:
