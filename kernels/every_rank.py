@@ -7,7 +7,8 @@ one program after the other, so there it works for one rank only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from fastcoll.kernels import one_shot, ring, two_shot
 from fastcoll.kernels._dtypes import INTERPRETED
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["COLLECTIVES", "launch_every_rank"]
+__all__ = ["COLLECTIVES", "launch_every_rank", "prepare_every_rank"]
 
 COLLECTIVES: dict[tuple[str, str], ModuleType] = {
     ("one_shot", "all_reduce"): one_shot,
@@ -36,7 +37,25 @@ def launch_every_rank(
     peers: Sequence[PeerBuffers],
     **options: Any,
 ) -> None:
-    """Launches the parts of all ranks at once.
+    """Launches the parts of all ranks at once; arguments and errors are those of :func:`prepare_every_rank`."""
+    launch = prepare_every_rank(algorithm, collective, sources, outs, peers, **options)
+    launch()
+    if peers[0].device.type == "cuda":
+        # The tables are freed on return, and must not be given to another stream before the kernel has read them.
+        launch.keywords["tables"].record_stream(torch.cuda.current_stream(peers[0].device))
+
+
+def prepare_every_rank(
+    algorithm: str,
+    collective: str,
+    sources: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    peers: Sequence[PeerBuffers],
+    **options: Any,
+) -> partial[None]:
+    """Returns a launch of the parts of all ranks at once.
+
+    It can be repeated, and captured in a graph, as long as it is kept and the tensors lie where they are.
 
     Args:
         algorithm: "one_shot", "two_shot" or "ring".
@@ -88,10 +107,22 @@ def launch_every_rank(
         dtype=torch.int64,
         device=device,
     )
-    addresses = tuple(row.data_ptr() for row in tables)
-    getattr(module, collective)(sources[0], outs[0], peers[0], _every_rank=addresses, **options)
-    if device.type == "cuda":
-        tables.record_stream(torch.cuda.current_stream(device))
+    collect = getattr(module, collective)
+    return partial(_launch, collect, sources[0], outs[0], peers[0], options, tables=tables)
+
+
+def _launch(
+    collect: Callable[..., None],
+    source: torch.Tensor,
+    out: torch.Tensor,
+    peers: PeerBuffers,
+    options: dict[str, Any],
+    tables: torch.Tensor,
+) -> None:
+    """Launches; rank 0's tensors stand for all, whose addresses are in the tables."""
+    row = tables.stride(0) * tables.element_size()
+    addresses = (tables.data_ptr(), tables.data_ptr() + row)
+    collect(source, out, peers, _every_rank=addresses, **options)
 
 
 def _multiprocessors(device: torch.device) -> int:

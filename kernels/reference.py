@@ -94,7 +94,9 @@ def reduce(
         else:
             raise ValueError(f"op: expected SUM, AVG, MIN, MAX or PRODUCT, got {op}.")
     total = total * _factor(scale, wide)
-    if op == "AVG":  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
+    if (
+        op == "AVG"
+    ):  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
         total = total / torch.full_like(total, len(inputs))
     return _round(total, output_dtype)
 

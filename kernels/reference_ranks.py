@@ -132,7 +132,9 @@ def _in_order(
             value = value.to(partial_dtype).to(accumulate)
         value = _combined(value, sources[rank].to(accumulate), op)
     value = value * torch.tensor(scale, dtype=torch.float64).to(accumulate)
-    if op == "avg":  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
+    if (
+        op == "avg"
+    ):  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
         value = value / torch.full_like(value, len(messages))
     return value.to(wire).to(dtype)
 

@@ -14,6 +14,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cpu":
         assert os.environ["TRITON_INTERPRET"] == "1"
         return torch.device("cpu")
+    return _gpu()
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    """The GPU, for tests that nothing can take the place of; they are marked `gpu`."""
+    return _gpu()
+
+
+def _gpu() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
     if "TRITON_INTERPRET" in os.environ:
@@ -25,5 +35,20 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Living ranks in which Triton interprets, whatever this process has imported."""
     worlds = Worlds(tmp_path_factory.mktemp("interpreted"), {"TRITON_INTERPRET": "1"})
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def compiled(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Living ranks in which Triton compiles, all on one GPU."""
+    environ = {
+        # Streams that share a queue of the device would wait for each other.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    worlds = Worlds(tmp_path_factory.mktemp("compiled"), environ)
     yield worlds
     worlds.close()

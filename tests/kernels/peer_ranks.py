@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from world import here
 
-__all__ = ["Case", "barrier", "interpret", "open_buffers", "play"]
+__all__ = [
+    "Case",
+    "assert_same",
+    "barrier",
+    "expected_of",
+    "interpret",
+    "open_buffers",
+    "play",
+    "values_of",
+]
 
 ALL_REDUCE = ("one_shot", "two_shot", "ring")
 SPINS = 400_000
@@ -128,7 +137,7 @@ def _call(case: Case, modules: SimpleNamespace, buffers: Any, messages: Any, nam
     rank, ranks = here().rank, here().size
     gathers = case.collective == "all_gather"
     chunks = ranks if case.collective == "reduce_scatter" else 1
-    inputs = [_values(case, number, case.count * chunks) for number in range(ranks)]
+    inputs = [values_of(case, number, case.count * chunks) for number in range(ranks)]
     out_elements = case.count * (ranks if gathers else 1)
     arguments: dict[str, Any] = {"channels": case.channels}
     if case.direct:
@@ -150,7 +159,7 @@ def _call(case: Case, modules: SimpleNamespace, buffers: Any, messages: Any, nam
     elif case.in_place and not case.direct:
         out[rank * case.count : (rank + 1) * case.count] = source
         source = out[rank * case.count : (rank + 1) * case.count]
-    expected = _expected(case, modules.reference, inputs)[rank]
+    expected = expected_of(case, modules.reference, inputs)[rank]
     if not gathers:
         arguments |= {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
     if case.algorithm == "ring" and not gathers:
@@ -165,7 +174,8 @@ def _call(case: Case, modules: SimpleNamespace, buffers: Any, messages: Any, nam
     return result.numel()
 
 
-def _values(case: Case, rank: int, count: int) -> torch.Tensor:
+def values_of(case: Case, rank: int, count: int) -> torch.Tensor:
+    """Returns `count` numbers that a rank gives to the call."""
     generator = torch.Generator().manual_seed(case.seed * 64 + rank)
     values = torch.randn(count, generator=generator, dtype=torch.float64)
     if case.op in ("min", "max") and count:
@@ -177,7 +187,8 @@ def _values(case: Case, rank: int, count: int) -> torch.Tensor:
     return values.to(case.dtype)
 
 
-def _expected(case: Case, reference: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def expected_of(case: Case, reference: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns what each rank must get, by the module of oracles."""
     if case.collective == "all_gather":
         return [reference.all_gather(inputs)] * len(inputs)
     arguments = [inputs, case.op, case.scale, case.wire]

@@ -31,7 +31,7 @@ KINDS = [
 ]
 
 
-def any_case(choose: random.Random) -> Case:
+def any_case(choose: random.Random, in_place: bool = True) -> Case:
     collective, algorithm = choose.choice(KINDS)
     dtype, wire = choose.choice(PAIRS)
     direct = algorithm != "ring" and wire is None and choose.random() < 0.3
@@ -52,7 +52,7 @@ def any_case(choose: random.Random) -> Case:
         scale=choose.choice([1.0, 0.5, 1 / 3, -2.7]),
         channels=choose.choice([None, 1, 2]),
         offset=0 if direct else choose.choice([0, 0, 1, 3]),
-        in_place=algorithm == "two_shot" if direct else choose.random() < 0.5,
+        in_place=algorithm == "two_shot" if direct else in_place and choose.random() < 0.5,
         direct=direct,
         seed=choose.randrange(1000),
     )

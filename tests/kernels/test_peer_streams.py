@@ -1,0 +1,115 @@
+"""Every rank's own launch, ranks being streams of one process on a GPU: all kernels between ranks against the oracle.
+
+The launches of a call run at the same time, as all their programs fit on the device at once: ranks times channels are
+fewer than its multiprocessors. The host allocates nothing and loads no code between them, which could wait for a
+kernel that waits. In a process of its own, whose streams each have a queue of the device.
+"""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from peer_devices import SPINS, Call, buffers_on
+from peer_ranks import Case
+from test_peer_exchange import KINDS, any_case
+from world import Worlds
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda", 0)
+# Not all, as each takes a second to compile.
+TYPES = {torch.float32, torch.bfloat16, torch.int64, torch.uint8, None}
+
+
+def call_of(call: Call, rank: int, buffers: Any) -> None:
+    """Launches what one rank runs, on the current stream."""
+    from fastcoll.kernels import all_gather, one_shot, reduce_scatter, ring, two_shot
+
+    modules = {
+        "all_gather": all_gather,
+        "one_shot": one_shot,
+        "reduce_scatter": reduce_scatter,
+        "ring": ring,
+        "two_shot": two_shot,
+    }
+    function = getattr(modules[call.case.algorithm], call.case.collective)
+    function(call.sources[rank], call.outs[rank], buffers, **call.options)
+
+
+def launch_on_streams(call: Call, buffers: list[Any], absent: int | None = None) -> None:
+    """Launches what each rank runs, at once; `absent` launches nothing."""
+    streams = [torch.cuda.Stream(DEVICE) for _ in buffers]
+    torch.cuda.synchronize(DEVICE)
+    for rank, stream in enumerate(streams):
+        if rank != absent:
+            with torch.cuda.stream(stream):
+                call_of(call, rank, buffers[rank])
+    torch.cuda.synchronize(DEVICE)
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), KINDS)
+def test_any_calls_on_the_same_buffers_are_the_oracle(
+    collective: str, algorithm: str, compiled: Worlds
+) -> None:
+    choose = random.Random(1)
+    cases = [
+        case
+        for case in (any_case(choose, in_place=False) for _ in range(1000))
+        if (case.collective, case.algorithm) == (collective, algorithm)
+        and {case.dtype, case.wire} <= TYPES
+    ]
+    assert len(cases) > 40
+    for ranks in (2, 4):
+        (compared,) = compiled(1).run(played, cases, ranks, init=False)
+        assert compared > 10_000
+
+
+def played(cases: list[Case], ranks: int) -> int:
+    from fastcoll.kernels.peers import PeerLayout
+
+    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512))
+    compared = 0
+    for case in cases:
+        call = Call.of(case, ranks, DEVICE)
+        launch_on_streams(call, buffers)
+        for each in buffers:
+            each.check()
+        compared += call.compare()
+    return compared
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), KINDS)
+def test_a_rank_that_never_launches_is_named_and_a_reset_mends_it(
+    collective: str, algorithm: str, compiled: Worlds
+) -> None:
+    absent = 1
+    (faults,) = compiled(1).run(without_rank, collective, algorithm, absent, init=False)
+    assert set(faults) == {0, 2}
+    for peer, missing, text in faults.values():
+        assert peer == absent or (algorithm == "ring" and missing == [absent])
+        assert f"within {SPINS // 10} polls" in text
+
+
+def without_rank(
+    collective: str, algorithm: str, absent: int
+) -> dict[int, tuple[int, list[int], str]]:
+    from fastcoll.kernels.peers import PeerFault, PeerLayout
+
+    ranks = 3
+    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512), SPINS // 10)
+    call = Call.of(Case(collective, algorithm, torch.float32, 960, seed=1), ranks, DEVICE)
+    launch_on_streams(call, buffers, absent)
+    faults = {}
+    for each in buffers:
+        try:
+            each.check()
+        except PeerFault as fault:
+            faults[each.rank] = (fault.peer, fault.absent, str(fault))
+    for each in buffers:
+        each.reset()
+    launch_on_streams(call, buffers)
+    for each in buffers:
+        each.check()
+    assert call.compare()
+    return faults
