@@ -39,6 +39,7 @@ class Case:
         launches: Kernels that fastcoll launches.
         works: By candidate, one call for each set of buffers.
         verify: By candidate, compares the buffers of the first set after its call.
+        check: Raises if a call before has failed in a way that only shows when it is asked for.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Case:
     launches: int
     works: dict[str, list[Work]] = field(default_factory=dict)
     verify: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
 
 
 def bucketed(shapes: Sequence[Shape], itemsize: int = 4) -> list[list[Shape]]:

@@ -1,5 +1,7 @@
 """``python -m fastcoll.bench.kernels``: the kernels on one GPU against what stock DDP launches for the same work.
 
+Those between ranks play all ranks in one launch, against the traffic that their formulas ask for.
+
 Bandwidth is the least number of bytes that the work must read and write, over the median time of a captured
 graph (device only) or of calls (eager, as a training step makes them), beside the bandwidth of a copy on
 the device in the same run. Candidates take turns; every call takes another set of buffers.
@@ -11,8 +13,10 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +29,14 @@ from fastcoll.bench.machine import describe_machine, describe_run
 __all__ = ["main", "targets"]
 
 _SMALL = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
+_MESSAGES = (torch.float32, torch.bfloat16)
+_LARGE = 256 << 20  # bytes of the messages whose bandwidth is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
 
 def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
-    from fastcoll.bench import kernel_cases as cases
-    from fastcoll.kernels._plan import Blocking
+    """Yields the cases, the most important ones first; none is made before the one before is done with."""
+    from fastcoll.bench import peer_cases
 
     models = (
         {"small": _SMALL}
@@ -38,22 +44,41 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
         else {name: MODELS[name]() for name in ("resnet50", "gpt2-medium")}
     )
     elements, sets = (9000, 1) if small else (1 << 25, 2)
-    yield cases.copy_case((1 << 16) if small else (1 << 30), sets, device)
+    yield from _local_cases(models, elements, sets, device)
+    for make in peer_cases.all_reduce_cases(device, small):
+        yield make()
+    if sweep:
+        yield from _swept_cases(models, elements, sets, device)
+        for make in [] if small else peer_cases.swept_cases(device):
+            yield make()
+
+
+def _local_cases(
+    models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
+) -> Iterator[Any]:
+    from fastcoll.bench import kernel_cases as cases
+
+    yield cases.copy_case((1 << 16) if sets == 1 else (1 << 30), sets, device)
     for name, shapes in models.items():
         buckets = cases.bucketed(shapes)
-        rotation = 1 if small else (4 if name == "resnet50" else 2)
+        rotation = 1 if sets == 1 else (4 if name == "resnet50" else 2)
         yield cases.flatten_case(name, buckets, rotation, device)
         yield cases.flatten_case(name, buckets, rotation, device, back=True)
         yield cases.hook_case(name, buckets, rotation, device)
     for dtype in (torch.float32, torch.bfloat16):
         yield cases.reduce_case(8, elements, dtype, sets, device)
-    if not sweep:
-        return
+
+
+def _swept_cases(
+    models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
+) -> Iterator[Any]:
+    from fastcoll.bench import kernel_cases as cases
+    from fastcoll.kernels._plan import Blocking
+
     for block, warps in _SWEEP:
         blocking = Blocking(block, warps)
         for name, shapes in models.items():
-            buckets = cases.bucketed(shapes)
-            case = cases.flatten_case(name, buckets, 1 if small else 2, device, blocking)
+            case = cases.flatten_case(name, cases.bucketed(shapes), sets, device, blocking)
             case.name += f" block {block} warps {warps}"
             yield case
         case = cases.reduce_case(8, elements, torch.float32, sets, device, blocking)
@@ -108,6 +133,8 @@ def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dic
     def of(case: str, candidate: str, what: str) -> float:
         return float(rows[case]["candidates"][candidate][what])
 
+    from fastcoll.bench import peer_cases
+
     found: list[dict[str, Any]] = []
 
     def at_least(name: str, limit: float, value: float) -> None:
@@ -132,9 +159,18 @@ def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dic
     for dtype in ("float32", "bfloat16"):
         case = f"reduce 8 x {dtype}"
         at_least(f"{case}: share of copy bandwidth", 0.9, of(case, "fastcoll", "of_copy"))
-    time = host["prepared launch"]
+    for algorithm, ranks, message in product(("two_shot", "ring"), (2, 4, 8), _MESSAGES):
+        case = peer_cases.case_name(algorithm, ranks, _LARGE, message)
+        if case in rows:  # not if time was up before
+            at_least(f"{case}: share of copy bandwidth", 0.8, of(case, "fastcoll", "of_copy"))
+    host_time = host["prepared launch"]
     found.append(
-        {"name": "host microseconds a launch", "at_most": 3.0, "value": time, "met": time <= 3.0}
+        {
+            "name": "host microseconds a launch",
+            "at_most": 3.0,
+            "value": host_time,
+            "met": host_time <= 3.0,
+        }
     )
     return found
 
@@ -193,6 +229,9 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="verify on small tensors, time nothing"
     )
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="start no case after that (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write every statistic")
     return parser.parse_args(given)
 
@@ -202,8 +241,13 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
     rows: dict[str, dict[str, Any]] = {}
     clocks = [_clocks()]
     copy: float | None = None
+    stop = time.monotonic() + options.seconds
+    complete = True
     with torch.cuda.stream(stream):
         for case in _cases(device, small=False, sweep=options.sweep):
+            if time.monotonic() > stop:
+                complete = False
+                break
             for candidate, verify in case.verify.items():
                 if not verify():
                     print(
@@ -212,6 +256,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
                     )
                     return 1
             row = _row(case, time_on_device(case.works, stream, options.rounds), copy)
+            case.check()
             if copy is None:
                 copy = row["candidates"]["copy"]["gigabytes_per_second"]
             rows[case.name] = row
@@ -227,6 +272,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
             "machine": describe_machine(device),
             "clocks": clocks,
             "unit": "microseconds; bytes and GB/s count what must be read and written",
+            "complete": complete,
             "cases": list(rows.values()),
             "host_microseconds": host,
             "targets": reached,
@@ -234,6 +280,8 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     _print(rows, host, reached)
+    if not complete:
+        print(f"# {options.seconds:g} seconds were up: cases after the last row were not measured")
     return 0
 
 

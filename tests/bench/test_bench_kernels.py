@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fastcoll.bench import kernel_cases, kernels
+from fastcoll.bench import kernel_cases, kernels, peer_cases
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 
 
@@ -55,6 +55,7 @@ def test_targets_are_read_off_the_rows() -> None:
             ),
             *(("bf16 hook", model) for model in ("resnet50", "gpt2-medium")),
             *(("reduce 8 x", dtype) for dtype in ("float32", "bfloat16")),
+            ("ring 8 ranks", "256 MiB bfloat16"),
         ]
     }
     found = {row["name"]: row["met"] for row in kernels.targets(rows, {"prepared launch": math.pi})}
@@ -63,3 +64,18 @@ def test_targets_are_read_off_the_rows() -> None:
     assert found["flatten resnet50: times faster than DDP"]
     assert not found["flatten resnet50: times faster than cat"]
     assert not found["host microseconds a launch"]
+    assert found["ring 8 ranks 256 MiB bfloat16: share of copy bandwidth"]
+    assert not any(name.startswith("two_shot") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "total"),
+    [  # read and written by each of 4 ranks, in units of a quarter of the message
+        ("one_shot", 4 * (1 + 1 + 4 + 1)),
+        ("two_shot", 4 * (1 + 1) + 4 + 1 + 1 + 3 + 3),
+        ("two_shot direct", 4 + 1 + 3 + 3),
+        ("ring", 4 * (1 + 1) + 2 * (3 + 3)),
+    ],
+)
+def test_traffic_is_that_of_the_formulas(algorithm: str, total: int) -> None:
+    assert peer_cases.traffic(algorithm, 4, 4 * 1024) == 4 * total * 1024

@@ -1,0 +1,168 @@
+"""Collectives whose ranks all run in one launch on one GPU, against the traffic that their formulas ask for.
+
+What counts is what the head of each kernel's file says that it reads and writes, all ranks together and all of it in
+the memory of the one device. That, over the bandwidth of a copy in the same run, is the bound; a message of some MiB
+stays in the L2 cache and may be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import torch
+
+from fastcoll.bench.kernel_cases import Case
+from fastcoll.kernels import PeerBuffers, PeerLayout, reference_ranks
+
+__all__ = [
+    "ALGORITHMS",
+    "RANKS",
+    "SIZES",
+    "all_reduce_case",
+    "all_reduce_cases",
+    "case_name",
+    "layout_for",
+    "swept_cases",
+    "traffic",
+]
+
+ALGORITHMS = ("one_shot", "two_shot", "two_shot direct", "ring")
+RANKS = (2, 4, 8)
+SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
+"""Bytes of a message."""
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_SPINS = 2_000_000  # seconds
+
+
+def traffic(algorithm: str, ranks: int, size: int) -> int:
+    """Returns the bytes that all ranks read and write for messages of `size` bytes, wire dtype that of the message.
+
+    Raises:
+        ValueError: No such algorithm.
+    """
+    if algorithm == "one_shot":  # stage, read all ranks' staging, write
+        each = 2 * size + ranks * size + size
+    elif algorithm == "two_shot":  # stage, reduce a share into staging and result, fetch the others
+        each = 2 * size + (size + 2 * size // ranks) + 2 * (ranks - 1) * size // ranks
+    elif algorithm == "two_shot direct":  # reduce a share in place, fetch the others
+        each = (size + size // ranks) + 2 * (ranks - 1) * size // ranks
+    elif algorithm == "ring":  # message and result; every slot that is sent is written and read
+        each = 2 * size + 2 * (2 * (ranks - 1) * size // ranks)
+    else:
+        raise ValueError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm}.")
+    return ranks * each
+
+
+def case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:
+    """Returns the row of the table."""
+    text = str(dtype).removeprefix("torch.")
+    return f"{algorithm} {ranks} ranks {size / (1 << 20):g} MiB {text}"
+
+
+def layout_for(
+    ranks: int, device: torch.device, stage_bytes: int = 512 << 10, slot_bytes: int = 128 << 10
+) -> PeerLayout:
+    """Returns a layout with a channel for every multiprocessor, so that all ranks' programs are resident."""
+    if device.type != "cuda":
+        return PeerLayout(1, 1024, 4, 512)
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return PeerLayout(count // ranks, stage_bytes, 8, slot_bytes)
+
+
+def _buffers(ranks: int, layout: PeerLayout, device: torch.device) -> list[PeerBuffers]:
+    space = torch.zeros(ranks * layout.bytes + 128, dtype=torch.uint8, device=device)
+    start = -space.data_ptr() % 128
+    regions = [space[start + rank * layout.bytes :][: layout.bytes] for rank in range(ranks)]
+    addresses = [region.data_ptr() for region in regions]
+    return [
+        PeerBuffers(rank, region, addresses, layout, _SPINS) for rank, region in enumerate(regions)
+    ]
+
+
+def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    space = torch.empty(elements + 16, dtype=dtype, device=device)
+    start = -space.data_ptr() % 16 // dtype.itemsize
+    return space[start : start + elements]
+
+
+def all_reduce_case(
+    algorithm: str,
+    ranks: int,
+    size: int,
+    dtype: torch.dtype,
+    sets: int,
+    device: torch.device,
+    layout: PeerLayout | None = None,
+) -> Case:
+    """Returns the all-reduce of `ranks` messages of `size` bytes in one launch.
+
+    A direct one works in place and averages, so that the numbers stay what they are from call to call.
+    """
+    from fastcoll.kernels._peer_checks import Registered
+    from fastcoll.kernels.every_rank import prepare_every_rank
+
+    kind, *direct = algorithm.split()
+    case = Case(case_name(algorithm, ranks, size, dtype), traffic(algorithm, ranks, size), 1)
+    buffers = _buffers(ranks, layout or layout_for(ranks, device), device)
+    elements = size // dtype.itemsize
+    sides: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    works = case.works.setdefault("fastcoll", [])
+    for _ in range(sets):
+        sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
+        outs = sources if direct else [_aligned(elements, dtype, device) for _ in range(ranks)]
+        options: dict[str, object] = {}
+        if direct:
+            addresses = [source.data_ptr() for source in sources]
+            options = {"registered": Registered.at(addresses, device), "op": "avg"}
+        works.append(prepare_every_rank(kind, "all_reduce", sources, outs, buffers, **options))
+        sides.append((sources, outs))
+
+    def verify() -> bool:
+        sources, outs = sides[0]
+        for source in sources:
+            source.normal_()
+        oracle = reference_ranks.ring_all_reduce if kind == "ring" else reference_ranks.all_reduce
+        expected = oracle(sources, "avg" if direct else "sum")
+        for out in outs:
+            if not direct:
+                out.fill_(float("nan"))
+        works[0]()
+        case.check()
+        return all(torch.equal(out, expected) for out in outs)
+
+    def check() -> None:
+        for each in buffers:
+            each.check()
+
+    case.verify["fastcoll"] = verify
+    case.check = check
+    return case
+
+
+def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:
+    """Yields what makes each case, so that only one holds memory at a time."""
+    if small:
+        # Interpreted programs run one after the other: a rank that waits for another would wait forever.
+        ranks = 2 if device.type == "cuda" else 1
+        for algorithm, dtype in product(ALGORITHMS, _DTYPES):
+            yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, 1, device)
+        return
+    for ranks, algorithm, size, dtype in product(RANKS, ALGORITHMS, SIZES, _DTYPES):
+        yield partial(all_reduce_case, algorithm, ranks, size, dtype, 2, device)
+
+
+def swept_cases(device: torch.device) -> Iterator[partial[Case]]:
+    """Yields what makes cases with other sizes of staging and slots."""
+    for stage, slot in ((64 << 10, 32 << 10), (128 << 10, 64 << 10), (2 << 20, 512 << 10)):
+        for algorithm in ("two_shot", "ring"):
+            yield partial(_with_layout, algorithm, device, stage, slot)
+
+
+def _with_layout(algorithm: str, device: torch.device, stage: int, slot: int) -> Case:
+    layout = layout_for(8, device, stage, slot)
+    case = all_reduce_case(algorithm, 8, 64 << 20, torch.float32, 2, device, layout)
+    case.name += f" stage {stage >> 10} KiB slot {slot >> 10} KiB"
+    return case
