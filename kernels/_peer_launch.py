@@ -48,9 +48,6 @@ WARPS = 8
 REGISTERS = 128
 """So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
 
-_REGISTERS_CASTING = 120
-"""The same where message and wire differ: with 128 the assembler of Triton 3.6 uses them all on sm_100, and spills."""
-
 REGISTERS_ALONE = 224
 """For launches of at most one program on a multiprocessor."""
 
@@ -104,9 +101,12 @@ def choices(every_rank: bool) -> Iterator[Choice]:
                 yield Choice(dtype, dtype, staged, True)
 
 
-def block_of(wire: torch.dtype) -> int:
-    """Returns the elements of a block: 32 bytes of wire dtype for each thread."""
-    return _BLOCK_BYTES // wire.itemsize
+def block_of(message: torch.dtype, wire: torch.dtype) -> int:
+    """Returns the elements of a block: for each thread 32 bytes of the wider dtype.
+
+    By a narrower wire the elements would be twice as many, and with some releases of Triton the registers spill.
+    """
+    return _BLOCK_BYTES // max(message.itemsize, wire.itemsize)
 
 
 def signature_of(kernel: Any) -> dict[str, str]:
@@ -131,18 +131,12 @@ def configuration_of(
             "WIRE": ELEMENT[choice.wire],
             "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
             "STAGED": choice.staged,
-            "BLOCK": block_of(choice.wire),
+            "BLOCK": block_of(choice.message, choice.wire),
         },
         divisible_by_16=frozenset({"stage_bytes"}),
         num_warps=WARPS,
-        options={"maxnreg": _registers(choice)},
+        options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
     )
-
-
-def _registers(choice: Choice) -> int:
-    if choice.every_rank:
-        return REGISTERS_ALONE
-    return REGISTERS if choice.message == choice.wire else _REGISTERS_CASTING
 
 
 def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
@@ -223,7 +217,9 @@ def launch(
     configuration = configuration_of(algorithm, kernel, every_rank_kernel, choice)
     if message.count == 0:
         return
-    programs = channels_for(message.count, block_of(message.wire), peers, channels)
+    programs = channels_for(
+        message.count, block_of(message.source.dtype, message.wire), peers, channels
+    )
     grain = GRAIN * shares
     piece = -(-message.count // (programs * grain)) * grain
     if registered is None:
