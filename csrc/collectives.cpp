@@ -58,7 +58,7 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
   return translated([&] {
     const CallSite site = this->site("broadcast");
     at::Tensor& tensor = single(site, tensors);
-    requireDenseCpu(site, tensor);
+    requireDense(site, tensor);
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Broadcast);
     Request& request = task->request;
@@ -81,7 +81,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
   return translated([&] {
     const CallSite site = this->site("reduce");
     at::Tensor& tensor = single(site, tensors);
-    requireDenseCpu(site, tensor);
+    requireDense(site, tensor);
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Reduce);
     Request& request = task->request;

@@ -1,0 +1,210 @@
+#include "device_engine.hpp"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "../base/env.hpp"
+#include "../base/fork.hpp"
+#include "../base/thread.hpp"
+
+namespace fastcoll {
+namespace {
+
+// How long shutdown() lets the device finish what is under way.
+constexpr Milliseconds kGrace{1000};
+
+/// Makes a stream current in this thread for a while, and its device.
+class Current {
+ public:
+  Current(const c10::impl::VirtualGuardImpl& impl, c10::Stream stream)
+      : impl_(impl), device_(stream.device()), before_(impl.exchangeStream(stream)) {}
+  ~Current() { impl_.exchangeStream(before_); }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const c10::impl::VirtualGuardImpl& impl_;
+  const c10::DeviceGuard device_;
+  const c10::Stream before_;
+};
+
+}  // namespace
+
+DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
+                           std::unique_ptr<KeyValueStore> store)
+    : config_(std::move(config)),
+      forkGeneration_(fastcoll::forkGeneration()),
+      issuer_(std::move(issuer)),
+      store_(std::move(store)) {}
+
+DeviceEngine::~DeviceEngine() {
+  shutdown();
+}
+
+std::string DeviceEngine::prefix(const char* call, std::uint64_t seq) const {
+  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
+                config_.size, ", seq ", seq, "]: ");
+}
+
+DeviceEngine::OfDevice& DeviceEngine::ofDevice(const c10::impl::VirtualGuardImpl& impl,
+                                               c10::Device device) {
+  const auto found = devices_.find(device.index());
+  if (found != devices_.end()) return found->second;
+  OfDevice made{impl.getStreamFromGlobalPool(device, config_.highPriority),
+                {},
+                std::make_shared<EventPool>(device.type())};
+  return devices_.emplace(device.index(), std::move(made)).first->second;
+}
+
+c10::Stream DeviceEngine::streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
+                                    const DeviceCall& call) {
+  if (call.pair < 0) return call.async ? own.communication : impl.getStream(call.device);
+  const auto found = own.pairs.find(call.pair);
+  if (found != own.pairs.end()) return found->second;
+  return own.pairs
+      .emplace(call.pair, impl.getStreamFromGlobalPool(call.device, config_.highPriority))
+      .first->second;
+}
+
+void DeviceEngine::throwIfUnusable(const char* call) const {
+  if (forkGeneration_ != fastcoll::forkGeneration()) {
+    throw Error(ErrorKind::Backend,
+                prefix(call, sequence_ + 1) +
+                    "this process was forked from the one that made the group, and cannot use it. "
+                    "Make process groups after the fork, or start processes by 'spawn'.");
+  }
+  if (failed_) throw Error(faultKind_, prefix(call, sequence_ + 1) + "the group has failed: " + fault_);
+  if (closed_) {
+    throw Error(ErrorKind::Backend,
+                prefix(call, sequence_ + 1) +
+                    "the group was destroyed. Initialize it again to use it again.");
+  }
+}
+
+DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
+  const DeviceCall& first = calls.front();
+  const std::lock_guard<std::mutex> inOrder(launchMutex_);
+  std::vector<std::vector<at::Tensor>> freed;
+  auto flight = std::make_shared<Flight>();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    throwIfUnusable(first.name);
+    flight->seq = ++sequence_;
+    freed.swap(toFree_);
+  }
+  flight->call = calls.size() == 1 ? first.name : "batch";
+  flight->dtype = first.dtype;
+  flight->device = first.device;
+  flight->timeout = first.timeout;
+  std::vector<DeviceRequest> requests;
+  std::vector<at::Tensor> used;
+  for (DeviceCall& call : calls) {
+    for (DeviceRequest& request : call.requests) {
+      flight->inElements += request.in.count;
+      flight->outElements += request.out.count;
+      requests.push_back(request);
+    }
+    std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
+  }
+
+  const c10::impl::VirtualGuardImpl impl(first.device.type());
+  const c10::Stream callers = impl.getStream(first.device);
+  OfDevice& own = ofDevice(impl, first.device);
+  const c10::Stream stream = streamFor(impl, own, first);
+  const bool apart = stream != callers;
+  {
+    const Current current(impl, stream);
+    if (apart) {
+      const auto ready = own.events->take();
+      ready->record(callers);
+      ready->block(stream);
+    }
+    try {
+      flight->captured = issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
+    } catch (const Error& error) {
+      throw Error(error.kind(), prefix(flight->call, flight->seq) + error.what());
+    }
+    for (const DeviceCall& call : calls) {
+      if (call.after) call.after();
+    }
+    // An event that a graph captured belongs to the graph.
+    flight->end = flight->captured ? std::make_shared<c10::Event>(first.device.type())
+                                   : own.events->take();
+    flight->end->record(stream);
+  }
+  if (apart) flight->keep(std::move(used));
+  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
+  if (!flight->captured) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    flights_.push_back(flight);
+    startWatching();
+  }
+  return {std::move(flight), stream};
+}
+
+std::uint64_t DeviceEngine::sequence() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sequence_;
+}
+
+bool DeviceEngine::faulted(ErrorKind* kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failed_ && kind != nullptr) *kind = faultKind_;
+  return failed_;
+}
+
+void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+  try {
+    std::deque<FlightRef> flights;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (failed_ || closed_) return;
+      failed_ = true;
+      faultKind_ = kind;
+      fault_ = cause;
+      flights.swap(flights_);
+      for (const auto& flight : flights) {
+        flight->fail(std::make_exception_ptr(
+            Error(kind, prefix(flight->call, flight->seq) + cause)));
+      }
+    }
+    issuer_->abort();
+    // Not on this thread: freeing may wait for whoever holds Python's lock.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& flight : flights) toFree_.push_back(flight->letGo());
+    changed_.notify_all();
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
+                               ": abort failed: ", error.what()));
+  }
+}
+
+void DeviceEngine::shutdown() noexcept {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return;
+    if (forkGeneration_ != fastcoll::forkGeneration()) {
+      closed_ = true;
+      // The thread is the parent's: there is nothing to join here.
+      if (watchdog_.joinable()) watchdog_.detach();
+      return;
+    }
+    // The watchdog removes what has ended.
+    changed_.notify_all();
+    changed_.wait_for(lock, kGrace, [this] { return flights_.empty() || failed_; });
+  }
+  if (!flights_.empty()) {
+    abort(ErrorKind::Backend, "the group was destroyed while the call was under way");
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+  if (watchdog_.joinable() && watchdog_.get_id() != std::this_thread::get_id()) watchdog_.join();
+  issuer_->close();
+}
+
+}  // namespace fastcoll
