@@ -96,10 +96,12 @@ void setDeviceFactory(py::object factory) {
   auto* held = new py::object(std::move(factory));
   ProcessGroupFastcoll::setDeviceFactory(
       [held](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-             int size, std::chrono::milliseconds timeout) -> std::unique_ptr<DeviceIssuer> {
+             int size, std::chrono::milliseconds timeout,
+             c10::DeviceType type) -> std::unique_ptr<DeviceIssuer> {
         const py::gil_scoped_acquire gil;
         try {
-          return std::make_unique<PythonIssuer>((*held)(store, name, rank, size, timeout));
+          return std::make_unique<PythonIssuer>((*held)(
+              store, name, rank, size, timeout, c10::DeviceTypeName(type, /*lower_case=*/true)));
         } catch (const py::error_already_set& error) {
           throw Error(kindOf(error), textOf(error));
         }

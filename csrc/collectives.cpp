@@ -393,6 +393,15 @@ WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     const CallSite site = this->site("barrier");
     auto task = newTask(site, Collective::Barrier);
+    if (const auto device = deviceOfBarrier(opts)) {
+      // Behind all that this rank's stream has done, which a barrier of hosts would not be.
+      at::Tensor word = at::zeros({1}, at::TensorOptions().device(*device).dtype(at::kByte));
+      task->request.collective = Collective::AllReduce;
+      task->request.op = ReduceOp::Max;
+      task->request.in.resize(1);
+      task->request.out.resize(1);
+      task->addInPlace(task->request.in[0], task->request.out[0], word);
+    }
     return launch(std::move(task),
                   {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
   });

@@ -25,7 +25,7 @@ void ProcessGroupFastcoll::setDeviceFactory(DeviceFactory factory) {
   deviceFactory() = std::move(factory);
 }
 
-DeviceEngine& ProcessGroupFastcoll::deviceEngine() {
+DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   const std::lock_guard<std::mutex> lock(deviceMutex_);
   if (device_ != nullptr) return *device_;
   if (!deviceFactory()) {
@@ -37,15 +37,31 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine() {
   config.rank = rank_;
   config.size = size_;
   device_ = std::make_shared<DeviceEngine>(
-      config, deviceFactory()(store, name_, rank_, size_, options_->timeout),
+      config, deviceFactory()(store, name_, rank_, size_, options_->timeout, type),
       std::make_unique<StoreAdapter>(store));
   return *device_;
 }
 
+/// The device whose streams the ranks meet on, if the group has used one or the caller names one.
+std::optional<c10::Device> ProcessGroupFastcoll::deviceOfBarrier(const c10d::BarrierOptions& opts) {
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  const auto index = opts.device_ids.empty()
+                         ? std::optional<c10::DeviceIndex>()
+                         : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+  if (lastDevice_) return index ? c10::Device(lastDevice_->type(), *index) : *lastDevice_;
+  if (index && at::hasCUDA()) return c10::Device(c10::kCUDA, *index);
+  return std::nullopt;
+}
+
 WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair) {
-  DeviceEngine& engine = deviceEngine();
+  DeviceEngine& engine = deviceEngine(task->device()->type());
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    lastDevice_ = task->device();
+  }
+  const bool blocks = call.type == c10d::OpType::BARRIER;
   DeviceCall one;
-  one.name = collectiveName(task->request.collective);
+  one.name = blocks ? "barrier" : collectiveName(task->request.collective);
   one.timeout = timeoutOr(call.timeout);
   one.device = *task->device();
   one.dtype = task->request.dtype;
@@ -69,7 +85,6 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   const bool profiled = at::hasCallbacks();
   if (profiled) recordParameters(call, one.name, engine.sequence() + 1, pair >= 0);
   const bool async = one.async;
-  const bool blocks = task->request.collective == Collective::Barrier;
   std::vector<DeviceCall> calls;
   calls.push_back(std::move(one));
   auto launched = engine.launch(std::move(calls));
@@ -99,7 +114,7 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
     }
     Tensors outputs;
     for (DeviceCall& call : calls) call.pair = -1;
-    auto launched = deviceEngine().launch(std::move(calls));
+    auto launched = deviceEngine(calls[0].device.type()).launch(std::move(calls));
     return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
                                            std::move(outputs), std::move(launched.flight),
                                            launched.stream, false);

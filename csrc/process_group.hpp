@@ -37,7 +37,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
   using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(
       const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
-      std::chrono::milliseconds)>;
+      std::chrono::milliseconds, c10::DeviceType)>;
   static void setDeviceFactory(DeviceFactory factory);
 
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
@@ -131,9 +131,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
   bool collecting(WorkRef& work);
   // on_device.cpp
-  DeviceEngine& deviceEngine();
+  DeviceEngine& deviceEngine(c10::DeviceType type);
   WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
   WorkRef launchBatch();
+  std::optional<c10::Device> deviceOfBarrier(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
@@ -151,6 +152,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
 
   std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
+  std::optional<c10::Device> lastDevice_;
 
   std::mutex splitMutex_;
   std::uint64_t splits_ = 0;

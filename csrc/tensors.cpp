@@ -206,3 +206,8 @@ void TensorTask::finish() {
 }
 
 }  // namespace fastcoll
+
+/// For tests, which run the engine of device tensors on a device without a GPU.
+extern "C" __attribute__((visibility("default"))) void fastcollServeDevice(int type) {
+  fastcoll::serve(static_cast<c10::DeviceType>(type));
+}

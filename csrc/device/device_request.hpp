@@ -27,7 +27,6 @@ struct DeviceRequest {
   ReduceOp op = ReduceOp::None;
   int root = -1;        // or the peer of a send or receive
   double factor = 1.0;  // PREMUL_SUM
-  std::uintptr_t deviceFactor = 0;  // address of the factor where it is a tensor, else 0
   DeviceSpan in;
   DeviceSpan out;
 };
