@@ -40,6 +40,7 @@ static unsigned encode(const Format* format, float value) {
   const unsigned sign = signbit(value) ? format->sign : 0;
   if (isnan(value)) return sign | (format->sign - 1);
   float magnitude = fabsf(value);
+  if (magnitude == 0) return sign;
   int exponent;
   frexpf(magnitude, &exponent);
   exponent = exponent - 1 < 1 - format->bias ? 1 - format->bias : exponent - 1;
@@ -97,7 +98,7 @@ double load(int type, const void* address) {
 
 // The reduction of each element in rank order. Wide is the type that accumulates; UNORDERED tells a
 // NaN.
-#define REDUCE(Narrow, Wide, LOAD, STORE, UNORDERED)           \
+#define REDUCE(Narrow, Wide, LOAD, STORE, AVERAGE, UNORDERED)  \
   for (size_t i = 0; i < count; ++i) {                         \
     Wide total = 0;                                            \
     for (int rank = 0; rank < ranks; ++rank) {                 \
@@ -116,22 +117,25 @@ double load(int type, const void* address) {
         total += value;                                        \
       }                                                        \
     }                                                          \
-    if (op == AVG) total /= (Wide)ranks;                       \
+    if (op == AVG) total = AVERAGE;                            \
     Narrow* element = (Narrow*)out + i;                        \
     STORE;                                                     \
   }                                                            \
   break
-// Unsigned sums and products wrap; the result is read as signed again before it is divided or
-// compared.
-#define SIGNED(Narrow, Unsigned)                                                 \
-  if (op == SUM || op == PROD || op == PREMUL) {                                 \
-    REDUCE(Narrow, Unsigned, (Unsigned) * element, *element = (Narrow)total, 0); \
-  }                                                                              \
-  REDUCE(Narrow, int64_t, *element, *element = (Narrow)total, 0)
-#define UNSIGNED(Narrow, Wide) REDUCE(Narrow, Wide, *element, *element = (Narrow)total, 0)
-#define SMALL(Narrow)                                     \
-  REDUCE(Narrow, float, decode(&formats[type], *element), \
-         *element = (Narrow)encode(&formats[type], total), isnan(value))
+#define INTEGER(Narrow, Wide)                                      \
+  REDUCE(Narrow, Wide, (Wide) * element, *element = (Narrow)total, \
+         (Wide)((Narrow)total / (Narrow)ranks), 0)
+// As unsigned numbers sums and products wrap; only comparison needs the sign.
+#define SIGNED(Narrow, Unsigned) \
+  if (op == MAX || op == MIN) {  \
+    INTEGER(Narrow, Narrow);     \
+  }                              \
+  INTEGER(Narrow, Unsigned)
+#define REAL(Narrow, Wide, LOAD, STORE) \
+  REDUCE(Narrow, Wide, LOAD, STORE, total / (Wide)ranks, isnan(value))
+#define SMALL(Narrow)                                   \
+  REAL(Narrow, float, decode(&formats[type], *element), \
+       *element = (Narrow)encode(&formats[type], total))
 
 void reduce(void* out, int ranks, const void* const inputs[], const double factors[], size_t count,
             int type, int op) {
@@ -143,19 +147,19 @@ void reduce(void* out, int ranks, const void* const inputs[], const double facto
     case INT64:
       SIGNED(int64_t, uint64_t);
     case UINT8:
-      UNSIGNED(uint8_t, uint32_t);
+      INTEGER(uint8_t, uint32_t);
     case UINT32:
-      UNSIGNED(uint32_t, uint64_t);
+      INTEGER(uint32_t, uint32_t);
     case UINT64:
-      UNSIGNED(uint64_t, uint64_t);
+      INTEGER(uint64_t, uint64_t);
     case HALF:
       SMALL(uint16_t);
     case FLOAT:
-      REDUCE(float, float, *element, *element = total, isnan(value));
+      REAL(float, float, *element, *element = total);
     case DOUBLE:
-      REDUCE(double, double, *element, *element = total, isnan(value));
+      REAL(double, double, *element, *element = total);
     case BFLOAT16:
-      REDUCE(uint16_t, float, load_bfloat16(element), store_bfloat16(element, total), isnan(value));
+      REAL(uint16_t, float, load_bfloat16(element), store_bfloat16(element, total));
     case E4M3:
     case E5M2:
       SMALL(uint8_t);

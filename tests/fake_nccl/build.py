@@ -22,7 +22,9 @@ def build(folder: Path = TARGET) -> Path:
     """
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise RuntimeError("tests/fake_nccl needs a C compiler, such as gcc: install one, or set CC")
+        raise RuntimeError(
+            "tests/fake_nccl needs a C compiler, such as gcc: install one, or set CC"
+        )
     sources = sorted(FOLDER.glob("*.c"))
     command = [compiler, *FLAGS, *WARNINGS, f"-Wl,-soname,{SONAME}", *map(str, sources), "-lm"]
     content = b"".join(path.read_bytes() for path in [*sources, FOLDER / "fake_nccl.h"])
