@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from . import torch_module
 from ._build import build, load_library
 
 __all__ = [
@@ -65,8 +66,7 @@ def load() -> None:
         return
     library = load_library(build())
     torch.utils.rename_privateuse1_backend("recording")
-    from . import torch_module
-
+    torch_module.DEVICES = library.DEVICES
     torch._register_device_module("recording", torch_module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     try:

@@ -28,10 +28,11 @@ __all__ = [
 Event = torch.Event
 Stream = torch.Stream
 Device = torch.device | str | int | None
+DEVICES = 0
+"""Number of devices; the compiled library says it."""
 
 device = torch.accelerator.device_index
 current_device = torch.accelerator.current_device_index
-device_count = torch.accelerator.device_count
 set_stream = torch.accelerator.set_stream
 
 
@@ -42,6 +43,10 @@ def _index(device: Device) -> int:
         return device
     index = torch.device(device).index
     return current_device() if index is None else index
+
+
+def device_count() -> int:
+    return DEVICES
 
 
 def set_device(device: Device) -> None:

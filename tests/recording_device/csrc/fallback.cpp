@@ -97,5 +97,12 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
+// Else these would be put together of smaller operators, whose sums differ from CPU's.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  for (const char* name : {"native_layer_norm", "native_group_norm"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
 }  // namespace
 }  // namespace recording

@@ -157,5 +157,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("convolution_backward_overrideable", convolutionBackward);
 }
 
+// A copy resolves these views itself. What torch does otherwise, to resolve them by a copy before,
+// would never end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
 }  // namespace
 }  // namespace recording
