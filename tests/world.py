@@ -50,7 +50,13 @@ class RanksFailed(AssertionError):
 class World:
     """Living ranks of one world size."""
 
-    def __init__(self, size: int, store_port: int, folder: Path) -> None:
+    def __init__(
+        self,
+        size: int,
+        store_port: int,
+        folder: Path,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self.size = size
@@ -65,7 +71,7 @@ class World:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(rank, size, theirs, store_port, BACKEND, str(log)),
+                args=(rank, size, theirs, store_port, BACKEND, str(log), prepare),
                 name=f"rank{rank}of{size}",
                 daemon=False,
             )
@@ -227,10 +233,16 @@ class World:
 
 
 class Worlds:
-    """The worlds of a test session, by size."""
+    """The worlds of a test session, by size.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where logs and scratch directories go.
+        prepare: a function of a module that every rank calls once, before all else.
+    """
+
+    def __init__(self, folder: Path, prepare: Callable[[], None] | None = None) -> None:
         self._folder = folder
+        self._prepare = prepare
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._worlds: dict[int, World] = {}
 
@@ -240,7 +252,8 @@ class Worlds:
         if world is None or not world.alive:
             if world is not None:
                 world.kill()
-            world = self._worlds[size] = World(size, self._store.port, self._folder)
+            world = World(size, self._store.port, self._folder, self._prepare)
+            self._worlds[size] = world
         return world
 
     def close(self) -> None:
