@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import device_ranks
 import pytest
 import recording_device
 from world import Worlds
@@ -9,8 +10,9 @@ from world import Worlds
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the recording device if a test needs it: here, where no test's time limit runs."""
-    if any("device_world" in getattr(item, "fixturenames", ()) for item in session.items):
-        recording_device.build()
+    used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if used & {"device_world", "nccl_world"}:
+        device_ranks.build()
 
 
 @pytest.fixture(scope="session")
@@ -25,5 +27,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 def device_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Like ``world``, of ranks whose torch has the recording device."""
     worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def nccl_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Like ``world``, of ranks in which the recording device's tensors go through NCCL's stand-in."""
+    worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
     yield worlds
     worlds.close()

@@ -46,14 +46,22 @@ class NcclCommunicator:
         member: Group, rank and size.
         device: Where its buffers lie.
         library: The NCCL behind it.
+        instance: Equal on all its ranks and no other communicator's; "" for one made by a split.
     """
 
     def __init__(
-        self, raw: Any, member: Member, device: torch.device, timeout: float, library: NcclLibrary
+        self,
+        raw: Any,
+        member: Member,
+        device: torch.device,
+        timeout: float,
+        library: NcclLibrary,
+        instance: str = "",
     ) -> None:
         self.member = member
         self.device = device
         self.library = library
+        self.instance = instance
         self._raw = raw
         self._timeout = timeout
         self._closed: str | None = None
@@ -100,8 +108,8 @@ class NcclCommunicator:
             raise ValueError(member.says(WHAT, f"expected a rank from 0 to {size - 1}, got {rank}"))
         library = nccl_library.load()
         seconds = timeout.total_seconds()
-        raw = connect(library, store, member, device, seconds, generation, cancelled)
-        return cls(raw, member, device, seconds, library)
+        raw, instance = connect(library, store, member, device, seconds, generation, cancelled)
+        return cls(raw, member, device, seconds, library, instance)
 
     @property
     def handle(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import threading
 import time
@@ -33,7 +34,7 @@ def connect(
     seconds: float,
     generation: int,
     cancelled: threading.Event | None,
-) -> Any:
+) -> tuple[Any, str]:
     """Makes CuPy's communicator, together with all other ranks of the group.
 
     Args:
@@ -44,6 +45,9 @@ def connect(
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
         cancelled: When set, by another thread, the waiting ends with an error.
+
+    Returns:
+        The communicator, and a text that is equal on its ranks and no other communicator has.
 
     Raises:
         DistBackendError: A rank has not come in time, or NCCL failed here or on another rank.
@@ -79,7 +83,7 @@ def connect(
         _give_up(member, raw, call)
         raise
     meeting.clean_up()
-    return raw
+    return raw, hashlib.sha256(unique_id).hexdigest()[:16]
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[None]:

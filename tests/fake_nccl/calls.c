@@ -1,4 +1,6 @@
 // The exported calls that move data, and groups.
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdlib.h>
 
 #include "fake_nccl.h"
@@ -48,6 +50,26 @@ static Status keep(const Operation* op) {
   return OK;
 }
 
+/// Tells the recording device, if it is in this process, what the operation reads and writes.
+static void report(const Operation* op, const void* stream) {
+  typedef void (*Access)(const void*, const void*, size_t, int, const char*);
+  static Access access;
+  static atomic_bool looked;
+  if (!atomic_load(&looked)) {
+    *(void**)&access = dlsym(RTLD_DEFAULT, "recordingDeviceAccess");
+    atomic_store(&looked, true);
+  }
+  if (!access || !op->count) return;
+  const Comm* comm = op->comm;
+  const size_t bytes = op->count * type_bytes(op->type), all = bytes * (size_t)comm->size;
+  const bool root = comm->rank == op->root;
+  const bool reads = op->kind != RECV && (op->kind != BROADCAST || root);
+  const bool writes = op->kind != SEND && (op->kind != REDUCE || root);
+  const char* name = kind_names[op->kind];
+  if (reads) access(stream, op->send, op->kind == REDUCE_SCATTER ? all : bytes, 0, name);
+  if (writes) access(stream, op->recv, op->kind == ALL_GATHER ? all : bytes, 1, name);
+}
+
 static Status submit(Operation op, const void* stream) {
   const char* name = kind_names[op.kind];
   record(name, op.comm, stream, op.count, op.type, op.op, op.root);
@@ -59,6 +81,7 @@ static Status submit(Operation op, const void* stream) {
     op.hang = struck.hang;
     op.polls = struck.polls;
   }
+  if (status == OK) report(&op, stream);
   if (status == OK) status = group.depth ? keep(&op) : execute(&op, 1);
   if (status == OK || status == IN_PROGRESS) count_call(op.comm);
   if (group.depth && status != OK && group.status == OK) group.status = status;
