@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "../base/env.hpp"
 #include "../base/fork.hpp"
@@ -85,21 +86,9 @@ void DeviceEngine::throwIfUnusable(const char* call) const {
 
 DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
   const DeviceCall& first = calls.front();
-  const std::lock_guard<std::mutex> inOrder(launchMutex_);
-  std::vector<std::vector<at::Tensor>> freed;
-  auto flight = std::make_shared<Flight>();
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    throwIfUnusable(first.name);
-    flight->seq = ++sequence_;
-    freed.swap(toFree_);
-  }
-  flight->call = calls.size() == 1 ? first.name : "batch";
-  flight->dtype = first.dtype;
-  flight->device = first.device;
-  flight->timeout = first.timeout;
   std::vector<DeviceRequest> requests;
   std::vector<at::Tensor> used;
+  auto flight = std::make_shared<Flight>();
   for (DeviceCall& call : calls) {
     for (DeviceRequest& request : call.requests) {
       flight->inElements += request.in.count;
@@ -108,40 +97,61 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
     }
     std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
   }
+  flight->call = calls.size() == 1 ? first.name : "batch";
+  flight->dtype = first.dtype;
+  flight->device = first.device;
+  flight->timeout = first.timeout;
 
+  const std::lock_guard<std::mutex> inOrder(launchMutex_);
+  for (const FlightRef& ended : enroll(flight)) ended->letGoHere();
   const c10::impl::VirtualGuardImpl impl(first.device.type());
   const c10::Stream callers = impl.getStream(first.device);
   OfDevice& own = ofDevice(impl, first.device);
   const c10::Stream stream = streamFor(impl, own, first);
-  const bool apart = stream != callers;
-  {
+  if (stream != callers) flight->keep(std::move(used));
+  try {
     const Current current(impl, stream);
-    if (apart) {
+    if (stream != callers) {
       const auto ready = own.events->take();
       ready->record(callers);
       ready->block(stream);
     }
-    try {
-      flight->captured = issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
-    } catch (const Error& error) {
-      throw Error(error.kind(), prefix(flight->call, flight->seq) + error.what());
-    }
+    const bool captured =
+        issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
     for (const DeviceCall& call : calls) {
       if (call.after) call.after();
     }
     // An event that a graph captured belongs to the graph.
-    flight->end = flight->captured ? std::make_shared<c10::Event>(first.device.type())
-                                   : own.events->take();
-    flight->end->record(stream);
-  }
-  if (apart) flight->keep(std::move(used));
-  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
-  if (!flight->captured) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    flights_.push_back(flight);
-    startWatching();
+    auto end = captured ? std::make_shared<c10::Event>(first.device.type()) : own.events->take();
+    end->record(stream);
+    flight->issued(std::move(end), captured);
+    if (captured) strike(flight);
+  } catch (const Error& error) {
+    strike(flight);
+    if (auto fault = flight->fault()) std::rethrow_exception(fault);  // the watchdog's says more
+    throw Error(error.kind(), prefix(flight->call, flight->seq) + error.what());
+  } catch (...) {
+    strike(flight);
+    throw;
   }
   return {std::move(flight), stream};
+}
+
+/// Numbers a call, shows it to the watchdog, and returns calls that have ended and still keep tensors.
+std::vector<FlightRef> DeviceEngine::enroll(const FlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusable(flight->call);
+  flight->seq = ++sequence_;
+  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
+  flights_.push_back(flight);
+  startWatching();
+  return std::exchange(toFree_, {});
+}
+
+/// Takes a call from the watchdog.
+void DeviceEngine::strike(const FlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
 }
 
 std::uint64_t DeviceEngine::sequence() const {
@@ -173,7 +183,7 @@ void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
     issuer_->abort();
     // Not on this thread: freeing may wait for whoever holds Python's lock.
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& flight : flights) toFree_.push_back(flight->letGo());
+    toFree_.insert(toFree_.end(), flights.begin(), flights.end());
     changed_.notify_all();
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,

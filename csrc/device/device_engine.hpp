@@ -89,6 +89,8 @@ class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own, const DeviceCall& call);
   void throwIfUnusable(const char* call) const;
+  std::vector<FlightRef> enroll(const FlightRef& flight);
+  void strike(const FlightRef& flight);
 
   // device_watchdog.cpp
   void watch() noexcept;
@@ -110,7 +112,7 @@ class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<FlightRef> flights_;  // in order
-  std::vector<std::vector<at::Tensor>> toFree_;
+  std::vector<FlightRef> toFree_;  // ended, and still keeping tensors: not for the watchdog to free
   std::uint64_t sequence_ = 0;   // of the last call put on a stream
   std::uint64_t completed_ = 0;  // of the last whose end was seen
   bool closed_ = false;

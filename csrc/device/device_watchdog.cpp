@@ -66,7 +66,7 @@ void DeviceEngine::lookAtFlights() {
     for (auto it = flights_.begin(); it != flights_.end();) {
       if ((*it)->ended()) {
         completed_ = std::max(completed_, (*it)->seq);
-        toFree_.push_back((*it)->letGo());
+        if ((*it)->keeps()) toFree_.push_back(*it);
         it = flights_.erase(it);
         continue;
       }

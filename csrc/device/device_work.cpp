@@ -28,7 +28,7 @@ void DeviceWork::synchronize() {
   if (auto fault = exception()) std::rethrow_exception(fault);
   const c10::impl::VirtualGuardImpl impl(flight_->device.type());
   const c10::Stream current = impl.getStream(flight_->device);
-  if (current != stream_) flight_->end->block(current);
+  if (current != stream_) flight_->blockOn(current);
   // From here on the caller's stream keeps the order that the kept tensors stood for.
   flight_->letGo();
 }
@@ -36,7 +36,7 @@ void DeviceWork::synchronize() {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
   if (timeout == kNoTimeout && !blocking_) return true;
-  if (flight_->captured) return true;
+  if (flight_->captured()) return true;
   const auto until = timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
   auto pause = kFirstPause;
   while (!flight_->ended()) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../base/clock.hpp"
@@ -28,9 +29,6 @@ class Flight {
   Milliseconds timeout{};
   TimePoint deadline;
   c10::Device device{c10::kCPU};
-  std::shared_ptr<c10::Event> end;
-  /// Put on a stream that was being captured: its events may not be asked, and nothing has begun.
-  bool captured = false;
 
   /// "all_reduce(seq 7, float32[1024])"
   std::string describe() const;
@@ -43,8 +41,25 @@ class Flight {
   }
   std::vector<at::Tensor> letGo() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return std::move(kept_);
+    return std::exchange(kept_, {});
   }
+  bool keeps() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !kept_.empty();
+  }
+  /// Asks the device, whatever another thread has seen, and then lets go: the order in which a thread
+  /// frees memory is its own.
+  void letGoHere();
+
+  /// The call is on its stream, and this event behind it. `captured`: the stream is being captured into
+  /// a graph, so that the event may not be asked, and nothing has begun.
+  void issued(std::shared_ptr<c10::Event> end, bool captured);
+  bool captured() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return captured_;
+  }
+  /// Makes a stream wait for the end.
+  void blockOn(const c10::Stream& stream) const;
 
   /// True when the device has passed the end, or the call has failed.
   bool ended() const;
@@ -58,6 +73,8 @@ class Flight {
  private:
   mutable std::mutex mutex_;
   std::vector<at::Tensor> kept_;
+  std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
+  bool captured_ = false;
   std::exception_ptr fault_;
   mutable std::atomic<bool> passed_{false};
 };
