@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -187,11 +188,8 @@ class Rendezvous:
 
     def _records(self) -> bytes:
         keys = self._keys("rank")
-        values = (
-            self._store.multi_get(keys)
-            if self._store.has_extended_api()
-            else map(self._store.get, keys)
-        )
+        store: Any = self._store  # torch's stubs lack the question
+        values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
         records = [_decoded(value) for value in values]
         for rank, record in enumerate(records):
             if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:

@@ -4,29 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from fake_nccl.build import build
+from nccl_scripts import Ended, Script
 
 TESTS = Path(__file__).parents[1]
-sys.path.append(str(TESTS / "fake_nccl"))
-
-from build import build  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A program that has ended: exit status, negative for a signal, and what it printed."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-
-Script = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ answer is a line with its exit status, negative for a signal. What it prints lie
 and ``stderr``. The program is the main program of its interpreter, which ends as any other does.
 """
 
+import gc
 import json
 import os
 import signal
@@ -53,6 +54,7 @@ if __name__ == "__main__":
 
     import fastcoll.cuda.nccl  # noqa: F401
 
+    gc.freeze()  # what is loaded here, a child's end need not look through
     program = launch()
     if program is not None:
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})

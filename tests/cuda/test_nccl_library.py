@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Script
 from nccl_ranks import StandIn, communicator
+from nccl_scripts import Script
 from world import Worlds
 
 from fastcoll.cuda import nccl_library
