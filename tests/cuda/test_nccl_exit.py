@@ -6,11 +6,11 @@ import pytest
 from nccl_scripts import Script
 
 START = """
-import os, sys, threading, time
+import gc, os, sys, threading, time
 from datetime import timedelta
 import torch, torch.distributed as dist
 from nccl_ranks import CPU, StandIn, Tensors
-from fastcoll.cuda import nccl_life
+from fastcoll.cuda import deadline, nccl_life
 from fastcoll.cuda.nccl import NcclCommunicator
 stand_in, tensor = StandIn.load(None), torch.ones(4)
 
@@ -30,7 +30,7 @@ def aside(function, *arguments):
 ENDINGS = {
     "live": ("made = create(); all_reduce(made)", ["abort"]),
     "forgotten": (
-        "all_reduce(create()); import gc; gc.collect(); assert 'destroy' not in stand_in.names()",
+        "all_reduce(create()); gc.collect(); assert 'destroy' not in stand_in.names()",
         ["abort"],
     ),
     "destroyed": ("made = create(); made.destroy()", []),
@@ -47,6 +47,16 @@ ENDINGS = {
     ),
     "after a destruction that hangs": (
         "made = create(); stand_in.inject('hang', 'destroy'); aside(made.destroy)",
+        [],
+    ),
+    "without a thread to abort": (
+        """
+        made = create()
+        stand_in.inject('hang', 'destroy')
+        def start(function):
+            raise RuntimeError("can't start new thread at interpreter shutdown")
+        deadline.start = start
+        """,
         [],
     ),
     "in an init that hangs": ("stand_in.inject('hang', 'initRank'); aside(create)", []),
@@ -100,6 +110,9 @@ def test_a_forked_child_uses_nothing_and_ends(script: Script) -> None:
                     os._exit(1)
             assert "forked" in str(made.async_error())
             made.abort(), made.destroy()
+            use = None
+            del made
+            gc.collect()
             assert stand_in.calls() == []
             create().destroy()  # its own it may have
             sys.exit(5)

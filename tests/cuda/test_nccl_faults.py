@@ -213,7 +213,9 @@ def ends_that_hang(path: str) -> list[float]:
         start = time.monotonic()
         assert not getattr(made, name)()
         times.append(time.monotonic() - start)
-        assert stand_in.names().count(name) == 1
+        assert not made.abort()
+        names = stand_in.names()
+        assert names.count("abort") + names.count("destroy") == 1 and name in names
     stand_in.clear()
     nccl.ABORT_SECONDS = usual
     return times
