@@ -17,9 +17,11 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import NcclLibrary, StatusError
 from fastcoll.cuda.nccl_reductions import PreMulSums
 from fastcoll.cuda.nccl_status import finish, translated
-from fastcoll.cuda.nccl_types import PREMUL_SUM, Reduction, moved, reduced
+from fastcoll.cuda.nccl_types import PREMUL_SUM, moved, reduced
 
 __all__ = ["DataCalls", "group"]
+
+_NAME = dist.ReduceOp.RedOpType  # what dist.ReduceOp.SUM is; a work's options hold a dist.ReduceOp
 
 
 class DataCalls:
@@ -72,8 +74,8 @@ class DataCalls:
             TypeError: NCCL has no such reduction of this dtype.
             DistBackendError: NCCL failed.
         """
-        kind, number = self._reduction("all_reduce", dtype, op)
-        args = (send, receive, count * kind.parts, kind.code, number, stream)
+        code, parts, number = self._reduction("all_reduce", dtype, op)
+        args = (send, receive, count * parts, code, number, stream)
         self._call("all_reduce", self._raw.allReduce, args)
 
     def reduce(
@@ -87,16 +89,16 @@ class DataCalls:
         stream: int,
     ) -> None:
         """Like :meth:`all_reduce`, with the result on ``root`` alone; elsewhere ``receive`` may be 0."""
-        kind, number = self._reduction("reduce", dtype, op)
-        args = (send, receive, count * kind.parts, kind.code, number, root, stream)
+        code, parts, number = self._reduction("reduce", dtype, op)
+        args = (send, receive, count * parts, code, number, root, stream)
         self._call("reduce", self._raw.reduce, args)
 
     def reduce_scatter(
         self, send: int, receive: int, count: int, dtype: torch.dtype, op: Any, stream: int
     ) -> None:
         """Reduces ``count`` elements for each rank, ``size * count`` in all, and leaves each its own."""
-        kind, number = self._reduction("reduce_scatter", dtype, op)
-        args = (send, receive, count * kind.parts, kind.code, number, stream)
+        code, parts, number = self._reduction("reduce_scatter", dtype, op)
+        args = (send, receive, count * parts, code, number, stream)
         self._call("reduce_scatter", self._raw.reduceScatter, args)
 
     def broadcast(
@@ -115,28 +117,28 @@ class DataCalls:
         Raises:
             DistBackendError: NCCL failed.
         """
-        kind = moved(dtype)
-        args = (send, receive, count * kind.parts, kind.code, root, stream)
+        code, parts = moved(dtype)
+        args = (send, receive, count * parts, code, root, stream)
         self._call("broadcast", self._raw.broadcast, args)
 
     def all_gather(
         self, send: int, receive: int, count: int, dtype: torch.dtype, stream: int
     ) -> None:
         """Copies every rank's ``count`` elements, in rank order, to ``receive`` on all ranks."""
-        kind = moved(dtype)
-        args = (send, receive, count * kind.parts, kind.code, stream)
+        code, parts = moved(dtype)
+        args = (send, receive, count * parts, code, stream)
         self._call("all_gather", self._raw.allGather, args)
 
     def send(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
         """Sends ``count`` elements to a rank, which calls :meth:`receive` with the same count and dtype."""
-        kind = moved(dtype)
-        args = (address, count * kind.parts, kind.code, peer, stream)
+        code, parts = moved(dtype)
+        args = (address, count * parts, code, peer, stream)
         self._call("send", self._raw.send, args)
 
     def receive(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
         """Receives what ``peer`` sends."""
-        kind = moved(dtype)
-        args = (address, count * kind.parts, kind.code, peer, stream)
+        code, parts = moved(dtype)
+        args = (address, count * parts, code, peer, stream)
         self._call("recv", self._raw.recv, args)
 
     @contextlib.contextmanager
@@ -173,13 +175,14 @@ class DataCalls:
         if self._closed is not None:
             raise self.member.fault(what, self._closed)
 
-    def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[Reduction, int]:
-        name = op if type(op) is dist.ReduceOp.RedOpType else op.op
+    def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, int, int]:
+        """Returns NCCL's numbers: of the type, of its elements for one of the dtype's, of the operation."""
         try:
-            kind = reduced(dtype, name)
-            if kind.op != PREMUL_SUM:
-                return kind, kind.op
-            return kind, self._factors.number(self.handle, op, dtype, kind.code)
+            found = reduced(dtype, op if type(op) is _NAME else op.op)
+            if found.op != PREMUL_SUM:
+                return found
+            code, parts, _ = found
+            return code, parts, self._factors.number(self.handle, op, dtype, code)
         except TypeError as error:
             raise TypeError(self.member.says(what, str(error))) from None
         except StatusError as error:
