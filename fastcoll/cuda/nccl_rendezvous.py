@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -35,7 +36,6 @@ _RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
 _MAGIC = b"fcnccl01"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
-_NOT_COME = "have not come to create the NCCL communicator"
 _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between two looks into the store
 
 
@@ -126,13 +126,12 @@ class Rendezvous:
         )
 
     def _lead(self, make_id: Callable[[], bytes]) -> bytes:
-        self._until(lambda: self._complete("rank"), "rank", _NOT_COME)
+        self._until(lambda: self._complete("rank"), "rank")
         self._publish(self._records())
         while not self._complete(f"{self._digest}/ack"):
             self._until(
                 lambda: self._complete(f"{self._digest}/ack") or self._records() != self._roster,
                 f"{self._digest}/ack",
-                _NOT_COME,
             )
             if (records := self._records()) != self._roster:  # one was of an earlier generation
                 self._publish(records)
@@ -147,13 +146,12 @@ class Rendezvous:
 
     def _follow(self) -> bytes:
         while True:
-            self._until(self._in_new_roster, "rank", _NOT_COME)
+            self._until(self._in_new_roster, "rank")
             self._put(f"{self._digest}/ack/{self._member.rank}")
             self._compare_versions()
             self._until(
                 lambda: self._store.check([f"{self._digest}/id"]) or self._in_new_roster(look=True),
                 f"{self._digest}/ack",
-                _NOT_COME,
             )
             key = f"{self._digest}/id"
             if not self._store.check([key]):
@@ -190,11 +188,8 @@ class Rendezvous:
 
     def _records(self) -> bytes:
         keys = self._keys("rank")
-        values = (
-            self._store.multi_get(keys)
-            if self._store.has_extended_api()
-            else map(self._store.get, keys)
-        )
+        store: Any = self._store  # torch's stubs lack the question
+        values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
         records = [_decoded(value) for value in values]
         for rank, record in enumerate(records):
             if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
@@ -227,12 +222,16 @@ class Rendezvous:
         keys = enumerate(self._keys(folder))
         return [rank for rank, key in keys if not self._store.check([key])]
 
-    def _until(self, true: Callable[[], bool], folder: str, what: str) -> None:
+    def _until(self, true: Callable[[], bool], folder: str) -> None:
         """Waits; if it has waited too long, names the ranks that have no key in the folder."""
         pause = _SHORTEST
         while not true():
             if time.monotonic() >= self._deadline:
-                raise self.timed_out(f"{names_of(self._missing(folder) or [0])} {what}")
+                absent = self._missing(folder) or [0]
+                have = "have" if len(absent) > 1 else "has"
+                raise self.timed_out(
+                    f"{names_of(absent)} {have} not come to create the NCCL communicator"
+                )
             if self._cancelled.wait(pause):
                 raise self._member.fault(WHAT, "the communicator was aborted before it was made")
             pause = min(2 * pause, _LONGEST)

@@ -1,8 +1,8 @@
 // Injected faults, the record of all calls, and the text of the last error.
 //
 // A fault is a line "kind name number after times", given by fakeNcclInject or, several with
-// semicolons, by FAKE_NCCL_FAULTS. It skips the first `after` calls of that name (* is any) and
-// then strikes `times` times.
+// semicolons, by FAKE_NCCL_FAULTS. It skips the first `after` calls of that name (* is any that
+// moves data) and then strikes `times` times.
 //   fail name status         the call returns this status and does nothing else
 //   hang name 0              the call waits until its communicator is aborted
 //   in_progress name polls   the call is done, returns ncclInProgress, and so do that many polls
@@ -116,10 +116,13 @@ static _Thread_local int struck_async;
 Fault fault(const char* name) {
   Fault found = {OK, false, 0};
   struck_async = 0;
+  bool moves = false;
+  for (int kind = 0; kind < KINDS; ++kind) moves = moves || !strcmp(kind_names[kind], name);
   pthread_mutex_lock(&lock);
   for (int i = 0; i < fault_count; ++i) {
     Injected* one = &faults[i];
-    if ((strcmp(one->name, name) && strcmp(one->name, "*")) || one->after-- > 0 || one->times <= 0)
+    if ((strcmp(one->name, name) && !(moves && !strcmp(one->name, "*"))) || one->after-- > 0 ||
+        one->times <= 0)
       continue;
     --one->times;
     if (!strcmp(one->kind, "fail")) found.status = (Status)one->number;
