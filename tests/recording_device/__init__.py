@@ -12,7 +12,7 @@ What is modelled:
 
 - A kernel is ordered after what its stream launched before, what the stream waited for, and what the
   launching host thread waited for. What one host thread waited for is not known to another, unless
-  it was started after that; ``join_threads()`` tells the calling thread.
+  it was started after that or runs backward for it; ``join_threads()`` tells the calling thread.
 - Memory belongs to the stream that was current when it was made: another stream that uses it must be
   ordered after what that stream did before, and have its work ordered, or told by ``record_stream``,
   when the memory is freed.
@@ -67,6 +67,7 @@ def load() -> None:
     library = load_library(build())
     torch.utils.rename_privateuse1_backend("recording")
     torch_module.DEVICES = library.DEVICES
+    library.share_with_workers()
     torch._register_device_module("recording", torch_module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     try:

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "clock.hpp"
+#include "host_thread.hpp"
 #include "memory.hpp"
 
 namespace recording {
@@ -68,6 +69,7 @@ class Recorder {
 
   // The calling thread knows from now on what any other thread got to know by waiting.
   void joinThreads();
+  void shareWithWorkers();
 
   std::vector<Violation> violations();
   std::vector<LogEntry> log();
@@ -83,8 +85,7 @@ class Recorder {
   using Lock = std::unique_lock<std::mutex>;
   static constexpr size_t kLongestLog = 1 << 20;
 
-  // The clock of the calling thread.
-  Clock& host();
+  HostThread& host() { return HostThread::here(known_); }
   void learn(const Clock& clock);
   // The stream's clock at a point that the calling thread reaches now.
   Clock& reach(StreamIndex stream);
