@@ -147,6 +147,11 @@ void Recorder::recordStream(const void* address, StreamIndex stream) {
   memory_.recordStream(addressOf(address), stream);
 }
 
+void Recorder::judgeAtReuse(bool at_reuse) {
+  const Lock lock(mutex_);
+  memory_.judgeAtReuse(at_reuse);
+}
+
 int Recorder::deviceOf(const void* address) {
   const Lock lock(mutex_);
   const StreamIndex stream = memory_.streamOf(addressOf(address));

@@ -56,6 +56,9 @@ class Recorder {
   // The device whose memory this is; -1 for other memory.
   int deviceOf(const void* address);
 
+  // See memory.hpp.
+  void judgeAtReuse(bool at_reuse);
+
   // For the C interface, whose callers hand in what may be no stream at all.
   void unknownStream(const void* handle, const std::string& what);
 
