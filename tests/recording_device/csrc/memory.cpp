@@ -74,7 +74,8 @@ void Memory::free(uintptr_t address, const Clock& clock) {
 void Memory::checkLeftovers(Block& block, const Past& present, const Clock& clock) {
   for (auto it = block.leftovers.begin(); it != block.leftovers.end();) {
     const Past& past = it->second;
-    if (past.stream == present.stream || clock[past.stream] >= past.time) {
+    const bool ordered = past.stream == present.stream || clock[past.stream] >= past.time;
+    if (ordered || !(past.write || present.write)) {
       ++it;
       continue;
     }
