@@ -163,6 +163,22 @@ def new_memory_while_its_stream_is_busy():
     del busy
 
 
+def memory_in_use_again_before_the_other_stream_is_done():
+    recording.clear()
+    side = torch.Stream(device="recording:0")
+    with recording.judged_at_reuse():
+        tensor = torch.ones(1000, device="recording:0")
+        side.wait_stream(torch.recording.current_stream())
+        with side:
+            tensor.sum()
+        del tensor
+        assert recording.violations() == []
+        fresh = torch.zeros(10, device="recording:0")
+    found = only("freed early")
+    assert (found.first.what, found.first.stream) == ("aten::sum", recording.name_of(side))
+    assert (found.second.what, found.second.address) == ("aten::zero_", fresh.data_ptr())
+
+
 def library():
     """The device's own library, as a native library finds it."""
     symbols = ctypes.CDLL(None)
@@ -190,6 +206,16 @@ def native_library():
     assert (found.first.what, found.first.stream) == ("all_reduce", recording.name_of(a))
     assert library().recordingDeviceOf(tensor.data_ptr()) == 0
     assert library().recordingDeviceOf(tensor.cpu().data_ptr()) == -1
+
+
+def native_library_holds_the_stream():
+    _, a, _ = new()
+    hold = library().recordingDeviceHold(a.native_handle)
+    event = a.record_event()
+    assert hold and not event.query()
+    library().recordingDeviceRelease(hold)
+    assert event.query()
+    assert library().recordingDeviceHold(None) == 0
 
 
 def native_library_with_wrong_arguments():
@@ -237,6 +263,7 @@ def between_devices_without_order():
         free_before_the_other_stream_is_done,
         record_stream_of_one_stream_and_use_on_another,
         new_memory_while_its_stream_is_busy,
+        memory_in_use_again_before_the_other_stream_is_done,
         native_library,
         native_library_with_wrong_arguments,
         kernel_that_torch_does_not_see,
@@ -360,6 +387,19 @@ def free_after_its_own_stream_waited():
     del tensor
 
 
+def wait_between_free_and_reuse():
+    recording.clear()
+    side = torch.Stream(device="recording:0")
+    with recording.judged_at_reuse():
+        for _ in range(3):
+            tensor = torch.ones(1000, device="recording:0")
+            side.wait_stream(torch.recording.current_stream())
+            with side:
+                tensor.sum()
+            del tensor
+            torch.recording.current_stream().wait_stream(side)
+
+
 def made_and_freed_on_a_side_stream():
     recording.clear()
     with torch.Stream(device="recording:0"):
@@ -394,7 +434,9 @@ def between_devices():
         separate_columns,
         record_stream,
         free_after_its_own_stream_waited,
+        wait_between_free_and_reuse,
         made_and_freed_on_a_side_stream,
+        native_library_holds_the_stream,
         between_devices,
     ],
 )

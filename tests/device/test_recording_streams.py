@@ -240,6 +240,20 @@ def backward_runs_on_the_streams_of_forward():
     assert recording.violations() == []
 
 
+def backward_knows_what_its_caller_waited_for():
+    recording.clear()
+    side = torch.Stream(device="recording:0")
+    weight = torch.ones(1000, device="recording:0", requires_grad=True)
+    side.wait_stream(torch.recording.current_stream())
+    loss = weight.sin().sum()
+    with side, torch.no_grad():
+        scale = torch.full((), 2.0, device="recording:0")
+    side.synchronize()
+    loss.backward(scale)
+    assert weight.grad.shape == (1000,)
+    assert recording.violations() == []
+
+
 def knowledge_of_another_thread():
     def synchronize_elsewhere(then):
         recording.clear()
@@ -300,6 +314,7 @@ def many_threads_at_once():
         index_does_not_wait,
         callbacks_of_futures,
         backward_runs_on_the_streams_of_forward,
+        backward_knows_what_its_caller_waited_for,
         knowledge_of_another_thread,
         many_threads_at_once,
     ],

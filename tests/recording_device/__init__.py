@@ -12,10 +12,10 @@ What is modelled:
 
 - A kernel is ordered after what its stream launched before, what the stream waited for, and what the
   launching host thread waited for. What one host thread waited for is not known to another, unless
-  it was started after that; ``join_threads()`` tells the calling thread.
+  it was started after that or runs backward for it; ``join_threads()`` tells the calling thread.
 - Memory belongs to the stream that was current when it was made: another stream that uses it must be
   ordered after what that stream did before, and have its work ordered, or told by ``record_stream``,
-  when the memory is freed.
+  when the memory is freed. Inside ``judged_at_reuse()``, only when the memory may be in use again.
 - ``.cpu()``, ``.item()`` and whatever else needs a value or a size on the host waits for the stream;
   copies with ``non_blocking=True`` do not. Host memory itself is not watched.
 - ``hold(stream)``: what is launched there from then on is unfinished, with all that waits for it:
@@ -42,6 +42,7 @@ __all__ = [
     "held",
     "hold",
     "join_threads",
+    "judged_at_reuse",
     "launch",
     "load",
     "log",
@@ -67,6 +68,7 @@ def load() -> None:
     library = load_library(build())
     torch.utils.rename_privateuse1_backend("recording")
     torch_module.DEVICES = library.DEVICES
+    library.share_with_workers()
     torch._register_device_module("recording", torch_module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     try:
@@ -150,6 +152,20 @@ def held(stream: torch.Stream) -> Iterator[None]:
 def set_patience(seconds: float) -> None:
     """Set after how long a thread that waits for unfinished work raises; 60 seconds at first."""
     _loaded().set_patience(seconds)
+
+
+@contextlib.contextmanager
+def judged_at_reuse() -> Iterator[None]:
+    """Inside, report what is freed early not when it is freed, but when other work may get the memory.
+
+    For programs like FSDP, whose streams wait for the users of their freed memory before they make new
+    tensors. A program that ends before that shows nothing.
+    """
+    _loaded().judge_at_reuse(True)
+    try:
+        yield
+    finally:
+        _loaded().judge_at_reuse(False)
 
 
 def join_threads() -> None:

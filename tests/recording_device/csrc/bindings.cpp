@@ -65,7 +65,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "release_stream",
       [](int device, int64_t id) { Recorder::get().releaseStream(known(device, id)); }, Unlocked());
+  module.def("judge_at_reuse", [](bool at_reuse) { Recorder::get().judgeAtReuse(at_reuse); });
   module.def("set_patience", [](double seconds) { Recorder::get().setPatience(seconds); });
+  module.def("share_with_workers", [] { Recorder::get().shareWithWorkers(); });
   module.def("join_threads", [] { Recorder::get().joinThreads(); });
   module.def("launch",
              [](int device, int64_t id, const std::string& what,

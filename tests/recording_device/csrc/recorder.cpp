@@ -1,20 +1,11 @@
 #include "recorder.hpp"
 
-#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <utility>
 
 namespace recording {
 namespace {
-
-struct HostThread {
-  int number = 0;
-  bool started = false;
-  Clock clock;
-};
-thread_local HostThread this_thread;
-std::atomic<int> threads{0};
 
 double now() {
   using Milliseconds = std::chrono::duration<double, std::milli>;
@@ -33,34 +24,23 @@ Recorder& Recorder::get() {
   return *recorder;
 }
 
-Clock& Recorder::host() {
-  if (!this_thread.started) {
-    this_thread.started = true;
-    this_thread.number = threads++;
-    // Who started this thread cannot be told: any other thread's knowledge may have been passed on.
-    this_thread.clock = known_;
-  }
-  return this_thread.clock;
-}
-
 void Recorder::learn(const Clock& clock) {
-  host().merge(clock);
+  host().learn(clock);
   known_.merge(clock);
 }
 
 Clock& Recorder::reach(StreamIndex stream) {
   Clock& clock = streams_[static_cast<size_t>(stream)];
-  clock.merge(host());
+  clock.merge(host().clock());
   return clock;
 }
 
 LogEntry& Recorder::note(const char* kind, std::string what, StreamIndex stream, uint64_t event) {
-  host();
   if (log_.size() == kLongestLog) {
     log_.pop_front();
     log_is_cut_ = true;
   }
-  log_.push_back({kind, std::move(what), nameOf(stream), event, this_thread.number, {}});
+  log_.push_back({kind, std::move(what), nameOf(stream), event, host().number(), {}});
   return log_.back();
 }
 
@@ -167,6 +147,11 @@ void Recorder::recordStream(const void* address, StreamIndex stream) {
   memory_.recordStream(addressOf(address), stream);
 }
 
+void Recorder::judgeAtReuse(bool at_reuse) {
+  const Lock lock(mutex_);
+  memory_.judgeAtReuse(at_reuse);
+}
+
 int Recorder::deviceOf(const void* address) {
   const Lock lock(mutex_);
   const StreamIndex stream = memory_.streamOf(addressOf(address));
@@ -233,7 +218,12 @@ void Recorder::setPatience(double seconds) {
 
 void Recorder::joinThreads() {
   const Lock lock(mutex_);
-  host().merge(known_);
+  host().learn(known_);
+}
+
+void Recorder::shareWithWorkers() {
+  const Lock lock(mutex_);
+  HostThread::shareWithWorkers();
 }
 
 std::vector<Violation> Recorder::violations() {

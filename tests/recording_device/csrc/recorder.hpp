@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "clock.hpp"
+#include "host_thread.hpp"
 #include "memory.hpp"
 
 namespace recording {
@@ -55,6 +56,9 @@ class Recorder {
   // The device whose memory this is; -1 for other memory.
   int deviceOf(const void* address);
 
+  // See memory.hpp.
+  void judgeAtReuse(bool at_reuse);
+
   // For the C interface, whose callers hand in what may be no stream at all.
   void unknownStream(const void* handle, const std::string& what);
 
@@ -68,6 +72,7 @@ class Recorder {
 
   // The calling thread knows from now on what any other thread got to know by waiting.
   void joinThreads();
+  void shareWithWorkers();
 
   std::vector<Violation> violations();
   std::vector<LogEntry> log();
@@ -83,8 +88,7 @@ class Recorder {
   using Lock = std::unique_lock<std::mutex>;
   static constexpr size_t kLongestLog = 1 << 20;
 
-  // The clock of the calling thread.
-  Clock& host();
+  HostThread& host() { return HostThread::here(known_); }
   void learn(const Clock& clock);
   // The stream's clock at a point that the calling thread reaches now.
   Clock& reach(StreamIndex stream);
