@@ -1,5 +1,5 @@
-// What Python sees of the device engine: the handles of communicators, and the way by which the engine
-// calls fastcoll.cuda.engine.
+// What Python sees of the device engine: the handles of communicators, and the way by which the
+// engine calls fastcoll.cuda.engine.
 #include "bindings_device.hpp"
 
 #include <pybind11/chrono.h>
@@ -119,11 +119,12 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
 
 void bindDevice(py::module_& m) {
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
-      .def(py::init([](std::uintptr_t abort, std::uintptr_t asyncError, std::uintptr_t errorString) {
-             return std::make_shared<Communicators>(
-                 LibraryFunctions{abort, asyncError, errorString});
-           }),
-           py::arg("comm_abort"), py::arg("comm_get_async_error"), py::arg("get_error_string"))
+      .def(
+          py::init([](std::uintptr_t abort, std::uintptr_t asyncError, std::uintptr_t errorString) {
+            return std::make_shared<Communicators>(
+                LibraryFunctions{abort, asyncError, errorString});
+          }),
+          py::arg("comm_abort"), py::arg("comm_get_async_error"), py::arg("get_error_string"))
       .def("add", &Communicators::add, py::arg("handle"), py::arg("name"),
            py::call_guard<py::gil_scoped_release>())
       .def("remove", &Communicators::remove, py::arg("handle"),
@@ -132,10 +133,10 @@ void bindDevice(py::module_& m) {
       .def_property_readonly("aborted", &Communicators::aborted)
       .def_property("instance", &Communicators::instance, &Communicators::setInstance);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
-  m.attr("COLLECTIVES") = names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
+  m.attr("COLLECTIVES") =
+      names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
   m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);
-  m.attr("REDUCE_OPS") =
-      names<ReduceOp>(static_cast<int>(ReduceOp::PreMulSum) + 1, &reduceOpName);
+  m.attr("REDUCE_OPS") = names<ReduceOp>(static_cast<int>(ReduceOp::PreMulSum) + 1, &reduceOpName);
 }
 
 }  // namespace fastcoll

@@ -45,15 +45,15 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
 /// The device whose streams the ranks meet on, if the group has used one or the caller names one.
 std::optional<c10::Device> ProcessGroupFastcoll::deviceOfBarrier(const c10d::BarrierOptions& opts) {
   const std::lock_guard<std::mutex> lock(deviceMutex_);
-  const auto index = opts.device_ids.empty()
-                         ? std::optional<c10::DeviceIndex>()
-                         : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
+  const auto index = opts.device_ids.empty() ? std::optional<c10::DeviceIndex>()
+                                             : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
   if (lastDevice_) return index ? c10::Device(lastDevice_->type(), *index) : *lastDevice_;
   if (index && at::hasCUDA()) return c10::Device(c10::kCUDA, *index);
   return std::nullopt;
 }
 
-WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair) {
+WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
+                                             int pair) {
   DeviceEngine& engine = deviceEngine(task->device()->type());
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
@@ -107,9 +107,10 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
   return translated([&]() -> WorkRef {
     for (const DeviceCall& call : calls) {
       if (call.device != calls[0].device) {
-        throw Error(ErrorKind::Value,
-                    concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
-                           calls[0].device, " and ", call.device, ". Make a batch for each."));
+        throw Error(
+            ErrorKind::Value,
+            concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
+                   calls[0].device, " and ", call.device, ". Make a batch for each."));
       }
     }
     Tensors outputs;

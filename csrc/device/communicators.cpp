@@ -32,8 +32,8 @@ void Communicators::add(std::uintptr_t handle, std::string name) {
 
 bool Communicators::remove(std::uintptr_t handle) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = std::find_if(all_.begin(), all_.end(),
-                                  [&](const One& one) { return one.handle == handle; });
+  const auto found =
+      std::find_if(all_.begin(), all_.end(), [&](const One& one) { return one.handle == handle; });
   if (found == all_.end()) return false;
   all_.erase(found);
   return true;
@@ -72,8 +72,8 @@ std::string Communicators::asyncError() {
     if (asked != kSuccess) status = asked;
     if (status == kSuccess || status == kInProgress) continue;
     return concat("NCCL reported an error on communicator ", one.name, ": ",
-                  functionAt<GetErrorString>(functions_.getErrorString)(status), " (status ", status,
-                  ")");
+                  functionAt<GetErrorString>(functions_.getErrorString)(status), " (status ",
+                  status, ")");
   }
   return "";
 }

@@ -1,5 +1,5 @@
-// The communicators of a group, as the library's own handles, so that the watchdog can ask for errors
-// and abort them while another thread holds Python's lock for ever.
+// The communicators of a group, as the library's own handles, so that the watchdog can ask for
+// errors and abort them while another thread holds Python's lock for ever.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ class Communicators {
   bool aborted() const;
   /// What the library reports of one of them, or "".
   std::string asyncError();
-  /// A text that is equal on all ranks of this life of the group, and of no other; "" while unknown.
+  /// A text that is equal on all ranks of this life of the group, and of no other; "" while
+  /// unknown.
   std::string instance() const;
   void setInstance(std::string instance);
 

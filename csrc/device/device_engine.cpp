@@ -76,7 +76,8 @@ void DeviceEngine::throwIfUnusable(const char* call) const {
                     "this process was forked from the one that made the group, and cannot use it. "
                     "Make process groups after the fork, or start processes by 'spawn'.");
   }
-  if (failed_) throw Error(faultKind_, prefix(call, sequence_ + 1) + "the group has failed: " + fault_);
+  if (failed_)
+    throw Error(faultKind_, prefix(call, sequence_ + 1) + "the group has failed: " + fault_);
   if (closed_) {
     throw Error(ErrorKind::Backend,
                 prefix(call, sequence_ + 1) +
@@ -116,8 +117,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
       ready->record(callers);
       ready->block(stream);
     }
-    const bool captured =
-        issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
+    const bool captured = issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
     for (const DeviceCall& call : calls) {
       if (call.after) call.after();
     }
@@ -137,7 +137,8 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
   return {std::move(flight), stream};
 }
 
-/// Numbers a call, shows it to the watchdog, and returns calls that have ended and still keep tensors.
+/// Numbers a call, shows it to the watchdog, and returns calls that have ended and still keep
+/// tensors.
 std::vector<FlightRef> DeviceEngine::enroll(const FlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfUnusable(flight->call);
@@ -176,8 +177,8 @@ void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
       fault_ = cause;
       flights.swap(flights_);
       for (const auto& flight : flights) {
-        flight->fail(std::make_exception_ptr(
-            Error(kind, prefix(flight->call, flight->seq) + cause)));
+        flight->fail(
+            std::make_exception_ptr(Error(kind, prefix(flight->call, flight->seq) + cause)));
       }
     }
     issuer_->abort();

@@ -1,9 +1,10 @@
-// The engine of tensors on a device with streams: puts each call on a stream, behind what the caller's
-// stream has done so far, and knows of every call whether it has ended.
+// The engine of tensors on a device with streams: puts each call on a stream, behind what the
+// caller's stream has done so far, and knows of every call whether it has ended.
 //
-// A synchronous call goes onto the caller's own stream: no other stream has to wait. An asynchronous
-// one goes onto the group's communication stream (high priority, one a device), which first waits for
-// the caller's; the caller's waits for it in Work::wait(). No call waits on the host.
+// A synchronous call goes onto the caller's own stream: no other stream has to wait. An
+// asynchronous one goes onto the group's communication stream (high priority, one a device), which
+// first waits for the caller's; the caller's waits for it in Work::wait(). No call waits on the
+// host.
 //
 // Only torch's device-generic classes are used, so that one build serves every torch, and the tests
 // run these lines on a device without a GPU that checks the order of all accesses.
@@ -37,13 +38,14 @@ struct DeviceCall {
   Milliseconds timeout{};
   c10::Device device{c10::kCPU};
   DType dtype = DType::UInt8;
-  /// The peer of a send or receive that is in no batch, else -1. Each pair of ranks has a stream and a
-  /// communicator of its own for these, so that they wait for nothing else.
+  /// The peer of a send or receive that is in no batch, else -1. Each pair of ranks has a stream
+  /// and a communicator of its own for these, so that they wait for nothing else.
   int pair = -1;
   std::vector<DeviceRequest> requests;
   /// Everything whose memory the call touches on its stream.
   std::vector<at::Tensor> used;
-  /// Called with the stream current, behind the requests: copies results to tensors that are not dense.
+  /// Called with the stream current, behind the requests: copies results to tensors that are not
+  /// dense.
   std::function<void()> after;
 };
 
@@ -87,7 +89,8 @@ class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
     std::shared_ptr<EventPool> events;
   };
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
-  c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own, const DeviceCall& call);
+  c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
+                        const DeviceCall& call);
   void throwIfUnusable(const char* call) const;
   std::vector<FlightRef> enroll(const FlightRef& flight);
   void strike(const FlightRef& flight);
@@ -113,8 +116,8 @@ class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
   std::condition_variable changed_;
   std::deque<FlightRef> flights_;  // in order
   std::vector<FlightRef> toFree_;  // ended, and still keeping tensors: not for the watchdog to free
-  std::uint64_t sequence_ = 0;   // of the last call put on a stream
-  std::uint64_t completed_ = 0;  // of the last whose end was seen
+  std::uint64_t sequence_ = 0;     // of the last call put on a stream
+  std::uint64_t completed_ = 0;    // of the last whose end was seen
   bool closed_ = false;
   bool failed_ = false;
   ErrorKind faultKind_ = ErrorKind::Backend;

@@ -14,10 +14,10 @@ namespace fastcoll {
 ///   collective                   operations of the library
 ///   all_reduce, broadcast,       the same, for each piece
 ///   reduce
-///   all_gather                   the same where the outputs follow each other; else each rank's broadcast
-///   reduce_scatter               the same where the inputs follow each other; else a reduce to each rank
-///   gather, scatter, all_to_all  send and recv with each rank, this one among them
-///   send, recv                   the same, for each piece
+///   all_gather                   the same where the outputs follow each other; else each rank's
+///   broadcast reduce_scatter               the same where the inputs follow each other; else a
+///   reduce to each rank gather, scatter, all_to_all  send and recv with each rank, this one among
+///   them send, recv                   the same, for each piece
 void planOnDevice(const Request& request, int rank, std::vector<DeviceRequest>& into);
 
 }  // namespace fastcoll

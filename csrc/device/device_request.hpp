@@ -19,8 +19,9 @@ struct DeviceSpan {
   std::int64_t count = 0;
 };
 
-/// One operation of the library. Counts are of elements; of all ranks' together for the output of an
-/// all_gather and the input of a reduce_scatter. An address is 0 where this rank has no such part.
+/// One operation of the library. Counts are of elements; of all ranks' together for the output of
+/// an all_gather and the input of a reduce_scatter. An address is 0 where this rank has no such
+/// part.
 struct DeviceRequest {
   Collective collective = Collective::Barrier;
   DType dtype = DType::UInt8;
@@ -35,11 +36,12 @@ struct DeviceRequest {
 class DeviceIssuer {
  public:
   virtual ~DeviceIssuer() = default;
-  /// Puts the requests on the stream, together where they are several. True when the stream is being
-  /// captured into a graph, so that nothing of it may be asked from another thread.
-  /// Throws Error; then nothing of them may be relied on.
-  /// `pair`: the one other rank that takes part, for which there is a communicator of two; or -1.
-  virtual bool issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair) = 0;
+  /// Puts the requests on the stream, together where they are several. True when the stream is
+  /// being captured into a graph, so that nothing of it may be asked from another thread. Throws
+  /// Error; then nothing of them may be relied on. `pair`: the one other rank that takes part, for
+  /// which there is a communicator of two; or -1.
+  virtual bool issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
+                     int pair) = 0;
   /// What went wrong in the library since, or "". Must not wait for Python.
   virtual std::string poll() noexcept = 0;
   /// Ends everything under way, on this rank. Must not wait for Python.

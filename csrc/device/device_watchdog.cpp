@@ -1,9 +1,9 @@
-// The watchdog of a DeviceEngine: one thread a group, from its first call on. It never takes Python's
-// lock, which a thread that hangs may hold.
+// The watchdog of a DeviceEngine: one thread a group, from its first call on. It never takes
+// Python's lock, which a thread that hangs may hold.
 //
-// It asks the events of what is under way; looks at deadlines and at what the library says of itself;
-// and once a second at the store, for a fault that another rank met. A fault ends the group on all
-// ranks, with a message that says how far each rank came.
+// It asks the events of what is under way; looks at deadlines and at what the library says of
+// itself; and once a second at the store, for a fault that another rank met. A fault ends the group
+// on all ranks, with a message that says how far each rank came.
 #include <pthread.h>
 
 #include <algorithm>
@@ -86,15 +86,16 @@ void DeviceEngine::lookAtFlights() {
     tellPeers(fault);
     abort(ErrorKind::Backend, fault + whereAllAre());
   } else if (late != nullptr) {
-    const std::string cause = concat(late->describe(), " timed out after ", late->timeout.count(), " ms");
+    const std::string cause =
+        concat(late->describe(), " timed out after ", late->timeout.count(), " ms");
     tellPeers(cause);
     abort(ErrorKind::Timeout, cause + whereAllAre());
   }
 }
 
 void DeviceEngine::tellPeers(const std::string& cause) noexcept {
-  log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size, ": ",
-                             cause, "; the group is aborted"));
+  log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
+                             ": ", cause, "; the group is aborted"));
   try {
     std::string progress;
     {
@@ -137,7 +138,8 @@ std::string DeviceEngine::whereAllAre() noexcept {
     std::size_t missing = of.size();
     while (missing > 0) {
       for (std::size_t rank = 0; rank < of.size(); ++rank) {
-        if (of[rank].empty() && store_->tryGet(progressKey(instance, static_cast<int>(rank)), of[rank])) {
+        if (of[rank].empty() &&
+            store_->tryGet(progressKey(instance, static_cast<int>(rank)), of[rank])) {
           --missing;
         }
       }

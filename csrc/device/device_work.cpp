@@ -37,13 +37,15 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
   if (timeout == kNoTimeout && !blocking_) return true;
   if (flight_->captured()) return true;
-  const auto until = timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
+  const auto until =
+      timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
   auto pause = kFirstPause;
   while (!flight_->ended()) {
     if (Clock::now() >= until) {
-      throwAsTorch(Error(ErrorKind::Timeout,
-                         concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
-                                flight_->describe(), "; it goes on, and may be waited for again")));
+      throwAsTorch(
+          Error(ErrorKind::Timeout,
+                concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
+                       flight_->describe(), "; it goes on, and may be waited for again")));
     }
     translated([] { checkInterrupt(); });
     std::this_thread::sleep_for(pause);

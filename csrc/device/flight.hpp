@@ -47,12 +47,12 @@ class Flight {
     std::lock_guard<std::mutex> lock(mutex_);
     return !kept_.empty();
   }
-  /// Asks the device, whatever another thread has seen, and then lets go: the order in which a thread
-  /// frees memory is its own.
+  /// Asks the device, whatever another thread has seen, and then lets go: the order in which a
+  /// thread frees memory is its own.
   void letGoHere();
 
-  /// The call is on its stream, and this event behind it. `captured`: the stream is being captured into
-  /// a graph, so that the event may not be asked, and nothing has begun.
+  /// The call is on its stream, and this event behind it. `captured`: the stream is being captured
+  /// into a graph, so that the event may not be asked, and nothing has begun.
   void issued(std::shared_ptr<c10::Event> end, bool captured);
   bool captured() const {
     std::lock_guard<std::mutex> lock(mutex_);

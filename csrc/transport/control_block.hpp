@@ -14,8 +14,6 @@
 
 namespace fastcoll {
 
-
-
 /// A collective's signature: what must be equal on all ranks. Written before the first segment of
 /// the collective is published, read after it was seen published. There are two, used in turn: a
 /// rank writes the one of collective k only after all peers arrived at k-1, so after all left k-2.

@@ -40,7 +40,15 @@ _PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
     _RECV,
 ) = (
     C.COLLECTIVES.index(name)
-    for name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "send", "recv")
+    for name in (
+        "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "reduce_scatter",
+        "send",
+        "recv",
+    )
 )
 
 

@@ -152,9 +152,7 @@ def all_to_all_single_uneven(async_op):
     source = torch.cat([torch.full((me + rank, 2), float(10 * me + rank)) for rank in ranks()])
     output = torch.empty(sum(splits), 2, device=DEVICE)
     ended(dist.all_to_all_single(output, source.to(DEVICE), splits, splits, async_op=async_op))
-    same(
-        output, torch.cat([torch.full((me + rank, 2), float(10 * rank + me)) for rank in ranks()])
-    )
+    same(output, torch.cat([torch.full((me + rank, 2), float(10 * rank + me)) for rank in ranks()]))
 
 
 def lists(async_op):
