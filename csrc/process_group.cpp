@@ -102,7 +102,8 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
 }
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
-  shutdown();
+  device_.reset();
+  engine_->shutdown();
 }
 
 std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
@@ -117,6 +118,7 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
+  DeviceEngine::shutdownAll();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
@@ -136,7 +138,7 @@ void ProcessGroupFastcoll::abort() {
 }
 
 void ProcessGroupFastcoll::shutdown() {
-  if (device_ != nullptr) device_->shutdown();
+  if (device_ != nullptr) device_->shutdown(options_->timeout);
   engine_->shutdown();
 }
 

@@ -147,3 +147,6 @@ def set_device_factory(
 ) -> None: ...
 def set_gloo_factory(factory: Callable[[Store, int, int, timedelta], Backend]) -> None:
     """Sets what makes the Gloo backend of a group whose ranks cannot share memory."""
+
+def _shutdown_all() -> None:
+    """Ends all groups of this process, with little grace for what is under way."""

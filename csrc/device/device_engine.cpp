@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "../base/env.hpp"
@@ -13,8 +14,18 @@
 namespace fastcoll {
 namespace {
 
-// How long shutdown() lets the device finish what is under way.
-constexpr Milliseconds kGrace{1000};
+// What is under way when nobody is left to wait for it.
+constexpr Milliseconds kShortGrace{1000};
+constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+
+struct Living {
+  std::mutex mutex;
+  std::set<DeviceEngine*> engines;
+};
+Living& living() {
+  static auto* it = new Living;  // outlives static destructors
+  return *it;
+}
 
 /// Makes a stream current in this thread for a while, and its device.
 class Current {
@@ -38,10 +49,17 @@ DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssu
     : config_(std::move(config)),
       forkGeneration_(fastcoll::forkGeneration()),
       issuer_(std::move(issuer)),
-      store_(std::move(store)) {}
+      store_(std::move(store)) {
+  const std::lock_guard<std::mutex> lock(living().mutex);
+  living().engines.insert(this);
+}
 
 DeviceEngine::~DeviceEngine() {
-  shutdown();
+  {
+    const std::lock_guard<std::mutex> lock(living().mutex);
+    living().engines.erase(this);
+  }
+  shutdown(kShortGrace);
 }
 
 std::string DeviceEngine::prefix(const char* call, std::uint64_t seq) const {
@@ -192,7 +210,8 @@ void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   }
 }
 
-void DeviceEngine::shutdown() noexcept {
+void DeviceEngine::shutdown(Milliseconds grace) noexcept {
+  bool pending = false;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;
@@ -202,20 +221,31 @@ void DeviceEngine::shutdown() noexcept {
       if (watchdog_.joinable()) watchdog_.detach();
       return;
     }
-    // The watchdog removes what has ended.
+    // The watchdog removes what has ended, and fails what is late.
     changed_.notify_all();
-    changed_.wait_for(lock, kGrace, [this] { return flights_.empty() || failed_; });
+    changed_.wait_until(lock, deadlineAfter(Clock::now(), std::min(grace, kLongest)),
+                        [this] { return flights_.empty() || failed_; });
+    pending = !flights_.empty();
   }
-  if (!flights_.empty()) {
-    abort(ErrorKind::Backend, "the group was destroyed while the call was under way");
-  }
+  if (pending) abort(ErrorKind::Backend, "the group was destroyed while the call was under way");
+  std::thread watchdog;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
+    watchdog.swap(watchdog_);
     changed_.notify_all();
   }
-  if (watchdog_.joinable() && watchdog_.get_id() != std::this_thread::get_id()) watchdog_.join();
+  if (watchdog.joinable()) watchdog.join();
   issuer_->close();
+}
+
+void DeviceEngine::shutdownAll() noexcept {
+  std::set<DeviceEngine*> engines;
+  {
+    const std::lock_guard<std::mutex> lock(living().mutex);
+    engines.swap(living().engines);
+  }
+  for (DeviceEngine* engine : engines) engine->shutdown(kShortGrace);
 }
 
 }  // namespace fastcoll

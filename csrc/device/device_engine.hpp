@@ -75,8 +75,10 @@ class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
   Launched launch(std::vector<DeviceCall> calls);
 
   void abort(ErrorKind kind, const std::string& cause) noexcept;
-  /// Lets what is under way end for a moment, then aborts it. Idempotent, never throws.
-  void shutdown() noexcept;
+  /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent, never throws.
+  void shutdown(Milliseconds grace) noexcept;
+  /// At the end of the process: all that live, with little grace.
+  static void shutdownAll() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   const DeviceEngineConfig& config() const { return config_; }

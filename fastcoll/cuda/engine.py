@@ -6,6 +6,7 @@ The other half (csrc/device/device_engine) owns streams, events, works and the w
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -206,3 +207,7 @@ class CudaEngine:
             device=device,
             timeout=self._timeout,
         )
+
+
+# After the import of what aborts communicators at exit, hence called before it: groups close theirs first.
+atexit.register(C._shutdown_all)
