@@ -48,6 +48,23 @@ def two_writes():
     recording.clear()
 
 
+def one_race_hides_no_other():
+    tensor, a, b = new()
+    third = torch.Stream(device="recording:0")
+    tensor.record_stream(third)
+    with a:
+        tensor.fill_(1)
+    with b:
+        tensor.fill_(2)
+    third.wait_stream(b)
+    with third:
+        tensor.sum()
+    assert [(found.first.stream, found.second.stream) for found in recording.violations()] == [
+        (recording.name_of(a), recording.name_of(b)),
+        (recording.name_of(a), recording.name_of(third)),
+    ]
+
+
 def wait_for_an_event_recorded_too_early():
     tensor, a, b = new()
     event = a.record_event()
@@ -172,6 +189,7 @@ def between_devices_without_order():
         read_without_waiting_for_the_write,
         write_without_waiting_for_the_read,
         two_writes,
+        one_race_hides_no_other,
         wait_for_an_event_recorded_too_early,
         wait_for_another_stream_than_the_writer,
         copy_to_the_host_without_blocking_orders_nothing,
