@@ -1,5 +1,6 @@
 """Fixtures of the whole suite."""
 
+import contextlib
 from collections.abc import Iterator
 
 import device_ranks
@@ -11,8 +12,9 @@ from world import Worlds
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the recording device if a test needs it: here, where no test's time limit runs."""
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if used & {"device_world", "nccl_world"}:
-        device_ranks.build()
+    if used & {"device_world", "nccl_world"} and not session.config.option.collectonly:
+        with contextlib.suppress(RuntimeError):  # for the fixture to raise, in the tests that need it
+            device_ranks.build()
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 @pytest.fixture(scope="session")
 def device_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Like ``world``, of ranks whose torch has the recording device."""
+    recording_device.build()
     worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
     yield worlds
     worlds.close()
