@@ -36,6 +36,7 @@ _RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
 _MAGIC = b"fcnccl01"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
+_LONGEST_TEXT = 2000  # bytes of what another rank says
 _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between two looks into the store
 
 
@@ -99,7 +100,7 @@ class Rendezvous:
         key = f"{self._digest}/fault"
         if not self._store.check([key]):
             return None
-        rank, _, text = self._store.get(key).decode(errors="replace").partition(" ")
+        rank, _, text = self._store.get(key)[:_LONGEST_TEXT].decode(errors="replace").partition(" ")
         return None if rank == str(self._member.rank) else f"rank {rank}: {text}"
 
     def not_entered(self) -> list[int]:
@@ -160,7 +161,7 @@ class Rendezvous:
             if answer[:1] == _ID and len(answer) == 1 + _ID_BYTES:
                 return answer[1:]
             if answer[:1] == _NO_ID:
-                text = answer[1:].decode(errors="replace")
+                text = answer[1:_LONGEST_TEXT].decode(errors="replace")
                 raise self._member.fault(WHAT, f"rank 0 made no unique id: {text}")
             raise self._foreign("the unique id")
 

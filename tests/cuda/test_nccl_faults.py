@@ -147,6 +147,9 @@ def hangs(path: str, name: str) -> None:
             freed(made, lambda: call.all_reduce(tensor, tensor, dist.ReduceOp.SUM))
         else:
             made.abort()
+    elif name == "in progress":
+        stand_in.inject("in_progress", "broadcast", 10**9)
+        freed(made, lambda: call.broadcast(tensor, tensor, 0))
     elif name == "unmatched":
         if here().rank == 0:
             freed(made, lambda: call.receive(tensor, 1))
@@ -264,7 +267,7 @@ def test_an_asynchronous_error_is_seen_by_the_next_look(world: Worlds, stand_in:
         assert "injected asynchronous error. Another rank" in text
 
 
-@pytest.mark.parametrize("name", ["absent", "unmatched", "broadcast", "groupEnd"])
+@pytest.mark.parametrize("name", ["absent", "unmatched", "broadcast", "groupEnd", "in progress"])
 def test_an_abort_frees_the_thread_that_hangs_in_a_call(
     world: Worlds, stand_in: str, name: str
 ) -> None:
