@@ -136,8 +136,8 @@ class Rendezvous:
             )
             if (records := self._records()) != self._roster:  # one was of an earlier generation
                 self._publish(records)
-        self._compare_versions()
         try:
+            self._compare_versions()
             unique_id = make_id()
         except Exception as error:
             self._put(f"{self._digest}/id", _NO_ID + str(error).encode())
@@ -149,7 +149,6 @@ class Rendezvous:
         while True:
             self._until(self._in_new_roster, "rank")
             self._put(f"{self._digest}/ack/{self._member.rank}")
-            self._compare_versions()
             self._until(
                 lambda: self._store.check([f"{self._digest}/id"]) or self._in_new_roster(look=True),
                 f"{self._digest}/ack",
@@ -157,6 +156,7 @@ class Rendezvous:
             key = f"{self._digest}/id"
             if not self._store.check([key]):
                 continue
+            self._compare_versions()  # not before all have confirmed: a record may be an old one
             answer = self._get(key)
             if answer[:1] == _ID and len(answer) == 1 + _ID_BYTES:
                 return answer[1:]
