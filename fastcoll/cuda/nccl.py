@@ -124,9 +124,10 @@ class NcclCommunicator(DataCalls):
                 self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
             )
 
-        def divide() -> Any:
+        def divide() -> tuple[Any, int, int] | None:
             with current(self.device):
-                return self._raw.commSplit(color, key)
+                part = self._raw.commSplit(color, key)
+                return None if part is None else (part, part.rank_id(), part.size())
 
         call = deadline.start(divide)
         try:
@@ -140,7 +141,7 @@ class NcclCommunicator(DataCalls):
             self.abort(str(error))
             raise
         try:
-            part = call.result()
+            divided = call.result()
         except Exception as error:
             if status_of(self.library.cupy, error) == IN_PROGRESS:
                 raise self.member.fault(
@@ -148,9 +149,10 @@ class NcclCommunicator(DataCalls):
                     "CuPy cannot split communicators that do not block. Unset NCCL_COMM_BLOCKING.",
                 ) from None
             raise self._translated("nccl_split", error) from None
-        if part is None:
+        if divided is None:
             return None
-        member = Member(group, part.rank_id(), part.size())
+        part, rank, size = divided
+        member = Member(group, rank, size)
         return NcclCommunicator(part, member, self.device, self._timeout, self.library)
 
     def async_error(self) -> dist.DistBackendError | None:
@@ -166,26 +168,31 @@ class NcclCommunicator(DataCalls):
                 return None
             return self.member.fault("nccl", f"asynchronous error: {said(self.library, status)}")
 
-    def abort(self, reason: str = "the communicator was aborted") -> bool:
+    def abort(
+        self, reason: str = "the communicator was aborted", seconds: float | None = None
+    ) -> bool:
         """Ends the communicator and all calls on it, in whatever thread they are.
 
         Args:
             reason: What every later call raises.
+            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
 
         Returns:
-            Whether NCCL has freed it. If it has not within :data:`ABORT_SECONDS`, it is left as it is, with a
-            warning in the log; so it is when :meth:`destroy` was called before and hangs.
+            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log; so it
+            is when :meth:`destroy` was called before and hangs.
         """
-        return self._end("abort", reason, self._raw.abort)
+        return self._end("abort", reason, self._raw.abort, seconds)
 
-    def destroy(self) -> bool:
+    def destroy(self, seconds: float | None = None) -> bool:
         """Waits for the communicator's operations and ends it.
 
+        Args:
+            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
+
         Returns:
-            Whether NCCL has freed it. If it has not within :data:`ABORT_SECONDS`, it is left as it is, with a
-            warning in the log.
+            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log.
         """
-        return self._end("destroy", "the communicator was destroyed", self._destroy)
+        return self._end("destroy", "the communicator was destroyed", self._destroy, seconds)
 
     def abort_at_exit(self) -> None:
         """Aborts, and returns when NCCL does; nothing if the end has begun already."""
@@ -205,7 +212,10 @@ class NcclCommunicator(DataCalls):
         with current(self.device):
             self._raw.destroy()
 
-    def _end(self, what: str, reason: str, function: Callable[[], None]) -> bool:
+    def _end(
+        self, what: str, reason: str, function: Callable[[], None], seconds: float | None
+    ) -> bool:
+        limit = ABORT_SECONDS if seconds is None else seconds
         with self._lock:
             if self._forgotten:
                 return True
@@ -213,8 +223,8 @@ class NcclCommunicator(DataCalls):
                 self._closed = self._closed or reason
                 self._ending = deadline.start(function)
             call = self._ending
-        if not call.wait(ABORT_SECONDS):
-            _log.warning(left_behind(self.member, what))
+        if not call.wait(limit):
+            _log.warning(left_behind(self.member, what, limit))
             return False
         if died(self):
             let_go(self._raw)

@@ -208,7 +208,11 @@ class DataCalls:
             return self.member.fault(what, f"timed out after {self._timeout * 1000:.0f} ms: {text}")
 
         end = time.monotonic() + self._timeout
-        finish(self.library, self.member, what, self._raw, failed, end, late)
+        try:
+            finish(self.library, self.member, what, self._raw, failed, end, late)
+        except dist.DistBackendError:
+            self._check(what)  # the error of an abort meanwhile is its reason
+            raise
 
     @contextlib.contextmanager
     def _translating(self, what: str) -> Iterator[None]:

@@ -104,9 +104,9 @@ def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
     if raw.comm:
         abort = deadline.start(raw.abort)
         if not abort.wait(ABORT_SECONDS):
-            _log.warning(left_behind(member, "abort"))
+            _log.warning(left_behind(member, "abort", ABORT_SECONDS))
             return
     if init.wait(ABORT_SECONDS):
         let_go(raw)
     else:
-        _log.warning(left_behind(member, "init"))
+        _log.warning(left_behind(member, "init", ABORT_SECONDS))

@@ -42,6 +42,8 @@ ENTRY_POINTS = (
     "ncclGroupEnd",
     "ncclGroupStart",
     "ncclRecv",
+    "ncclRedOpCreatePreMulSum",
+    "ncclRedOpDestroy",
     "ncclReduce",
     "ncclReduceScatter",
     "ncclSend",

@@ -46,11 +46,11 @@ def let_go(raw: Any) -> None:
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(raw))
 
 
-def left_behind(member: Member, what: str) -> str:
+def left_behind(member: Member, what: str, seconds: float) -> str:
     """Returns what the log says of a communicator that NCCL does not let go."""
     return member.says(
         f"nccl_{what}",
-        f"NCCL has not freed the communicator within {ABORT_SECONDS:g} s; it is left to the end of the process",
+        f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process",
     )
 
 

@@ -36,6 +36,7 @@ _RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
 _MAGIC = b"fcnccl01"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
+_LONGEST_TEXT = 2000  # bytes of what another rank says
 _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between two looks into the store
 
 
@@ -99,7 +100,7 @@ class Rendezvous:
         key = f"{self._digest}/fault"
         if not self._store.check([key]):
             return None
-        rank, _, text = self._store.get(key).decode(errors="replace").partition(" ")
+        rank, _, text = self._store.get(key)[:_LONGEST_TEXT].decode(errors="replace").partition(" ")
         return None if rank == str(self._member.rank) else f"rank {rank}: {text}"
 
     def not_entered(self) -> list[int]:
@@ -135,8 +136,8 @@ class Rendezvous:
             )
             if (records := self._records()) != self._roster:  # one was of an earlier generation
                 self._publish(records)
-        self._compare_versions()
         try:
+            self._compare_versions()
             unique_id = make_id()
         except Exception as error:
             self._put(f"{self._digest}/id", _NO_ID + str(error).encode())
@@ -148,7 +149,6 @@ class Rendezvous:
         while True:
             self._until(self._in_new_roster, "rank")
             self._put(f"{self._digest}/ack/{self._member.rank}")
-            self._compare_versions()
             self._until(
                 lambda: self._store.check([f"{self._digest}/id"]) or self._in_new_roster(look=True),
                 f"{self._digest}/ack",
@@ -156,11 +156,12 @@ class Rendezvous:
             key = f"{self._digest}/id"
             if not self._store.check([key]):
                 continue
+            self._compare_versions()  # not before all have confirmed: a record may be an old one
             answer = self._get(key)
             if answer[:1] == _ID and len(answer) == 1 + _ID_BYTES:
                 return answer[1:]
             if answer[:1] == _NO_ID:
-                text = answer[1:].decode(errors="replace")
+                text = answer[1:_LONGEST_TEXT].decode(errors="replace")
                 raise self._member.fault(WHAT, f"rank 0 made no unique id: {text}")
             raise self._foreign("the unique id")
 

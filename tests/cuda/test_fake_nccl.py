@@ -70,6 +70,11 @@ def all_in_one_process(path: str) -> None:
         one.allReduce(tensor.data_ptr(), tensor.data_ptr(), tensor.numel(), 7, 0, 0)
     nccl.groupEnd()
     assert all(tensor.eq(3).all() for tensor in tensors)
+    nccl.groupStart()
+    for rank, (one, tensor) in enumerate(zip(made, tensors, strict=True)):
+        one.bcast(tensor.fill_(rank).data_ptr(), tensor.numel(), 7, 2, 0)
+    nccl.groupEnd()
+    assert all(tensor.eq(2).all() for tensor in tensors)
     for one in made:
         one.destroy()
 

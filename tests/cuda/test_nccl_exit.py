@@ -60,6 +60,20 @@ ENDINGS = {
         [],
     ),
     "in an init that hangs": ("stand_in.inject('hang', 'initRank'); aside(create)", []),
+    "after Ctrl-C in an init that hangs": (
+        """
+        import signal
+        stand_in.inject('hang', 'initRank')
+        aside(lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT)))
+        try:
+            create()
+        except KeyboardInterrupt:
+            assert stand_in.names()[-1] == 'abort'
+        else:
+            raise AssertionError
+        """,
+        [],
+    ),
     "after an init that hangs, with an abort that hangs": (
         """
         import fastcoll.cuda.nccl_init as init

@@ -10,7 +10,6 @@ from nccl_ranks import StandIn, Tensors, communicator, create
 from world import Worlds
 from world_rank import here
 
-from fastcoll.cuda import nccl
 from fastcoll.cuda.nccl import NcclCommunicator
 
 
@@ -147,6 +146,9 @@ def hangs(path: str, name: str) -> None:
             freed(made, lambda: call.all_reduce(tensor, tensor, dist.ReduceOp.SUM))
         else:
             made.abort()
+    elif name == "in progress":
+        stand_in.inject("in_progress", "broadcast", 10**9)
+        freed(made, lambda: call.broadcast(tensor, tensor, 0))
     elif name == "unmatched":
         if here().rank == 0:
             freed(made, lambda: call.receive(tensor, 1))
@@ -205,19 +207,17 @@ def ends(path: str) -> None:
 def ends_that_hang(path: str) -> list[float]:
     """They are left behind; NCCL is not asked again."""
     stand_in, times = StandIn.load(path), []
-    usual, nccl.ABORT_SECONDS = nccl.ABORT_SECONDS, 0.3
     for name in ("destroy", "abort"):
         stand_in.clear()
         made = create(path, name=name)
         stand_in.inject("hang", name)
         start = time.monotonic()
-        assert not getattr(made, name)()
+        assert not getattr(made, name)(seconds=0.3)
         times.append(time.monotonic() - start)
-        assert not made.abort()
+        assert not made.abort(seconds=0.1)
         names = stand_in.names()
         assert names.count("abort") + names.count("destroy") == 1 and name in names
     stand_in.clear()
-    nccl.ABORT_SECONDS = usual
     return times
 
 
@@ -264,7 +264,7 @@ def test_an_asynchronous_error_is_seen_by_the_next_look(world: Worlds, stand_in:
         assert "injected asynchronous error. Another rank" in text
 
 
-@pytest.mark.parametrize("name", ["absent", "unmatched", "broadcast", "groupEnd"])
+@pytest.mark.parametrize("name", ["absent", "unmatched", "broadcast", "groupEnd", "in progress"])
 def test_an_abort_frees_the_thread_that_hangs_in_a_call(
     world: Worlds, stand_in: str, name: str
 ) -> None:

@@ -130,6 +130,19 @@ def test_different_versions_of_nccl_are_named() -> None:
     assert all("got 2.29.7 here and 2.28.9 on rank 1" in texts[rank] for rank in (0, 2)), texts
 
 
+def test_the_version_of_a_record_of_the_last_generation_does_not_count() -> None:
+    last = Meeting(3)
+    last.run([0, 1, 2], versions=dict.fromkeys(range(3), 22809))
+    last.end()
+    now = Meeting(3, last.store)
+    now.run([0, 1])
+    time.sleep(0.2)
+    started = now.threads
+    now.run([2])
+    now.threads += started
+    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+
+
 def test_all_hear_why_rank_0_has_no_id() -> None:
     def make_id() -> bytes:
         raise dist.DistBackendError("no network")

@@ -111,7 +111,7 @@ static Status progress(Operation* op, bool* moved) {
   if (sends) {
     channel->count = op->count;
     channel->type = op->type;
-    memcpy(channel->data, op->send + op->offset, part);
+    if (part) memcpy(channel->data, op->send + op->offset, part);
     atomic_fetch_add(&channel->written, 1);
   } else if (channel->count != op->count || channel->type != op->type) {
     error(INVALID_ARGUMENT,
@@ -122,7 +122,7 @@ static Status progress(Operation* op, bool* moved) {
     atomic_fetch_add(&channel->read, 1);
     return INVALID_ARGUMENT;
   } else {
-    memcpy(op->recv + op->offset, channel->data, part);
+    if (part) memcpy(op->recv + op->offset, channel->data, part);
     atomic_fetch_add(&channel->read, 1);
   }
   op->offset += part;
