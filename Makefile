@@ -4,6 +4,8 @@
 # make build    compile and install into the environment in use
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
+# make gpu      the kernels on this machine's GPU: tests, then benchmarks, results into OUT; needs no network
+# make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make peers    install other libraries, to measure against them too (into .peers/)
 # make clean    remove what was built, not the environment
 #
@@ -36,7 +38,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build sanitize bench peers clean
+.PHONY: demo test lint format build sanitize bench gpu kernels-matrix peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -51,6 +53,39 @@ sanitize: $(STAMPS)/test $(STAMPS)/build
 
 bench: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench
+
+# Installs nothing and compiles no C++: the kernels need torch and Triton only. Results go to OUT.
+OUT ?= bench/results
+gpu: build/package
+	mkdir -p '$(OUT)'
+	out=$$(cd '$(OUT)' && pwd)
+	cd build/package
+	status=0
+	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
+	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
+	exit $$status
+
+# One of each minor release that a supported torch brings.
+TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
+kernels-matrix: build/package
+	cd build/package
+	for version in $(TRITONS); do
+	    folder=$(CURDIR)/build/triton-$$version
+	    if [ ! -d $$folder ]; then
+	        rm -rf $$folder.part
+	        $(INSTALL) --no-deps --target $$folder.part triton==$$version
+	        mv $$folder.part $$folder
+	    fi
+	    export PYTHONPATH=$$folder
+	    $(PYTHON) -m fastcoll.kernels --json $$folder.json
+	done
+
+# The package as it will be installed, by links: a folder in which `import fastcoll` finds fastcoll.kernels.
+.PHONY: build/package
+build/package: $(ENVIRONMENT)
+	rm -rf $@
+	mkdir -p $@/fastcoll
+	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench $@/fastcoll/
 
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments

@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import device_ranks
@@ -9,8 +10,18 @@ import recording_device
 from world import Worlds
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Triton reads this when a kernel is decorated, its own included, so it is set before any test module is
+    # imported, and no conftest.py imports Triton.
+    # Kernels are interpreted, on CPU tensors, in every run but `pytest -m gpu`.
+    if config.option.markexpr == "gpu":
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the recording device if a test needs it: here, where no test's time limit runs."""
+    """Build what the device's tests need, if there are any: here, where no test's time limit runs."""
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if used & {"device_world", "nccl_world"} and not session.config.option.collectonly:
         with contextlib.suppress(RuntimeError):  # for the fixture to raise, in the tests that need it

@@ -1,10 +1,11 @@
 """Ranks that stay alive from test to test.
 
 ``world(3).run(function, *arguments)`` runs a module-level function on three ranks and returns the
-three return values in rank order. Ranks are processes of a fork server that has torch loaded; a
-world starts when a test first asks for its size and serves all later ones. A rank that raises,
-dies or stays silent past the deadline fails the test with traceback, stacks and log, and ends its
-world; the next test gets a new one. Only processes started here are ever killed.
+three return values in rank order. Ranks are processes of a fork server that has torch loaded, or
+new ones where environment variables must be set before torch is loaded; a world starts when a test
+first asks for its size and serves all later ones. A rank that raises, dies or stays silent past the
+deadline fails the test with traceback, stacks and log, and ends its world; the next test gets a new
+one. Only processes started here are ever killed.
 """
 
 import contextlib
@@ -15,10 +16,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from backend import BACKEND
@@ -56,9 +58,11 @@ class World:
         store_port: int,
         folder: Path,
         prepare: Callable[[], None] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context: Any = multiprocessing.get_context("spawn" if environ else "forkserver")
+        if not environ:
+            context.set_forkserver_preload(PRELOAD)
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=folder))
         self.logs = [self.folder / f"rank{rank}.log" for rank in range(size)]
@@ -75,7 +79,8 @@ class World:
                 name=f"rank{rank}of{size}",
                 daemon=False,
             )
-            process.start()
+            with mock.patch.dict(os.environ, environ or {}):
+                process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -238,11 +243,18 @@ class Worlds:
     Args:
         folder: where logs and scratch directories go.
         prepare: a function of a module that every rank calls once, before all else.
+        environ: of the ranks, beside this process's; such ranks start by themselves.
     """
 
-    def __init__(self, folder: Path, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        prepare: Callable[[], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
         self._prepare = prepare
+        self._environ = environ
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._worlds: dict[int, World] = {}
 
@@ -252,7 +264,7 @@ class Worlds:
         if world is None or not world.alive:
             if world is not None:
                 world.kill()
-            world = World(size, self._store.port, self._folder, self._prepare)
+            world = World(size, self._store.port, self._folder, self._prepare, self._environ)
             self._worlds[size] = world
         return world
 

@@ -1,0 +1,326 @@
+"""What the kernels replace: the same work as fastcoll, stock DDP and PyTorch's own batched calls do it.
+
+Each case has several candidates; each is a list of calls, one for each set of buffers, and the buffers are
+verified after one call of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.kernels import Flatten, Reduce, Unflatten, reference
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking
+
+__all__ = ["SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"]
+
+Work = Callable[[], object]
+Shape = tuple[int, ...]
+
+SCALE = 1 / 8
+"""One over the world size that is played."""
+
+_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes, DDP's defaults
+
+
+@dataclass
+class Case:
+    """The same work done in several ways.
+
+    Attributes:
+        name: Row of the table.
+        bytes: That must be read and written at least.
+        launches: Kernels that fastcoll launches.
+        works: By candidate, one call for each set of buffers.
+        verify: By candidate, compares the buffers of the first set after its call.
+    """
+
+    name: str
+    bytes: int
+    launches: int
+    works: dict[str, list[Work]] = field(default_factory=dict)
+    verify: dict[str, Callable[[], bool]] = field(default_factory=dict)
+
+
+def bucketed(shapes: Sequence[Shape], itemsize: int = 4) -> list[list[Shape]]:
+    """Returns the shapes of each of DDP's buckets as they are from the second step on.
+
+    In reverse order, filled up to 1 MiB, then 25 MiB each. In the first step gpt2-medium has one more.
+    """
+    buckets: list[list[Shape]] = []
+    current: list[Shape] = []
+    filled, limit = 0, _FIRST_BUCKET
+    for shape in reversed(shapes):
+        current.append(shape)
+        filled += math.prod(shape) * itemsize
+        if filled >= limit:
+            buckets.append(current)
+            current, filled, limit = [], 0, _BUCKET
+    return buckets + ([current] if current else [])
+
+
+def _gradients(buckets: Sequence[Sequence[Shape]], device: torch.device) -> list[list[Tensor]]:
+    return [[torch.randn(shape, device=device) for shape in bucket] for bucket in buckets]
+
+
+def _all(works: Sequence[Work]) -> None:
+    for work in works:
+        work()
+
+
+def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return all(
+        torch.equal(one.view(-1), other.view(-1)) for one, other in zip(got, expected, strict=True)
+    )
+
+
+def copy_case(size: int, sets: int, device: torch.device) -> Case:
+    """Returns the floor: a copy of `size` bytes on the device; reads and writes count."""
+    case = Case(f"copy {size >> 20} MiB", 2 * size, 1)
+    buffers = [
+        (
+            torch.randint(0, 255, (size,), dtype=torch.uint8, device=device),
+            torch.empty(size, dtype=torch.uint8, device=device),
+        )
+        for _ in range(sets)
+    ]
+    case.works["copy"] = [partial(target.copy_, source) for source, target in buffers]
+
+    def verify() -> bool:
+        case.works["copy"][0]()
+        return torch.equal(*buffers[0])
+
+    case.verify["copy"] = verify
+    return case
+
+
+# Gradients, float32 buckets, wire buckets and views of the float32 buckets, one of each for each bucket.
+_Set = tuple[list[list[Tensor]], list[Tensor], list[Tensor], list[list[Tensor]]]
+
+
+class _Sets:
+    """Gradients, buckets and their views for several sets of buffers."""
+
+    def __init__(
+        self, shapes: Sequence[Sequence[Shape]], sets: int, wire: torch.dtype, device: torch.device
+    ) -> None:
+        self.layouts = [
+            BucketLayout([math.prod(shape) for shape in bucket]) for bucket in shapes
+        ]  # packed, as DDP's
+        self.gradients = [_gradients(shapes, device) for _ in range(sets)]
+        self.buckets = [
+            [layout.new_bucket(torch.float32, device) for layout in self.layouts]
+            for _ in range(sets)
+        ]
+        self.wires = [
+            [layout.new_bucket(wire, device) for layout in self.layouts] for _ in range(sets)
+        ]
+        self.views = [
+            [
+                [view.view(shape) for view, shape in zip(layout.views(bucket), each, strict=True)]
+                for layout, bucket, each in zip(self.layouts, buckets, shapes, strict=True)
+            ]
+            for buckets in self.buckets
+        ]
+        self.elements = sum(sum(layout.sizes) for layout in self.layouts)
+
+    def __iter__(self) -> Iterator[_Set]:
+        yield from zip(self.gradients, self.buckets, self.wires, self.views, strict=True)
+
+
+def _mul_out(gradients: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    for gradient, view in zip(gradients, views, strict=True):
+        torch.mul(gradient, SCALE, out=view)
+
+
+def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _foreach_flatten(gradients: Sequence[Tensor], views: Sequence[Tensor], bucket: Tensor) -> None:
+    torch._foreach_copy_(list(views), list(gradients))
+    bucket.mul_(SCALE)
+
+
+def _cat_flatten(gradients: Sequence[Tensor], bucket: Tensor) -> None:
+    torch.cat([gradient.view(-1) for gradient in gradients], out=bucket)
+    bucket.mul_(SCALE)
+
+
+def flatten_case(
+    name: str,
+    shapes: Sequence[Sequence[Shape]],
+    sets: int,
+    device: torch.device,
+    blocking: Blocking | None = None,
+    back: bool = False,
+) -> Case:
+    """Returns the flattening of float32 gradients into DDP's buckets, or with `back` the way back.
+
+    Candidates besides fastcoll: "ddp", what DDP launches, one kernel a tensor; "foreach", the batched copy
+    and one scaling (what DDP's batched_grad_copy=True does); "cat".
+    """
+    data = _Sets(shapes, sets, torch.float32, device)
+    kind = Unflatten if back else Flatten
+    plans = [
+        kind(layout, torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
+        for layout in data.layouts
+    ]
+    label = "unflatten" if back else "flatten"
+    case = Case(f"{label} {name}", 8 * data.elements, len(plans))
+    for gradients, buckets, _, views in data:
+        if back:
+            prepared = [
+                plan.prepare(bucket, tensors)  # type: ignore[arg-type]
+                for plan, tensors, bucket in zip(plans, gradients, buckets, strict=True)
+            ]
+            candidates: dict[str, Sequence[Work]] = {
+                "fastcoll": prepared,
+                "ddp": [
+                    partial(_copy_each, each, there)
+                    for each, there in zip(gradients, views, strict=True)
+                ],
+                "foreach": [
+                    partial(torch._foreach_copy_, list(each), list(there))
+                    for each, there in zip(gradients, views, strict=True)
+                ],
+            }
+        else:
+            prepared = [
+                plan.prepare(tensors, bucket, SCALE)  # type: ignore[arg-type]
+                for plan, tensors, bucket in zip(plans, gradients, buckets, strict=True)
+            ]
+            sides = list(zip(gradients, views, buckets, strict=True))
+            candidates = {
+                "fastcoll": prepared,
+                "ddp": [partial(_mul_out, each, there) for each, there, _ in sides],
+                "foreach": [partial(_foreach_flatten, *side) for side in sides],
+                "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in sides],
+            }
+        for candidate, works in candidates.items():
+            case.works.setdefault(candidate, []).append(partial(_all, works))
+    if blocking is not None:
+        case.works = {"fastcoll": case.works["fastcoll"]}
+
+    def verify(works: list[Work]) -> bool:
+        gradients, buckets, _, views = next(iter(data))
+        if back:
+            for bucket in buckets:
+                bucket.normal_()
+            works[0]()
+            expected = [[view.clone() for view in each] for each in views]
+            return all(map(_same, gradients, expected))
+        expected = [[gradient * SCALE for gradient in each] for each in gradients]
+        for bucket in buckets:
+            bucket.fill_(float("nan"))
+        works[0]()
+        return all(map(_same, views, expected))
+
+    case.verify = {candidate: partial(verify, works) for candidate, works in case.works.items()}
+    return case
+
+
+def _stock_hook(
+    gradients: Sequence[Tensor], views: Sequence[Tensor], bucket: Tensor, sent: bool
+) -> None:
+    """What DDP and bf16_compress_hook do around the all-reduce of a bucket."""
+    if sent:  # gradients are no views of the bucket: DDP copies them in and out
+        _copy_each(views, gradients)
+    compressed = bucket.to(torch.bfloat16).div_(1 / SCALE)
+    bucket.copy_(compressed)
+    if sent:
+        _copy_each(gradients, views)
+
+
+def hook_case(
+    name: str, shapes: Sequence[Sequence[Shape]], sets: int, device: torch.device
+) -> Case:
+    """Returns all that surrounds the all-reduce of gradients in bfloat16, S bytes of float32 gradients.
+
+    fastcoll moves 3 S bytes. Candidates besides: "stock", DDP with bf16_compress_hook (8 S), and "stock view",
+    with gradient_as_bucket_view=True (4 S).
+    """
+    data = _Sets(shapes, sets, torch.bfloat16, device)
+    sides = [
+        (
+            Flatten(layout, torch.float32, torch.bfloat16, device),
+            Unflatten(layout, torch.bfloat16, torch.float32, device),
+        )
+        for layout in data.layouts
+    ]
+    case = Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(sides))
+    for gradients, buckets, wires, views in data:
+        ours: list[Work] = []
+        for (flatten, unflatten), tensors, wire in zip(sides, gradients, wires, strict=True):
+            ours += [flatten.prepare(tensors, wire, SCALE), unflatten.prepare(wire, tensors)]
+        rows = list(zip(gradients, views, buckets, strict=True))
+        candidates: dict[str, Sequence[Work]] = {
+            "fastcoll": ours,
+            "stock": [partial(_stock_hook, *row, True) for row in rows],
+            "stock view": [partial(_stock_hook, *row, False) for row in rows],
+        }
+        for candidate, works in candidates.items():
+            case.works.setdefault(candidate, []).append(partial(_all, works))
+
+    def verify(candidate: str) -> bool:
+        gradients, _, _, views = next(iter(data))
+        results = views if candidate == "stock view" else gradients
+        for each in results:
+            for tensor in each:
+                tensor.normal_()
+        expected = [[(tensor * SCALE).bfloat16().float() for tensor in each] for each in results]
+        case.works[candidate][0]()
+        return all(map(_same, results, expected))
+
+    case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
+    return case
+
+
+def _add_each(inputs: Sequence[Tensor], output: Tensor) -> None:
+    torch.add(inputs[0], inputs[1], out=output)
+    for tensor in inputs[2:]:
+        output.add_(tensor)
+
+
+def reduce_case(
+    inputs: int,
+    elements: int,
+    dtype: torch.dtype,
+    sets: int,
+    device: torch.device,
+    blocking: Blocking | None = None,
+) -> Case:
+    """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
+    layout = BucketLayout([elements])
+    plan = Reduce(layout, inputs, dtype, dtype, device, "SUM", blocking or DEFAULT_BLOCKING)
+    text = str(dtype).removeprefix("torch.")
+    case = Case(f"reduce {inputs} x {text}", (inputs + 1) * elements * dtype.itemsize, 1)
+    data = [
+        (
+            [torch.randn(elements, device=device).to(dtype) for _ in range(inputs)],
+            torch.empty(elements, dtype=dtype, device=device),
+        )
+        for _ in range(sets)
+    ]
+    case.works["fastcoll"] = [plan.prepare(*each) for each in data]
+    expected = reference.reduce(data[0][0], dtype)
+    if blocking is None:
+        case.works["adds"] = [partial(_add_each, *each) for each in data]
+
+    def verify(candidate: str) -> bool:
+        output = data[0][1]
+        output.fill_(float("nan"))
+        case.works[candidate][0]()
+        if candidate == "adds" and dtype != torch.float32:  # rounds after every addition
+            return bool((output.float() - expected.float()).abs().max() < 0.5)
+        return torch.equal(output, expected)
+
+    case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
+    return case

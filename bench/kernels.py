@@ -1,0 +1,259 @@
+"""``python -m fastcoll.bench.kernels``: the kernels on one GPU against what stock DDP launches for the same work.
+
+Bandwidth is the least number of bytes that the work must read and write, over the median time of a captured
+graph (device only) or of calls (eager, as a training step makes them), beside the bandwidth of a copy on
+the device in the same run. Candidates take turns; every call takes another set of buffers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcoll.bench.device_timing import DeviceTiming, host_microseconds, time_on_device
+from fastcoll.bench.gradients import MODELS
+from fastcoll.bench.machine import describe_machine, describe_run
+
+__all__ = ["main", "targets"]
+
+_SMALL = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
+_SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
+
+
+def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
+    from fastcoll.bench import kernel_cases as cases
+    from fastcoll.kernels._plan import Blocking
+
+    models = (
+        {"small": _SMALL}
+        if small
+        else {name: MODELS[name]() for name in ("resnet50", "gpt2-medium")}
+    )
+    elements, sets = (9000, 1) if small else (1 << 25, 2)
+    yield cases.copy_case((1 << 16) if small else (1 << 30), sets, device)
+    for name, shapes in models.items():
+        buckets = cases.bucketed(shapes)
+        rotation = 1 if small else (4 if name == "resnet50" else 2)
+        yield cases.flatten_case(name, buckets, rotation, device)
+        yield cases.flatten_case(name, buckets, rotation, device, back=True)
+        yield cases.hook_case(name, buckets, rotation, device)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield cases.reduce_case(8, elements, dtype, sets, device)
+    if not sweep:
+        return
+    for block, warps in _SWEEP:
+        blocking = Blocking(block, warps)
+        for name, shapes in models.items():
+            buckets = cases.bucketed(shapes)
+            case = cases.flatten_case(name, buckets, 1 if small else 2, device, blocking)
+            case.name += f" block {block} warps {warps}"
+            yield case
+        case = cases.reduce_case(8, elements, torch.float32, sets, device, blocking)
+        case.name += f" block {block} warps {warps}"
+        yield case
+
+
+def _row(case: Any, timings: dict[str, DeviceTiming], copy: float | None) -> dict[str, Any]:
+    """Returns a case's times; `copy` is the bandwidth of the floor in GB/s."""
+    candidates = {}
+    ours = timings.get("fastcoll")
+    for name, timing in timings.items():
+        assert timing.graph is not None
+        bandwidth = case.bytes / timing.graph.median / 1e3
+        candidates[name] = {
+            "eager": asdict(timing.eager),
+            "graph": asdict(timing.graph),
+            "gigabytes_per_second": bandwidth,
+            "of_copy": bandwidth / copy if copy else 1.0,
+        }
+        if ours is not None and ours.graph is not None:
+            candidates[name]["times_fastcoll_eager"] = timing.eager.median / ours.eager.median
+            candidates[name]["times_fastcoll_graph"] = timing.graph.median / ours.graph.median
+    return {
+        "name": case.name,
+        "bytes": case.bytes,
+        "launches": case.launches,
+        "candidates": candidates,
+    }
+
+
+def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
+    """Returns the host time of launches in microseconds."""
+    from fastcoll.buckets import BucketLayout
+    from fastcoll.kernels import Flatten
+
+    layout = BucketLayout([1024] * 32)
+    tensors = [torch.zeros(1024, device=device) for _ in range(32)]
+    bucket = layout.new_bucket(torch.float32, device)
+    plan = Flatten(layout, torch.float32, torch.float32, device)
+    one, other = torch.zeros(1024, device=device), torch.zeros(1024, device=device)
+    return {
+        "prepared launch": host_microseconds(plan.prepare(tensors, bucket), stream),
+        "prepare and launch, 32 tensors": host_microseconds(lambda: plan(tensors, bucket), stream),
+        "torch.mul(out=)": host_microseconds(lambda: torch.mul(one, 0.5, out=other), stream),
+    }
+
+
+def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dict[str, Any]]:
+    """Returns what was to be reached beside what was: name, limit, value, whether it is met."""
+
+    def of(case: str, candidate: str, what: str) -> float:
+        return float(rows[case]["candidates"][candidate][what])
+
+    found: list[dict[str, Any]] = []
+
+    def at_least(name: str, limit: float, value: float) -> None:
+        found.append({"name": name, "at_least": limit, "value": value, "met": value >= limit})
+
+    for model, share, hook in (("resnet50", 0.75, 6.0), ("gpt2-medium", 0.9, 2.2)):
+        for way in ("flatten", "unflatten"):
+            case = f"{way} {model}"
+            at_least(f"{case}: share of copy bandwidth", share, of(case, "fastcoll", "of_copy"))
+            at_least(f"{case}: times faster than DDP", 3.0, of(case, "ddp", "times_fastcoll_eager"))
+            at_least(
+                f"{case}: times faster than foreach",
+                1.3,
+                of(case, "foreach", "times_fastcoll_graph"),
+            )
+        case = f"flatten {model}"
+        at_least(f"{case}: times faster than cat", 1.3, of(case, "cat", "times_fastcoll_graph"))
+        case = f"bf16 hook {model}"
+        at_least(
+            f"{case}: times faster than stock", hook, of(case, "stock", "times_fastcoll_eager")
+        )
+    for dtype in ("float32", "bfloat16"):
+        case = f"reduce 8 x {dtype}"
+        at_least(f"{case}: share of copy bandwidth", 0.9, of(case, "fastcoll", "of_copy"))
+    time = host["prepared launch"]
+    found.append(
+        {"name": "host microseconds a launch", "at_most": 3.0, "value": time, "met": time <= 3.0}
+    )
+    return found
+
+
+def _clocks() -> str | None:
+    query = "clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,temperature.gpu,power.draw"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _print(
+    rows: dict[str, dict[str, Any]], host: dict[str, float], reached: list[dict[str, Any]]
+) -> None:
+    print(
+        f"{'case':44} {'candidate':10} {'graph us':>9} {'eager us':>9} {'GB/s':>6} {'of copy':>7} {'x ours':>6}"
+    )
+    for row in rows.values():
+        for name, found in row["candidates"].items():
+            ratio = found.get("times_fastcoll_eager", 1.0)
+            print(
+                f"{row['name']:44} {name:10} {found['graph']['median']:9.1f} {found['eager']['median']:9.1f} "
+                f"{found['gigabytes_per_second']:6.0f} {found['of_copy']:7.2f} {ratio:6.2f}"
+            )
+    for name, value in host.items():
+        print(f"host: {name}: {value:.2f} us")
+    for target in reached:
+        limit = target.get("at_least", target.get("at_most"))
+        word = "at least" if "at_least" in target else "at most"
+        print(
+            f"{'met   ' if target['met'] else 'MISSED'} {target['name']}: {target['value']:.2f}, {word} {limit}"
+        )
+
+
+def _verify(device: torch.device) -> int:
+    wrong = 0
+    for case in _cases(device, small=True, sweep=True):
+        for candidate, verify in case.verify.items():
+            if not verify():
+                wrong += 1
+                print(f"fastcoll.bench.kernels: {case.name}: {candidate} is wrong")
+    print(f"# wrong candidates: {wrong} {'FAILED' if wrong else 'OK'}")
+    return 1 if wrong else 0
+
+
+def _parse(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.kernels", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--rounds", type=int, default=40, help="timed calls (%(default)s)")
+    parser.add_argument("--sweep", action="store_true", help="other block sizes and warps too")
+    parser.add_argument(
+        "--check", action="store_true", help="verify on small tensors, time nothing"
+    )
+    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
+    return parser.parse_args(given)
+
+
+def _measure(options: argparse.Namespace, given: list[str], device: torch.device) -> int:
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    rows: dict[str, dict[str, Any]] = {}
+    clocks = [_clocks()]
+    copy: float | None = None
+    with torch.cuda.stream(stream):
+        for case in _cases(device, small=False, sweep=options.sweep):
+            for candidate, verify in case.verify.items():
+                if not verify():
+                    print(
+                        f"fastcoll.bench.kernels: {case.name}: {candidate} is wrong",
+                        file=sys.stderr,
+                    )
+                    return 1
+            row = _row(case, time_on_device(case.works, stream, options.rounds), copy)
+            if copy is None:
+                copy = row["candidates"]["copy"]["gigabytes_per_second"]
+            rows[case.name] = row
+            del case
+            torch.cuda.empty_cache()
+        host = _host(device, stream)
+    clocks.append(_clocks())
+    reached = targets(rows, host)
+    if options.json:
+        record = {
+            **describe_run(given),
+            "command": " ".join(["python -m fastcoll.bench.kernels", *given]),
+            "machine": describe_machine(device),
+            "clocks": clocks,
+            "unit": "microseconds; bytes and GB/s count what must be read and written",
+            "cases": list(rows.values()),
+            "host_microseconds": host,
+            "targets": reached,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    _print(rows, host, reached)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, or verifies.
+
+    Returns:
+        The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parse(given)
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+    elif options.check:
+        device = torch.device("cpu")  # interpreted, or refused by the kernels
+    else:
+        print("fastcoll.bench.kernels: torch finds no CUDA device", file=sys.stderr)
+        return 2
+    return _verify(device) if options.check else _measure(options, given, device)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

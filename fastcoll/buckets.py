@@ -1,0 +1,207 @@
+"""Which tensor lies where in a flat bucket, and the tables by which one launch serves any number of tensors.
+
+A *bucket* is one flat buffer for many tensors. :class:`BucketLayout` says where each lies and how their
+elements are dealt out to the programs of a kernel; :class:`AddressTable` holds the addresses of tensors
+that lie elsewhere. Knows nothing of kernels: floor 0, like fastcoll/env.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["AddressTable", "BucketLayout", "require_dense"]
+
+_ALIGNMENT = 16  # bytes: the widest access of a thread
+
+
+def require_dense(tensor: Tensor, name: str) -> None:
+    """Checks that a tensor's elements fill one piece of memory without gap or overlap, in any order.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if tensor.is_contiguous():
+        return
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != reach:
+            raise ValueError(
+                f"{name}: expected a contiguous tensor, or one whose elements fill its memory in another "
+                f"order, got shape {tuple(tensor.shape)} with strides {tensor.stride()}. "
+                "Pass tensor.contiguous()."
+            )
+        reach *= size
+
+
+class BucketLayout:
+    """Where each tensor lies in a bucket. Elements lie in the order in which they lie in their tensor's memory.
+
+    Tables on a device are made when first asked for and kept.
+
+    Args:
+        sizes: Elements of each tensor; 0 is allowed.
+        alignment: Each tensor begins at a multiple of this many elements; 1 packs them tight, as DDP does.
+
+    Attributes:
+        sizes: Elements of each tensor.
+        offsets: Where each tensor begins in the bucket, in elements.
+        elements: Elements of the bucket, with the gaps between tensors.
+
+    Raises:
+        ValueError: A size is negative, or the alignment is not positive.
+    """
+
+    def __init__(self, sizes: Iterable[int], alignment: int = 1) -> None:
+        self.sizes = tuple(sizes)
+        if alignment < 1:
+            raise ValueError(f"alignment: expected at least 1 element, got {alignment}.")
+        offsets, end = [], 0
+        for index, size in enumerate(self.sizes):
+            if size < 0:
+                raise ValueError(f"sizes[{index}]: expected at least 0 elements, got {size}.")
+            begin = -(-end // alignment) * alignment
+            offsets.append(begin)
+            end = begin + size
+        self.offsets = tuple(offsets)
+        self.elements = end
+        self._tables: dict[tuple[object, ...], Tensor] = {}
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[Tensor], *wire_dtypes: torch.dtype, packed: bool = False
+    ) -> BucketLayout:
+        """Returns the layout for tensors.
+
+        Args:
+            tensors: Dense, of any shapes.
+            wire_dtypes: What the bucket may hold besides the dtypes of the tensors.
+            packed: No gaps between tensors; else each begins at a multiple of 16 bytes, in every dtype
+                given, so that all accesses are 128 bits wide.
+
+        Raises:
+            ValueError: A tensor has gaps or overlaps itself.
+        """
+        for index, tensor in enumerate(tensors):
+            require_dense(tensor, f"tensors[{index}]")
+        itemsizes = {tensor.dtype.itemsize for tensor in tensors}
+        itemsizes |= {dtype.itemsize for dtype in wire_dtypes}
+        alignment = 1 if packed or not itemsizes else _ALIGNMENT // min(itemsizes)
+        return cls([tensor.numel() for tensor in tensors], max(alignment, 1))
+
+    def new_bucket(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Returns a bucket: 1-D, zeros, so that gaps hold numbers that no sum minds."""
+        return torch.zeros(self.elements, dtype=dtype, device=device)
+
+    def views(self, bucket: Tensor) -> list[Tensor]:
+        """Returns the bucket's part for each tensor, 1-D."""
+        return [
+            bucket[begin : begin + size]
+            for begin, size in zip(self.offsets, self.sizes, strict=True)
+        ]
+
+    def blocks(self, block: int) -> int:
+        """Returns how many blocks of at most `block` elements of one tensor there are."""
+        return sum(-(-size // block) for size in self.sizes)
+
+    def block_map(self, block: int, device: torch.device) -> Tensor:
+        """Returns (tensor, piece) of each block: int32 [blocks, 2]; piece p begins at element p * block.
+
+        Raises:
+            ValueError: There are more blocks than one launch can have programs.
+        """
+        if self.blocks(block) >= 2**31:
+            raise ValueError(
+                f"expected a bucket of less than 2^31 blocks of {block} elements, got {self.elements} "
+                "elements. Split it."
+            )
+
+        def build() -> Tensor:
+            pieces = torch.tensor([-(-size // block) for size in self.sizes], dtype=torch.int64)
+            tensors = torch.repeat_interleave(torch.arange(len(self.sizes)), pieces)
+            firsts = torch.cumsum(pieces, 0) - pieces
+            return torch.stack([tensors, torch.arange(len(tensors)) - firsts[tensors]], 1).int()
+
+        return self._table(("block_map", block, device), build, device)
+
+    def device_sizes(self, device: torch.device) -> Tensor:
+        """Returns the sizes: int64 [tensors]."""
+        return self._table(
+            ("sizes", device), lambda: torch.tensor(self.sizes, dtype=torch.int64), device
+        )
+
+    def byte_offsets(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns where each tensor begins in a bucket of `dtype`, in bytes: int64 [tensors]."""
+        size = dtype.itemsize
+        return self._table(
+            ("byte_offsets", size, device),
+            lambda: torch.tensor(self.offsets, dtype=torch.int64) * size,
+            device,
+        )
+
+    def _table(
+        self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device
+    ) -> Tensor:
+        table = self._tables.get(key)
+        if table is None:
+            # From pageable memory: the copy is over when this returns, so any stream may read it.
+            table = self._tables[key] = build().contiguous().to(device)
+        return table
+
+    def __repr__(self) -> str:
+        return (
+            f"BucketLayout({len(self.sizes)} tensors of {sum(self.sizes)} elements, "
+            f"{self.elements} with gaps)"
+        )
+
+
+class AddressTable:
+    """Addresses on a device, copied there only when they are others than last time.
+
+    A table is never changed once a kernel may read it: other addresses, or another stream, get a new one.
+    So its memory is only ever used on the stream for which it was allocated.
+
+    Args:
+        device: Where kernels read the table.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._addresses: list[int] | None = None
+        self._stream = -1
+        self._table: Tensor | None = None
+        self.copies = 0
+
+    def refresh(self, addresses: list[int]) -> Tensor:
+        """Returns an int64 table of these addresses, for kernels on the current stream.
+
+        Whoever launches a kernel that reads it keeps the table until then.
+
+        Raises:
+            RuntimeError: They would have to be copied while a CUDA graph is captured.
+        """
+        stream = 0
+        if self._device.type == "cuda":
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+        if addresses != self._addresses or stream != self._stream:
+            self._table = self._copy(addresses)
+            self._addresses, self._stream = list(addresses), stream
+        assert self._table is not None
+        return self._table
+
+    def _copy(self, addresses: list[int]) -> Tensor:
+        self.copies += 1
+        host = torch.tensor(addresses, dtype=torch.int64)
+        if self._device.type != "cuda":
+            return host
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "fastcoll.buckets: expected tensors whose addresses are on the device already, got others while a "
+                "CUDA graph is captured. Prepare the launch before, on the stream that is captured."
+            )
+        # torch keeps pinned memory from reuse until the copy has read it.
+        return host.pin_memory().to(self._device, non_blocking=True)

@@ -1,0 +1,113 @@
+"""How elements are combined and results finished, one source for all kernels between ranks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "MAX",
+    "MIN",
+    "OPERATIONS",
+    "PRODUCT",
+    "SUM",
+    "averager",
+    "combine",
+    "combine_group",
+    "finish",
+]
+
+SUM = tl.constexpr(0)
+MIN = tl.constexpr(1)
+MAX = tl.constexpr(2)
+PRODUCT = tl.constexpr(3)
+
+OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
+"""Number of each operation as a kernel takes it; an average is a sum divided by the number of ranks."""
+
+
+@triton.jit
+def _least(first, second):
+    return tl.where((first < second) | (first != first), first, second)
+
+
+@triton.jit
+def _greatest(first, second):
+    return tl.where((first > second) | (first != first), first, second)
+
+
+@triton.jit
+def combine(first, second, op):
+    """Returns `first` op `second`; NaN passes through MIN and MAX.
+
+    `op` is an argument of the launch: a branch that all threads take alike costs less than a kernel more for each
+    operation.
+    """
+    result = first
+    if op == SUM:
+        result = first + second
+    elif op == MIN:
+        result = _least(first, second)
+    elif op == MAX:
+        result = _greatest(first, second)
+    else:
+        result = first * second
+    return result
+
+
+@triton.jit
+def combine_group(value, one, two, three, four, count, op):
+    """Returns `value` op `one` op ... up to the `count`-th, in this order; `count` is at least 1."""
+    result = value
+    if op == SUM:
+        result = result + one
+        result = tl.where(count > 1, result + two, result)
+        result = tl.where(count > 2, result + three, result)
+        result = tl.where(count > 3, result + four, result)
+    elif op == MIN:
+        result = _least(result, one)
+        result = tl.where(count > 1, _least(result, two), result)
+        result = tl.where(count > 2, _least(result, three), result)
+        result = tl.where(count > 3, _least(result, four), result)
+    elif op == MAX:
+        result = _greatest(result, one)
+        result = tl.where(count > 1, _greatest(result, two), result)
+        result = tl.where(count > 2, _greatest(result, three), result)
+        result = tl.where(count > 3, _greatest(result, four), result)
+    else:
+        result = result * one
+        result = tl.where(count > 1, result * two, result)
+        result = tl.where(count > 2, result * three, result)
+        result = tl.where(count > 3, result * four, result)
+    return result
+
+
+@triton.jit
+def averager(divisor, ACCUMULATE: tl.constexpr):
+    """Returns what :func:`finish` divides by, or multiplies with; a float64 scalar, made once a program."""
+    if tl.float64 == ACCUMULATE:
+        return divisor.to(tl.float64)
+    else:
+        return 1.0 / divisor.to(tl.float64)
+
+
+@triton.jit
+def _averaged(value, average):
+    if value.dtype == tl.float64:
+        return value / average
+    else:
+        # A quotient by a small integer lies on, or far from, the middle of two float32, so the reciprocal's error
+        # in float64 never moves it across. A float32 division would be a call, for which registers spill.
+        return (value.to(tl.float64) * average).to(tl.float32)
+
+
+@triton.jit
+def finish(value, scale, average):
+    """Returns `value` times `scale`, then divided by the divisor of `average`, as IEEE 754 rounds both.
+
+    A true quotient: averages are those of the CPU backend, to the bit.
+    """
+    result = value * scale
+    if average != 1.0:
+        result = _averaged(result, average)
+    return result

@@ -1,0 +1,103 @@
+"""What the kernels on lists of tensors share: a program's block, its addresses, its loads and stores.
+
+A program works on one block: BLOCK neighbouring elements of one tensor, fewer at the tensor's end. The
+block map says which: (tensor, piece) for each program. Where a tensor lies is the sum of a base and of
+the tensor's entry in a row of addresses: a flat bucket has its own address for base and byte offsets for
+a row; scattered tensors have base 0 and their addresses for a row. All addresses are 64-bit integers, so
+that a launch needs no tensor, and no bucket is too large.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._dtypes import addressed, narrow, widen
+
+__all__ = [
+    "ALL_INTEGERS",
+    "element_address",
+    "is_wide",
+    "load",
+    "locate",
+    "scale_factor",
+    "store",
+]
+
+ALL_INTEGERS = [
+    "block_map",
+    "sizes",
+    "count",
+    "input_base",
+    "input_bases",
+    "input_row",
+    "input_rows",
+    "input_row_length",
+    "output_base",
+    "output_row",
+    "scale_bits",
+    "scale_address",
+    "accumulate",
+    "statistics",
+]
+"""Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
+
+
+@triton.jit
+def locate(block_map, sizes, BLOCK: tl.constexpr):
+    """Returns this program's tensor, the index of its first element in it, and how many are left."""
+    entry = addressed(block_map, tl.int32) + 2 * tl.program_id(0).to(tl.int64)
+    tensor = tl.load(entry).to(tl.int64)
+    start = tl.load(entry + 1).to(tl.int64) * BLOCK
+    left = tl.load(addressed(sizes, tl.int64) + tensor) - start
+    return tensor, start, left
+
+
+@triton.jit
+def element_address(base, row, tensor, start, TYPE: tl.constexpr):
+    """Returns the address of element `start` of a tensor; base 0 where the row has whole addresses."""
+    size: tl.constexpr = TYPE.primitive_bitwidth // 8
+    return base + tl.load(addressed(row, tl.int64) + tensor) + start * size
+
+
+@triton.jit
+def is_wide(addresses, left, BLOCK: tl.constexpr):
+    """Tells whether a block is whole and begins at multiples of 16 bytes: its accesses have 128 bits."""
+    return (left >= BLOCK) & ((addresses & 15) == 0)
+
+
+@triton.jit
+def load(
+    address, left, TYPE: tl.constexpr, TO: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr
+):
+    """Returns LANES elements in the accumulate dtype TO; without WIDE only `left` are read, else 0."""
+    lanes = tl.arange(0, LANES)
+    if WIDE:
+        return widen(tl.load(addressed(address, TYPE, 16) + lanes), TYPE, TO)
+    else:
+        there = lanes < left
+        return widen(tl.load(addressed(address, TYPE) + lanes, mask=there, other=0), TYPE, TO)
+
+
+@triton.jit
+def store(address, left, values, TYPE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr):
+    """Rounds LANES elements to TYPE, stores them (without WIDE only `left`), returns what was stored."""
+    lanes = tl.arange(0, LANES)
+    stored = narrow(values, TYPE)
+    if WIDE:
+        tl.store(addressed(address, TYPE, 16) + lanes, stored)
+    else:
+        tl.store(addressed(address, TYPE) + lanes, stored, mask=lanes < left)
+    return stored
+
+
+@triton.jit
+def scale_factor(scale_bits, scale_address, TO: tl.constexpr):
+    """Returns the factor: a float64 given by its bits, times the scalar on the device if there is one.
+
+    A float argument would be float32 whatever its value, hence the bits.
+    """
+    factor = scale_bits.to(tl.int64).to(tl.float64, bitcast=True).to(TO)
+    if scale_address != 0:
+        factor = factor * tl.load(addressed(scale_address, TO))
+    return factor

@@ -1,0 +1,282 @@
+"""From a checked call to a launch, for the kernels between ranks: configurations, pieces, arguments."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
+from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Message, Registered, expect
+from fastcoll.kernels.peers import PeerBuffers
+
+__all__ = [
+    "INTEGERS",
+    "REGISTERS",
+    "REGISTERS_ALONE",
+    "WARPS",
+    "Choice",
+    "block_of",
+    "channels_for",
+    "choices",
+    "configuration_of",
+    "double_bits",
+    "launch",
+    "signature_of",
+    "staged_piece",
+    "start",
+]
+
+INTEGERS = [
+    *("source", "out", "sources", "outs", "peers", "messages", "rank", "world", "channels"),
+    *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
+    *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
+    "aligned",
+]
+"""Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
+
+_INT32 = frozenset(
+    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "aligned"}
+)
+WARPS = 8
+REGISTERS = 128
+"""So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
+
+REGISTERS_ALONE = 224
+"""For launches of at most one program on a multiprocessor."""
+
+_BLOCK_BYTES = 32 * 32 * WARPS
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What decides which machine code runs.
+
+    Attributes:
+        message: Dtype of source and out.
+        wire: Dtype that travels.
+        staged: Whether the message is copied to the staging first; else it is read where it is.
+        every_rank: Whether one launch plays all ranks.
+    """
+
+    message: torch.dtype
+    wire: torch.dtype
+    staged: bool
+    every_rank: bool = False
+
+    @property
+    def name(self) -> str:
+        """The choice in words, as a row of the compile table has it."""
+        types = dtype_name(self.message)
+        if self.wire != self.message:
+            types += f"->{dtype_name(self.wire)}"
+        return " ".join(
+            [
+                types,
+                "staged" if self.staged else "direct",
+                *(["every rank"] if self.every_rank else []),
+            ]
+        )
+
+
+def choices(every_rank: bool) -> Iterator[Choice]:
+    """Yields all choices of a kernel over staging.
+
+    Args:
+        every_rank: Whether there is a launch that plays all ranks.
+    """
+    for message, wire in PAIRS:
+        yield Choice(message, wire, True)
+        if message == wire:
+            yield Choice(message, wire, False)
+    if every_rank:
+        for dtype in (torch.float32, torch.bfloat16):
+            for staged in (True, False):
+                yield Choice(dtype, dtype, staged, True)
+
+
+def block_of(wire: torch.dtype) -> int:
+    """Returns the elements of a block: 32 bytes of wire dtype for each thread."""
+    return _BLOCK_BYTES // wire.itemsize
+
+
+def signature_of(kernel: Any) -> dict[str, str]:
+    """Returns the types of a kernel's integer arguments: all that are not written in capitals."""
+    return {
+        name: "i32" if name in _INT32 else "i64" for name in kernel.arg_names if not name.isupper()
+    }
+
+
+@functools.cache
+def configuration_of(
+    algorithm: str, kernel: Any, every_rank_kernel: Any, choice: Choice
+) -> Configuration:
+    """Returns the configuration for a choice; the same object for the same choice."""
+    chosen = every_rank_kernel if choice.every_rank else kernel
+    return Configuration(
+        name=f"{algorithm} {choice.name}",
+        kernel=chosen,
+        signature=signature_of(chosen),
+        constexprs={
+            "MESSAGE": ELEMENT[choice.message],
+            "WIRE": ELEMENT[choice.wire],
+            "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
+            "STAGED": choice.staged,
+            "BLOCK": block_of(choice.wire),
+        },
+        divisible_by_16=frozenset({"stage_bytes"}),
+        num_warps=WARPS,
+        options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
+    )
+
+
+def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
+    """Returns the number of programs: at most one per block, at most what the layout has.
+
+    Raises:
+        ValueError: The caller asks for more than there are.
+    """
+    most = peers.layout.channels
+    if channels is not None:
+        expect("channels", 1 <= channels <= most, f"1 to {most}", channels)
+        most = channels
+    return max(1, min(most, -(-count // block)))
+
+
+def double_bits(value: float) -> int:
+    """Returns the bits of a float64: an argument that loses nothing, whatever the accumulate dtype."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _choice(message: Message, registered: Registered | None, every_rank: bool) -> Choice:
+    """Returns what to launch for this call.
+
+    Raises:
+        ValueError: The message cannot be read where it is.
+    """
+    if registered is not None:
+        expect(
+            "registered: wire dtype",
+            message.wire == message.source.dtype,
+            "that of source",
+            message.wire,
+        )
+        expect(
+            "registered: alignment",
+            message.aligned,
+            f"source, out and chunks that start at multiples of 16 bytes and of {GRAIN} elements",
+            f"addresses {hex(message.source.data_ptr())}, {hex(message.out.data_ptr())}, count {message.count}",
+        )
+    choice = Choice(message.source.dtype, message.wire, registered is None, every_rank)
+    names = [each.name for each in choices(every_rank)]
+    expect("the kinds of launches", choice.name in names, names, choice.name)
+    return choice
+
+
+def launch(
+    algorithm: str,
+    kernel: Any,
+    every_rank_kernel: Any,
+    message: Message,
+    peers: PeerBuffers,
+    channels: int | None,
+    registered: Registered | None,
+    every_rank: tuple[int, int] | None = None,
+    shares: int = 1,
+    staged_chunks: int = 1,
+) -> None:
+    """Launches a kernel over staging, unless there is nothing to do.
+
+    Args:
+        algorithm: For the name of the configuration.
+        kernel: What one rank runs.
+        every_rank_kernel: What plays all ranks.
+        message: The call.
+        peers: The ranks' buffers.
+        channels: Programs that the caller allows, or None.
+        registered: The ranks' messages, if they are read where they are.
+        every_rank: Addresses of the tables of sources and outs, if one launch plays all ranks.
+        shares: Parts of a piece that each start at a multiple of GRAIN elements.
+        staged_chunks: Pieces that are staged at a time.
+
+    Raises:
+        ValueError: The staging is too small for `shares` parts, or the number of channels cannot be.
+    """
+    if registered is not None:
+        registered.require(message.source, peers)
+    choice = _choice(message, registered, every_rank is not None)
+    configuration = configuration_of(algorithm, kernel, every_rank_kernel, choice)
+    if message.count == 0:
+        return
+    programs = channels_for(message.count, block_of(message.wire), peers, channels)
+    grain = GRAIN * shares
+    piece = -(-message.count // (programs * grain)) * grain
+    if registered is None:
+        piece = min(piece, staged_piece(peers, message.wire.itemsize * staged_chunks, grain))
+    start(
+        configuration,
+        peers,
+        programs,
+        (message.source, message.out),
+        every_rank,
+        peers.table.data_ptr(),
+        peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
+        arguments=(
+            message.count,
+            piece,
+            peers.layout.stage_bytes,
+            message.op,
+            double_bits(message.scale),
+            message.divisor,
+            peers.spins,
+            int(message.aligned),
+        ),
+    )
+
+
+def start(
+    configuration: Configuration,
+    peers: PeerBuffers,
+    programs: int,
+    tensors: tuple[torch.Tensor, torch.Tensor],
+    every_rank: tuple[int, int] | None,
+    *tables: int,
+    arguments: tuple[int, ...],
+) -> None:
+    """Launches what one rank runs, or with `every_rank` what all ranks run.
+
+    Args:
+        configuration: Of the one or the other.
+        peers: The ranks' buffers.
+        programs: Channels.
+        tensors: Source and out of this rank.
+        every_rank: Addresses of the tables of sources and outs, or None.
+        tables: Addresses of further tables.
+        arguments: Those that follow the number of channels.
+    """
+    run = launcher(configuration, peers.device)
+    if every_rank is None:
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        ranks = (peers.rank, peers.world_size)
+        run(programs, *addresses, *tables, *ranks, programs, *arguments)
+    else:
+        grid = programs * peers.world_size
+        run(grid, *every_rank, *tables, peers.world_size, programs, *arguments)
+
+
+def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:
+    """Returns how many elements of that size fit into a half of a channel's staging.
+
+    Raises:
+        ValueError: Not even `grain` of them do.
+    """
+    most = peers.layout.stage_bytes // element_bytes // grain * grain
+    needed = f"at least {grain * element_bytes}"
+    expect("the layout's stage_bytes", most > 0, needed, peers.layout.stage_bytes)
+    return most

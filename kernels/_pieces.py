@@ -1,0 +1,140 @@
+"""What a program does with one piece of a message: copy it with a cast, or reduce the ranks' pieces into it.
+
+Where all addresses of a piece are multiples of 16 bytes, it goes in blocks whose mask is bounded by a multiple of 16
+elements, which the compiler is told: it then keeps 128-bit accesses under the mask. What is left, at most 15
+elements, goes in a narrow block, as does all of a piece that is not aligned. Pieces are given by addresses, for what
+the compiler knows of a pointer's divisors stays with the operation that makes it.
+
+What peers wrote is read with `.cg`; `_signals` says why.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._arithmetic import combine_group, finish
+from fastcoll.kernels._dtypes import narrow, widen
+
+__all__ = ["GRAIN_ELEMENTS", "GROUP", "NARROW", "copy_piece", "pointer", "reduce_piece", "whole"]
+
+GROUP = tl.constexpr(4)
+"""Peers whose blocks are in flight at a time."""
+
+GRAIN_ELEMENTS = tl.constexpr(16)
+"""Wide blocks end at multiples of so many elements."""
+
+NARROW = tl.constexpr(4)
+"""How many times smaller a narrow block is: each of its elements takes an access."""
+
+
+@triton.jit
+def pointer(address, TYPE: tl.constexpr, WIDE: tl.constexpr):
+    """Returns `address` (in bytes) as a pointer; WIDE promises a multiple of 16."""
+    if WIDE:
+        return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(TYPE)), 16)
+    else:
+        return address.to(tl.int64).to(tl.pointer_type(TYPE))
+
+
+@triton.jit
+def whole(length, aligned):
+    """Returns how many of `length` elements go in wide blocks: none unless `aligned` (0 or 1)."""
+    return tl.multiple_of(length // GRAIN_ELEMENTS * aligned * GRAIN_ELEMENTS, 16)
+
+
+@triton.jit
+def _copy_block(
+    source, target, start, length,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = start + tl.arange(0, BLOCK)
+    there = at < length
+    value = tl.load(pointer(source, SOURCE, WIDE) + at, mask=there, cache_modifier=".cg")
+    if SOURCE != TARGET:
+        value = narrow(widen(value, SOURCE, ACCUMULATE), TARGET)
+    tl.store(pointer(target, TARGET, WIDE) + at, value, mask=there)
+
+
+@triton.jit
+def copy_piece(
+    source, target, length, aligned,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copies `length` elements from address to address; `aligned` says that both are multiples of 16."""
+    most = whole(length, aligned)
+    for start in range(0, most, BLOCK):
+        _copy_block(source, target, start, most, SOURCE, TARGET, ACCUMULATE, True, BLOCK)
+    for start in range(most, length, BLOCK // NARROW):
+        _copy_block(
+            source, target, start, length, SOURCE, TARGET, ACCUMULATE, False, BLOCK // NARROW
+        )
+
+
+@triton.jit
+def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, WIDE: tl.constexpr):
+    address = tl.load(addresses + tl.minimum(peer, world - 1)) + offset
+    return tl.load(
+        pointer(address, WIRE, WIDE) + at,
+        mask=there & (peer < world),
+        other=0.0,
+        cache_modifier=".cg",
+    )
+
+
+@triton.jit
+def _reduce_block(
+    addresses, world, offset, start, length, op, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = start + tl.arange(0, BLOCK)
+    there = at < length
+    zero = tl.zeros([], tl.int32)
+    value = widen(_load_of(addresses, zero, world, offset, at, there, WIRE, WIDE), WIRE, ACCUMULATE)
+    for first in range(1, world, GROUP):
+        one = _load_of(addresses, first, world, offset, at, there, WIRE, WIDE)
+        two = _load_of(addresses, first + 1, world, offset, at, there, WIRE, WIDE)
+        three = _load_of(addresses, first + 2, world, offset, at, there, WIRE, WIDE)
+        four = _load_of(addresses, first + 3, world, offset, at, there, WIRE, WIDE)
+        value = combine_group(
+            value,
+            widen(one, WIRE, ACCUMULATE),
+            widen(two, WIRE, ACCUMULATE),
+            widen(three, WIRE, ACCUMULATE),
+            widen(four, WIRE, ACCUMULATE),
+            world - first,
+            op,
+        )
+    result = narrow(finish(value, scale, average), WIRE)
+    if SHARE:
+        tl.store(pointer(shared, WIRE, WIDE) + at, result, mask=there)
+    if WIRE != MESSAGE:
+        result = narrow(widen(result, WIRE, ACCUMULATE), MESSAGE)
+    tl.store(pointer(out, MESSAGE, WIDE) + at, result, mask=there)
+
+
+@triton.jit
+def reduce_piece(
+    addresses, world, offset, length, aligned, op, scale, average, shared, out,
+    SHARE: tl.constexpr, WIRE: tl.constexpr, MESSAGE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Reduces `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
+
+    `addresses` points to an address per rank, `offset` bytes behind which lies that rank's piece, of WIRE. The
+    result goes to the address `out`, as MESSAGE, and if SHARE to `shared`, as WIRE, too. `scale` is a scalar of
+    ACCUMULATE, `average` of float64. `aligned` says that all pieces, `shared` and `out` are multiples of 16 bytes.
+    """
+    most = whole(length, aligned)
+    for start in range(0, most, BLOCK):
+        _reduce_block(
+            addresses, world, offset, start, most, op, scale, average, shared, out,
+            SHARE, WIRE, MESSAGE, ACCUMULATE, True, BLOCK,
+        )  # fmt: skip
+    for start in range(most, length, BLOCK // NARROW):
+        _reduce_block(
+            addresses, world, offset, start, length, op, scale, average, shared, out,
+            SHARE, WIRE, MESSAGE, ACCUMULATE, False, BLOCK // NARROW,
+        )  # fmt: skip

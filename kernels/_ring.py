@@ -1,0 +1,273 @@
+"""Ring all-reduce, reduce-scatter and all-gather: every rank sends to its right neighbour only.
+
+Formula: out[i] = scale * (x_{q+1}[i] op x_{q+2}[i] op ... op x_q[i]) for the elements of chunk q, indices modulo n.
+Each chunk is summed in the order of its way round the ring, so the bits are equal on all ranks and from run to run,
+but differ from those of one_shot, and from chunk to chunk. Between ranks a partial result has the partial dtype: the
+accumulate dtype (then the result is rounded once) or the wire dtype (half the bytes, a rounding in every step).
+
+Phases: steps 0 to n - 1 reduce, step n - 1 has the whole chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
+In step s rank r handles chunk (r - s - 1) mod n: it takes a segment from its slot, which the left neighbour has
+filled, works on it and its own message, and writes the result to a slot of the right neighbour.
+Bytes for a message of S bytes, on the link: (n - 1) / n of the partials' bytes, and (n - 1) / n W; in memory S read
+and S written, besides the slots, which are written and read once for each byte on the link.
+Bound: bytes on the link / bandwidth of one direction of it, plus (2 n - 2) hops for the first segment.
+
+Order of the work: a channel takes every `channels`-th segment, in groups of half as many as there are slots; it does
+step after step, all segments of the group in each. So while one segment travels others are worked on. The k-th
+operation of a program waits for no operation later than the k-th minus a group of any rank: nothing deadlocks.
+
+Slots: FILLED counts segments that the left neighbour has written, CONSUMED those that the right one has read. A rank
+fills a slot after the segment that lay there was consumed, so slots are reused within and across launches with no
+barrier. Both counts only grow; those of a channel are equal on all ranks between launches.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._arithmetic import averager, combine, finish
+from fastcoll.kernels._dtypes import narrow, widen
+from fastcoll.kernels._exchange import begin, end, state_of, table_at
+from fastcoll.kernels._peer_launch import INTEGERS
+from fastcoll.kernels._pieces import NARROW, pointer, whole
+from fastcoll.kernels._signals import (
+    ARRIVED,
+    CONSUMED,
+    FILLED,
+    LANES,
+    absent_ranks,
+    announce,
+    flag_of,
+    flags_at_peers,
+    give_up,
+    own_flags,
+    post,
+    wait,
+)
+
+__all__ = ["ring_all_ranks_kernel", "ring_kernel"]
+
+
+@triton.jit
+def _block(
+    message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = start + tl.arange(0, BLOCK)
+    there = at < length
+    message = pointer(message, MESSAGE, WIDE)
+    out = pointer(out, MESSAGE, WIDE)
+    incoming = pointer(incoming, PARTIAL if PHASE < 2 else WIRE, WIDE)
+    outgoing = pointer(outgoing, PARTIAL if PHASE == 0 else WIRE, WIDE)
+    if PHASE == 0:
+        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
+        if receives:
+            partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
+            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
+        tl.store(outgoing + at, narrow(value, PARTIAL), mask=there)
+    elif PHASE == 1:
+        value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
+        if receives:
+            partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
+            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
+        result = narrow(finish(value, scale, average), WIRE)
+        tl.store(outgoing + at, result, mask=there & sends)
+        tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
+    elif PHASE == 2:
+        result = tl.load(incoming + at, mask=there, cache_modifier=".cg")
+        tl.store(outgoing + at, result, mask=there & sends)
+        if WIRE == MESSAGE:
+            tl.store(out + at, result, mask=there)
+        else:
+            tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
+    else:
+        result = tl.load(message + at, mask=there)
+        tl.store(outgoing + at, result, mask=there & sends)
+        tl.store(out + at, result, mask=there)
+
+
+@triton.jit
+def _segment(
+    message, incoming, outgoing, out, length, aligned, receives, sends, op, scale, average,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Works on one segment: 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
+
+    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold PARTIAL while partial results
+    travel, else WIRE.
+    """
+    most = whole(length, aligned)
+    for start in range(0, most, BLOCK):
+        _block(
+            message, incoming, outgoing, out, start, most, receives, sends, op, scale, average,
+            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, True, BLOCK,
+        )  # fmt: skip
+    for start in range(most, length, BLOCK // NARROW):
+        _block(
+            message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
+            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, False, BLOCK // NARROW,
+        )  # fmt: skip
+
+
+@triton.jit
+def _wait_for_neighbours(
+    peers, world, rank, channel, left, right, filled, consumed, receives, sends, arrived, spins
+):
+    """Waits until `filled` segments have come from the left and `consumed` been taken by the right, in one poll.
+
+    Returns:
+        Whether they have; if not, the status says who is late and who has not come at all.
+    """
+    lanes = tl.arange(0, LANES)
+    base = tl.load(peers + rank)
+    address = tl.where(
+        lanes == 0,
+        flag_of(base, channel, FILLED, left + lanes * 0),
+        flag_of(base, channel, CONSUMED, right + lanes * 0),
+    )
+    there = ((lanes == 0) & receives) | ((lanes == 1) & sends)
+    numbers = tl.where(lanes == 0, filled, consumed)
+    missing = wait(address.to(tl.pointer_type(tl.int64)), there, numbers, spins)
+    if missing >= 0:
+        flags, all_there = own_flags(peers, world, channel, ARRIVED, rank)
+        absent = absent_ranks(flags, all_there, arrived)
+        late = tl.where(missing == 0, left, right)
+        number = tl.where(missing == 0, filled, consumed)
+        give_up(state_of(peers, world, rank), 4 + missing, late, channel, number, absent)
+    return missing < 0
+
+
+@triton.jit
+def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receives, sends):
+    """Posts to the right that its slot is filled, and to the left that its segment was consumed."""
+    lanes = tl.arange(0, LANES)
+    there = ((lanes == 0) & sends) | ((lanes == 1) & receives)
+    base = tl.load(peers + tl.where(lanes == 0, right, left), mask=there, other=0)
+    address = tl.where(
+        lanes == 0,
+        flag_of(base, channel, FILLED, rank + lanes * 0),
+        flag_of(base, channel, CONSUMED, rank + lanes * 0),
+    )
+    post(address.to(tl.pointer_type(tl.int64)), there, tl.where(lanes == 0, filled, consumed))
+
+
+@triton.jit
+def _body(
+    channel, source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    peers = table_at(peers)
+    alive, sent = begin(peers, world, rank, channel, 1)
+    received = sent
+    arrived = sent + 1
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
+    count = count.to(tl.int64)
+    chunk = chunk.to(tl.int64)
+    factor = scale.to(tl.int64).to(tl.float64, bitcast=True)
+    if REDUCES:
+        factor = factor.to(ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
+    left = (rank + world - 1) % world
+    right = (rank + 1) % world
+    of_channel = channel.to(tl.int64) * slots * slot_bytes
+    own_slots = tl.load(peers + 2 * world + rank) + of_channel
+    right_slots = tl.load(peers + 2 * world + right) + of_channel
+    if alive:
+        theirs, there = flags_at_peers(peers, world, channel, ARRIVED, rank)
+        announce(theirs, there, arrived)
+    segments = (chunk + segment - 1) // segment
+    index = channel.to(tl.int64)
+    while (index < segments) & alive:
+        members = (segments - index + channels - 1) // channels
+        members = tl.minimum(members, (slots // 2).to(tl.int64))
+        step = first + 0
+        while (step <= last) & alive:
+            owner = (rank + 2 * world - step - 1) % world
+            receives = step > first
+            sends = step < last
+            member = members * 0
+            while (member < members) & alive:
+                start = (index + member * channels) * segment
+                length = tl.minimum(tl.minimum(chunk, count - owner * chunk) - start, segment)
+                alive = _wait_for_neighbours(
+                    peers, world, rank, channel, left, right, received + 1, sent + 1 - slots,
+                    receives, sends, arrived, spins,
+                )  # fmt: skip
+                if alive:
+                    incoming = own_slots + received % slots * slot_bytes
+                    outgoing = right_slots + sent % slots * slot_bytes
+                    message = source + (owner * source_stride + start) * item
+                    result = out + (owner * out_stride + start) * item
+                    if REDUCES:
+                        if step < world - 1:
+                            _segment(
+                                message, incoming, outgoing, result, length, aligned, receives, sends,
+                                op, factor, average,
+                                0, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                            )  # fmt: skip
+                        elif step == world - 1:
+                            _segment(
+                                message, incoming, outgoing, result, length, aligned, receives, sends,
+                                op, factor, average,
+                                1, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                            )  # fmt: skip
+                    elif step == first:
+                        _segment(
+                            message, incoming, outgoing, result, length, aligned, receives, sends,
+                            op, factor, average,
+                            3, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                        )  # fmt: skip
+                    if step >= world:
+                        _segment(
+                            message, incoming, outgoing, result, length, aligned, receives, sends,
+                            op, factor, average,
+                            2, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                        )  # fmt: skip
+                    sent += sends.to(tl.int64)
+                    received += receives.to(tl.int64)
+                    _tell_neighbours(
+                        peers, rank, channel, left, right, sent, received, receives, sends
+                    )
+                member += 1
+            step += 1
+        index += members * channels
+    end(peers, world, rank, channel, 1, sent, alive)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def ring_kernel(
+    source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One rank's part, of steps `first` to `last`: a program per channel; see the head of the file."""
+    _body(
+        tl.program_id(0), source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
+        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def ring_all_ranks_kernel(
+    sources, outs, peers, world, channels, count, chunk, source_stride, out_stride,
+    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
+    rank = tl.program_id(0) // channels
+    _body(
+        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
+        peers, rank, world, channels, count, chunk, source_stride, out_stride,
+        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
+        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Flags between ranks: a 64-bit word per (channel, kind, source rank) in the memory of the rank that waits for it.
+
+A flag holds a number that only grows: of the round (or of the segment) that its source has reached. A wait is for
+"at least", so a peer that is ahead never looks like one that is behind, and a flag is never set back. At one round
+a microsecond 64 bits last for 290 000 years, so nothing wraps.
+
+**Posting.** The threads of a program write their data with ordinary stores; `tl.debug_barrier` is a barrier of the
+program's threads; then one lane per peer exchanges the flag with release semantics at system scope. Release is
+cumulative in the PTX memory model: the barrier orders the other threads' stores before it, so whoever acquires the
+flag sees them. In SASS: BAR, MEMBAR.ALL.SYS, ATOMG.EXCH.STRONG.SYS.
+
+**Waiting.** One lane per peer adds 0 to its flag with acquire semantics at system scope (ATOMG.ADD.STRONG.SYS, then
+CCTL.IVALL, which empties the L1 cache of the multiprocessor), and a barrier of the program's threads follows. Loads
+after it are ordered behind the peers' stores, for all threads. What peers wrote is read with `.cg`, past the L1
+cache, though the model asks for no more than a plain load: such data is read once, and nothing then rests on how L1
+is invalidated. `.cg` loads keep their 128 bits, volatile ones would not.
+
+**Reading before a peer overwrites.** Loads are ordered before a later release of the same program in the same way:
+their values have been stored or summed before the barrier. A peer that acquired that flag may write there.
+
+**Giving up.** A wait polls at most `spins` times. Then the program records in the status word of its own rank whom it
+waited for and in which step, touches no peer's memory any more, and ends. A later launch sees the status word and
+ends at once, until the host resets the buffers (`PeerBuffers.reset`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "ARRIVED",
+    "CONSUMED",
+    "FILLED",
+    "KINDS",
+    "LANES",
+    "READY",
+    "REDUCED",
+    "absent_ranks",
+    "announce",
+    "flag_of",
+    "flags_at_peers",
+    "give_up",
+    "own_flags",
+    "post",
+    "wait",
+]
+
+LANES = tl.constexpr(32)
+"""Flags of one kind: one per rank that there can be, one lane of a warp each."""
+
+READY = tl.constexpr(0)
+REDUCED = tl.constexpr(1)
+FILLED = tl.constexpr(2)
+CONSUMED = tl.constexpr(3)
+ARRIVED = tl.constexpr(4)
+KINDS = tl.constexpr(5)
+
+
+@triton.jit
+def flag_of(base, channel, kind, source):
+    """Returns the address, in bytes, of the flag of `source` in the flags at `base`; int64."""
+    return base + ((channel * KINDS + kind) * LANES + source).to(tl.int64) * 8
+
+
+@triton.jit
+def flags_at_peers(bases, world, channel, kind, rank):
+    """Returns pointers to this rank's flag in each peer's memory, its own included, and which lanes have one.
+
+    `bases` points to the addresses of the ranks' flags.
+    """
+    lanes = tl.arange(0, LANES)
+    there = lanes < world
+    base = tl.load(bases + lanes, mask=there, other=0)
+    return flag_of(base, channel, kind, rank + lanes * 0).to(tl.pointer_type(tl.int64)), there
+
+
+@triton.jit
+def own_flags(bases, world, channel, kind, rank):
+    """Returns pointers to the flags that the peers set in this rank's memory, and which lanes have one."""
+    lanes = tl.arange(0, LANES)
+    base = tl.load(bases + rank)
+    return flag_of(base, channel, kind, lanes).to(tl.pointer_type(tl.int64)), lanes < world
+
+
+@triton.jit
+def announce(flags, there, number):
+    """Sets the flags to `number`, in no order with anything else."""
+    numbers = tl.zeros([LANES], tl.int64) + number
+    tl.atomic_xchg(flags, numbers, mask=there, sem="relaxed", scope="sys")
+
+
+@triton.jit
+def post(flags, there, number):
+    """Sets the flags to `number` (one for all or one each), after all that this program has written and read."""
+    tl.debug_barrier()
+    tl.atomic_xchg(
+        flags, tl.zeros([LANES], tl.int64) + number, mask=there, sem="release", scope="sys"
+    )
+
+
+@triton.jit
+def wait(flags, there, number, spins):
+    """Waits until all flags hold at least `number` (one for all or one each), for at most `spins` polls.
+
+    Returns:
+        -1, or the first lane whose flag is behind; int32.
+    """
+    lanes = tl.arange(0, LANES)
+    nothing = tl.zeros([LANES], tl.int64)
+    seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
+    behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
+    polls = tl.zeros([], tl.int64)
+    while (behind < LANES) & (polls < spins):
+        seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
+        behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
+        polls += 1
+    tl.debug_barrier()
+    return tl.where(behind < LANES, behind, -1)
+
+
+@triton.jit
+def absent_ranks(flags, there, number):
+    """Returns a bit for each lane whose flag is behind `number`; int64. Reads this rank's own memory only."""
+    lanes = tl.arange(0, LANES).to(tl.int64)
+    nothing = tl.zeros([LANES], tl.int64)
+    seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
+    bits = tl.zeros([LANES], tl.int64) + 1
+    return tl.sum(tl.where(there & (seen < number), bits << lanes, nothing), 0)
+
+
+@triton.jit
+def give_up(status, step, peer, channel, number, absent):
+    """Records in `status` (two words) the first wait that this rank gave up.
+
+    The code is step | peer << 8 | channel << 16 | low bits of number << 32; the second word has a bit for each rank
+    known to be absent.
+    """
+    code = peer.to(tl.int64) * 256 + channel.to(tl.int64) * 65536 + step
+    code += (number.to(tl.int64) & 0x3FFFFFFF) << 32
+    before = tl.atomic_cas(status, tl.zeros([], tl.int64), code, sem="relaxed", scope="gpu")
+    if before == 0:
+        tl.store(status + 1, absent)

@@ -1,0 +1,155 @@
+"""One-shot all-reduce: every rank reads all ranks' messages and reduces them for itself.
+
+Formula: out[i] = scale * (x_0[i] op x_1[i] op ... op x_{n-1}[i]), in fp32 (float64 in float64), in rank order, rounded
+once to the wire dtype; then, where the message's dtype is wider, cast back without loss. All ranks get the same
+bits, those of two_shot.
+
+Bytes for a message of S bytes (wire W): reads S and writes W to stage it, reads (n - 1) W over the link and W at
+home, writes S. Direct: reads (n - 1) S over the link and S at home, writes S.
+Bound: (n - 1) W / link bandwidth, plus one exchange of flags (two if direct). For small messages, where the exchange
+is what counts: two_shot needs one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._arithmetic import averager
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._peer_checks import Message, Registered
+from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
+from fastcoll.kernels._pieces import copy_piece, reduce_piece
+from fastcoll.kernels._signals import READY
+from fastcoll.kernels.peers import PeerBuffers
+
+__all__ = ["all_reduce", "configurations"]
+
+
+@triton.jit
+def _body(
+    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    peers = table_at(peers)
+    alive, number = begin(peers, world, rank, channel, 0)
+    factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
+    count = count.to(tl.int64)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
+    start = channel.to(tl.int64) * piece
+    while (start < count) & alive:
+        length = tl.minimum(count - start, piece)
+        number += 1
+        half = half_of(channel, number, stage_bytes)
+        if STAGED:
+            staging = stage_address(peers, world, rank) + half
+            copy_piece(
+                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            )
+        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        if alive:
+            if STAGED:
+                reduce_piece(
+                    peers + world, world, half, length, aligned, op, factor, average,
+                    staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+            else:
+                reduce_piece(
+                    table_at(messages), world, start * item, length, 1, op, factor, average,
+                    out, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+                number += 1
+                alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+        start += channels.to(tl.int64) * piece
+    end(peers, world, rank, channel, 0, number, alive)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def one_shot_kernel(
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One rank's part: a program per channel; see the head of the file."""
+    _body(
+        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def one_shot_all_ranks_kernel(
+    sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
+    rank = tl.program_id(0) // channels
+    _body(
+        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
+        peers, messages, rank, world, channels, count, piece, stage_bytes,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
+    )  # fmt: skip
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yields all that :func:`all_reduce` can launch."""
+    for choice in choices(every_rank=True):
+        yield configuration_of("one_shot", one_shot_kernel, one_shot_all_ranks_kernel, choice)
+
+
+def all_reduce(
+    source: torch.Tensor,
+    out: torch.Tensor,
+    peers: PeerBuffers,
+    *,
+    op: str = "sum",
+    scale: float = 1.0,
+    wire_dtype: torch.dtype | None = None,
+    channels: int | None = None,
+    registered: Registered | None = None,
+    _every_rank: tuple[int, int] | None = None,
+) -> None:
+    """Reduces `source` of all ranks into `out` of all ranks.
+
+    Args:
+        source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
+            bfloat16, float64.
+        out: Like `source`; may be `source` itself, unless `registered`.
+        peers: The ranks' buffers.
+        op: "sum", "avg", "min", "max" or "product".
+        scale: The result is multiplied by it before it is rounded.
+        wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
+        channels: Programs; None for as many as there are pieces, up to what the layout has.
+        registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
+
+    Raises:
+        TypeError, ValueError: An argument cannot be; nothing was launched.
+    """
+    message = Message.of(source, out, peers, op, scale, wire_dtype)
+    if registered is not None and out.data_ptr() == source.data_ptr() and source.numel():
+        raise ValueError(
+            "out: expected memory of its own, as the peers read `source` while `out` is written, got `source`. "
+            "Give another tensor, or call without `registered`."
+        )
+    launch(
+        "one_shot",
+        one_shot_kernel,
+        one_shot_all_ranks_kernel,
+        message,
+        peers,
+        channels,
+        registered,
+        _every_rank,
+    )

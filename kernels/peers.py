@@ -1,0 +1,217 @@
+"""The memory that ranks share, as the kernels between ranks see it: where everything lies, and what went wrong.
+
+Every rank has one region of equal layout that all ranks map: own state, flags that the peers set, staging for
+messages, and the slots of the ring. This file does not know who maps it: torch symmetric memory, CUDA IPC, or
+shared memory on the CPU, where the kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["MAX_CHANNELS", "MAX_RANKS", "PeerBuffers", "PeerFault", "PeerLayout"]
+
+MAX_RANKS = 32
+MAX_CHANNELS = 128
+
+_LINE = 128
+_STATE_WORDS = 16
+_FLAG_KINDS = 5
+_STEPS = {
+    1: "to have its message ready",
+    2: "to have reduced its share",
+    3: "to have read this rank's message",
+    4: "to send the next segment",
+    5: "to free a slot for the next segment",
+}
+
+
+class PeerFault(RuntimeError):
+    """A rank waited for a peer longer than the limit, and gave up.
+
+    Attributes:
+        rank: The rank that waited.
+        peer: The rank that it waited for.
+        step: Number of the step.
+        absent: Ranks that had not launched at all. Empty if all had, and where the algorithm waits for all ranks
+            directly and so names the right one in `peer`.
+    """
+
+    def __init__(self, message: str, rank: int, peer: int, step: int, absent: list[int]) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.peer = peer
+        self.step = step
+        self.absent = absent
+
+
+@dataclass(frozen=True)
+class PeerLayout:
+    """Where the parts of a rank's region lie. Equal on all ranks.
+
+    Attributes:
+        channels: Programs that a launch may have. A channel has its own flags, staging and slots, so launches with
+            different numbers of channels follow each other freely.
+        stage_bytes: Staging of a channel, for one of its two halves; multiple of 128.
+        slots: Segments of the ring that may be under way from a rank to the next, for each channel; at least 2.
+        slot_bytes: Size of a slot; multiple of 128.
+    """
+
+    channels: int
+    stage_bytes: int
+    slots: int
+    slot_bytes: int
+
+    def __post_init__(self) -> None:
+        _expect(
+            "channels", self.channels, 1 <= self.channels <= MAX_CHANNELS, f"1 to {MAX_CHANNELS}"
+        )
+        _expect("slots", self.slots, self.slots >= 2, "at least 2")
+        for name in ("stage_bytes", "slot_bytes"):
+            size = getattr(self, name)
+            _expect(name, size, size > 0 and size % _LINE == 0, f"a multiple of {_LINE}, not 0")
+
+    @property
+    def flags_at(self) -> int:
+        """Offset of the flags in the region, in bytes."""
+        return 8 * _STATE_WORDS * (1 + self.channels)
+
+    @property
+    def staging_at(self) -> int:
+        """Offset of the staging in the region, in bytes."""
+        return self.flags_at + self.channels * _FLAG_KINDS * MAX_RANKS * 8
+
+    @property
+    def slots_at(self) -> int:
+        """Offset of the slots in the region, in bytes."""
+        return self.staging_at + self.channels * 2 * self.stage_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of the region."""
+        return self.slots_at + self.channels * self.slots * self.slot_bytes
+
+
+class PeerBuffers:
+    """The regions of all ranks, as one rank maps them.
+
+    Launches on one object must follow each other in one stream, in the same order on all ranks and with the same
+    arguments (count, dtypes, operation, channels). No barrier is needed between them.
+
+    Attributes:
+        rank: This rank.
+        world_size: Number of ranks.
+        layout: Where what lies.
+        memory: This rank's own region: uint8, contiguous, on the device.
+        table: int64 [4, world_size] on the device: addresses of the ranks' flags, staging, slots, state. Only the
+            own state is ever touched.
+        spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        memory: torch.Tensor,
+        addresses: Sequence[int],
+        layout: PeerLayout,
+        spins: int = 30_000_000,
+    ) -> None:
+        """Describes regions that are mapped already and zero.
+
+        Args:
+            rank: This rank.
+            memory: This rank's own region; uint8 [at least layout.bytes].
+            addresses: Address of each rank's region as this rank's device sees it, in rank order.
+            layout: Where what lies; the same on all ranks.
+            spins: Polls that a wait makes before it gives up.
+
+        Raises:
+            ValueError: The region is too small or misplaced, or a number is out of range.
+        """
+        world_size = len(addresses)
+        _expect("world size", world_size, 1 <= world_size <= MAX_RANKS, f"1 to {MAX_RANKS}")
+        _expect("rank", rank, 0 <= rank < world_size, f"0 to {world_size - 1}")
+        _expect("spins", spins, spins > 0, "more than 0")
+        _expect("memory's dtype", memory.dtype, memory.dtype == torch.uint8, "torch.uint8")
+        _expect(
+            "memory",
+            f"{memory.numel()} bytes",
+            memory.is_contiguous() and memory.numel() >= layout.bytes,
+            f"at least {layout.bytes} contiguous bytes",
+        )
+        _expect(
+            "addresses[rank]",
+            hex(addresses[rank]),
+            addresses[rank] == memory.data_ptr(),
+            f"the address of memory, {hex(memory.data_ptr())}",
+        )
+        for peer, address in enumerate(addresses):
+            _expect(
+                f"address of rank {peer}",
+                hex(address),
+                address != 0 and address % _LINE == 0,
+                f"a multiple of {_LINE}, not 0",
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self.layout = layout
+        self.memory = memory
+        self.spins = spins
+        offsets = (layout.flags_at, layout.staging_at, layout.slots_at, 0)
+        self.table = torch.tensor(
+            [[address + offset for address in addresses] for offset in offsets],
+            dtype=torch.int64,
+            device=memory.device,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the regions."""
+        return self.memory.device
+
+    @property
+    def state(self) -> torch.Tensor:
+        """The own state: int64 [1 + channels, 16]; row 0 is the status, then a row of counters per channel."""
+        words = self.memory[: self.layout.flags_at].view(torch.int64)
+        return words.view(1 + self.layout.channels, _STATE_WORDS)
+
+    def check(self) -> None:
+        """Raises what the launches that have ended by now have recorded. Waits for the device's copy of two words.
+
+        Raises:
+            PeerFault: This rank gave up waiting for a peer.
+        """
+        code, absent_bits = self.state[0, :2].tolist()
+        if code == 0:
+            return
+        step, peer, channel, number = (
+            code & 0xFF,
+            code >> 8 & 0xFF,
+            code >> 16 & 0xFFFF,
+            code >> 32,
+        )
+        absent = [rank for rank in range(self.world_size) if absent_bits >> rank & 1]
+        missing = ", ".join(map(str, absent))
+        hint = f" Not launched at all on rank {missing}." if absent else ""
+        raise PeerFault(
+            f"fastcoll.kernels [rank {self.rank}/{self.world_size}, channel {channel}, number {number}]: expected "
+            f"rank {peer} {_STEPS.get(step, f'to do step {step}')} within {self.spins} polls, got no sign of it."
+            f"{hint} Find out why that rank is late; then call reset() on all ranks, with a barrier before and after, "
+            "or raise `spins`.",
+            self.rank,
+            peer,
+            step,
+            absent,
+        )
+
+    def reset(self) -> None:
+        """Forgets all flags, counters and the fault. For all ranks, with a barrier before and after."""
+        self.memory[: self.layout.staging_at].zero_()
+
+
+def _expect(name: str, value: object, holds: bool, expectation: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expectation}, got {value}. Correct the argument.")

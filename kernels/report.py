@@ -1,0 +1,277 @@
+"""``python -m fastcoll.kernels``: compiles every configuration for every GPU, and prints what came out.
+
+No GPU is needed. For each configuration and architecture: registers, spills, shared memory, programs that
+fit on a multiprocessor, and how wide the accesses to global memory are, read off the machine code.
+``--check FILE`` compares with a recorded table and fails when a row got worse; ``--record FILE`` records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from fastcoll.kernels import KERNEL_MODULES
+
+__all__ = ["ARCHITECTURES", "Row", "collect", "compare", "main"]
+
+ARCHITECTURES = (80, 90, 100)
+"""Compute capabilities: A100, H100 and H200, B200."""
+
+_REGISTERS = 65536  # of a multiprocessor, on all of them
+_THREADS = 2048
+_SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}  # bytes of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one configuration became on one architecture.
+
+    Attributes:
+        name: Of the configuration.
+        architecture: Compute capability, 90 for 9.0.
+        registers: Of a thread.
+        spills: Bytes of a thread's stack; with a local load or store there are some even if this is 0.
+        shared: Shared memory of a program in bytes.
+        resident: Programs that fit on a multiprocessor at once.
+        loads: Of the main path: bits of an access to global memory, and how many such instructions load.
+        stores: The same of those that store.
+        wide: Whether the configuration promises 128-bit accesses.
+    """
+
+    name: str
+    architecture: int
+    registers: int
+    spills: int
+    shared: int
+    resident: int
+    loads: dict[str, int]
+    stores: dict[str, int]
+    wide: bool
+
+    @property
+    def key(self) -> str:
+        """Identifies the row in a recorded table."""
+        return f"{self.name} sm_{self.architecture}"
+
+    def faults(self) -> list[str]:
+        """Returns what is wrong with the row by itself."""
+        found = []
+        if self.spills:
+            found.append(f"{self.key}: expected no spills, got {self.spills} bytes of stack")
+        if self.wide:
+            for what, counts in (("loads", self.loads), ("stores", self.stores)):
+                if max((int(bits) for bits in counts), default=0) < 128:
+                    found.append(
+                        f"{self.key}: expected 128-bit {what}, got {counts or 'none'} (bits: number)"
+                    )
+        return found
+
+
+def _analyse(configurations: Sequence[Any], architecture: int) -> list[Row]:
+    """Returns the rows of configurations; they share the disassembler's start."""
+    from triton.backends.compiler import GPUTarget
+
+    from fastcoll.kernels import _machine_code as machine_code
+    from fastcoll.kernels._launch import compile_for
+
+    target = GPUTarget("cuda", architecture, 32)
+    compiled = [compile_for(configuration, target) for configuration in configurations]
+    cubins = [kernel.asm["cubin"] for kernel in compiled]
+    rows = []
+    for configuration, kernel, instructions in zip(
+        configurations, compiled, machine_code.disassemble(cubins, architecture), strict=True
+    ):
+        registers, stack = machine_code.resources(kernel.asm["cubin"])
+        loads, stores = machine_code.widths(instructions)
+        shared, threads = kernel.metadata.shared, 32 * configuration.num_warps
+        rows.append(
+            Row(
+                configuration.name,
+                architecture,
+                registers,
+                stack or 4 * machine_code.spill_instructions(instructions),
+                shared,
+                _resident(registers, shared, threads, architecture),
+                loads,
+                stores,
+                configuration.wide,
+            )
+        )
+    return rows
+
+
+def _resident(registers: int, shared: int, threads: int, architecture: int) -> int:
+    """Returns programs that fit on a multiprocessor; registers are given out in units of 256 a warp."""
+    of_warp = -(-registers * 32 // 256) * 256
+    fits = min(_THREADS // threads, _REGISTERS // of_warp // (threads // 32), 32)
+    return min(fits, _SHARED[architecture] // (shared + 1024))
+
+
+def _rows_of(module: str, architecture: int, only: str, part: int, parts: int) -> list[Row]:
+    os.environ["TRITON_DISABLE_LINE_INFO"] = (
+        "1"  # takes a quarter of the time; the code is the same
+    )
+    found = importlib.import_module(f"fastcoll.kernels.{module}").configurations()
+    chosen = [configuration for configuration in found if only in configuration.name][part::parts]
+    return _analyse(chosen, architecture) if chosen else []
+
+
+def collect(
+    modules: Iterable[str] = KERNEL_MODULES,
+    architectures: Sequence[int] = ARCHITECTURES,
+    only: str = "",
+    jobs: int = 0,
+) -> list[Row]:
+    """Compiles and analyses configurations in parallel processes.
+
+    Args:
+        modules: Of fastcoll.kernels, each with ``configurations()``.
+        architectures: Compute capabilities.
+        only: A part of the names of the configurations that are wanted.
+        jobs: Processes; 0 takes the cores that this process may use.
+
+    Raises:
+        RuntimeError: TRITON_INTERPRET is set: interpreted kernels do not compile.
+    """
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError(
+            "expected TRITON_INTERPRET to be unset, as interpreted kernels are not compiled. Unset it."
+        )
+    modules = list(modules)
+    jobs = jobs or len(os.sched_getaffinity(0))
+    parts = (
+        jobs  # of each module and architecture, so that all processes end at about the same time
+    )
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        tasks = [
+            pool.submit(_rows_of, module, architecture, only, part, parts)
+            for module in modules
+            for architecture in architectures
+            for part in range(parts)
+        ]
+        rows = [row for task in tasks for row in task.result()]
+    names = [row.name for row in rows]
+    order = {name: position for position, name in enumerate(dict.fromkeys(sorted(names)))}
+    rows.sort(key=lambda row: (order[row.name], row.architecture))
+    keys = [row.key for row in rows]
+    if len(set(keys)) != len(keys):
+        twice = [key for key, count in Counter(keys).items() if count > 1]
+        raise RuntimeError(
+            f"expected different names of configurations, got {twice} more than once"
+        )
+    return rows
+
+
+def compare(rows: Sequence[Row], recorded: dict[str, Any]) -> list[str]:
+    """Returns in which rows the code is worse than recorded: fewer programs fit, or accesses are narrower.
+
+    Args:
+        rows: Of now.
+        recorded: ``{key: row as a dict}``.
+
+    Returns:
+        A sentence for each fault; also for rows that one of the two lacks.
+    """
+    found = [fault for row in rows for fault in row.faults()]
+    for row in rows:
+        before = recorded.get(row.key)
+        if before is None:
+            found.append(f"{row.key}: not in the recorded table; record it with --record")
+            continue
+        if row.resident < before["resident"]:
+            found.append(
+                f"{row.key}: expected {before['resident']} programs on a multiprocessor ({before['registers']} "
+                f"registers, {before['shared']} B shared), got {row.resident} ({row.registers}, {row.shared} B)"
+            )
+        for what in ("loads", "stores"):
+            now, then = getattr(row, what), before[what]
+            if _narrow(now) > _narrow(then) or now.get("128", 0) < then.get("128", 0):
+                found.append(f"{row.key}: expected {what} {then}, got {now} (bits: number)")
+    keys = {row.key for row in rows}
+    found += [f"{key}: recorded, but no configuration now" for key in recorded if key not in keys]
+    return found
+
+
+def _narrow(counts: Mapping[str, int]) -> int:
+    return sum(number for bits, number in counts.items() if int(bits) < 128)
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    width = max((len(row.name) for row in rows), default=4)
+    head = (
+        f"{'configuration':{width}}  sm   regs spill shared fits  loads (bits: number)      stores"
+    )
+    lines = [head]
+    for row in rows:
+        loads, stores = (
+            " ".join(f"{bits}:{number}" for bits, number in counts.items())
+            for counts in (row.loads, row.stores)
+        )
+        lines.append(
+            f"{row.name:{width}}  {row.architecture:<4} {row.registers:4} {row.spills:5} {row.shared:6} "
+            f"{row.resident:4}  {loads:25} {stores}"
+        )
+    return lines
+
+
+def _text(version: str, table: Mapping[str, Any]) -> str:
+    """Returns JSON with one line for each row."""
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in table.items())
+    return f'{{\n "triton": {json.dumps(version)},\n "rows": {{\n{lines}\n }}\n}}\n'
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m fastcoll.kernels", description=__doc__)
+    parser.add_argument("--only", default="", help="part of the names wanted")
+    parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES))
+    parser.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
+    parser.add_argument("--json", type=Path, help="write all rows to this file")
+    parser.add_argument("--check", type=Path, help="compare with the table in this file")
+    parser.add_argument("--record", type=Path, help="write the table to compare with")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table.
+
+    Returns:
+        The exit status: 1 if a row has a fault or is worse than recorded.
+    """
+    import triton
+
+    from fastcoll.kernels._launch import fallback_reason
+
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    rows = collect(architectures=options.arch, only=options.only, jobs=options.jobs)
+    print("\n".join(_lines(rows)))
+    print(f"# Triton {triton.__version__}; {len(rows)} rows")
+    print(f"# launches: {fallback_reason() or 'packed arguments, straight to the driver'}")
+    table = {row.key: asdict(row) for row in rows}
+    for path in filter(None, (options.json, options.record)):
+        path.write_text(_text(triton.__version__, table))
+    if options.check:
+        recorded = json.loads(options.check.read_text())
+        wanted = {
+            key: row
+            for key, row in recorded["rows"].items()
+            if options.only in row["name"] and row["architecture"] in options.arch
+        }
+        faults = compare(rows, wanted)
+    else:
+        faults = [fault for row in rows for fault in row.faults()]
+    for fault in faults:
+        print(f"# {fault}")
+    print(f"# {len(faults)} faults {'FAILED' if faults else 'OK'}")
+    return 1 if faults or not rows else 0

@@ -1,0 +1,181 @@
+"""Two-shot all-reduce: every rank reduces its share of each piece, then fetches the other shares.
+
+Formula: that of one_shot, with the same bits: out[i] = scale * (x_0[i] op ... op x_{n-1}[i]), in fp32 (float64 in
+float64), in rank order, rounded once, by the one rank whose share it is.
+
+Bytes for a message of S bytes (wire W): reads S and writes W to stage it; reduce: reads W / n of each rank, writes
+W / n to its staging and S / n; gather: reads W / n of each other rank, writes (n - 1) S / n. Over the link
+2 (n - 1) W / n. Direct: nothing is staged; the result replaces the message, share by share.
+Bound: 2 (n - 1) / n W / link bandwidth, plus two exchanges of flags (three if direct). From the size on where that is
+less than the (n - 1) W of one_shot.
+
+A rank writes its share where the peers' parts of it are read: only it reads that share of anybody's message, and the
+peers read it after REDUCED. A peer's part of another share is overwritten (direct) only after the share's owner has
+posted REDUCED, hence has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+
+from fastcoll.kernels._arithmetic import averager
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._peer_checks import Message, Registered
+from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
+from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_piece, reduce_piece
+from fastcoll.kernels._signals import READY, REDUCED
+from fastcoll.kernels.peers import PeerBuffers
+
+__all__ = ["all_reduce", "configurations"]
+
+
+@triton.jit
+def _body(
+    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    peers = table_at(peers)
+    alive, number = begin(peers, world, rank, channel, 0)
+    factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
+    count = count.to(tl.int64)
+    source = source.to(tl.int64)
+    out = out.to(tl.int64)
+    item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
+    size: tl.constexpr = WIRE.primitive_bitwidth // 8
+    start = channel.to(tl.int64) * piece
+    while (start < count) & alive:
+        length = tl.minimum(count - start, piece)
+        number += 1
+        half = half_of(channel, number, stage_bytes)
+        if STAGED:
+            staging = stage_address(peers, world, rank) + half
+            copy_piece(
+                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+            )
+        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+        share = (length + world * GRAIN_ELEMENTS - 1) // (world * GRAIN_ELEMENTS) * GRAIN_ELEMENTS
+        if alive:
+            first = rank * share
+            own = tl.minimum(share, tl.maximum(length - first, 0))
+            if STAGED:
+                reduce_piece(
+                    peers + world, world, half + first * size, own, aligned, op, factor, average,
+                    staging + first * size, out + (start + first) * item,
+                    True, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+            else:
+                reduce_piece(
+                    table_at(messages), world, (start + first) * size, own, 1, op, factor, average,
+                    out, out + (start + first) * item,
+                    False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+            alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
+        if alive:
+            for step in range(1, world):
+                peer = (rank + step) % world
+                first = peer * share
+                theirs = tl.minimum(share, tl.maximum(length - first, 0))
+                if STAGED:
+                    address = tl.load(peers + world + peer) + half
+                else:
+                    address = tl.load(table_at(messages) + peer) + start * size
+                copy_piece(
+                    address + first * size, out + (start + first) * item, theirs, aligned,
+                    WIRE, MESSAGE, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+            if not STAGED:
+                number += 1
+                alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+        start += channels.to(tl.int64) * piece
+    end(peers, world, rank, channel, 0, number, alive)
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def two_shot_kernel(
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One rank's part: a program per channel; see the head of the file."""
+    _body(
+        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def two_shot_all_ranks_kernel(
+    sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
+    op, scale, divisor, spins, aligned,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
+    rank = tl.program_id(0) // channels
+    _body(
+        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
+        peers, messages, rank, world, channels, count, piece, stage_bytes,
+        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
+    )  # fmt: skip
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yields all that :func:`all_reduce` can launch."""
+    for choice in choices(every_rank=True):
+        yield configuration_of("two_shot", two_shot_kernel, two_shot_all_ranks_kernel, choice)
+
+
+def all_reduce(
+    source: torch.Tensor,
+    out: torch.Tensor,
+    peers: PeerBuffers,
+    *,
+    op: str = "sum",
+    scale: float = 1.0,
+    wire_dtype: torch.dtype | None = None,
+    channels: int | None = None,
+    registered: Registered | None = None,
+    _every_rank: tuple[int, int] | None = None,
+) -> None:
+    """Reduces `source` of all ranks into `out` of all ranks.
+
+    Args:
+        source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
+            bfloat16, float64.
+        out: Like `source`; may be `source` itself, and must be if `registered`.
+        peers: The ranks' buffers.
+        op: "sum", "avg", "min", "max" or "product".
+        scale: The result is multiplied by it before it is rounded.
+        wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
+        channels: Programs; None for as many as there are pieces, up to what the layout has.
+        registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
+
+    Raises:
+        TypeError, ValueError: An argument cannot be; nothing was launched.
+    """
+    message = Message.of(source, out, peers, op, scale, wire_dtype)
+    if registered is not None and out.data_ptr() != source.data_ptr():
+        raise ValueError(
+            "out: expected `source`, as shares of the result are fetched from where the messages are, got another "
+            "tensor. Reduce in place, or call without `registered`."
+        )
+    launch(
+        "two_shot",
+        two_shot_kernel,
+        two_shot_all_ranks_kernel,
+        message,
+        peers,
+        channels,
+        registered,
+        _every_rank,
+        shares=peers.world_size,
+    )

@@ -1,0 +1,29 @@
+"""Where kernels run: interpreted on the CPU, and with ``pytest -m gpu`` compiled on the GPU."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from world import Worlds
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of a test's tensors."""
+    if request.param == "cpu":
+        assert os.environ["TRITON_INTERPRET"] == "1"
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    if "TRITON_INTERPRET" in os.environ:
+        pytest.skip("kernels are interpreted in this run: pytest -m gpu compiles them")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="session")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Living ranks in which Triton interprets, whatever this process has imported."""
+    worlds = Worlds(tmp_path_factory.mktemp("interpreted"), environ={"TRITON_INTERPRET": "1"})
+    yield worlds
+    worlds.close()

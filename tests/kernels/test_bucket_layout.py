@@ -1,0 +1,97 @@
+"""BucketLayout and AddressTable: the arithmetic on the host."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcoll.buckets import AddressTable, BucketLayout, require_dense
+
+CPU = torch.device("cpu")
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(0, 500), max_size=20), alignment=st.integers(1, 16))
+def test_tensors_lie_in_order_and_apart(sizes: list[int], alignment: int) -> None:
+    layout = BucketLayout(sizes, alignment)
+    end = 0
+    for size, offset in zip(layout.sizes, layout.offsets, strict=True):
+        assert offset % alignment == 0
+        assert end <= offset < end + alignment
+        end = offset + size
+    assert layout.elements == end
+
+
+@settings(deadline=None)
+@given(sizes=st.lists(st.integers(0, 500), max_size=20), block=st.sampled_from([1, 7, 64]))
+def test_the_block_map_has_every_element_once(sizes: list[int], block: int) -> None:
+    layout = BucketLayout(sizes)
+    seen = []
+    for tensor, piece in layout.block_map(block, CPU).tolist():
+        first = piece * block
+        assert first < sizes[tensor]
+        seen += [(tensor, index) for index in range(first, min(first + block, sizes[tensor]))]
+    assert seen == [(tensor, index) for tensor, size in enumerate(sizes) for index in range(size)]
+    assert layout.blocks(block) == len(layout.block_map(block, CPU))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "packed", "offsets"),
+    [
+        ((torch.float32,), False, (0, 8)),
+        ((torch.bfloat16,), False, (0, 8)),
+        ((torch.float8_e5m2,), False, (0, 16)),
+        ((torch.bfloat16,), True, (0, 5)),
+    ],
+)
+def test_alignment_holds_in_every_dtype(
+    dtypes: tuple[torch.dtype, ...], packed: bool, offsets: tuple[int, ...]
+) -> None:
+    tensors = [torch.zeros(5), torch.zeros(3)]
+    assert BucketLayout.of(tensors, *dtypes, packed=packed).offsets == offsets
+
+
+def test_tables_are_made_once() -> None:
+    layout = BucketLayout([3, 5])
+    assert layout.block_map(4, CPU) is layout.block_map(4, CPU)
+    assert layout.byte_offsets(torch.float32, CPU).tolist() == [0, 12]
+    assert layout.byte_offsets(torch.bfloat16, CPU).tolist() == [0, 6]
+
+
+def test_bad_layouts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"sizes\[1\]: expected at least 0 elements, got -1"):
+        BucketLayout([1, -1])
+    with pytest.raises(ValueError, match="alignment: expected at least 1"):
+        BucketLayout([1], 0)
+    with pytest.raises(ValueError, match=r"less than 2\^31 blocks"):
+        BucketLayout([2**31]).block_map(1, CPU)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(4, 6),
+        torch.zeros(4, 6).t(),
+        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.zeros(3, 1, 2).permute(1, 2, 0),
+        torch.zeros(0, 5),
+        torch.zeros(()),
+    ],
+)
+def test_dense_tensors_pass(tensor: torch.Tensor) -> None:
+    require_dense(tensor, "t")
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(4, 6)[:, :5], torch.zeros(3).expand(2, 3)])
+def test_gaps_and_repeats_are_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"t: expected a contiguous tensor.*tensor.contiguous\(\)"):
+        require_dense(tensor, "t")
+
+
+def test_addresses_are_copied_only_when_they_change() -> None:
+    table = AddressTable(CPU)
+    first = table.refresh([1, 2])
+    assert table.refresh([1, 2]) is first and table.copies == 1
+    second = table.refresh([1, 3])
+    assert second.tolist() == [1, 3] and table.copies == 2
+    assert first.tolist() == [1, 2]  # a kernel may still read it

@@ -1,0 +1,94 @@
+"""Buckets of more than 2^31 elements, of which only a few lie in real memory.
+
+The kernels are given the tables of a huge layout but launched for a few of its blocks; tables say that the
+bucket begins so far before the real memory that these blocks fall into it. So every index, product
+and address is that of the huge bucket.
+"""
+
+import os
+
+import pytest
+import torch
+from kernel_cases import numbers, same_numbers
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.kernels import Flatten, reduce
+from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, scale_arguments
+from fastcoll.kernels.flatten import _table as flatten_table
+from fastcoll.kernels.unflatten import _table as unflatten_table
+
+BLOCK = DEFAULT_BLOCKING.block
+FIRST_PIECE = 2**31 // BLOCK + 7
+HERE = BLOCK + 100  # elements that lie in memory: a whole block and a tail
+SIZE = FIRST_PIECE * BLOCK + HERE
+
+
+def tables(device: torch.device, *rows: int) -> list[torch.Tensor]:
+    """Returns the block map of the last two blocks of tensor 1 of 2, the sizes, and rows of addresses."""
+    content = [[1, FIRST_PIECE], [1, FIRST_PIECE + 1]]
+    block_map = torch.tensor(content, dtype=torch.int32, device=device)
+    sizes = torch.tensor([5, SIZE], device=device)
+    return [block_map, sizes, *(torch.tensor([0, row], device=device) for row in rows)]
+
+
+def before(memory: torch.Tensor) -> int:
+    """Returns where the huge tensor begins, so that its end lies in `memory`."""
+    return memory.data_ptr() - FIRST_PIECE * BLOCK * memory.element_size()
+
+
+def test_the_layout_has_such_blocks() -> None:
+    layout = BucketLayout([5, SIZE])
+    block_map = layout.block_map(BLOCK, torch.device("cpu"))
+    assert block_map[-2:].tolist() == [[1, FIRST_PIECE], [1, FIRST_PIECE + 1]]
+    assert layout.byte_offsets(torch.float64, torch.device("cpu")).tolist() == [0, 40]
+    assert layout.elements > 2**31
+
+
+@pytest.mark.parametrize("name", ["flatten", "unflatten"])
+def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
+    source = numbers(HERE, torch.float32, 1, ordinary=True).to(device)
+    target = torch.zeros(HERE, dtype=torch.bfloat16, device=device)
+    table = {"flatten": flatten_table, "unflatten": unflatten_table}[name]
+    run = launcher(table(DEFAULT_BLOCKING)[torch.float32, torch.bfloat16], device)
+    block_map, sizes, inputs, outputs = tables(device, before(source), before(target))
+    bits, _ = scale_arguments(1.0, torch.float32, device)
+    common = (block_map.data_ptr(), sizes.data_ptr())
+    if name == "flatten":
+        run(2, *common, inputs.data_ptr(), 0, outputs.data_ptr(), bits, 0, 0)
+    else:
+        run(2, *common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0, 0, 0)
+    assert same_numbers(target, source.bfloat16())
+
+
+def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
+    sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True).to(device) for seed in (1, 2)]
+    target = torch.zeros(HERE, device=device)
+    run = launcher(reduce._table(DEFAULT_BLOCKING)[torch.bfloat16, torch.float32, "SUM"], device)
+    block_map, sizes, outputs = tables(device, before(target))
+    bases = torch.zeros(2, dtype=torch.int64, device=device)
+    rows = torch.tensor([[0, before(source)] for source in sources], device=device)
+    bits, _ = scale_arguments(1.0, torch.float32, device)
+    run(
+        2,
+        *(block_map.data_ptr(), sizes.data_ptr(), 2, bases.data_ptr(), rows.data_ptr(), 2),
+        *(0, outputs.data_ptr(), bits, 0, 0),
+    )
+    assert same_numbers(target, sources[0].float() + sources[1].float())
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_bucket_of_more_than_2_31_elements_on_a_gpu() -> None:
+    if not torch.cuda.is_available() or os.environ.get("FASTCOLL_SLOW") != "1":
+        pytest.skip("needs a CUDA device with 14 GB and FASTCOLL_SLOW=1")
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = 2**31 + 5000
+    source = torch.ones(size, dtype=torch.bfloat16, device=device)
+    source[-1] = 3.0
+    layout = BucketLayout([7, size])
+    small = torch.full((7,), 2.0, dtype=torch.bfloat16, device=device)
+    bucket = layout.new_bucket(torch.bfloat16, device)
+    Flatten(layout, torch.bfloat16, torch.bfloat16, device)([small, source], bucket)
+    assert bucket[:8].tolist() == [2.0] * 7 + [1.0]
+    assert torch.equal(bucket[7:], source)

@@ -1,0 +1,205 @@
+"""The launch path as far as no GPU is needed: what is handed to Triton, in which order, and when not."""
+
+import inspect
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.kernels import Flatten, Reduce, Unflatten, _launch, flatten, reduce, unflatten
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, PreparedLaunch
+
+
+def any_configuration() -> Configuration:
+    return next(flatten.configurations())
+
+
+def fake_launcher(monkeypatch: pytest.MonkeyPatch, calls: list[tuple]) -> _launch.Launcher:
+    """Returns a launcher as it is after loading on device 3, whose launches are recorded."""
+    current = SimpleNamespace(device=3)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current.device, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: 70 + index, raising=False
+    )
+
+    class Guard:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            self.before, current.device = current.device, self.device
+
+        def __exit__(self, *_: object) -> None:
+            current.device = self.before
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    run = object.__new__(_launch.Launcher)
+    run.configuration = any_configuration()
+    run.device = torch.device("cuda", 3)
+    run.is_fast = True
+    run._constants = tuple(run.configuration.constexprs.values())
+    run._index = 3
+    run._function, run._metadata = "function", "metadata"
+    run._compiled = SimpleNamespace(launch_metadata=lambda *_: "launch metadata")
+    run._run = lambda *arguments: calls.append((current.device, *arguments))
+    run.current = current
+    return run
+
+
+def test_a_launch_hands_over_what_compiled_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    run = fake_launcher(monkeypatch, calls)
+    run(5, 11, 12)
+    assert calls == [
+        (3, 5, 1, 1, 73, "function", "metadata", None, None, None, 11, 12, *run._constants)
+    ]
+
+
+def test_a_launch_is_made_on_the_launchers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    run = fake_launcher(monkeypatch, calls)
+    run.current.device = 0
+    run(1)
+    assert calls[0][0] == 3 and run.current.device == 0
+
+
+def test_a_profilers_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    run = fake_launcher(monkeypatch, calls)
+    hook = triton.knobs.runtime.launch_enter_hook
+
+    def listener(_: object) -> None: ...
+
+    hook.add(listener)
+    try:
+        run(1)
+    finally:
+        hook.remove(listener)
+    assert calls[0][7:10] == ("launch metadata", hook, triton.knobs.runtime.launch_exit_hook)
+
+
+def test_this_triton_takes_launch_arguments_in_that_order() -> None:
+    from triton.compiler import CompiledKernel
+
+    assert _launch.fallback_reason() == ""
+    source = inspect.getsource(CompiledKernel.__getitem__)
+    arguments = "".join(source[source.index("self.run(") :].split())
+    assert arguments.startswith(
+        "self.run(grid[0],grid[1],grid[2],stream,self.function,self.packed_metadata,launch_metadata,"
+        "knobs.runtime.launch_enter_hook,knobs.runtime.launch_exit_hook,*args)"
+    )
+
+
+def test_an_unknown_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "__version__", "9.1.0")
+    reason = _launch.fallback_reason.__wrapped__()
+    assert "Triton 9.1.0 have not been checked, only those of 3.6, 3.7, 3.8, 3.9" in reason
+
+
+def test_a_changed_triton_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        def __call__(self, stream, *rest) -> None: ...
+
+    monkeypatch.setattr(_launch, "CudaLauncher", Changed)
+    assert "its launcher takes ['stream', 'rest']" in _launch.fallback_reason.__wrapped__()
+
+
+def test_a_configuration_must_name_every_argument_in_order() -> None:
+    good = any_configuration()
+    fewer = {name: kind for name, kind in good.signature.items() if name != "sizes"}
+    for signature in (fewer, dict(reversed(good.signature.items()))):
+        bad = Configuration("bad", good.kernel, signature, good.constexprs)
+        with pytest.raises(ValueError, match="bad: expected the arguments"):
+            _launch.compile_for(bad, None)
+
+
+def test_attributes_name_arguments_by_position() -> None:
+    good = any_configuration()
+    names = frozenset({"sizes", "statistics"})
+    hinted = Configuration("hinted", good.kernel, good.signature, good.constexprs, names)
+    last = good.kernel.arg_names.index("statistics")
+    assert hinted.attributes() == {
+        (1,): [["tt.divisibility", 16]],
+        (last,): [["tt.divisibility", 16]],
+    }
+    wrong = Configuration(
+        "wrong", good.kernel, good.signature, good.constexprs, frozenset({"BLOCK"})
+    )
+    with pytest.raises(ValueError, match=r"divisible_by_16 names \['BLOCK'\]"):
+        wrong.attributes()
+
+
+def test_launchers_are_made_once() -> None:
+    configuration = any_configuration()
+    cpu = torch.device("cpu")
+    assert _launch.launcher(configuration, cpu) is _launch.launcher(configuration, cpu)
+
+
+@pytest.mark.parametrize("module", [flatten, unflatten, reduce])
+def test_plans_launch_only_what_configurations_yields(module) -> None:
+    layout = BucketLayout([3])
+    known = list(module.configurations())
+    assert len({one.name for one in known}) == len(known)
+    for first, second, *op in module._table(DEFAULT_BLOCKING):
+        if module is reduce:
+            plan = Reduce(layout, 2, first, second, "cpu", *op)
+        else:
+            plan = (Flatten if module is flatten else Unflatten)(layout, first, second, "cpu")
+        known = [one for one in known if one is not plan.configuration]
+    assert known == []
+
+
+def test_a_prepared_launch_refuses_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    run = fake_launcher(monkeypatch, calls)
+    prepared = PreparedLaunch(run, 1, (5,), None, None)
+    prepared()
+    assert calls[0][1:6] == (1, 1, 1, 73, "function")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 99, raising=False)
+    with pytest.raises(RuntimeError, match="expected the stream on which this launch was prepared"):
+        prepared()
+    assert len(calls) == 1
+
+
+def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+def test_compiled_kernels_refuse_cpu_tensors() -> None:
+    done = in_a_process(
+        "import torch; from fastcoll.buckets import BucketLayout; from fastcoll.kernels import Flatten\n"
+        "Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')"
+    )
+    assert done.returncode == 1
+    assert "ValueError: expected CUDA tensors, got cpu. Move the tensors to a GPU" in done.stderr
+
+
+def test_importing_fastcoll_and_its_kernels_imports_no_triton() -> None:
+    done = in_a_process(
+        "import sys, fastcoll, fastcoll.kernels, fastcoll.buckets; print('triton' in sys.modules)"
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_without_triton_the_first_use_says_what_to_install() -> None:
+    done = in_a_process(
+        "import sys; sys.modules['triton'] = None; import fastcoll.kernels as k\n"
+        "from fastcoll.kernels import reference\n"
+        "k.Flatten"
+    )
+    assert done.returncode == 1
+    assert "ImportError: fastcoll.kernels.Flatten: expected Triton 3.6 or newer" in done.stderr

@@ -1,0 +1,145 @@
+"""Kernels between ranks against their oracle: in 2, 3 and 4 processes over shared memory, interpreted."""
+
+import itertools
+import random
+
+import peer_ranks
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from peer_ranks import Case
+from world import Worlds
+
+PAIRS = [
+    (torch.float32, None),
+    (torch.float16, None),
+    (torch.bfloat16, None),
+    (torch.float64, None),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+]
+OPS = ["sum", "avg", "min", "max", "product"]
+KINDS = [
+    ("all_reduce", "one_shot"),
+    ("all_reduce", "two_shot"),
+    ("all_reduce", "ring"),
+    ("reduce_scatter", "reduce_scatter"),
+    ("reduce_scatter", "ring"),
+    ("all_gather", "all_gather"),
+    ("all_gather", "ring"),
+]
+
+
+def any_case(choose: random.Random) -> Case:
+    collective, algorithm = choose.choice(KINDS)
+    dtype, wire = choose.choice(PAIRS)
+    direct = algorithm != "ring" and wire is None and choose.random() < 0.3
+    if collective == "all_gather":
+        dtype, wire = choose.choice([dtype, torch.uint8, torch.int64]), None
+    count = choose.choice([choose.randrange(40), choose.randrange(1200)])
+    if direct and collective == "reduce_scatter":
+        count = count // 16 * 16
+    partial = torch.float64 if dtype == torch.float64 else torch.float32
+    return Case(
+        collective,
+        algorithm,
+        dtype,
+        count,
+        wire=wire,
+        partial=choose.choice([None, partial]) if algorithm == "ring" else None,
+        op=choose.choice(OPS),
+        scale=choose.choice([1.0, 0.5, 1 / 3, -2.7]),
+        channels=choose.choice([None, 1, 2]),
+        offset=0 if direct else choose.choice([0, 0, 1, 3]),
+        in_place=algorithm == "two_shot" if direct else choose.random() < 0.5,
+        direct=direct,
+        seed=choose.randrange(1000),
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_any_calls_in_any_order_on_the_same_buffers(ranks: int, interpreted: Worlds) -> None:
+    @settings(
+        max_examples=2, derandomize=True, deadline=None, database=None, phases=[Phase.generate]
+    )
+    @given(st.integers(0, 2**32))
+    def calls(seed: int) -> None:
+        choose = random.Random(seed)
+        cases = [any_case(choose) for _ in range(20)]
+        compared = interpreted(ranks).run(peer_ranks.play, cases, seed % 97, init=False)
+        assert all(compared)
+
+    calls()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_type_and_operation(ranks: int, interpreted: Worlds) -> None:
+    kinds = [kind for kind in KINDS if kind[0] != "all_gather"]
+    cases = [
+        Case(
+            collective,
+            algorithm,
+            dtype,
+            count=37 * ranks + number,
+            wire=wire,
+            partial=torch.float32 if dtype != torch.float64 and number % 2 else None,
+            op=OPS[number % len(OPS)],
+            scale=0.7,
+            seed=number,
+        )
+        for number, ((collective, algorithm), (dtype, wire)) in enumerate(
+            itertools.product(kinds, PAIRS)
+        )
+    ]
+    cases = [c if c.algorithm == "ring" else Case(**{**vars(c), "partial": None}) for c in cases]
+    compared = interpreted(ranks).run(peer_ranks.play, cases, 5, init=False)
+    assert all(compared)
+
+
+@pytest.mark.parametrize("collective, algorithm", KINDS)
+def test_buffers_serve_many_calls_with_no_barrier(
+    collective: str, algorithm: str, interpreted: Worlds
+) -> None:
+    """24 calls of several rounds each, while every rank is late now and then, and one dawdles in launches too."""
+    cases = [
+        Case(collective, algorithm, torch.float32, count=300 + 7 * number, seed=number + 1)
+        for number in range(24)
+    ]
+    assert all(interpreted(3).run(peer_ranks.play, cases, 11, 2, 2, 1, init=False))
+
+
+def test_messages_that_peers_read_in_place_are_left_when_the_call_ends(interpreted: Worlds) -> None:
+    cases = [
+        Case(
+            collective,
+            algorithm,
+            torch.float32,
+            count=16 * 40,
+            direct=True,
+            in_place=algorithm == "two_shot",
+            seed=seed,
+        )
+        for seed in range(6)
+        for collective, algorithm in KINDS
+        if algorithm != "ring"
+    ]
+    assert all(interpreted(3).run(peer_ranks.play, cases, 3, init=False))
+
+
+def test_one_shot_and_two_shot_give_the_same_bits(interpreted: Worlds) -> None:
+    results = interpreted(3).run(both_shots, init=False)
+    for one, two in results:
+        assert torch.equal(one, two)
+        assert torch.equal(one, results[0][0])
+
+
+def both_shots() -> tuple[torch.Tensor, torch.Tensor]:
+    modules = peer_ranks.interpret()
+    buffers = peer_ranks.open_buffers(modules.peers.PeerLayout(2, 2048, 2, 512))
+    source = torch.randn(3000, generator=torch.Generator().manual_seed(peer_ranks.here().rank))
+    one, two = torch.empty_like(source), torch.empty_like(source)
+    modules.one_shot.all_reduce(source, one, buffers, wire_dtype=torch.bfloat16, scale=1 / 3)
+    modules.two_shot.all_reduce(source, two, buffers, wire_dtype=torch.bfloat16, scale=1 / 3)
+    buffers.check()
+    return one, two

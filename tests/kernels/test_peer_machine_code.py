@@ -1,0 +1,99 @@
+"""What flags between ranks compile to: release and acquire at system scope, and data that passes by the L1 cache.
+
+In a process of its own that compiles, as this one may interpret. No GPU is needed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from triton.backends.compiler import GPUTarget
+from fastcoll.kernels import _machine_code, one_shot, ring, two_shot
+from fastcoll.kernels._launch import compile_for
+
+NAMES = {
+    "one_shot bfloat16 staged": one_shot,
+    "two_shot float32 direct": two_shot,
+    "ring bfloat16 partials float32": ring,
+}
+answer = {}
+for name, module in NAMES.items():
+    (configuration,) = [each for each in module.configurations() if each.name == name]
+    for architecture in map(int, sys.argv[1:]):
+        compiled = compile_for(configuration, GPUTarget("cuda", architecture, 32))
+        (code,) = _machine_code.disassemble([compiled.asm["cubin"]], architecture)
+        answer[f"{name} sm_{architecture}"] = [compiled.asm["ptx"], [text for _, text in code]]
+print(json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, tuple[str, list[str]]]:
+    """PTX and machine code of a kernel of each kind, for each architecture."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "80", "90", "100"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert len(answer) == 9
+    return {name: (ptx, code) for name, (ptx, code) in answer.items()}
+
+
+def test_flags_are_released_and_acquired_at_system_scope(
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    for name, (ptx, _) in compiled.items():
+        atomics = [line for line in ptx.splitlines() if "atom." in line or "red." in line]
+        posts = [line for line in atomics if ".exch." in line and "relaxed" not in line]
+        polls = [line for line in atomics if ".add." in line and "relaxed" not in line]
+        assert posts and all(".sys.release.exch.b64" in line for line in posts), (name, posts)
+        assert polls and all(".sys.acquire.add.u64" in line for line in polls), (name, polls)
+
+
+def test_a_barrier_and_a_fence_precede_each_post(
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    for name, (_, code) in compiled.items():
+        posts = [at for at, text in enumerate(code) if ".EXCH.64" in text and "STRONG.SYS" in text]
+        fences = [at for at, text in enumerate(code) if "MEMBAR" in text and ".SYS" in text]
+        assert fences, name
+        for fence in fences:
+            before = [text for text in code[:fence] if "BAR.SYNC" in text or "STG" in text]
+            assert "BAR.SYNC" in before[-1], (name, "a store between the barrier and the fence")
+            assert any(fence < post < fence + 40 for post in posts), name
+
+
+def test_the_l1_cache_is_emptied_after_each_poll_and_all_threads_wait_for_it(
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    for name, (_, code) in compiled.items():
+        polls = [at for at, text in enumerate(code) if ".ADD.64.STRONG.SYS" in text]
+        assert polls, name
+        for poll in polls:
+            after = code[poll : poll + 60]
+            emptied = next(at for at, text in enumerate(after) if "CCTL.IVALL" in text)
+            data = next((at for at, text in enumerate(after) if "LDG" in text), 60)
+            barrier = next(at for at, text in enumerate(after) if "BAR.SYNC" in text)
+            assert emptied < barrier < data, name
+
+
+def test_what_peers_wrote_is_read_past_the_l1_cache_in_128_bits(
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    for name, (_, code) in compiled.items():
+        wide = [text for text in code if "LDG" in text and ".128" in text]
+        strong = [text for text in wide if "STRONG.GPU" in text]
+        assert strong, name
+        if "ring" not in name:  # the ring reads its own message by plain loads
+            assert strong == wide, name
