@@ -131,6 +131,7 @@ void reduce(void* out, int ranks, const void* const inputs[], const double facto
 // shared.c
 Status new_id(UniqueId* id);
 void forget_id(const UniqueId* id);
+void forget_own_id(const UniqueId* id);
 Status join(Comm* comm, const UniqueId* id, bool wait);
 void leave(Comm* comm);
 Status barrier(Comm* comm);

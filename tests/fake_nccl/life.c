@@ -67,6 +67,7 @@ static Status create(Comm** out, int size, const UniqueId* id, int rank, const C
   if (status == OK && struck.hang) status = hang(comm, name);
   if (status == OK) status = join(comm, id, true);
   if (status != OK) {
+    forget_own_id(id);
     *(Comm* volatile*)out = NULL;
     comm->magic = 0;
   }

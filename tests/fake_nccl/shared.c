@@ -14,6 +14,16 @@
 
 static const char folder_name[] = "fake-nccl-XXXXXX", file_name[] = "/ranks";
 
+// The ids made here, by which process; what nobody has joined is removed when it ends.
+enum { MAX_IDS = 64 };
+static UniqueId made[MAX_IDS];
+static _Atomic int made_count;
+static pid_t maker;
+
+__attribute__((destructor)) static void forget_all(void) {
+  for (int i = 0; maker == getpid() && i < made_count && i < MAX_IDS; ++i) forget_id(&made[i]);
+}
+
 /// Makes a file of no length in a private folder; its path is the id.
 Status new_id(UniqueId* id) {
   const char* parents[] = {getenv("TMPDIR"), "/tmp", "/dev/shm"};
@@ -27,6 +37,9 @@ Status new_id(UniqueId* id) {
     const int file = open(id->internal, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file >= 0) {
       close(file);
+      if (maker != getpid()) made_count = 0;
+      maker = getpid();
+      made[atomic_fetch_add(&made_count, 1) % MAX_IDS] = *id;
       return OK;
     }
   }
@@ -35,11 +48,20 @@ Status new_id(UniqueId* id) {
 
 /// Removes file and folder; ranks that have mapped it keep it.
 void forget_id(const UniqueId* id) {
-  char path[ID_BYTES];
+  char path[ID_BYTES + 1] = {0};
   memcpy(path, id->internal, ID_BYTES);
+  char* slash = strrchr(path, '/');
+  if (!slash) return;
   unlink(path);
-  *strrchr(path, '/') = 0;
+  *slash = 0;
   rmdir(path);
+}
+
+/// The same, by the process that made the id; another one may still be about to join.
+void forget_own_id(const UniqueId* id) {
+  for (int i = 0; maker == getpid() && i < made_count && i < MAX_IDS; ++i) {
+    if (!memcmp(&made[i], id, ID_BYTES)) forget_id(id);
+  }
 }
 
 void rest(unsigned turn) {
