@@ -151,6 +151,7 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
     Message whole;
     task->addOutput(whole, output);
     cut(whole, size_, request.out);
+    request.joined = true;
     return launch(std::move(task), {c10d::OpType::_ALLGATHER_BASE,
                                     "fastcoll:_all_gather_base",
                                     opts.asyncOp,
@@ -290,6 +291,7 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
     Message whole;
     task->addInput(whole, input);
     cut(whole, size_, request.in);
+    request.joined = true;
     request.out.resize(1);
     task->addOutput(request.out[0], output);
     setReduction(site, request, opts.reduceOp);

@@ -48,7 +48,7 @@ std::optional<c10::Device> ProcessGroupFastcoll::deviceOfBarrier(const c10d::Bar
   const auto index = opts.device_ids.empty() ? std::optional<c10::DeviceIndex>()
                                              : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
   if (lastDevice_) return index ? c10::Device(lastDevice_->type(), *index) : *lastDevice_;
-  if (index && at::hasCUDA()) return c10::Device(c10::kCUDA, *index);
+  if (index && isServed(c10::kCUDA)) return c10::Device(c10::kCUDA, *index);
   return std::nullopt;
 }
 

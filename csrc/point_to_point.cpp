@@ -80,7 +80,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
     }
   }
   const auto timeout = options_->timeout;
-  if (tensor.defined() && !tensor.is_cpu()) {
+  if (tensor.defined() && isServed(tensor.device().type())) {
     if (peer == kAnySource) {
       throw Error(ErrorKind::Value,
                   concat(site.prefix(), "expected a source rank for a tensor on ", tensor.device(),

@@ -97,7 +97,7 @@ DType dtypeOf(at::ScalarType type) {
 }
 
 bool isServed(c10::DeviceType type) {
-  return type == c10::kCUDA || (served().load(std::memory_order_relaxed) >> int(type) & 1) != 0;
+  return (served().load(std::memory_order_relaxed) >> int(type) & 1) != 0;
 }
 
 void serve(c10::DeviceType type) {
@@ -121,8 +121,9 @@ void requireDense(const CallSite& call, const at::Tensor& tensor) {
   }
   if (!tensor.is_cpu() && !isServed(tensor.device().type())) {
     throw Error(ErrorKind::Value,
-                concat(call.prefix(), "expected a CPU or CUDA tensor, got one on ", tensor.device(),
-                       ". Move it to one of these."));
+                concat(call.prefix(), "expected a CPU tensor, got one on ", tensor.device(),
+                       ". This version moves CPU tensors; use the backend "
+                       "\"cpu:fastcoll,cuda:nccl\" for groups with both."));
   }
 }
 

@@ -67,7 +67,8 @@ class TensorTask : public Task {
 
 /// Throws Error(Value) unless the tensor is dense, with memory on a device that an engine serves.
 void requireDense(const CallSite& call, const at::Tensor& tensor);
-/// The device types beside the CPU whose tensors are served: CUDA. A test adds its own.
+/// The device types beside the CPU whose tensors are served. None, until the engine for them has
+/// run on a GPU; a test adds its own.
 bool isServed(c10::DeviceType type);
 void serve(c10::DeviceType type);
 /// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives

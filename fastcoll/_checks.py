@@ -165,6 +165,8 @@ def check_cuda() -> Answer:
     """Is there a CUDA device, and an engine for it in this fastcoll?"""
     import torch
 
+    from fastcoll.cuda import SERVED
+
     part = "CUDA"
     if torch.version.cuda is None:
         return Answer(
@@ -182,7 +184,7 @@ def check_cuda() -> Answer:
             f"driver is new enough for CUDA {torch.version.cuda}",
         )
     found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    if importlib.util.find_spec("fastcoll.cuda.engine") is None:
+    if not SERVED:
         return Answer(
             part,
             False,

@@ -44,7 +44,8 @@ class Planner {
     for (const Spans& spans : of) most = std::max(most, spans.size());
     const bool gathers = whole == Collective::AllGather;
     for (std::size_t i = 0; i < most; ++i) {
-      if (const auto joined = consecutive(of, i, mine)) {
+      // By the call's form: where tensors happen to lie differs from rank to rank.
+      if (const auto joined = request_.joined ? consecutive(of, i, mine) : std::nullopt) {
         gathers ? add(whole, -1, &mine[i], &*joined) : add(whole, -1, &*joined, &mine[i]);
         continue;
       }

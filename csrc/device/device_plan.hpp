@@ -9,15 +9,13 @@
 
 namespace fastcoll {
 
-/// Appends the operations of `request` on this rank.
+/// Appends the operations of `request` on this rank:
 ///
-///   collective                   operations of the library
-///   all_reduce, broadcast,       the same, for each piece
-///   reduce
-///   all_gather                   the same where the outputs follow each other; else each rank's
-///   broadcast reduce_scatter               the same where the inputs follow each other; else a
-///   reduce to each rank gather, scatter, all_to_all  send and recv with each rank, this one among
-///   them send, recv                   the same, for each piece
+///   all_reduce, broadcast, reduce   the same, for each piece
+///   all_gather                      the same into one tensor; into a list each rank's broadcast
+///   reduce_scatter                  the same from one tensor; from a list a reduce to each rank
+///   gather, scatter, all_to_all     send and recv with each rank, this one among them
+///   send, recv                      the same, for each piece
 void planOnDevice(const Request& request, int rank, std::vector<DeviceRequest>& into);
 
 }  // namespace fastcoll

@@ -5,4 +5,7 @@ Importing this package imports neither; :func:`fastcoll.cuda.nccl_library.load` 
 
 from __future__ import annotations
 
-__all__: list[str] = []
+__all__ = ["SERVED"]
+
+SERVED = False
+"""Whether the backend takes CUDA tensors: not before its engine for them has run on a GPU."""

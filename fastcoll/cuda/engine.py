@@ -118,6 +118,8 @@ class CudaEngine:
             TypeError: NCCL has no such reduction.
             DistBackendError: NCCL failed, or a rank has not come to the making of a communicator.
         """
+        if self.communicators.aborted:
+            raise self._member.fault("issue", "the group was aborted")
         if not operations:
             return self._is_capturing()
         communicator = self._known.get((device, pair))
