@@ -33,7 +33,7 @@ endif
 STAMPS := build/stamps/$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
 METADATA := setup.py pyproject.toml fastcoll/_version.py
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
-CPP := $(shell find csrc tests/cpp \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' \) 2>/dev/null)
+CPP := $(shell find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.c' -o -name '*.h' \) 2>/dev/null)
 INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'

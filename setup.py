@@ -36,10 +36,11 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "fastcoll" / "_version.py").read_text(), re.MULTILINE
 )[1]
 
-# Folders below fastcoll's roof that stand beside it in the repository. Named one by one: a search
+# Folders below fastcoll's roof, also those that stand beside it in the repository. Named one by one: a search
 # would also install a top-level `kernels`.
 PACKAGES = {
     "fastcoll": "fastcoll",
+    "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",
 }

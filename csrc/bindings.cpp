@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/interrupt.hpp"
+#include "bindings_device.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
 #include "torch_error.hpp"
@@ -165,4 +166,5 @@ PYBIND11_MODULE(_C, m) {
 
   fastcoll::setInterruptCheck(&checkSignals);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
+  fastcoll::bindDevice(m);
 }

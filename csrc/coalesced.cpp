@@ -62,6 +62,7 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
     auto task = newTask(site, Collective::AllGather);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;
+      request.joined = true;
       request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
       request.in.resize(1);
       request.out.resize(static_cast<std::size_t>(size_));
@@ -134,6 +135,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
     auto task = newTask(site, Collective::ReduceScatter);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;
+      request.joined = true;
       request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
       request.in.resize(static_cast<std::size_t>(size_));
       request.out.resize(1);

@@ -58,7 +58,7 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
   return translated([&] {
     const CallSite site = this->site("broadcast");
     at::Tensor& tensor = single(site, tensors);
-    requireDenseCpu(site, tensor);
+    requireDense(site, tensor);
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Broadcast);
     Request& request = task->request;
@@ -81,7 +81,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
   return translated([&] {
     const CallSite site = this->site("reduce");
     at::Tensor& tensor = single(site, tensors);
-    requireDenseCpu(site, tensor);
+    requireDense(site, tensor);
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Reduce);
     Request& request = task->request;
@@ -151,6 +151,7 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
     Message whole;
     task->addOutput(whole, output);
     cut(whole, size_, request.out);
+    request.joined = true;
     return launch(std::move(task), {c10d::OpType::_ALLGATHER_BASE,
                                     "fastcoll:_all_gather_base",
                                     opts.asyncOp,
@@ -290,6 +291,7 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
     Message whole;
     task->addInput(whole, input);
     cut(whole, size_, request.in);
+    request.joined = true;
     request.out.resize(1);
     task->addOutput(request.out[0], output);
     setReduction(site, request, opts.reduceOp);
@@ -393,6 +395,15 @@ WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
   return translated([&] {
     const CallSite site = this->site("barrier");
     auto task = newTask(site, Collective::Barrier);
+    if (const auto device = deviceOfBarrier(opts)) {
+      // Behind all that this rank's stream has done, which a barrier of hosts would not be.
+      at::Tensor word = at::zeros({1}, at::TensorOptions().device(*device).dtype(at::kByte));
+      task->request.collective = Collective::AllReduce;
+      task->request.op = ReduceOp::Max;
+      task->request.in.resize(1);
+      task->request.out.resize(1);
+      task->addInPlace(task->request.in[0], task->request.out[0], word);
+    }
     return launch(std::move(task),
                   {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
   });

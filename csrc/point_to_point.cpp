@@ -80,6 +80,23 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
     }
   }
   const auto timeout = options_->timeout;
+  if (tensor.defined() && isServed(tensor.device().type())) {
+    if (peer == kAnySource) {
+      throw Error(ErrorKind::Value,
+                  concat(site.prefix(), "expected a source rank for a tensor on ", tensor.device(),
+                         ": receives from any rank are for CPU tensors only."));
+    }
+    auto task = newTask(site, send ? Collective::Send : Collective::Recv);
+    task->request.root = peer;
+    task->request.dtype = dtypeOf(tensor.scalar_type());
+    auto& messages = send ? task->request.in : task->request.out;
+    messages.resize(1);
+    send ? task->addInput(messages[0], tensor) : task->addOutput(messages[0], tensor);
+    return launchOnDevice(std::move(task),
+                          {typeOf(send, peer), titleOf(send, peer), true, timeout,
+                           send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
+                          peer);
+  }
   if (size_ == 1) {
     throw Error(ErrorKind::Value, site.prefix() + "a group of one rank has nobody to talk to");
   }
@@ -120,7 +137,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
 WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& tensor, bool send,
                                            int peer, int tag) {
   auto& remote = dynamic_cast<GlooTransport&>(engine_->remote(options_->timeout));
-  requireDenseCpu(site, tensor);
+  requireDense(site, tensor);
   // As bytes: Gloo does not know every dtype.
   at::Tensor flat = at::empty({tensor.numel()}, tensor.options().requires_grad(false));
   {
@@ -204,6 +221,7 @@ void ProcessGroupFastcoll::startCoalescing() {
   std::lock_guard<std::mutex> lock(coalescingMutex_);
   coalescingThread_ = std::this_thread::get_id();
   coalesced_.clear();
+  batch_.clear();
 }
 
 WorkRef ProcessGroupFastcoll::endCoalescing() {
@@ -213,6 +231,7 @@ WorkRef ProcessGroupFastcoll::endCoalescing() {
     coalescingThread_ = std::thread::id();
     works.swap(coalesced_);
   }
+  if (WorkRef batch = launchBatch()) works.push_back(std::move(batch));
   if (works.size() == 1) return works[0];
   Tensors outputs;
   for (const auto& work : works) {

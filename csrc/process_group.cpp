@@ -10,6 +10,7 @@
 #include "base/fork.hpp"
 #include "engine/worker_pool.hpp"
 #include "reduce/reduce.hpp"
+#include "store_adapter.hpp"
 #include "torch_error.hpp"
 #include "transport/gloo.hpp"
 
@@ -45,39 +46,6 @@ void enroll(const std::shared_ptr<CpuEngine>& engine) {
                     all.engines.end());
   all.engines.push_back(engine);
 }
-
-/// torch's store as the rendezvous sees it. A store written in Python takes the GIL by itself.
-class StoreAdapter : public KeyValueStore {
- public:
-  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  void set(const std::string& key, const std::string& value) override {
-    attempt([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
-  }
-  bool tryGet(const std::string& key, std::string& value) override {
-    bool found = false;
-    attempt([&] {
-      found = store_->check({key});
-      if (!found) return;
-      const auto bytes = store_->get(key);
-      value.assign(bytes.begin(), bytes.end());
-    });
-    return found;
-  }
-
- private:
-  template <typename Use>
-  void attempt(Use use) {
-    try {
-      use();
-    } catch (const c10::Error& error) {
-      throw Error(ErrorKind::Network,
-                  concat("fastcoll: the rendezvous store failed: ", error.what_without_backtrace(),
-                         ". It must live until every group has been used once."));
-    }
-  }
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 EngineConfig configOf(const Options& options, const std::string& name, int rank, int size) {
   const Environment env = Environment::read();
@@ -134,6 +102,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
 }
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
+  device_.reset();
   engine_->shutdown();
 }
 
@@ -149,21 +118,27 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
+  DeviceEngine::shutdownAll();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
 
 c10d::ErrorType ProcessGroupFastcoll::getError() {
   ErrorKind kind = ErrorKind::Backend;
-  if (!engine_->faulted(&kind)) return c10d::ErrorType::SUCCESS;
+  const bool faulted = engine_->faulted(&kind) || (device_ != nullptr && device_->faulted(&kind));
+  if (!faulted) return c10d::ErrorType::SUCCESS;
   return kind == ErrorKind::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
 }
 
 void ProcessGroupFastcoll::abort() {
+  if (device_ != nullptr) {
+    device_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
+  }
   engine_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
 }
 
 void ProcessGroupFastcoll::shutdown() {
+  if (device_ != nullptr) device_->shutdown(options_->timeout);
   engine_->shutdown();
 }
 
@@ -327,6 +302,9 @@ class WorkTask : public Task {
 
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
                                                            Call call) {
+  if (task->device() && !task->device()->is_cpu()) {
+    return launchOnDevice(std::move(task), std::move(call));
+  }
   task->request.timeout = timeoutOr(call.timeout);
   const bool profiled = at::hasCallbacks();
   WorkRef none;

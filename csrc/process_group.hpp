@@ -4,6 +4,7 @@
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
 // coalesced.cpp       collectives of lists of tensors
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
+// on_device.cpp       launching on a device with streams
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -16,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "device/device_engine.hpp"
 #include "engine/cpu_engine.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
@@ -32,6 +34,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
   using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>&, int rank, int size, std::chrono::milliseconds)>;
   static void setGlooFactory(GlooFactory factory);
+  /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
+  using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(
+      const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
+      std::chrono::milliseconds, c10::DeviceType)>;
+  static void setDeviceFactory(DeviceFactory factory);
 
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        c10::intrusive_ptr<Options> options);
@@ -123,6 +130,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
                              int tag);
   WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
   bool collecting(WorkRef& work);
+  // on_device.cpp
+  DeviceEngine& deviceEngine(c10::DeviceType type);
+  WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
+  WorkRef launchBatch();
+  std::optional<c10::Device> deviceOfBarrier(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
@@ -136,6 +148,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::mutex coalescingMutex_;
   std::thread::id coalescingThread_;  // that called startCoalescing and not yet endCoalescing
   std::vector<WorkRef> coalesced_;
+  std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
+
+  std::mutex deviceMutex_;
+  std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
+  std::optional<c10::Device> lastDevice_;
 
   std::mutex splitMutex_;
   std::uint64_t splits_ = 0;

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 namespace fastcoll {
@@ -29,6 +30,11 @@ bool mayOverlapItself(const at::Tensor& tensor) {
 
 bool needsStaging(const at::Tensor& tensor) {
   return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
+}
+
+std::atomic<std::uint64_t>& served() {
+  static std::atomic<std::uint64_t> bits{0};
+  return bits;
 }
 
 std::size_t bytesOf(const at::Tensor& tensor) {
@@ -90,7 +96,15 @@ DType dtypeOf(at::ScalarType type) {
   }
 }
 
-void requireDenseCpu(const CallSite& call, const at::Tensor& tensor) {
+bool isServed(c10::DeviceType type) {
+  return (served().load(std::memory_order_relaxed) >> int(type) & 1) != 0;
+}
+
+void serve(c10::DeviceType type) {
+  served().fetch_or(std::uint64_t{1} << int(type), std::memory_order_relaxed);
+}
+
+void requireDense(const CallSite& call, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     throw Error(ErrorKind::Value, call.prefix() + "expected a tensor, got an undefined one");
   }
@@ -105,7 +119,7 @@ void requireDenseCpu(const CallSite& call, const at::Tensor& tensor) {
                                       "expected a tensor with data, got one on device meta. "
                                       "Materialise it first.");
   }
-  if (!tensor.is_cpu()) {
+  if (!tensor.is_cpu() && !isServed(tensor.device().type())) {
     throw Error(ErrorKind::Value,
                 concat(call.prefix(), "expected a CPU tensor, got one on ", tensor.device(),
                        ". This version moves CPU tensors; use the backend "
@@ -122,8 +136,18 @@ void requireNoOverlap(const CallSite& call, const at::Tensor& tensor) {
   }
 }
 
+void TensorTask::admit(const at::Tensor& tensor) {
+  requireDense(call_, tensor);
+  if (!device_) device_ = tensor.device();
+  if (*device_ != tensor.device()) {
+    throw Error(ErrorKind::Value,
+                concat(call_.prefix(), "expected all tensors on one device, got some on ", *device_,
+                       " and ", tensor.device(), ". Move them to one."));
+  }
+}
+
 void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
-  requireDenseCpu(call_, tensor);
+  admit(tensor);
   if (tensor.numel() == 0) return;
   at::Tensor place = tensor;
   if (needsStaging(tensor)) {
@@ -135,7 +159,7 @@ void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
 }
 
 void TensorTask::addOutput(Message& message, const at::Tensor& tensor) {
-  requireDenseCpu(call_, tensor);
+  admit(tensor);
   if (tensor.numel() == 0) return;
   requireNoOverlap(call_, tensor);
   at::Tensor place = tensor;
@@ -183,3 +207,8 @@ void TensorTask::finish() {
 }
 
 }  // namespace fastcoll
+
+/// For tests, which run the engine of device tensors on a device without a GPU.
+extern "C" __attribute__((visibility("default"))) void fastcollServeDevice(int type) {
+  fastcoll::serve(static_cast<c10::DeviceType>(type));
+}

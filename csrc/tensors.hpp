@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,11 @@ class TensorTask : public Task {
   /// One tensor read and written in place.
   void addInPlace(Message& in, Message& out, const at::Tensor& tensor);
 
+  /// Where all its tensors are; nullopt while there are none.
+  std::optional<c10::Device> device() const { return device_; }
+  /// What keeps the memory of the messages alive.
+  const std::vector<at::Tensor>& memoryOf() const { return alive_; }
+
   void prepare() override;
   void transfer(const RunOne& runOne) override;
   void finish() override;
@@ -49,15 +55,22 @@ class TensorTask : public Task {
     at::Tensor from;
     at::Tensor to;
   };
+  void admit(const at::Tensor& tensor);
+
   CallSite call_;
+  std::optional<c10::Device> device_;
   std::vector<at::Tensor> alive_;
   std::vector<at::Tensor> written_;
   std::vector<Copy> before_;
   std::vector<Copy> after_;
 };
 
-/// Throws Error(Value) unless the tensor is a dense CPU tensor with memory.
-void requireDenseCpu(const CallSite& call, const at::Tensor& tensor);
+/// Throws Error(Value) unless the tensor is dense, with memory on a device that an engine serves.
+void requireDense(const CallSite& call, const at::Tensor& tensor);
+/// The device types beside the CPU whose tensors are served. None, until the engine for them has
+/// run on a GPU; a test adds its own.
+bool isServed(c10::DeviceType type);
+void serve(c10::DeviceType type);
 /// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives
 /// check it on every rank, those that only read included, so that all ranks see the same error.
 void requireNoOverlap(const CallSite& call, const at::Tensor& tensor);

@@ -8,14 +8,52 @@ import torch
 from torch._C._distributed_c10d import Backend, ErrorType, Store
 
 __all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "REDUCE_OPS",
+    "Communicators",
     "Options",
     "ProcessGroupFastcoll",
     "Tuning",
     "build_info",
     "groups",
     "reduce_isa",
+    "set_device_factory",
     "set_gloo_factory",
 ]
+
+COLLECTIVES: tuple[str, ...]
+"""torch.distributed's names of what an engine does, by the numbers that the device engine passes."""
+
+DTYPES: tuple[str, ...]
+"""torch's names of dtypes, by number; the last, "opaque", stands for bytes of any other."""
+
+REDUCE_OPS: tuple[str, ...]
+"""The names of ReduceOp's members, by number."""
+
+class Communicators:
+    """The library's handles of a group's communicators, for the watchdog, which never takes the GIL.
+
+    Attributes:
+        instance: Equal on all ranks of this life of the group, and of no other; "" while unknown.
+    """
+
+    instance: str
+
+    def __init__(self, comm_abort: int, comm_get_async_error: int, get_error_string: int) -> None:
+        """Takes the addresses of NCCL's functions."""
+
+    def add(self, handle: int, name: str) -> None:
+        """Shows a communicator to the watchdog; aborts it if the group was aborted already."""
+
+    def remove(self, handle: int) -> bool:
+        """Takes a communicator back, to be ended by the caller; False if it was aborted."""
+
+    def abort_all(self) -> None:
+        """Aborts all, and all that are added later."""
+
+    @property
+    def aborted(self) -> bool: ...
 
 class Tuning:
     """Message sizes at which one way of doing a collective gives way to another, in bytes.
@@ -104,5 +142,11 @@ def groups() -> list[dict[str, Any]]:
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""
 
+def set_device_factory(
+    factory: Callable[[Store, str, int, int, timedelta, str], object],
+) -> None: ...
 def set_gloo_factory(factory: Callable[[Store, int, int, timedelta], Backend]) -> None:
     """Sets what makes the Gloo backend of a group whose ranks cannot share memory."""
+
+def _shutdown_all() -> None:
+    """Ends all groups of this process, with little grace for what is under way."""

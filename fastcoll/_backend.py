@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
-__all__ = ["create", "create_gloo"]
+__all__ = ["create", "create_device_engine", "create_gloo"]
 
 
 def create_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
@@ -38,6 +38,19 @@ def create_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Backe
             "them. Run all ranks on one host as one user, or install a torch with Gloo."
         )
     return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+
+
+def create_device_engine(
+    store: Store, group: str, rank: int, size: int, timeout: timedelta, device_type: str
+) -> object:
+    """Creates the half in Python of a group's engine of device tensors, at the first of them.
+
+    Raises:
+        ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
+    """
+    from fastcoll.cuda.engine import CudaEngine
+
+    return CudaEngine(store, group, rank, size, timeout, device_type)
 
 
 def create(
@@ -77,3 +90,4 @@ def create(
 
 
 C.set_gloo_factory(create_gloo)
+C.set_device_factory(create_device_engine)

@@ -165,6 +165,8 @@ def check_cuda() -> Answer:
     """Is there a CUDA device, and an engine for it in this fastcoll?"""
     import torch
 
+    from fastcoll.cuda import SERVED
+
     part = "CUDA"
     if torch.version.cuda is None:
         return Answer(
@@ -182,7 +184,7 @@ def check_cuda() -> Answer:
             f"driver is new enough for CUDA {torch.version.cuda}",
         )
     found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    if importlib.util.find_spec("fastcoll.cuda") is None:
+    if not SERVED:
         return Answer(
             part,
             False,
@@ -193,19 +195,15 @@ def check_cuda() -> Answer:
 
 
 def check_nccl() -> Answer:
-    """Does CuPy reach NCCL?"""
-    import torch
+    """Does CuPy reach NCCL, and is there only one?"""
+    from fastcoll.cuda import nccl_library
 
     part = "NCCL, through CuPy"
-    major = (torch.version.cuda or "13").partition(".")[0]
-    remedy = f"pip install cupy-cuda{major}x nvidia-nccl-cu{major}"
     try:
-        from cupy.cuda import nccl
-
-        code = int(nccl.get_version())
-    except Exception as error:
-        return Answer(part, False, f"{type(error).__name__}: {error}", remedy)
-    return Answer(part, True, f"{code // 10000}.{code // 100 % 100}.{code % 100}")
+        library = nccl_library.load()
+    except nccl_library.UnusableNccl as error:
+        return Answer(part, False, error.detail, error.remedy)
+    return Answer(part, True, f"{nccl_library.version_text(library.version)}, {library.path}")
 
 
 def check_triton() -> Answer:

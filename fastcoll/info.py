@@ -58,6 +58,7 @@ def _versions() -> dict[str, str | None]:
         "CUDA of torch": torch.version.cuda,
         "CuPy": installed_version("cupy-cuda13x", "cupy-cuda12x", "cupy"),
         "NCCL": from_nccl,
+        "NCCL as loaded": _loaded_nccl(),
         "Triton": installed_version("triton"),
         "NumPy": installed_version("numpy"),
         "Linux": platform.release(),
@@ -72,6 +73,16 @@ def _versions() -> dict[str, str | None]:
 
         versions["fastcoll was built for torch"] = recorded_torch()
     return versions
+
+
+def _loaded_nccl() -> str | None:
+    """Returns the version of the NCCL that CuPy calls; None if it calls none, or there is a problem with it."""
+    from fastcoll.cuda import nccl_library
+
+    try:
+        return nccl_library.version_text(nccl_library.load().version)
+    except ImportError:
+        return None
 
 
 def _environment() -> list[dict[str, Any]]:

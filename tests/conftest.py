@@ -1,9 +1,12 @@
 """Fixtures of the whole suite."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 
+import device_ranks
 import pytest
+import recording_device
 from world import Worlds
 
 
@@ -17,9 +20,36 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what the device's tests need, if there are any: here, where no test's time limit runs."""
+    used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if used & {"device_world", "nccl_world"} and not session.config.option.collectonly:
+        with contextlib.suppress(
+            RuntimeError
+        ):  # for the fixture to raise, in the tests that need it
+            device_ranks.build()
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """``world(n).run(function, *arguments)``: run a function on n living ranks."""
     worlds = Worlds(tmp_path_factory.mktemp("worlds"))
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def device_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Like ``world``, of ranks whose torch has the recording device."""
+    recording_device.build()
+    worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def nccl_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Like ``world``, of ranks in which the recording device's tensors go through NCCL's stand-in."""
+    worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
     yield worlds
     worlds.close()

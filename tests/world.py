@@ -53,7 +53,12 @@ class World:
     """Living ranks of one world size."""
 
     def __init__(
-        self, size: int, store_port: int, folder: Path, environ: Mapping[str, str] | None = None
+        self,
+        size: int,
+        store_port: int,
+        folder: Path,
+        prepare: Callable[[], None] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         context: Any = multiprocessing.get_context("spawn" if environ else "forkserver")
         if not environ:
@@ -70,7 +75,7 @@ class World:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=serve,
-                args=(rank, size, theirs, store_port, BACKEND, str(log)),
+                args=(rank, size, theirs, store_port, BACKEND, str(log), prepare),
                 name=f"rank{rank}of{size}",
                 daemon=False,
             )
@@ -233,10 +238,22 @@ class World:
 
 
 class Worlds:
-    """The worlds of a test session, by size."""
+    """The worlds of a test session, by size.
 
-    def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
+    Args:
+        folder: where logs and scratch directories go.
+        prepare: a function of a module that every rank calls once, before all else.
+        environ: of the ranks, beside this process's; such ranks start by themselves.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prepare: Callable[[], None] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
+        self._prepare = prepare
         self._environ = environ
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._worlds: dict[int, World] = {}
@@ -247,7 +264,8 @@ class Worlds:
         if world is None or not world.alive:
             if world is not None:
                 world.kill()
-            world = self._worlds[size] = World(size, self._store.port, self._folder, self._environ)
+            world = World(size, self._store.port, self._folder, self._prepare, self._environ)
+            self._worlds[size] = world
         return world
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import connection, parent_process
 from pathlib import Path
@@ -87,7 +88,13 @@ def here() -> Here:
 
 
 def serve(
-    rank: int, size: int, pipe: connection.Connection, store_port: int, backend: str, log: str
+    rank: int,
+    size: int,
+    pipe: connection.Connection,
+    store_port: int,
+    backend: str,
+    log: str,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
     """Answer calls until the pipe ends or None arrives."""
     _prepare_process(log)
@@ -95,6 +102,8 @@ def serve(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if prepare is not None:
+        prepare()
     store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
     environment = dict(os.environ)
     current_prefix: str | None = None

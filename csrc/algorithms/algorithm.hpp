@@ -38,6 +38,8 @@ struct Request {
   std::uint64_t seq = 0;
   std::vector<Message> in;
   std::vector<Message> out;
+  /// The parts of all ranks lie one behind the other, by the form of the call, so on every rank.
+  bool joined = false;
   /// Elements that each peer must announce, where they differ from `count`; else empty.
   std::vector<std::uint64_t> expectedCount;
 

@@ -9,26 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../base/collective.hpp"
 #include "../base/dtype.hpp"
 
 namespace fastcoll {
-
-enum class Collective : std::uint8_t {
-  AllReduce,
-  Broadcast,
-  Reduce,
-  AllGather,
-  Gather,
-  Scatter,
-  ReduceScatter,
-  AllToAll,
-  Barrier,
-  Send,
-  Recv,
-};
-
-/// torch.distributed's name: "all_reduce".
-const char* collectiveName(Collective collective);
 
 /// A collective's signature: what must be equal on all ranks. Written before the first segment of
 /// the collective is published, read after it was seen published. There are two, used in turn: a

@@ -36,6 +36,13 @@ class Message {
   }
 
   std::size_t bytes() const { return bytes_; }
+  /// The pieces, none of them empty.
+  std::vector<Span> spans() const {
+    if (bytes_ == 0) return {};
+    std::vector<Span> all{first_};
+    all.insert(all.end(), more_.begin(), more_.end());
+    return all;
+  }
 
   /// The address of [offset, offset + length) if it lies in one piece, else nullptr.
   std::uint8_t* contiguous(std::size_t offset, std::size_t length) const {

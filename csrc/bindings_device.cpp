@@ -1,0 +1,142 @@
+// What Python sees of the device engine: the handles of communicators, and the way by which the
+// engine calls fastcoll.cuda.engine.
+#include "bindings_device.hpp"
+
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "device/communicators.hpp"
+#include "process_group.hpp"
+
+namespace py = pybind11;
+
+namespace fastcoll {
+namespace {
+
+ErrorKind kindOf(const py::error_already_set& error) {
+  if (error.matches(PyExc_ValueError)) return ErrorKind::Value;
+  if (error.matches(PyExc_TypeError)) return ErrorKind::Type;
+  return ErrorKind::Backend;
+}
+
+std::string textOf(const py::error_already_set& error) {
+  return py::str(error.value()).cast<std::string>();
+}
+
+/// The engine's library in Python: an object with
+///   issue(requests, stream, device, pair) -> whether the stream is being captured
+///   close()
+///   communicators: Communicators
+///   instance: str, equal on all ranks of this life of the group; "" before the first communicator
+class PythonIssuer : public DeviceIssuer {
+ public:
+  explicit PythonIssuer(py::object engine)
+      : engine_(std::make_unique<py::object>(std::move(engine))),
+        issue_(std::make_unique<py::object>(engine_->attr("issue"))),
+        communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
+
+  ~PythonIssuer() override {
+    // The interpreter may be gone, and with it whoever could free them.
+    if (Py_IsInitialized() == 0) {
+      engine_.release();
+      issue_.release();
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    issue_.reset();
+    engine_.reset();
+  }
+
+  bool issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
+             int pair) override {
+    const py::gil_scoped_acquire gil;
+    try {
+      py::list all(requests.size());
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const DeviceRequest& one = requests[i];
+        all[i] = py::make_tuple(static_cast<int>(one.collective), static_cast<int>(one.dtype),
+                                static_cast<int>(one.op), one.root, one.factor, one.in.address,
+                                one.in.count, one.out.address, one.out.count);
+      }
+      const auto handle = reinterpret_cast<std::uintptr_t>(stream.native_handle());
+      return (*issue_)(all, handle, static_cast<int>(stream.device_index()), pair).cast<bool>();
+    } catch (const py::error_already_set& error) {
+      throw Error(kindOf(error), textOf(error));
+    }
+  }
+
+  std::string poll() noexcept override {
+    try {
+      return communicators_->asyncError();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+  void abort() noexcept override { communicators_->abortAll(); }
+  std::string instance() noexcept override { return communicators_->instance(); }
+
+  void close() noexcept override {
+    if (Py_IsInitialized() == 0) return;
+    const py::gil_scoped_acquire gil;
+    try {
+      engine_->attr("close")();
+    } catch (const py::error_already_set& error) {
+      log(LogLevel::Warn, "closing the device's library failed: " + textOf(error));
+    }
+  }
+
+ private:
+  std::unique_ptr<py::object> engine_;
+  std::unique_ptr<py::object> issue_;
+  std::shared_ptr<Communicators> communicators_;
+};
+
+void setDeviceFactory(py::object factory) {
+  // Leaked on purpose: the interpreter may be gone when static destructors run.
+  auto* held = new py::object(std::move(factory));
+  ProcessGroupFastcoll::setDeviceFactory(
+      [held](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
+             int size, std::chrono::milliseconds timeout,
+             c10::DeviceType type) -> std::unique_ptr<DeviceIssuer> {
+        const py::gil_scoped_acquire gil;
+        try {
+          return std::make_unique<PythonIssuer>((*held)(
+              store, name, rank, size, timeout, c10::DeviceTypeName(type, /*lower_case=*/true)));
+        } catch (const py::error_already_set& error) {
+          throw Error(kindOf(error), textOf(error));
+        }
+      });
+}
+
+template <typename Enum>
+py::tuple names(int count, const char* (*nameOf)(Enum)) {
+  py::tuple all(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = nameOf(static_cast<Enum>(i));
+  return all;
+}
+
+}  // namespace
+
+void bindDevice(py::module_& m) {
+  py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
+      .def(
+          py::init([](std::uintptr_t abort, std::uintptr_t asyncError, std::uintptr_t errorString) {
+            return std::make_shared<Communicators>(
+                LibraryFunctions{abort, asyncError, errorString});
+          }),
+          py::arg("comm_abort"), py::arg("comm_get_async_error"), py::arg("get_error_string"))
+      .def("add", &Communicators::add, py::arg("handle"), py::arg("name"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("remove", &Communicators::remove, py::arg("handle"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("aborted", &Communicators::aborted)
+      .def_property("instance", &Communicators::instance, &Communicators::setInstance);
+  m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
+  m.attr("COLLECTIVES") =
+      names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
+  m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);
+  m.attr("REDUCE_OPS") = names<ReduceOp>(static_cast<int>(ReduceOp::PreMulSum) + 1, &reduceOpName);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,51 @@
+// What a call on device tensors returns. It ends on the device, not on the host: wait() makes the
+// caller's stream wait, and returns at once.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <mutex>
+#include <vector>
+
+#include "flight.hpp"
+
+namespace fastcoll {
+
+class DeviceWork : public c10d::Work {
+ public:
+  /// `blocking`: wait() waits on the host, as barrier promises.
+  DeviceWork(int rank, c10d::OpType type, const char* title,
+             const std::optional<std::vector<at::Tensor>>& profiled,
+             std::vector<at::Tensor> outputs, FlightRef flight, c10::Stream stream, bool blocking)
+      : c10d::Work(rank, type, title, profiled),
+        outputs_(std::move(outputs)),
+        flight_(std::move(flight)),
+        stream_(stream),
+        blocking_(blocking) {
+    // The profiler's span is that of issuing; the device's own events show the rest.
+    if (recordFunctionEndCallback_) recordFunctionEndCallback_();
+  }
+
+  bool isCompleted() override { return flight_->ended(); }
+  bool isSuccess() const override { return flight_->ended() && flight_->fault() == nullptr; }
+  std::exception_ptr exception() const override;
+  /// With a timeout, or blocking: waits on the host, and throws if it has not ended by then.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  /// Makes the caller's current stream wait for the end.
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
+  void abort() override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return flight_->seq; }
+
+ private:
+  std::vector<at::Tensor> outputs_;
+  FlightRef flight_;
+  const c10::Stream stream_;
+  const bool blocking_;
+  std::mutex futureMutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,84 @@
+// A call that was put on a stream and whose end nobody has seen yet: what it was, when it must have
+// ended, the event behind it, and the tensors whose memory it uses.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/clock.hpp"
+#include "../base/collective.hpp"
+#include "../base/dtype.hpp"
+
+namespace fastcoll {
+
+class Flight {
+ public:
+  std::uint64_t seq = 0;
+  const char* call = "";  // "all_reduce"
+  DType dtype = DType::UInt8;
+  std::int64_t inElements = 0;
+  std::int64_t outElements = 0;
+  Milliseconds timeout{};
+  TimePoint deadline;
+  c10::Device device{c10::kCPU};
+
+  /// "all_reduce(seq 7, float32[1024])"
+  std::string describe() const;
+
+  /// The tensors stay until somebody's stream waits for the end, or the end was seen: their memory
+  /// belongs to other streams, which would reuse it at once.
+  void keep(std::vector<at::Tensor> tensors) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    kept_ = std::move(tensors);
+  }
+  std::vector<at::Tensor> letGo() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(kept_, {});
+  }
+  bool keeps() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !kept_.empty();
+  }
+  /// Asks the device, whatever another thread has seen, and then lets go: the order in which a
+  /// thread frees memory is its own.
+  void letGoHere();
+
+  /// The call is on its stream, and this event behind it. `captured`: the stream is being captured
+  /// into a graph, so that the event may not be asked, and nothing has begun.
+  void issued(std::shared_ptr<c10::Event> end, bool captured);
+  bool captured() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return captured_;
+  }
+  /// Makes a stream wait for the end.
+  void blockOn(const c10::Stream& stream) const;
+
+  /// True when the device has passed the end, or the call has failed.
+  bool ended() const;
+  /// Ends the call with an error; the first one counts.
+  void fail(std::exception_ptr fault);
+  std::exception_ptr fault() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return fault_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<at::Tensor> kept_;
+  std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
+  bool captured_ = false;
+  std::exception_ptr fault_;
+  mutable std::atomic<bool> passed_{false};
+};
+
+using FlightRef = std::shared_ptr<Flight>;
+
+}  // namespace fastcoll

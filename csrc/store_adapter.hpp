@@ -1,0 +1,47 @@
+// torch's store as the floors below see it. A store written in Python takes the GIL by itself.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/store.hpp"
+
+namespace fastcoll {
+
+class StoreAdapter : public KeyValueStore {
+ public:
+  explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    attempt([&] { store_->set(key, std::vector<std::uint8_t>(value.begin(), value.end())); });
+  }
+  bool tryGet(const std::string& key, std::string& value) override {
+    bool found = false;
+    attempt([&] {
+      found = store_->check({key});
+      if (!found) return;
+      const auto bytes = store_->get(key);
+      value.assign(bytes.begin(), bytes.end());
+    });
+    return found;
+  }
+
+ private:
+  template <typename Use>
+  void attempt(Use use) {
+    try {
+      use();
+    } catch (const c10::Error& error) {
+      throw Error(ErrorKind::Network,
+                  concat("fastcoll: the rendezvous store failed: ", error.what_without_backtrace(),
+                         ". It must live until every group has been used once."));
+    }
+  }
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace fastcoll

@@ -1,0 +1,40 @@
+"""The words of errors on CUDA devices, in the form that the C++ side has too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+__all__ = ["Member", "names_of"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank of a group, as messages name it.
+
+    Attributes:
+        group: Name of the group.
+        rank: This process in the group.
+        size: Number of ranks of the group.
+    """
+
+    group: str
+    rank: int
+    size: int
+
+    def says(self, what: str, text: str) -> str:
+        """Returns ``text`` headed by what failed, the group and the rank."""
+        return f"fastcoll.{what} [group '{self.group}', rank {self.rank}/{self.size}]: {text}"
+
+    def fault(self, what: str, text: str) -> dist.DistBackendError:
+        """Returns the exception of a fault at run time, to be raised or kept."""
+        return dist.DistBackendError(self.says(what, text))
+
+
+def names_of(ranks: Iterable[int]) -> str:
+    """Returns "rank 3", or "ranks 1, 2"; of many the first eight and how many more there are."""
+    known = sorted(ranks)
+    text = ", ".join(map(str, known[:8])) + (f" and {len(known) - 8} more" if known[8:] else "")
+    return f"rank{'s' if len(known) > 1 else ''} {text}"

@@ -1,0 +1,232 @@
+"""NCCL's communicators, reached through CuPy.
+
+:class:`NcclCommunicator` takes addresses, counts of elements, torch's dtypes and reductions, and a stream's
+handle; it knows no tensors and waits for no stream. Its calls release the GIL. A communicator lives until
+``destroy`` or ``abort``, or until the interpreter ends: it is never freed by the garbage collector, which
+might block for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from fastcoll.cuda import deadline, nccl_library
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.nccl_calls import DataCalls, group
+from fastcoll.cuda.nccl_init import connect, current
+from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
+from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
+from fastcoll.cuda.nccl_rendezvous import WHAT
+from fastcoll.cuda.nccl_status import async_status, said, status_of
+
+__all__ = ["NcclCommunicator", "group"]
+
+_log = logging.getLogger("fastcoll.cuda")
+
+
+class NcclCommunicator(DataCalls):
+    """One rank's communicator on one device.
+
+    Make it with :meth:`create` or :meth:`split`. Calls that are issued together go between
+    ``with communicator.group():``. All calls but ``abort``, ``destroy`` and ``async_error`` belong to one
+    thread at a time; these three may come from any thread, also while another is in a call.
+
+    Attributes:
+        member: Group, rank and size.
+        device: Where its buffers lie.
+        library: The NCCL behind it.
+        instance: Equal on all its ranks and no other communicator's; "" for one made by a split.
+    """
+
+    def __init__(
+        self,
+        raw: Any,
+        member: Member,
+        device: torch.device,
+        timeout: float,
+        library: NcclLibrary,
+        instance: str = "",
+    ) -> None:
+        super().__init__(raw, member, timeout, library)
+        self.device = device
+        self.instance = instance
+        self._forgotten = False
+        self._ending: deadline.Call[None] | None = None
+        self._lock = threading.Lock()
+        keep(raw)
+        born(self)
+
+    @classmethod
+    def create(
+        cls,
+        store: Store,
+        *,
+        group: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout: timedelta,
+        generation: int = 0,
+        cancelled: threading.Event | None = None,
+    ) -> NcclCommunicator:
+        """Makes a communicator, together with all other ranks of the group.
+
+        Args:
+            store: The group's; all ranks see the same.
+            group: Its name, for messages and keys.
+            rank: This process in the group.
+            size: Number of ranks.
+            device: The CUDA device of this rank.
+            timeout: How long to wait for the other ranks.
+            generation: How many communicators the ranks of this group have made before.
+            cancelled: When set, by another thread, the waiting ends with an error.
+
+        Raises:
+            ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
+            DistBackendError: A rank has not come in time, or NCCL failed; the message names ranks and cause.
+            DistStoreError: What the store holds is none of ours.
+            ValueError: ``rank`` is not one of ``size``.
+        """
+        member = Member(group, rank, size)
+        if not 0 <= rank < size:
+            raise ValueError(member.says(WHAT, f"expected a rank from 0 to {size - 1}, got {rank}"))
+        library = nccl_library.load()
+        seconds = timeout.total_seconds()
+        raw, instance = connect(library, store, member, device, seconds, generation, cancelled)
+        return cls(raw, member, device, seconds, library, instance)
+
+    def split(self, color: int, key: int, group: str) -> NcclCommunicator | None:
+        """Divides the ranks; all ranks call it.
+
+        Args:
+            color: Ranks with the same one, at least 0, share a communicator; -1 is for none.
+            key: Orders the ranks in it; where equal, their order here does.
+            group: Name of this rank's part.
+
+        Returns:
+            The communicator of this rank's part, or None for -1.
+
+        Raises:
+            DistBackendError: A rank has not come in time, which ends this communicator too, or NCCL failed.
+            ValueError: ``color`` is below -1.
+        """
+        self._check("nccl_split")
+        if color < -1:
+            raise ValueError(
+                self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
+            )
+
+        def divide() -> tuple[Any, int, int] | None:
+            with current(self.device):
+                part = self._raw.commSplit(color, key)
+                return None if part is None else (part, part.rank_id(), part.size())
+
+        call = deadline.start(divide)
+        try:
+            if not call.wait(self._timeout):
+                raise self.member.fault(
+                    "nccl_split",
+                    f"timed out after {self._timeout * 1000:.0f} ms: not all ranks of the group have split it. "
+                    "Call split on every rank, with color -1 where none is wanted.",
+                )
+        except BaseException as error:
+            self.abort(str(error))
+            raise
+        try:
+            divided = call.result()
+        except Exception as error:
+            if status_of(self.library.cupy, error) == IN_PROGRESS:
+                raise self.member.fault(
+                    "nccl_split",
+                    "CuPy cannot split communicators that do not block. Unset NCCL_COMM_BLOCKING.",
+                ) from None
+            raise self._translated("nccl_split", error) from None
+        if divided is None:
+            return None
+        part, rank, size = divided
+        member = Member(group, rank, size)
+        return NcclCommunicator(part, member, self.device, self._timeout, self.library)
+
+    def async_error(self) -> dist.DistBackendError | None:
+        """Returns what has gone wrong since the calls returned, or None; it does not block."""
+        with self._lock:  # no abort frees it meanwhile
+            if self._closed is not None:
+                return self.member.fault("nccl", self._closed)
+            try:
+                status = async_status(self.library.cupy, self._raw)
+            except Exception as error:
+                return self.member.fault("nccl", str(error))
+            if status in (0, IN_PROGRESS):
+                return None
+            return self.member.fault("nccl", f"asynchronous error: {said(self.library, status)}")
+
+    def abort(
+        self, reason: str = "the communicator was aborted", seconds: float | None = None
+    ) -> bool:
+        """Ends the communicator and all calls on it, in whatever thread they are.
+
+        Args:
+            reason: What every later call raises.
+            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
+
+        Returns:
+            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log; so it
+            is when :meth:`destroy` was called before and hangs.
+        """
+        return self._end("abort", reason, self._raw.abort, seconds)
+
+    def destroy(self, seconds: float | None = None) -> bool:
+        """Waits for the communicator's operations and ends it.
+
+        Args:
+            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
+
+        Returns:
+            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log.
+        """
+        return self._end("destroy", "the communicator was destroyed", self._destroy, seconds)
+
+    def abort_at_exit(self) -> None:
+        """Aborts, and returns when NCCL does; nothing if the end has begun already."""
+        with self._lock:
+            busy = self._closed is not None
+            self._closed = self._closed or "the process ends"
+        if not busy:
+            self._raw.abort()
+
+    def forget(self, reason: str) -> None:
+        """Makes every use an error, without a call of NCCL."""
+        self._lock = threading.Lock()
+        self._closed = reason
+        self._forgotten = True
+
+    def _destroy(self) -> None:
+        with current(self.device):
+            self._raw.destroy()
+
+    def _end(
+        self, what: str, reason: str, function: Callable[[], None], seconds: float | None
+    ) -> bool:
+        limit = ABORT_SECONDS if seconds is None else seconds
+        with self._lock:
+            if self._forgotten:
+                return True
+            if self._ending is None:
+                self._closed = self._closed or reason
+                self._ending = deadline.start(function)
+            call = self._ending
+        if not call.wait(limit):
+            _log.warning(left_behind(self.member, what, limit))
+            return False
+        if died(self):
+            let_go(self._raw)
+        call.result()
+        return True

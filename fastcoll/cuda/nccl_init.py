@@ -1,0 +1,112 @@
+"""The making of one communicator: the ranks meet, then NCCL's init runs where nobody has to wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from fastcoll.cuda import deadline
+from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.nccl_library import NcclLibrary
+from fastcoll.cuda.nccl_life import ABORT_SECONDS, keep, left_behind, let_go
+from fastcoll.cuda.nccl_rendezvous import WHAT, Rendezvous
+from fastcoll.cuda.nccl_status import finish, translated
+
+__all__ = ["connect", "current"]
+
+_GLANCE = 0.1  # seconds between two looks at what else may end NCCL's init
+
+_log = logging.getLogger("fastcoll.cuda")
+
+
+def connect(
+    library: NcclLibrary,
+    store: Store,
+    member: Member,
+    device: torch.device,
+    seconds: float,
+    generation: int,
+    cancelled: threading.Event | None,
+) -> tuple[Any, str]:
+    """Makes CuPy's communicator, together with all other ranks of the group.
+
+    Args:
+        library: NCCL.
+        store: The group's.
+        member: Group and rank.
+        device: The CUDA device of this rank.
+        seconds: How long to wait for the other ranks.
+        generation: How many communicators the ranks of this group have made before.
+        cancelled: When set, by another thread, the waiting ends with an error.
+
+    Returns:
+        The communicator, and a text that is equal on its ranks and no other communicator has.
+
+    Raises:
+        DistBackendError: A rank has not come in time, or NCCL failed here or on another rank.
+        DistStoreError: What the store holds is none of ours.
+    """
+    end = time.monotonic() + seconds
+    over = cancelled or threading.Event()
+    meeting = Rendezvous(store, member, generation, library.version, end, seconds, over)
+    unique_id = meeting.exchange(lambda: _unique_id(library, member))
+    raw = library.cupy.NcclCommunicator.__new__(library.cupy.NcclCommunicator)
+
+    def init() -> None:
+        with current(device):
+            raw.__init__(member.size, unique_id, member.rank)
+
+    meeting.enter()
+    call = deadline.start(init)
+    try:
+        while not call.wait(min(_GLANCE, end - time.monotonic())):
+            if fault := meeting.fault():
+                raise member.fault(WHAT, f"another rank failed: {fault}")
+            if over.is_set():
+                raise member.fault(WHAT, "the communicator was aborted before it was made")
+            if time.monotonic() >= end:
+                absent = meeting.not_entered()
+                who = f"{names_of(absent)} did not begin" if absent else "all ranks began"
+                raise meeting.timed_out(
+                    f"{who} NCCL's init, which has not ended here (NCCL_DEBUG=INFO shows what it waits for)"
+                )
+        finish(library, member, WHAT, raw, call.result, end, meeting.timed_out)
+    except BaseException as error:
+        meeting.fail(str(error))
+        _give_up(member, raw, call)
+        raise
+    meeting.clean_up()
+    return raw, hashlib.sha256(unique_id).hexdigest()[:16]
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Makes a CUDA device current on this thread, which is what NCCL's init and end go by."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _unique_id(library: NcclLibrary, member: Member) -> bytes:
+    try:
+        return bytes(library.cupy.get_unique_id())
+    except Exception as error:
+        raise translated(library, member, WHAT, error) from None
+
+
+def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
+    """Aborts an init, which NCCL allows from another thread once it has handed the communicator out."""
+    keep(raw)
+    if raw.comm:
+        abort = deadline.start(raw.abort)
+        if not abort.wait(ABORT_SECONDS):
+            _log.warning(left_behind(member, "abort", ABORT_SECONDS))
+            return
+    if init.wait(ABORT_SECONDS):
+        let_go(raw)
+    else:
+        _log.warning(left_behind(member, "init", ABORT_SECONDS))

@@ -1,0 +1,354 @@
+"""The NCCL that CuPy loaded: where it lies, its version, and its functions that CuPy does not bind.
+
+Nothing here loads a library. CuPy does, and owns communicators; what it lacks is looked up by name in the
+library that it loaded, and takes ``NcclCommunicator.handle``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from fastcoll._requirements import nccl_packages
+
+__all__ = [
+    "ENTRY_POINTS",
+    "IN_PROGRESS",
+    "NcclLibrary",
+    "StatusError",
+    "UnusableNccl",
+    "load",
+    "mapped",
+    "version_text",
+]
+
+IN_PROGRESS = 7
+"""NCCL's status of a call that goes on after it has returned."""
+
+ENTRY_POINTS = (
+    "ncclAllGather",
+    "ncclAllReduce",
+    "ncclBroadcast",
+    "ncclCommAbort",
+    "ncclCommGetAsyncError",
+    "ncclGetErrorString",
+    "ncclGetLastError",
+    "ncclGroupEnd",
+    "ncclGroupStart",
+    "ncclRecv",
+    "ncclRedOpCreatePreMulSum",
+    "ncclRedOpDestroy",
+    "ncclReduce",
+    "ncclReduceScatter",
+    "ncclSend",
+)
+"""The functions that C++ calls by address."""
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
+
+# The arguments of what is called from here, and the first NCCL that has it. All return a status.
+_FUNCTIONS: dict[str, tuple[list[Any], str]] = {
+    "ncclGetVersion": ([_OUT_INT], "2.4"),
+    "ncclRedOpCreatePreMulSum": ([_OUT_INT, _POINTER, _INT, _INT, _POINTER], "2.11"),
+    "ncclRedOpDestroy": ([_INT, _POINTER], "2.11"),
+    "ncclCommFinalize": ([_POINTER], "2.14"),
+    "ncclCommRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER], "2.19"),
+    "ncclCommDeregister": ([_POINTER, _POINTER], "2.19"),
+    "ncclMemAlloc": ([_OUT_POINTER, _SIZE], "2.19"),
+    "ncclMemFree": ([_POINTER], "2.19"),
+    "ncclCommWindowRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER, _INT], "2.27"),
+    "ncclCommWindowDeregister": ([_POINTER, _POINTER], "2.27"),
+}
+
+
+class UnusableNccl(ImportError):
+    """CuPy or NCCL is missing, or does not work here.
+
+    Attributes:
+        detail: What was expected and what was found.
+        remedy: What to do.
+    """
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(f"fastcoll: {detail}. {remedy}")
+        self.detail = detail
+        self.remedy = remedy
+
+
+class StatusError(RuntimeError):
+    """A function of NCCL returned another status than success.
+
+    Attributes:
+        status: NCCL's number of it.
+    """
+
+    def __init__(self, function: str, status: int) -> None:
+        super().__init__(f"{function} returned status {status}")
+        self.status = status
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file of which this process has mapped a part.
+
+    Attributes:
+        path: Where it lies, or lay when it was mapped.
+        identity: Device and inode: two paths to one file are one library.
+    """
+
+    path: str
+    identity: tuple[str, str]
+
+
+def mapped(maps: str = "/proc/self/maps") -> list[MappedFile]:
+    """Returns the copies of NCCL in this process, each once, in the order of their paths."""
+    found: dict[tuple[str, str], MappedFile] = {}
+    with open(maps) as file:
+        for line in file:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) < 6:
+                continue
+            path = fields[5].removesuffix(" (deleted)")
+            if re.search(r"/libnccl\.so[^/]*$", path):
+                identity = (fields[3], fields[4])
+                found.setdefault(identity, MappedFile(path, identity))
+    return sorted(found.values(), key=lambda one: one.path)
+
+
+def version_text(code: int) -> str:
+    """Returns "2.29.7" for 22907."""
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+class NcclLibrary:
+    """The functions of the library that CuPy calls.
+
+    Attributes:
+        path: The file it was loaded from.
+        version: Its number, such as 22907.
+        cupy: CuPy's module over it.
+    """
+
+    def __init__(self, path: str, cupy: ModuleType) -> None:
+        self.path = path
+        self.cupy = cupy
+        self._library = _already_loaded(path)
+        self._functions = {name: self._function(name) for name in _FUNCTIONS}
+        self._last_error = self._library.ncclGetLastError
+        self._last_error.argtypes, self._last_error.restype = [_POINTER], ctypes.c_char_p
+        self._error_string = self._library.ncclGetErrorString
+        self._error_string.argtypes, self._error_string.restype = [_INT], ctypes.c_char_p
+        version = ctypes.c_int()
+        self._call("ncclGetVersion", ctypes.byref(version))
+        self.version = version.value
+        if self.version != cupy.get_version():
+            raise UnusableNccl(
+                f"expected CuPy to call the NCCL in {path}, which is {version_text(self.version)}, and it calls "
+                f"{version_text(cupy.get_version())}",
+                f"Start with LD_PRELOAD={path}, or uninstall what brings the other one",
+            )
+
+    def entry_points(self) -> dict[str, int]:
+        """Returns the addresses of :data:`ENTRY_POINTS`, for callers in C++."""
+        library = self._library
+        return {
+            name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            for name in ENTRY_POINTS
+        }
+
+    def last_error(self) -> str:
+        """Returns what NCCL says of the last error in this process; empty if nothing."""
+        return (self._last_error(None) or b"").decode(errors="replace").strip()
+
+    def error_string(self, status: int) -> str:
+        """Returns NCCL's words for a status."""
+        return (self._error_string(status) or b"").decode(errors="replace")
+
+    def create_pre_mul_sum(self, handle: int, scalar: bytes | int, type_code: int) -> int:
+        """Makes an operation that multiplies each rank's input by a factor and sums.
+
+        Args:
+            handle: The communicator that it is for.
+            scalar: The factor's bytes, or the address on the device where the collective finds it.
+            type_code: NCCL's number of the type, of the factor and of the collective.
+
+        Returns:
+            The operation's number, to be given to :meth:`destroy_op`.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        op = ctypes.c_int()
+        on_host = isinstance(scalar, bytes)
+        address = ctypes.c_char_p(scalar) if isinstance(scalar, bytes) else ctypes.c_void_p(scalar)
+        pointer = ctypes.cast(address, ctypes.c_void_p)
+        self._call(
+            "ncclRedOpCreatePreMulSum", ctypes.byref(op), pointer, type_code, int(on_host), handle
+        )
+        return op.value
+
+    def destroy_op(self, handle: int, op: int) -> None:
+        """Frees an operation; the calls that it was given to need not have ended.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        self._call("ncclRedOpDestroy", op, handle)
+
+    def finalize(self, handle: int) -> None:
+        """Waits for the communicator's operations. Only its destruction may follow.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        self._call("ncclCommFinalize", handle)
+
+    def register(self, handle: int, address: int, size: int) -> int:
+        """Registers ``size`` bytes of device memory, so that NCCL need not copy them.
+
+        Returns:
+            What :meth:`deregister` takes.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        registration = ctypes.c_void_p()
+        self._call("ncclCommRegister", handle, address, size, ctypes.byref(registration))
+        return registration.value or 0
+
+    def deregister(self, handle: int, registration: int) -> None:
+        """Takes a registration back, before the memory is freed.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        self._call("ncclCommDeregister", handle, registration)
+
+    def register_window(self, handle: int, address: int, size: int, flags: int = 0) -> int:
+        """Registers memory of :meth:`allocate`, on all ranks together, as a window.
+
+        Args:
+            handle: The communicator.
+            address: Where the memory begins; a multiple of 4096.
+            size: In bytes.
+            flags: 1 when all ranks use the same offset in every call.
+
+        Returns:
+            What :meth:`deregister_window` takes.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        window = ctypes.c_void_p()
+        self._call("ncclCommWindowRegister", handle, address, size, ctypes.byref(window), flags)
+        return window.value or 0
+
+    def deregister_window(self, handle: int, window: int) -> None:
+        """Takes a window back.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        self._call("ncclCommWindowDeregister", handle, window)
+
+    def allocate(self, size: int) -> int:
+        """Returns the address of ``size`` bytes of device memory of the kind that NCCL registers best.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        address = ctypes.c_void_p()
+        self._call("ncclMemAlloc", ctypes.byref(address), size)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Frees what :meth:`allocate` returned.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        self._call("ncclMemFree", address)
+
+    def _function(self, name: str) -> Any:
+        function = getattr(self._library, name, None)
+        if function is not None:
+            function.argtypes, function.restype = _FUNCTIONS[name][0], ctypes.c_int
+        return function
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = self._functions[name]
+        if function is None:
+            raise RuntimeError(
+                f"fastcoll: {self.path} has no {name}: expected NCCL {_FUNCTIONS[name][1]} or newer. "
+                f"{nccl_packages()} --upgrade"
+            )
+        status = function(*arguments)
+        if status != 0:
+            raise StatusError(name, status)
+
+
+@functools.cache
+def load() -> NcclLibrary:
+    """Imports CuPy, which loads NCCL, and returns the library.
+
+    Raises:
+        UnusableNccl: CuPy or NCCL is missing or does not load, or this process has two copies of NCCL; it is an
+            ImportError.
+    """
+    cupy = _import_cupy()
+    copies = mapped()
+    if not copies:
+        raise UnusableNccl(
+            "expected CuPy to load libnccl.so, and none is in /proc/self/maps", nccl_packages()
+        )
+    if len(copies) > 1:
+        raise UnusableNccl(
+            "expected one copy of NCCL in this process, found "
+            + " and ".join(copy.path for copy in copies)
+            + ", which do not know each other's communicators",
+            f"Start with LD_PRELOAD={copies[0].path}, or the other one, so that torch and CuPy use the same; or "
+            "uninstall what brings one of them",
+        )
+    return NcclLibrary(copies[0].path, cupy)
+
+
+def _import_cupy() -> ModuleType:
+    try:
+        import cupy
+
+        with warnings.catch_warnings():  # what it warns of is raised below
+            warnings.filterwarnings("ignore", r"\s*nccl library could not be loaded", UserWarning)
+            from cupy.cuda import nccl
+    except ImportError as error:
+        raise UnusableNccl(
+            f"expected CuPy, through which NCCL is reached, and it cannot be imported ({error})",
+            nccl_packages(),
+        ) from error
+    if not nccl.available:
+        reason = "for no reason given"
+        try:
+            import cupy_backends.cuda.libs.nccl  # noqa: F401
+        except ImportError as error:
+            reason = str(error)
+        raise UnusableNccl(
+            f"expected CuPy {cupy.__version__} to load NCCL, and it cannot ({reason})",
+            nccl_packages(),
+        )
+    module: ModuleType = nccl
+    return module
+
+
+def _already_loaded(path: str) -> ctypes.CDLL:
+    """Returns the library without loading another copy, also where its file has been replaced since."""
+    mode = os.RTLD_NOW | os.RTLD_NOLOAD
+    try:
+        return ctypes.CDLL(path, mode=mode)
+    except OSError:
+        return ctypes.CDLL("libnccl.so.2", mode=mode)

@@ -1,0 +1,102 @@
+"""The communicators of this process: kept from the garbage collector, aborted at exit, useless after a fork.
+
+CuPy's communicator calls ncclCommDestroy when it is collected, which may block for good. So each one is kept
+by a reference that nothing but its orderly end takes back, and those that live when the interpreter ends are
+aborted, for a limited time, by a thread that is not waited for longer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from typing import Any, Protocol
+
+from fastcoll.cuda import deadline
+from fastcoll.cuda.errors import Member
+
+__all__ = ["ABORT_SECONDS", "Living", "born", "died", "keep", "left_behind", "let_go"]
+
+ABORT_SECONDS = 2.0
+"""How long is waited for an abort or a destruction, which in NCCL may hang."""
+
+
+class Living(Protocol):
+    """What is told of the end of the process, and of a fork."""
+
+    def abort_at_exit(self) -> None:
+        """Aborts, and returns when NCCL does."""
+
+    def forget(self, reason: str) -> None:
+        """Makes every use an error, without a call of NCCL."""
+
+
+_lock = threading.Lock()
+_living: list[Living] = []
+
+
+def keep(raw: Any) -> None:
+    """Keeps an object of CuPy's from being collected, also at the end of the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
+
+
+def let_go(raw: Any) -> None:
+    """Takes :func:`keep` back, when the object has nothing left that its collection would destroy."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(raw))
+
+
+def left_behind(member: Member, what: str, seconds: float) -> str:
+    """Returns what the log says of a communicator that NCCL does not let go."""
+    return member.says(
+        f"nccl_{what}",
+        f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process",
+    )
+
+
+def born(one: Living) -> None:
+    """Notes a communicator."""
+    with _lock:
+        _living.append(one)
+
+
+def died(one: Living) -> bool:
+    """Strikes a communicator off; returns whether it was still noted."""
+    with _lock:
+        if one not in _living:
+            return False
+        _living.remove(one)
+        return True
+
+
+def _abort_all() -> None:
+    with _lock:
+        living = list(_living)
+        _living.clear()
+    if not living:
+        return
+
+    def abort() -> None:
+        for one in living:
+            one.abort_at_exit()
+
+    try:
+        deadline.start(abort).wait(ABORT_SECONDS)
+    except RuntimeError:
+        return  # no thread is left to do it: the end of the process frees all
+
+
+def _forget_all() -> None:
+    global _lock
+    _lock = threading.Lock()
+    reason = (
+        f"this process was forked from {os.getppid()}, and NCCL's communicators do not pass a fork. Start processes "
+        'by "spawn" or "forkserver", or make the group after the fork.'
+    )
+    for one in _living:
+        one.forget(reason)
+    _living.clear()
+
+
+atexit.register(_abort_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,105 @@
+"""NCCL's statuses, as CuPy hands them over, and the errors that they become."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError, version_text
+
+__all__ = ["async_status", "finish", "said", "status_of", "translated"]
+
+_REMEDIES = {
+    1: "A CUDA call failed, perhaps an earlier kernel: CUDA_LAUNCH_BLOCKING=1 shows which.",
+    2: "The system or the network refused something: NCCL_DEBUG=WARN shows what.",
+    3: "NCCL_DEBUG=WARN shows more.",
+    4: "Check that all ranks make the same call with sound arguments: NCCL_DEBUG=WARN shows more.",
+    5: "Check that all ranks make the same call in the same order: NCCL_DEBUG=WARN shows more.",
+    6: "Another rank, or the network to it, failed: look for the first error in the ranks' logs.",
+    8: "A rank is late: look in the ranks' logs for the one that stands still.",
+}
+_SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two looks at a call in progress
+
+
+def status_of(cupy: ModuleType, error: BaseException) -> int | None:
+    """Returns the status that CuPy met; None if the exception is about something else.
+
+    CuPy has no names for the statuses 7 (in progress) and 8 (timed out) and raises KeyError with the number.
+    """
+    if isinstance(error, (cupy.NcclError, StatusError)):
+        return int(error.status)
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return None
+
+
+def async_status(cupy: ModuleType, raw: Any) -> int:
+    """Returns the status of a communicator's work in the background."""
+    try:
+        raw.check_async_error()
+    except Exception as error:
+        status = status_of(cupy, error)
+        if status is None:
+            raise
+        return status
+    return 0
+
+
+def said(library: NcclLibrary, status: int) -> str:
+    """Returns a status in words: NCCL's for it, NCCL's for the last error, and what to do."""
+    last = library.last_error()
+    return (
+        f"NCCL {version_text(library.version)} reports {library.error_string(status)} (status {status})"
+        f"{': ' + last if last else ''}. {_REMEDIES.get(status, 'NCCL_DEBUG=WARN shows more.')}"
+    )
+
+
+def translated(library: NcclLibrary, member: Member, what: str, error: Exception) -> Exception:
+    """Returns the exception that callers see in place of CuPy's; itself if it is not about a status."""
+    status = status_of(library.cupy, error)
+    return error if status is None else member.fault(what, said(library, status))
+
+
+def finish(
+    library: NcclLibrary,
+    member: Member,
+    what: str,
+    raw: Any,
+    result: Callable[[], object],
+    end: float,
+    late: Callable[[str], dist.DistBackendError],
+) -> None:
+    """Waits for a call that NCCL may go on with after it has returned.
+
+    Args:
+        library: NCCL.
+        member: Whose call it is.
+        what: Its name in errors.
+        raw: CuPy's communicator.
+        result: Raises what the call raised.
+        end: When to give up, on the clock of ``time.monotonic``.
+        late: Makes the error of giving up.
+
+    Raises:
+        DistBackendError: The call failed, or was still in progress at the end.
+    """
+    try:
+        result()
+    except Exception as error:
+        if status_of(library.cupy, error) != IN_PROGRESS:
+            raise translated(library, member, what, error) from None
+    else:
+        return
+    pause = _SHORTEST
+    while (status := async_status(library.cupy, raw)) == IN_PROGRESS:
+        if time.monotonic() >= end:
+            raise late("NCCL is still at it; NCCL_DEBUG=INFO shows what it waits for")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    if status:
+        raise member.fault(what, said(library, status))

@@ -1,0 +1,138 @@
+"""The interpreter ends within seconds and with its own status, whatever the communicators are doing."""
+
+import textwrap
+
+import pytest
+from nccl_scripts import Script
+
+START = """
+import gc, os, sys, threading, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from nccl_ranks import CPU, StandIn, Tensors
+from fastcoll.cuda import deadline, nccl_life
+from fastcoll.cuda.nccl import NcclCommunicator
+stand_in, tensor = StandIn.load(None), torch.ones(4)
+
+def create(timeout=30):
+    return NcclCommunicator.create(dist.HashStore(), group="g", rank=0, size=1, device=CPU,
+                                   timeout=timedelta(seconds=timeout))
+
+def all_reduce(made):
+    Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+
+def aside(function, *arguments):
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+    time.sleep(0.2)
+"""
+
+# What a process does before it ends, and the calls that NCCL hears after it.
+ENDINGS = {
+    "live": ("made = create(); all_reduce(made)", ["abort"]),
+    "forgotten": (
+        "all_reduce(create()); gc.collect(); assert 'destroy' not in stand_in.names()",
+        ["abort"],
+    ),
+    "destroyed": ("made = create(); made.destroy()", []),
+    "aborted": ("made = create(); made.abort()", []),
+    "three": ("all = [create() for _ in range(3)]", ["abort"] * 3),
+    "in a hanging call": (
+        "made = create(); stand_in.inject('hang', 'allReduce'); aside(all_reduce, made)",
+        ["abort"],
+    ),
+    "with an abort that hangs": ("made = create(); stand_in.inject('hang', 'abort')", ["abort"]),
+    "after an abort that hangs": (
+        "made = create(); stand_in.inject('hang', 'abort'); aside(made.abort)",
+        [],
+    ),
+    "after a destruction that hangs": (
+        "made = create(); stand_in.inject('hang', 'destroy'); aside(made.destroy)",
+        [],
+    ),
+    "without a thread to abort": (
+        """
+        made = create()
+        stand_in.inject('hang', 'destroy')
+        def start(function):
+            raise RuntimeError("can't start new thread at interpreter shutdown")
+        deadline.start = start
+        """,
+        [],
+    ),
+    "in an init that hangs": ("stand_in.inject('hang', 'initRank'); aside(create)", []),
+    "after Ctrl-C in an init that hangs": (
+        """
+        import signal
+        stand_in.inject('hang', 'initRank')
+        aside(lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT)))
+        try:
+            create()
+        except KeyboardInterrupt:
+            assert stand_in.names()[-1] == 'abort'
+        else:
+            raise AssertionError
+        """,
+        [],
+    ),
+    "after an init that hangs, with an abort that hangs": (
+        """
+        import fastcoll.cuda.nccl_init as init
+        init.ABORT_SECONDS = 0.3
+        stand_in.inject('hang', 'initRank')
+        stand_in.inject('hang', 'abort')
+        try:
+            create(timeout=0.3)
+        except dist.DistBackendError as error:
+            assert 'has not ended here' in str(error)
+        """,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_interpreter_ends(script: Script, tmp_path, name: str) -> None:
+    code, after = ENDINGS[name]
+    log = tmp_path / "calls"
+    mark = 'open(os.environ["FAKE_NCCL_LOG"], "a").write("end\\n"); sys.stdout.flush(); sys.exit(3)'
+    seconds = 0.5 if "abort that hangs" in name else 30
+    limit = f"nccl_life.ABORT_SECONDS = {seconds}"
+    program = "\n".join([START, limit, textwrap.dedent(code), mark])
+    process = script(program, FAKE_NCCL_LOG=str(log), limit=40)
+    assert process.status == 3, process.stderr
+    calls = [line.split()[0] for line in log.read_text().splitlines()]
+    assert calls[calls.index("end") + 1 :] == after
+    if "hang" not in name:
+        assert process.stderr == ""
+
+
+def test_a_forked_child_uses_nothing_and_ends(script: Script) -> None:
+    process = script(
+        START
+        + textwrap.dedent("""
+        made = create()
+        child = os.fork()
+        if child == 0:
+            stand_in.clear()
+            for use in (lambda: all_reduce(made), lambda: made.split(0, 0, "part")):
+                try:
+                    use()
+                except dist.DistBackendError as error:
+                    assert f"this process was forked from {os.getppid()}" in str(error), error
+                    assert "spawn" in str(error)
+                else:
+                    os._exit(1)
+            assert "forked" in str(made.async_error())
+            made.abort(), made.destroy()
+            use = None
+            del made
+            gc.collect()
+            assert stand_in.calls() == []
+            create().destroy()  # its own it may have
+            sys.exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        all_reduce(made)
+        made.destroy()
+        """)
+    )
+    assert process.status == 0, process.stderr

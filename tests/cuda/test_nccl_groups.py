@@ -1,0 +1,199 @@
+"""Calls issued together, divided communicators, several devices, and the stream of each call."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from nccl_ranks import CPU, StandIn, Tensors, communicator, create, store
+from world import Worlds
+from world_rank import here
+
+from fastcoll.cuda.nccl import group
+from fastcoll.cuda.nccl_devices import DeviceCommunicators
+
+
+def order(rank: int, size: int) -> list[tuple[int, int]]:
+    """Peers to send to, and to receive from; the two orders do not go together, and differ between ranks."""
+    sends = [(rank + step) % size for step in range(size)]
+    return list(zip(sends, sends[::-1] if rank < 2 else sorted(sends), strict=True))
+
+
+def messages_in_any_order(path: str) -> None:
+    """Each rank to each, also to itself, two messages a pair, in another order on every rank."""
+    rank, size = here().rank, here().size
+    with communicator(path) as made:
+        call = Tensors(made)
+        for length in (3, 50_000):
+            out = [torch.full((2, length), float(10 * rank + peer)) for peer in range(size)]
+            into = [torch.zeros(2, length) for _ in range(size)]
+            for peer in range(size):
+                out[peer][1] += 0.5
+            with made.group():
+                for to, of in order(rank, size):
+                    if rank % 2:
+                        call.send(out[to][0], to)
+                        call.send(out[to][1], to)
+                    call.receive(into[of][0], of)
+                    call.receive(into[of][1], of)
+                    if rank % 2 == 0:
+                        call.send(out[to][0], to)
+                        call.send(out[to][1], to)
+            for peer in range(size):
+                assert into[peer][0].eq(10 * peer + rank).all()
+                assert into[peer][1].eq(10 * peer + rank + 0.5).all()
+
+
+def a_group_issues_at_its_end(path: str) -> list[str]:
+    stand_in = StandIn.load(path)
+    with communicator(path) as made:
+        call = Tensors(made)
+        tensor, result = torch.ones(4), torch.zeros(4)
+        stand_in.clear()
+        with made.group():
+            with made.group():
+                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+            call.broadcast(tensor, tensor, 0)
+            assert result.eq(0).all()
+        assert result.eq(here().size).all()
+        return stand_in.names()
+
+
+def a_body_that_raises_issues_nothing(path: str) -> None:
+    with communicator(path) as made:
+        call = Tensors(made)
+        tensor, result = torch.ones(4), torch.zeros(4)
+        for error in (ZeroDivisionError, TypeError, dist.DistBackendError):
+            with pytest.raises(error), made.group():
+                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+                if error is ZeroDivisionError:
+                    raise ZeroDivisionError
+                if error is TypeError:
+                    call.all_reduce(tensor.short(), result, dist.ReduceOp.SUM)
+                call.broadcast(tensor, tensor, 99)
+            assert result.eq(0).all()
+        call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+        assert result.eq(here().size).all()
+
+
+def divided(path: str) -> None:
+    rank, size = here().rank, here().size
+    with communicator(path) as made:
+        reverse = made.split(0, -rank, "reverse")
+        assert reverse is not None
+        assert (reverse.member.group, reverse.member.rank) == ("reverse", size - 1 - rank)
+        parity = made.split(rank % 2, 0, "parity")
+        assert parity is not None
+        assert (parity.member.rank, parity.member.size) == (rank // 2, (size + 1 - rank % 2) // 2)
+        some = made.split(5 if rank else -1, 0, "some")
+        assert (some is None) == (rank == 0)
+        for part in (reverse, parity, some):
+            if part is not None:
+                mine = torch.tensor([float(rank)])
+                gathered = torch.zeros(part.member.size)
+                Tensors(part).all_gather(mine, gathered)
+                ranks = [*range(size)]
+                wanted = {"reverse": ranks[::-1], "parity": ranks[rank % 2 :: 2], "some": ranks[1:]}
+                assert gathered.tolist() == wanted[part.member.group]
+                assert part.destroy()
+        with pytest.raises(
+            ValueError, match=r"nccl_split .*expected a color of at least -1, got -2"
+        ):
+            made.split(-2, 0, "none")
+
+
+def two_communicators_in_a_group(path: str) -> None:
+    with communicator(path) as made:
+        other = create(path, name="other")
+        tensors, results = [torch.ones(2), torch.full((2,), 2.0)], [torch.zeros(2), torch.zeros(2)]
+        pairs = [
+            (Tensors(one), t, r) for one, t, r in zip((made, other), tensors, results, strict=True)
+        ]
+        with group(made, other):
+            for call, tensor, result in pairs if here().rank % 2 else pairs[::-1]:
+                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
+        assert [r[0].item() for r in results] == [here().size, 2 * here().size]
+        assert other.destroy()
+        with (
+            pytest.raises(
+                dist.DistBackendError, match=r"fastcoll.group \[group 'other'.*was destroyed"
+            ),
+            group(made, other),
+        ):
+            raise AssertionError
+    with pytest.raises(ValueError, match="expected the communicators"), group():
+        raise AssertionError
+
+
+def streams(path: str) -> list[tuple[str, int]]:
+    stand_in = StandIn.load(path)
+    with communicator(path) as made:
+        call, tensor = Tensors(made), torch.ones(here().size)
+        stand_in.clear()
+        stand_in.expect_stream(Tensors.STREAM)
+        call.all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+        call.broadcast(tensor, tensor, 0)
+        call.STREAM = 9
+        with pytest.raises(dist.DistBackendError, match="broadcast on stream 0x9 instead of 0x7"):
+            call.broadcast(tensor, tensor, 0)
+        return [(name, arguments["stream"]) for name, arguments in stand_in.calls()]
+
+
+def devices(path: str) -> None:
+    from datetime import timedelta
+
+    stand_in, meta = StandIn.load(path), torch.device("meta")
+    stand_in.clear()
+    arguments = (store(), "g", here().rank, here().size, timedelta(seconds=30))
+    lazy = DeviceCommunicators(*arguments)
+    assert lazy.all() == [] and "initRank" not in stand_in.names()
+    first, second = lazy.on(CPU), lazy.on(meta)
+    assert lazy.on(CPU) is first and lazy.on(meta) is second and first is not second
+    tensor = torch.ones(1)
+    for one in lazy.all():
+        Tensors(one).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    assert tensor.item() == here().size ** 2
+    assert lazy.destroy() and lazy.destroy()
+    with pytest.raises(dist.DistBackendError, match="communicator was destroyed"):
+        Tensors(lazy.on(CPU)).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    with pytest.raises(dist.DistBackendError, match="communicators of this group were destroyed"):
+        lazy.on(torch.device("cpu", 3))
+    eager = DeviceCommunicators(store("eager"), *arguments[1:], eager=CPU)
+    assert stand_in.names().count("initRank") == 3 and [one.device for one in eager.all()] == [CPU]
+    assert eager.abort("enough")
+    with pytest.raises(dist.DistBackendError, match="enough"):
+        Tensors(eager.on(CPU)).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_messages_may_stand_in_a_group_in_any_order(
+    world: Worlds, stand_in: str, size: int
+) -> None:
+    world(size).run(messages_in_any_order, stand_in, init=False)
+
+
+def test_a_group_issues_when_the_outermost_ends(world: Worlds, stand_in: str) -> None:
+    names = ["groupStart", "groupStart", "allReduce", "groupEnd", "broadcast", "groupEnd"]
+    assert world(2).run(a_group_issues_at_its_end, stand_in, init=False) == [names, names]
+
+
+def test_nothing_of_a_group_is_issued_when_its_body_raises(world: Worlds, stand_in: str) -> None:
+    world(2).run(a_body_that_raises_issues_nothing, stand_in, init=False)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_are_divided_by_color_and_ordered_by_key(
+    world: Worlds, stand_in: str, size: int
+) -> None:
+    world(size).run(divided, stand_in, init=False)
+
+
+def test_a_group_may_hold_calls_on_several_communicators(world: Worlds, stand_in: str) -> None:
+    world(2).run(two_communicators_in_a_group, stand_in, init=False)
+
+
+def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> None:
+    expected = [("allReduce", 7), ("broadcast", 7), ("broadcast", 9)]
+    assert world(2).run(streams, stand_in, init=False) == [expected, expected]
+
+
+def test_communicators_are_made_when_a_device_is_first_used(world: Worlds, stand_in: str) -> None:
+    world(2).run(devices, stand_in, init=False)

@@ -1,0 +1,342 @@
+"""How ranks meet for NCCL's init, and what each is told when they do not."""
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from nccl_ranks import CPU, StandIn, Tensors, create, store
+from world import Worlds
+from world_rank import here
+
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_devices import DeviceCommunicators
+from fastcoll.cuda.nccl_rendezvous import Rendezvous
+
+UNIQUE = bytes(range(128))
+
+
+class Meeting:
+    """Ranks as threads that exchange an id; no NCCL."""
+
+    def __init__(self, size: int, shared: dist.Store | None = None, timeout: float = 30) -> None:
+        self.size = size
+        self.store = dist.HashStore() if shared is None else shared
+        self.timeout = timeout
+        self.cancelled = threading.Event()
+        self.outcomes: dict[int, Any] = {}
+
+    def rank(self, number: int, version: int = 22907) -> Rendezvous:
+        end = time.monotonic() + self.timeout
+        member = Member("g", number, self.size)
+        return Rendezvous(self.store, member, 0, version, end, self.timeout, self.cancelled)
+
+    def run(self, ranks: list[int], versions: dict[int, int] | None = None, **others: Any) -> None:
+        def exchange(number: int) -> None:
+            make_id: Callable[[], bytes] = others.get("make_id", lambda: UNIQUE)
+            try:
+                meeting = self.rank(number, (versions or {}).get(number, 22907))
+                self.outcomes[number] = meeting.exchange(make_id)
+            except Exception as error:
+                self.outcomes[number] = error
+
+        self.threads = [threading.Thread(target=exchange, args=(number,)) for number in ranks]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> dict[int, Any]:
+        for thread in self.threads:
+            thread.join(60)
+        return self.outcomes
+
+    def texts(self) -> dict[int, str]:
+        outcomes = self.end()
+        assert all(isinstance(one, dist.DistBackendError) for one in outcomes.values()), outcomes
+        return {rank: str(error) for rank, error in outcomes.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_get_the_id_of_rank_0(size: int) -> None:
+    meeting = Meeting(size)
+    meeting.run(list(range(size)))
+    assert meeting.end() == dict.fromkeys(range(size), UNIQUE)
+
+
+@pytest.mark.parametrize(
+    ("present", "absent"),
+    [([0], "ranks 1, 2 have"), ([1, 2], "rank 0 has"), ([0, 2], "rank 1 has")],
+)
+def test_ranks_that_have_not_come_are_named(present: list[int], absent: str) -> None:
+    meeting = Meeting(3, timeout=0.4)
+    meeting.run(present)
+    for rank, text in meeting.texts().items():
+        assert text.startswith(
+            f"fastcoll.nccl_init [group 'g', rank {rank}/3]: timed out after 400 ms: {absent} not come to "
+            "create the NCCL communicator. "
+        )
+
+
+def test_a_restarted_rank_0_is_not_deceived_by_what_the_last_generation_left() -> None:
+    last = Meeting(3)
+    last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
+    assert last.end()[1] == b"\xff" * 128  # nothing was deleted
+    now = Meeting(3, last.store)
+    now.run([0])
+    time.sleep(0.2)  # it has found three records, and waits for those who left them
+    assert now.outcomes == {}
+    started = now.threads
+    now.run([1, 2])
+    now.threads += started
+    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_restarted_rank_is_not_deceived_either(first: int) -> None:
+    last = Meeting(3)
+    last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
+    last.end()
+    now = Meeting(3, last.store)
+    now.run([first])
+    time.sleep(0.1)
+    assert now.outcomes == {}
+    started = now.threads
+    now.run([0, 3 - first])
+    now.threads += started
+    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+
+
+def test_ranks_are_named_also_where_the_last_generation_left_their_records() -> None:
+    last = Meeting(3)
+    last.run([0, 1, 2])
+    last.end()
+    now = Meeting(3, last.store, timeout=0.5)
+    now.run([0, 2])
+    texts = now.texts()
+    assert all("timed out after 500 ms: rank 1 has not come" in text for text in texts.values()), (
+        texts
+    )
+
+
+def test_different_versions_of_nccl_are_named() -> None:
+    meeting = Meeting(3)
+    meeting.run([0, 1, 2], versions={1: 22809})
+    texts = meeting.texts()
+    assert "expected the same NCCL on all ranks, got 2.28.9 here and 2.29.7 on rank 0" in texts[1]
+    assert all("got 2.29.7 here and 2.28.9 on rank 1" in texts[rank] for rank in (0, 2)), texts
+
+
+def test_the_version_of_a_record_of_the_last_generation_does_not_count() -> None:
+    last = Meeting(3)
+    last.run([0, 1, 2], versions=dict.fromkeys(range(3), 22809))
+    last.end()
+    now = Meeting(3, last.store)
+    now.run([0, 1])
+    time.sleep(0.2)
+    started = now.threads
+    now.run([2])
+    now.threads += started
+    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+
+
+def test_all_hear_why_rank_0_has_no_id() -> None:
+    def make_id() -> bytes:
+        raise dist.DistBackendError("no network")
+
+    meeting = Meeting(2)
+    meeting.run([0, 1], make_id=make_id)
+    texts = meeting.texts()
+    assert texts[0] == "no network"
+    assert texts[1].endswith("rank 0 made no unique id: no network")
+
+
+@pytest.mark.parametrize("garbage", ["", "00", "x" * 56, "ff" * 28])
+def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
+    shared = dist.HashStore()
+    shared.set("fastcoll/nccl/g/0/rank/1", garbage)
+    meeting = Meeting(2, shared)
+    meeting.run([0])
+    error = meeting.end()[0]
+    assert type(error) is dist.DistStoreError
+    assert "the record of rank 1 in the store is not fastcoll's" in str(error)
+
+
+def test_a_second_process_of_the_same_rank_is_told() -> None:
+    meeting = Meeting(3, timeout=0.5)
+    meeting.run([0, 1])
+    time.sleep(0.1)
+    other = Meeting(3, meeting.store, timeout=0.4)
+    other.run([1])
+    assert "Another process, too, says that it is rank 1." in meeting.texts()[1]
+    other.end()
+
+
+def test_waiting_is_cancelled() -> None:
+    meeting = Meeting(2)
+    meeting.run([0])
+    meeting.cancelled.set()
+    assert "the communicator was aborted before it was made" in meeting.texts()[0]
+
+
+def test_of_a_store_nothing_is_left_when_all_went_well() -> None:
+    meeting = Meeting(2)
+    ranks = [meeting.rank(0), meeting.rank(1)]
+    thread = threading.Thread(target=ranks[1].exchange, args=(None,))
+    thread.start()
+    ranks[0].exchange(lambda: UNIQUE)
+    thread.join()
+    for one in ranks:
+        one.enter()
+    assert meeting.store.num_keys() > 0 and ranks[0].not_entered() == []
+    for one in ranks:
+        one.clean_up()
+    assert meeting.store.num_keys() == 0
+
+
+def absent_rank(path: str) -> str:
+    """Rank 1 never makes it, and rank 0 gives up; then both do."""
+    StandIn.load(path).clear()
+    text = ""
+    if here().rank == 0:
+        start = time.monotonic()
+        with pytest.raises(dist.DistBackendError) as caught:
+            create(path, timeout=0.7)
+        assert 0.7 <= time.monotonic() - start < 20
+        text = str(caught.value)
+    store("done").set(f"{here().rank}", "")
+    store("done").wait(["0", "1"], timedelta(seconds=20))
+    made = create(path, name="again")
+    assert made.destroy()
+    return text
+
+
+def init_that_hangs(path: str) -> tuple[str, list[str]]:
+    """NCCL's init of rank 1 does not end. Both give up, and NCCL is told to."""
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    if here().rank == 1:
+        stand_in.inject("hang", "initRank")
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        create(path, timeout=0.7 if here().rank == 1 else 30)
+    assert time.monotonic() - start < 20
+    names = stand_in.names()
+    stand_in.clear()
+    return str(caught.value), names
+
+
+def init_that_fails(path: str) -> str:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    if here().rank == 1:
+        stand_in.inject("fail", "initRank", 2)
+    with pytest.raises(dist.DistBackendError) as caught:
+        create(path)
+    stand_in.clear()
+    return str(caught.value)
+
+
+def init_in_progress_for_good(path: str) -> str:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    stand_in.inject("in_progress", "initRank", 10**9)
+    with pytest.raises(dist.DistBackendError) as caught:
+        create(path, timeout=0.5)
+    assert stand_in.names()[-1] == "abort"
+    stand_in.clear()
+    return str(caught.value)
+
+
+def init_with_status(path: str, status: int) -> str:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    stand_in.inject("fail", "initRank", status)
+    with pytest.raises(dist.DistBackendError) as caught:
+        create(path)
+    stand_in.clear()
+    return str(caught.value)
+
+
+def aborted_while_made(path: str) -> None:
+    StandIn.load(path).clear()
+    if here().rank == 0:
+        made = DeviceCommunicators(store(), "g", 0, 2, timedelta(seconds=30))
+        timer = threading.Timer(0.2, made.abort, ["the job ends"])
+        timer.start()
+        with pytest.raises(dist.DistBackendError, match="aborted before it was made"):
+            made.on(CPU)
+        timer.join()
+        with pytest.raises(dist.DistBackendError, match="the job ends"):
+            made.on(CPU)
+
+
+def generations(path: str) -> None:
+    """The same store serves one communicator after the other, of one name."""
+    StandIn.load(path).clear()
+    shared, tensor = store(), torch.ones(1)
+    for generation in range(3):
+        made = NcclCommunicator.create(
+            shared,
+            group="g",
+            rank=here().rank,
+            size=here().size,
+            device=CPU,
+            timeout=timedelta(seconds=30),
+            generation=generation % 2,
+        )
+        Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+        assert made.abort()
+    assert tensor.item() == here().size ** 3
+
+
+def test_a_rank_that_never_comes_is_named_in_the_set_time(world: Worlds, stand_in: str) -> None:
+    text = world(2).run(absent_rank, stand_in, init=False)[0]
+    assert "timed out after 700 ms: rank 1 has not come" in text
+
+
+def test_an_init_that_hangs_is_given_up_by_all(world: Worlds, stand_in: str) -> None:
+    (other, others), (text, names) = world(2).run(init_that_hangs, stand_in, init=False)
+    assert "timed out after 700 ms: all ranks began NCCL's init, which has not ended here" in text
+    assert (
+        "another rank failed: rank 1: fastcoll.nccl_init [group 'g', rank 1/2]: timed out" in other
+    )
+    assert names[-2:] == ["initRank", "abort"] and others[-2:] == ["initRank", "abort"]
+
+
+def test_an_init_that_fails_is_told_to_all(world: Worlds, stand_in: str) -> None:
+    other, text = world(2).run(init_that_fails, stand_in, init=False)
+    assert "(status 2): injected into initRank" in text
+    assert other.startswith(
+        "fastcoll.nccl_init [group 'g', rank 0/2]: another rank failed: rank 1: "
+    )
+    assert "injected into initRank" in other
+
+
+@pytest.mark.parametrize("status", [1, 8])
+def test_an_init_with_any_status_is_told(world: Worlds, stand_in: str, status: int) -> None:
+    (text,) = world(1).run(init_with_status, stand_in, status, init=False)
+    assert f"(status {status}): injected into initRank" in text
+
+
+def test_an_init_in_progress_is_not_waited_for_without_end(world: Worlds, stand_in: str) -> None:
+    (text,) = world(1).run(init_in_progress_for_good, stand_in, init=False)
+    assert "timed out after 500 ms: NCCL is still at it" in text
+
+
+def test_the_making_of_a_communicator_can_be_aborted(world: Worlds, stand_in: str) -> None:
+    world(2).run(aborted_while_made, stand_in, init=False)
+
+
+def test_one_communicator_after_the_other(world: Worlds, stand_in: str) -> None:
+    world(2).run(generations, stand_in, init=False)
+
+
+def test_a_rank_outside_of_the_group_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rank 2/2\]: expected a rank from 0 to 1, got 2"):
+        NcclCommunicator.create(
+            dist.HashStore(), group="g", rank=2, size=2, device=CPU, timeout=timedelta(seconds=1)
+        )

@@ -1,0 +1,141 @@
+"""Which NCCL is used, what is said when there is none or two, and what is reached in it by name."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nccl_ranks import StandIn, communicator
+from nccl_scripts import Script
+from world import Worlds
+
+from fastcoll.cuda import nccl_library
+
+LOAD = """
+from fastcoll.cuda import nccl_library
+try:
+    nccl_library.load()
+except nccl_library.UnusableNccl as error:
+    print(error)
+"""
+
+
+def test_importing_fastcoll_imports_no_cupy() -> None:
+    code = "import sys, fastcoll, fastcoll.cuda.nccl; assert not {'cupy', 'cupy_backends'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_path_version_and_addresses(script: Script, stand_in: str) -> None:
+    process = script(
+        """
+import ctypes
+from fastcoll import info
+from fastcoll.cuda import nccl_library
+library = nccl_library.load()
+assert nccl_library.load() is library
+report = info.collect()
+(answer,) = [one for one in report["available"] if one["part"] == "NCCL, through CuPy"]
+assert answer == {"part": answer["part"], "available": True, "detail": f"2.30.7, {library.path}", "remedy": ""}
+assert report["versions"]["NCCL as loaded"] == "2.30.7"
+assert report["libraries"]["libnccl"] == [library.path]
+addresses = library.entry_points()
+assert set(addresses) == set(nccl_library.ENTRY_POINTS)
+text = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(addresses["ncclGetErrorString"])
+assert text(7) == b"in progress"
+print(library.path)
+""",
+        FAKE_NCCL_VERSION="23007",
+    )
+    assert process.stdout == f"{stand_in}\n", process.stderr
+
+
+def test_two_copies_are_refused_and_both_named(
+    script: Script, stand_in: str, tmp_path: Path
+) -> None:
+    copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2.99")
+    process = script(f"import ctypes; ctypes.CDLL({str(copy)!r})\n{LOAD}")
+    first, second = sorted([stand_in, str(copy)])
+    assert f"found {first} and {second}, which do not know" in process.stdout, process.stderr
+    assert f"Start with LD_PRELOAD={first}, or the other one" in process.stdout
+
+
+def test_two_paths_to_one_copy_are_one(script: Script, stand_in: str, tmp_path: Path) -> None:
+    (tmp_path / "libnccl.so.2").symlink_to(stand_in)
+    process = script(f"import ctypes; ctypes.CDLL({str(tmp_path / 'libnccl.so.2')!r})\n{LOAD}")
+    assert (process.stdout, process.status) == ("", 0), process.stderr
+
+
+def test_a_copy_that_was_replaced_on_disk_is_found(
+    script: Script, stand_in: str, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copy(stand_in, tmp_path / "libnccl.so.2"))
+    process = script(f"import os; os.remove({str(copy)!r})\n{LOAD}", library=str(copy))
+    assert (process.stdout, process.status) == ("", 0), process.stderr
+
+
+def test_without_nccl_the_error_says_what_to_install(script: Script) -> None:
+    process = script(LOAD, library=None)
+    assert "fastcoll: expected CuPy 14" in process.stdout, process.stderr
+    assert "to load NCCL, and it cannot (libnccl.so.2: " in process.stdout
+    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in process.stdout
+    assert process.stderr == ""  # nor a warning of CuPy's
+
+
+def test_without_cupy_the_error_says_what_to_install(script: Script) -> None:
+    process = script(f"import sys; sys.modules['cupy'] = None\n{LOAD}")
+    assert (
+        "expected CuPy, through which NCCL is reached, and it cannot be imported" in process.stdout
+    )
+    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in process.stdout
+
+
+def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "00400000-00452000 r-xp 00000000 08:02 11 /a dir/libnccl.so.2\n"
+        "00500000-00552000 rw-p 00000000 08:02 11 /a dir/libnccl.so.2\n"
+        "00600000-00652000 r-xp 00000000 08:02 12 /b/libnccl.so.2.29.7 (deleted)\n"
+        "00700000-00752000 r-xp 00000000 08:02 13 /b/libnccl-net.so\n"
+        "00800000-00852000 r-xp 00000000 08:02 14 /b/libnccl_static.so\n"
+        "00900000-00952000 rw-p 00000000 00:00 0 \n"
+    )
+    found = [one.path for one in nccl_library.mapped(str(maps))]
+    assert found == ["/a dir/libnccl.so.2", "/b/libnccl.so.2.29.7"]
+
+
+def missing_function(path: str) -> None:
+    with communicator(path) as made:
+        library = made.library
+        library._functions["ncclCommWindowRegister"] = None
+        with pytest.raises(
+            RuntimeError, match=r"has no ncclCommWindowRegister: expected NCCL 2\.27"
+        ):
+            library.register_window(made.handle, 4096, 1)
+        library._functions["ncclCommWindowRegister"] = library._function("ncclCommWindowRegister")
+        with pytest.raises(nccl_library.StatusError) as caught:
+            library.register_window(made.handle, 4096, 1)
+        assert caught.value.status == 5
+        library.finalize(made.handle)
+        assert StandIn.load(path).names()[-1] == "finalize"
+
+
+def test_what_an_old_nccl_lacks_is_named(world: Worlds, stand_in: str) -> None:
+    world(1).run(missing_function, stand_in, init=False)
+
+
+def test_the_stand_in_has_all_that_cupy_binds(stand_in: str) -> None:
+    from importlib.util import find_spec
+
+    package = find_spec("cupy_backends")
+    assert package is not None and package.submodule_search_locations
+    (module,) = Path(package.submodule_search_locations[0], "cuda", "libs").glob("nccl*.so")
+    symbols = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(module)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    names = {name for name in symbols if name.startswith("nccl")} | set(nccl_library.ENTRY_POINTS)
+    assert len(names) >= 22
+    library = ctypes.CDLL(stand_in, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    assert [name for name in sorted(names) if not hasattr(library, name)] == []

@@ -1,0 +1,102 @@
+"""What ends a group of device tensors: calls that hang, in the library or on the device, and its errors."""
+
+import time
+from datetime import timedelta
+
+import device_ranks
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
+
+DEVICE = "recording:0"
+
+
+def inject(text):
+    assert device_ranks.stand_in().fakeNcclInject(text.encode()) == 0
+
+
+def fault_of(call):
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        call()
+    return str(caught.value), time.monotonic() - start
+
+
+def group(seconds):
+    return dist.new_group(timeout=timedelta(seconds=seconds))
+
+
+def hang_in_the_library():
+    """Rank 0 calls all_reduce, rank 1 does not; the watchdog frees the thread that hangs in the call."""
+    own = group(2)
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    if dist.get_rank() == 1:
+        text, took = fault_of(lambda: wait_for_fault(own))
+        assert "another rank met a fault: rank 0: all_reduce(seq 2, float32[3]) timed out" in text
+        return
+    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
+    assert "all_reduce" in text and "seq 2" in text and "timed out after 2000 ms" in text
+    assert "rank 1 completed call 1 of 1, under way: nothing" in text
+    assert 1.9 < took < 10
+    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
+    assert "the group has failed" in text and took < 1
+
+
+def wait_for_fault(own):
+    """Calls until the group is known to have failed, with nothing that would wait for the other rank."""
+    backend = own._get_backend(torch.device(DEVICE))
+    for _ in range(200):
+        if backend.get_error() != ErrorType.SUCCESS:
+            dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
+        time.sleep(0.05)
+
+
+def hang_on_the_device():
+    """A stream that does not get on: the work's error says which call, and when."""
+    own = group(1)
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    with recording_device.held(torch.accelerator.current_stream()):
+        work = dist.all_reduce(x, group=own, async_op=True)
+        assert not work.is_completed()
+        text, took = fault_of(lambda: work.wait(timedelta(seconds=30)))
+        assert "all_reduce(seq 2, float32[3]) timed out after 1000 ms" in text
+        assert 0.9 < took < 8
+    assert not work.is_success()
+
+
+def error_of_the_library():
+    own = group(30)
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    if dist.get_rank() == 0:
+        inject("async_error allReduce 2 0 1")
+    dist.all_reduce(x, group=own)
+    for _ in range(200):
+        if own._get_backend(torch.device(DEVICE)).get_error() != ErrorType.SUCCESS:
+            break
+        time.sleep(0.05)
+    text, _ = fault_of(lambda: dist.all_reduce(x, group=own))
+    assert "the group has failed" in text
+    assert "NCCL reported an error on communicator of recording:0" in text
+
+
+def abort_of_the_group():
+    own = group(30)
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    with recording_device.held(torch.accelerator.current_stream()):
+        work = dist.all_reduce(x, group=own, async_op=True)
+        own.abort()
+        text, took = fault_of(work.wait)
+    assert "aborted the group" in text and took < 1
+
+
+@pytest.mark.parametrize(
+    "case", [hang_in_the_library, hang_on_the_device, error_of_the_library, abort_of_the_group]
+)
+def test_fault(nccl_world, case):
+    nccl_world(2).run(case, fresh=True)

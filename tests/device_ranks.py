@@ -1,0 +1,41 @@
+"""What makes a rank serve tensors of the recording device by fastcoll's engine over the stand-in for NCCL."""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import recording_device
+import torch
+import torch.distributed as dist
+
+__all__ = ["DEVICE", "build", "prepare", "stand_in"]
+
+DEVICE = "recording"
+_FAKE_NCCL = Path(__file__).parent / "fake_nccl"
+
+
+def build() -> Path:
+    """Builds both libraries and returns the path of the stand-in."""
+    sys.path.append(str(_FAKE_NCCL))
+    try:
+        from build import build as build_stand_in
+    finally:
+        sys.path.remove(str(_FAKE_NCCL))
+    recording_device.build()
+    return build_stand_in()
+
+
+def stand_in() -> ctypes.CDLL:
+    """The stand-in, in this process; it has to be there before CuPy."""
+    return ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+
+
+def prepare() -> None:
+    """Readies a rank: device, library, and the engine's way to both."""
+    recording_device.load()
+    stand_in()
+    from fastcoll._load import C
+
+    engine = ctypes.CDLL(C.__file__)
+    engine.fastcollServeDevice(torch._C._autograd.DeviceType.PrivateUse1.value)
+    dist.Backend.backend_capability["fastcoll"] = ["cpu", "cuda", DEVICE]

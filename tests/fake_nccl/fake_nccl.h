@@ -1,0 +1,159 @@
+// A stand-in for NCCL that works on host memory, between processes or threads of one machine.
+//
+// It has NCCL's names and binary interface, so that CuPy calls it as it would call NCCL. Where NCCL
+// would hang or compute nonsense because the ranks disagree, it returns an error. Its speed is of
+// no concern.
+//
+//   arithmetic.c  element types and reductions
+//   shared.c      the memory that ranks share; waiting in it
+//   faults.c      injected faults, the record of all calls, the text of the last error
+//   execute.c     one operation, or the operations of a group, carried out
+//   calls.c       the exported data movement, and groups
+//   life.c        the exported life of communicators, and what is registered with them
+#pragma once
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { MAX_RANKS = 8, MAX_OPS = 64, CHUNK = 64 << 10, ID_BYTES = 128 };
+
+typedef enum {
+  OK = 0,
+  CUDA_ERROR = 1,
+  SYSTEM_ERROR = 2,
+  INTERNAL_ERROR = 3,
+  INVALID_ARGUMENT = 4,
+  INVALID_USAGE = 5,
+  REMOTE_ERROR = 6,
+  IN_PROGRESS = 7,
+  TIMED_OUT = 8,
+} Status;
+
+typedef enum {
+  INT8,
+  UINT8,
+  INT32,
+  UINT32,
+  INT64,
+  UINT64,
+  HALF,
+  FLOAT,
+  DOUBLE,
+  BFLOAT16,
+  E4M3,
+  E5M2,
+  TYPES
+} Type;
+
+typedef enum { SUM, PROD, MAX, MIN, AVG, BUILT_IN_OPS, PREMUL = BUILT_IN_OPS } Op;
+
+typedef enum { ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, RECV, KINDS } Kind;
+
+typedef struct {
+  char internal[ID_BYTES];
+} UniqueId;
+
+/// What a rank says it calls; all of it must be the same on all ranks, but the factor.
+typedef struct {
+  int kind, type, op, root;
+  uint64_t count;
+  double factor;
+} Signature;
+
+/// One rank's part of the shared memory.
+typedef struct {
+  alignas(64) _Atomic uint64_t step;  // barriers it has reached
+  _Atomic int present;
+  Signature signature;
+  alignas(64) unsigned char data[CHUNK];
+} Line;
+
+/// Messages of one rank to another: one chunk at a time.
+typedef struct {
+  alignas(64) _Atomic uint64_t written, read;  // chunks
+  _Atomic int refused;                         // the receiver expected something else
+  uint64_t count, bytes;
+  int type;
+  alignas(64) unsigned char data[CHUNK];
+} Channel;
+
+typedef struct {
+  _Atomic int size, here;
+  Line lines[MAX_RANKS];
+  Channel channels[MAX_RANKS][MAX_RANKS];  // [from][to]
+} Shared;
+
+/// A reduction with a factor, as ncclRedOpCreatePreMulSum makes it.
+typedef struct {
+  bool used, on_device;
+  int type;
+  double factor;
+  const void* address;
+} Factor;
+
+typedef struct Comm {
+  uint64_t magic;  // MAGIC while it lives; it is never freed, so that use after the end is seen
+  int rank, size, device, number;
+  const struct Comm* parent;  // of a split; its abort ends the split's init
+  Shared* shared;
+  uint64_t step;
+  _Atomic int aborted, calls, async_error, polls;
+  Factor factors[MAX_OPS];
+} Comm;
+
+#define MAGIC 0x66616b656e63636cull
+
+/// An operation that waits for its group to end.
+typedef struct {
+  Comm* comm;
+  Kind kind;
+  const unsigned char* send;
+  unsigned char* recv;
+  uint64_t count;
+  int type, op, root;
+  bool hang;
+  int polls;               // answers ncclInProgress so many times after it
+  uint64_t chunk, offset;  // of a send or recv in progress
+  bool done;
+} Operation;
+
+// arithmetic.c
+size_t type_bytes(int type);
+double load(int type, const void* address);
+void reduce(void* out, int ranks, const void* const inputs[], const double factors[], size_t count,
+            int type, int op);
+
+// shared.c
+Status new_id(UniqueId* id);
+void forget_id(const UniqueId* id);
+void forget_own_id(const UniqueId* id);
+Status join(Comm* comm, const UniqueId* id, bool wait);
+void leave(Comm* comm);
+Status barrier(Comm* comm);
+void rest(unsigned turn);
+Status hang(Comm* comm, const char* name);
+
+// faults.c
+typedef struct {
+  Status status;  // what the call is to return instead of doing anything
+  bool hang;
+  int polls;
+} Fault;
+Fault fault(const char* name);
+Status error(Status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void record(const char* name, const Comm* comm, const void* stream, uint64_t count, int type,
+            int op, int root);
+void count_call(Comm* comm);
+Status on_expected_stream(const char* name, const void* stream);
+
+// execute.c
+Status execute(Operation* operations, size_t count);
+
+// life.c
+extern const char* const kind_names[KINDS];
+Status alive(const Comm* comm, const char* name);

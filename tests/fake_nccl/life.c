@@ -1,0 +1,280 @@
+// The exported life of communicators, what is registered with them, and the calls that this library
+// lacks.
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_nccl.h"
+
+/// Whether a call may use the communicator; like NCCL's, calls after an asynchronous error return
+/// it.
+Status alive(const Comm* comm, const char* name) {
+  if (!comm) return error(INVALID_ARGUMENT, "%s: the communicator is NULL", name);
+  if (comm->magic != MAGIC)
+    return error(INVALID_ARGUMENT, "%s: the communicator is destroyed", name);
+  if (atomic_load(&comm->polls) > 0)
+    return error(INVALID_ARGUMENT, "%s: the call before is in progress", name);
+  const int status = atomic_load(&((Comm*)comm)->async_error);
+  return status ? error((Status)status, "%s: the communicator has an asynchronous error", name)
+                : OK;
+}
+
+EXPORT Status ncclGetVersion(int* version) {
+  const char* text = getenv("FAKE_NCCL_VERSION");
+  *version = text ? atoi(text) : 22907;
+  return OK;
+}
+
+EXPORT const char* ncclGetErrorString(int status) {
+  static const char* const texts[] = {"no error",       "CUDA failed",  "a system call failed",
+                                      "internal error", "bad argument", "bad usage",
+                                      "a peer failed",  "in progress",  "timed out"};
+  return status < 0 || status > TIMED_OUT ? "unknown status" : texts[status];
+}
+
+EXPORT Status ncclGetUniqueId(UniqueId* id) {
+  record("getUniqueId", NULL, NULL, 0, -1, -1, -1);
+  const Fault struck = fault("getUniqueId");
+  return struck.status != OK ? struck.status : new_id(id);
+}
+
+static _Atomic int numbers;
+
+static Comm* new_comm(int size, int rank, int device) {
+  Comm* comm = calloc(1, sizeof *comm);
+  if (!comm) abort();
+  comm->magic = MAGIC;
+  comm->size = size;
+  comm->rank = rank;
+  comm->device = device;
+  comm->number = atomic_fetch_add(&numbers, 1);
+  return comm;
+}
+
+/// Like NCCL's, it hands the communicator out before it waits for the other ranks.
+static Status create(Comm** out, int size, const UniqueId* id, int rank, const Comm* parent,
+                     const char* name) {
+  if (!out || size < 1 || size > MAX_RANKS || rank < 0 || rank >= size) {
+    return error(INVALID_ARGUMENT, "%s: rank %d of %d (at most %d)", name, rank, size, MAX_RANKS);
+  }
+  Comm* comm = new_comm(size, rank, parent ? parent->device : 0);
+  comm->parent = parent;
+  record(name, comm, NULL, 0, -1, -1, rank);
+  const Fault struck = fault(name);
+  atomic_fetch_add(&comm->calls, 1);
+  atomic_store(&comm->polls, struck.polls);
+  *(Comm* volatile*)out = comm;
+  Status status = struck.status;
+  if (status == OK && struck.hang) status = hang(comm, name);
+  if (status == OK) status = join(comm, id, true);
+  if (status != OK) {
+    forget_own_id(id);
+    *(Comm* volatile*)out = NULL;
+    comm->magic = 0;
+  }
+  atomic_fetch_sub(&comm->calls, 1);
+  return status == OK && struck.polls ? IN_PROGRESS : status;
+}
+
+EXPORT Status ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, void* config) {
+  (void)config;
+  return create(comm, size, &id, rank, NULL, "initRank");
+}
+
+EXPORT Status ncclCommInitRank(Comm** comm, int size, UniqueId id, int rank) {
+  return create(comm, size, &id, rank, NULL, "initRank");
+}
+
+/// All ranks are this process's: nobody is waited for.
+EXPORT Status ncclCommInitAll(Comm** comms, int size, const int* devices) {
+  UniqueId id;
+  Status status = size < 1 || size > MAX_RANKS ? error(INVALID_ARGUMENT, "initAll: %d ranks", size)
+                                               : new_id(&id);
+  for (int rank = 0; status == OK && rank < size; ++rank) {
+    comms[rank] = new_comm(size, rank, devices ? devices[rank] : rank);
+    record("initAll", comms[rank], NULL, 0, -1, -1, rank);
+    status = join(comms[rank], &id, false);
+  }
+  return status;
+}
+
+typedef struct {
+  int color, key;
+  UniqueId id;
+} Choice;
+
+static Status split(Comm* parent, int color, int key, Comm** out) {
+  Line* lines = parent->shared->lines;
+  Choice* own = (Choice*)lines[parent->rank].data;
+  own->color = color;
+  own->key = key;
+  Status status = barrier(parent);
+  int size = 0, rank = 0, leader = -1;
+  for (int i = 0; i < parent->size; ++i) {
+    const Choice* other = (const Choice*)lines[i].data;
+    if (other->color != color) continue;
+    ++size;
+    if (other->key < key || (other->key == key && i < parent->rank)) ++rank;
+    if (leader < 0 || other->key < ((const Choice*)lines[leader].data)->key) leader = i;
+  }
+  if (status == OK && color >= 0 && rank == 0) status = new_id(&own->id);
+  if (status == OK) status = barrier(parent);
+  UniqueId id = {{0}};
+  if (color >= 0) id = ((const Choice*)lines[leader].data)->id;
+  if (status == OK) status = barrier(parent);
+  return status != OK || color < 0 ? status : create(out, size, &id, rank, parent, "splitInit");
+}
+
+EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, void* config) {
+  (void)config;
+  *out = NULL;
+  record("split", comm, NULL, 0, -1, color, key);
+  Status status = alive(comm, "split");
+  if (status != OK) return status;
+  const Fault struck = fault("split");
+  atomic_fetch_add(&comm->calls, 1);
+  status = struck.hang           ? hang(comm, "split")
+           : struck.status != OK ? struck.status
+                                 : split(comm, color, key, out);
+  atomic_fetch_sub(&comm->calls, 1);
+  return status == OK && struck.polls ? IN_PROGRESS : status;
+}
+
+/// Ends the communicator when no thread is in a call on it any more.
+static void end(Comm* comm) {
+  for (unsigned turn = 0; atomic_load(&comm->calls) > 0; ++turn) rest(turn);
+  comm->magic = 0;
+  leave(comm);
+}
+
+static Status finish(Comm* comm, const char* name) {
+  record(name, comm, NULL, 0, -1, -1, -1);
+  if (!comm) return OK;
+  if (comm->magic != MAGIC)
+    return error(INVALID_ARGUMENT, "%s: the communicator is destroyed already", name);
+  const Fault struck = fault(name);
+  return struck.status != OK ? struck.status : struck.hang ? hang(comm, name) : OK;
+}
+
+EXPORT Status ncclCommFinalize(Comm* comm) {
+  return finish(comm, "finalize");
+}
+
+EXPORT Status ncclCommDestroy(Comm* comm) {
+  const Status status = finish(comm, "destroy");
+  if (status == OK && comm) end(comm);
+  return status;
+}
+
+/// A hang of it is for good: it is what would end all others.
+EXPORT Status ncclCommAbort(Comm* comm) {
+  record("abort", comm, NULL, 0, -1, -1, -1);
+  if (!comm) return OK;
+  if (comm->magic != MAGIC)
+    return error(INVALID_ARGUMENT, "abort: the communicator is destroyed already");
+  const Fault struck = fault("abort");
+  while (struck.hang) rest(100);
+  if (struck.status != OK) return struck.status;
+  atomic_store(&comm->aborted, 1);
+  end(comm);
+  return OK;
+}
+
+EXPORT Status ncclCommGetAsyncError(Comm* comm, int* status) {
+  if (!comm || comm->magic != MAGIC)
+    return error(INVALID_ARGUMENT, "getAsyncError: no living communicator");
+  const bool joining = !comm->shared || atomic_load(&comm->shared->here) == 0;
+  const bool busy = joining || atomic_load(&comm->polls) > 0;
+  if (!joining && busy) atomic_fetch_sub(&comm->polls, 1);
+  *status = busy ? IN_PROGRESS : atomic_load(&comm->async_error);
+  const Fault struck = fault("getAsyncError");
+  return struck.status;
+}
+
+EXPORT Status ncclCommCount(const Comm* comm, int* count) {
+  const Status status = alive(comm, "count");
+  if (status == OK) *count = comm->size;
+  return status;
+}
+
+EXPORT Status ncclCommUserRank(const Comm* comm, int* rank) {
+  const Status status = alive(comm, "userRank");
+  if (status == OK) *rank = comm->rank;
+  return status;
+}
+
+EXPORT Status ncclCommCuDevice(const Comm* comm, int* device) {
+  const Status status = alive(comm, "cuDevice");
+  if (status == OK) *device = comm->device;
+  return status;
+}
+
+EXPORT Status ncclRedOpCreatePreMulSum(int* op, const void* scalar, int type, int residence,
+                                       Comm* comm) {
+  record("redOpCreatePreMulSum", comm, NULL, 0, type, -1, residence);
+  const Status status = alive(comm, "redOpCreatePreMulSum");
+  if (status != OK) return status;
+  if (!scalar || !type_bytes(type))
+    return error(INVALID_ARGUMENT, "redOpCreatePreMulSum: type %d", type);
+  for (int i = 0; i < MAX_OPS; ++i) {
+    if (comm->factors[i].used) continue;
+    comm->factors[i] =
+        (Factor){true, residence == 0, type, residence == 0 ? 1 : load(type, scalar), scalar};
+    *op = BUILT_IN_OPS + i;
+    return OK;
+  }
+  return error(INTERNAL_ERROR, "redOpCreatePreMulSum: %d operations are not destroyed", MAX_OPS);
+}
+
+EXPORT Status ncclRedOpDestroy(int op, Comm* comm) {
+  record("redOpDestroy", comm, NULL, 0, -1, op, -1);
+  const int i = op - BUILT_IN_OPS;
+  if (!comm || i < 0 || i >= MAX_OPS || !comm->factors[i].used) {
+    return error(INVALID_ARGUMENT, "redOpDestroy: unknown operation %d", op);
+  }
+  comm->factors[i].used = false;
+  return OK;
+}
+
+EXPORT Status ncclMemAlloc(void** address, size_t bytes) {
+  *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return *address ? OK : error(SYSTEM_ERROR, "no memory of %lu bytes", (unsigned long)bytes);
+}
+
+EXPORT Status ncclMemFree(void* address) {
+  free(address);
+  return OK;
+}
+
+EXPORT Status ncclCommRegister(Comm* comm, void* address, size_t bytes, void** handle) {
+  record("register", comm, NULL, bytes, -1, -1, -1);
+  const Status status = alive(comm, "register");
+  if (status != OK) return status;
+  *handle = malloc(1);
+  return address && *handle ? OK : error(INVALID_ARGUMENT, "register: no address");
+}
+
+EXPORT Status ncclCommDeregister(Comm* comm, void* handle) {
+  record("deregister", comm, NULL, 0, -1, -1, -1);
+  free(handle);
+  return handle ? alive(comm, "deregister") : error(INVALID_ARGUMENT, "deregister: no handle");
+}
+
+#define MISSING(Name)                                             \
+  EXPORT Status Name(void) {                                      \
+    return error(INVALID_USAGE, "the stand-in has no %s", #Name); \
+  }
+MISSING(ncclCommWindowRegister)
+MISSING(ncclCommWindowDeregister)
+MISSING(ncclWinGetUserPtr)
+MISSING(ncclCommShrink)
+MISSING(ncclCommGrow)
+MISSING(ncclCommRevoke)
+MISSING(ncclCommGetUniqueId)
+MISSING(ncclCommInitRankScalable)
+MISSING(ncclCommSuspend)
+MISSING(ncclCommResume)
+MISSING(ncclCommMemStats)
+MISSING(ncclAlltoAll)
+MISSING(ncclGather)
+MISSING(ncclScatter)
+MISSING(ncclGroupSimulateEnd)

@@ -1,0 +1,47 @@
+// For libraries that work on the device's memory by themselves. They find these by dlsym, and go
+// without where they are not.
+#include "current.hpp"
+#include "recorder.hpp"
+
+using recording::Recorder;
+
+extern "C" {
+
+// Reports one access, made by `what` on the stream with this native handle.
+__attribute__((visibility("default"))) void recordingDeviceAccess(void* stream, const void* address,
+                                                                  size_t bytes, int write,
+                                                                  const char* what) {
+  const auto index = recording::fromHandle(stream);
+  if (index < 0) {
+    Recorder::get().unknownStream(stream, what);
+    return;
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  Recorder::get().launch(index, what, {{recording::Footprint(begin, begin + bytes), write != 0}});
+}
+
+// The native handle of the calling thread's current stream, on its current device if `device` is
+// negative; null for a device that does not exist.
+__attribute__((visibility("default"))) void* recordingDeviceCurrentStream(int device) {
+  if (device >= recording::kDevices) return nullptr;
+  const auto stream = device < 0 ? recording::currentStream() : recording::currentStream(device);
+  return recording::handleOf(stream);
+}
+
+// The index of the device whose memory this is; -1 for other memory.
+__attribute__((visibility("default"))) int recordingDeviceOf(const void* address) {
+  return Recorder::get().deviceOf(address);
+}
+
+// What is on the stream from now on is unfinished until the release of what this returns; 0 for a
+// handle that is no stream.
+__attribute__((visibility("default"))) uint64_t recordingDeviceHold(void* stream) {
+  const auto index = recording::fromHandle(stream);
+  return index < 0 ? 0 : Recorder::get().hold(index);
+}
+
+__attribute__((visibility("default"))) void recordingDeviceRelease(uint64_t hold) {
+  Recorder::get().release(hold);
+}
+
+}  // extern "C"

@@ -1,0 +1,93 @@
+// What happened to device memory, and what of it was not in order.
+//
+// The allocator is modelled as torch's caching one: a block belongs to the stream that was current
+// when it was made, and when freed may at once serve that stream's next work. So memory comes with
+// the earlier work of its stream still running on it, and whoever else uses it must be done, in the
+// order of that stream, when it is freed, unless the allocator was told of that use.
+//
+// Strictly the fault is done only when that stream's next work gets the memory. Judged at reuse,
+// what was unfinished when a block was freed passes on to all later blocks of the stream, as each
+// may lie in the same place, and is compared with what is done to them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "clock.hpp"
+#include "footprint.hpp"
+
+namespace recording {
+
+struct Access {
+  Footprint footprint;
+  bool write;
+};
+
+// One side of a violation, or one access in the log.
+struct Touch {
+  std::string what;
+  std::string stream;
+  uintptr_t address = 0;
+  size_t bytes = 0;
+  bool write = false;
+};
+
+struct Violation {
+  std::string kind;  // "race", "freed early", "not device memory", "unknown stream"
+  std::string text;
+  Touch first;
+  Touch second;
+};
+
+class Memory {
+ public:
+  // `clock` is that of the stream at this point.
+  void allocate(uintptr_t address, size_t bytes, StreamIndex stream, const Clock& clock);
+  // The stream that the block belongs to; -1 for what is no block.
+  StreamIndex streamOf(uintptr_t address) const;
+  size_t bytesOf(uintptr_t address) const;
+  // `clock` is that of the block's own stream, with all that the freeing thread waited for.
+  void free(uintptr_t address, const Clock& clock);
+  void recordStream(uintptr_t address, StreamIndex stream);
+  void access(const Access& access, StreamIndex stream, const Clock& clock,
+              const std::string& what);
+  void judgeAtReuse(bool at_reuse) { judge_at_reuse_ = at_reuse; }
+
+  void report(Violation violation);
+  const std::vector<Violation>& violations() const { return violations_; }
+  void clear();
+
+ private:
+  struct Past {
+    Footprint footprint;
+    bool write;
+    StreamIndex stream;
+    uint64_t time;
+    std::string what;
+  };
+  // By other streams than the block's: the last access of each that was unfinished at a free.
+  using Leftovers = std::map<StreamIndex, Past>;
+  struct Block {
+    size_t bytes;
+    StreamIndex stream;
+    std::set<StreamIndex> told;  // by recordStream
+    std::vector<Past> past;
+    Leftovers leftovers;
+  };
+  using Blocks = std::map<uintptr_t, Block>;
+
+  Blocks::const_iterator find(uintptr_t address) const;
+  static Touch touch(const Past& past, const Footprint& other);
+  void checkLeftovers(Block& block, const Past& present, const Clock& clock);
+
+  Blocks blocks_;
+  std::map<StreamIndex, Leftovers> leftovers_;  // by the stream of the freed blocks
+  bool judge_at_reuse_ = false;
+  std::vector<Violation> violations_;
+};
+
+}  // namespace recording

@@ -1,0 +1,113 @@
+// The order of all work on the devices: who launched what on which stream, what waits for what.
+//
+// Work itself is done at once by the thread that launches it; only its order is modelled. Whether
+// work has *finished* is modelled too: a test can hold a stream, and what is launched on it from
+// then on, and what waits for that, is unfinished until it lets go.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "clock.hpp"
+#include "host_thread.hpp"
+#include "memory.hpp"
+
+namespace recording {
+
+struct Event {
+  uint64_t id = 0;
+  StreamIndex stream = -1;
+  Clock clock;
+  double milliseconds = 0;  // when it was recorded
+};
+
+struct LogEntry {
+  std::string kind;  // launch, allocate, free, record, block, query, synchronize, record_stream,
+                     // hold, release
+  std::string what;  // the operator; for query its answer; for synchronize what was waited for
+  std::string stream;
+  uint64_t event = 0;  // 0 where there is none
+  int thread = 0;      // host threads are numbered in the order of their first appearance
+  std::vector<Touch> touches;
+};
+
+class Recorder {
+ public:
+  static Recorder& get();
+
+  void launch(StreamIndex stream, const std::string& what, const std::vector<Access>& accesses);
+
+  void record(Event& event, StreamIndex stream);
+  void block(const Event& event, StreamIndex stream);
+  bool query(const Event& event);
+  void synchronize(const Event& event);
+  bool queryStream(StreamIndex stream);
+  void synchronizeStream(StreamIndex stream);
+  void synchronizeDevice(int device);
+
+  void allocate(void* address, size_t bytes, StreamIndex stream);
+  // Returns the number of bytes.
+  size_t free(void* address);
+  void recordStream(const void* address, StreamIndex stream);
+  // The device whose memory this is; -1 for other memory.
+  int deviceOf(const void* address);
+
+  // See memory.hpp.
+  void judgeAtReuse(bool at_reuse);
+
+  // For the C interface, whose callers hand in what may be no stream at all.
+  void unknownStream(const void* handle, const std::string& what);
+
+  // Work launched on the stream from now on is unfinished until the hold is released. Holds of one
+  // stream may overlap, as kernels that wait for other ranks queue up behind each other.
+  uint64_t hold(StreamIndex stream);
+  void release(uint64_t hold);
+  void releaseStream(StreamIndex stream);
+  // Seconds after which a host thread that waits for unfinished work gets an exception.
+  void setPatience(double seconds);
+
+  // The calling thread knows from now on what any other thread got to know by waiting.
+  void joinThreads();
+  void shareWithWorkers();
+
+  std::vector<Violation> violations();
+  std::vector<LogEntry> log();
+  // Forgets violations, log and past accesses, and releases all holds.
+  void clear();
+
+ private:
+  struct Hold {
+    uint64_t id;
+    StreamIndex stream;
+    uint64_t last_finished;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+  static constexpr size_t kLongestLog = 1 << 20;
+
+  HostThread& host() { return HostThread::here(known_); }
+  void learn(const Clock& clock);
+  // The stream's clock at a point that the calling thread reaches now.
+  Clock& reach(StreamIndex stream);
+  bool finished(const Clock& clock) const;
+  void waitUntilFinished(Lock& lock, const Clock& clock, const std::string& what);
+  Clock everything(int device) const;
+  LogEntry& note(const char* kind, std::string what, StreamIndex stream, uint64_t event = 0);
+
+  std::mutex mutex_;
+  std::condition_variable released_;
+  std::array<Clock, kStreams> streams_;
+  Clock known_;  // to any host thread
+  Memory memory_;
+  std::deque<LogEntry> log_;
+  bool log_is_cut_ = false;
+  std::vector<Hold> holds_;
+  uint64_t next_hold_ = 1;
+  uint64_t next_event_ = 1;
+  double patience_ = 60;
+};
+
+}  // namespace recording
