@@ -35,6 +35,7 @@ def backend(monkeypatch: pytest.MonkeyPatch):
         Tuning=Tuning,
         ProcessGroupFastcoll=lambda *arguments: arguments,
         set_gloo_factory=lambda factory: setattr(compiled, "factory", factory),
+        set_device_factory=lambda factory: setattr(compiled, "device_factory", factory),
     )
     load = SimpleNamespace(C=compiled)
     monkeypatch.setitem(sys.modules, "fastcoll._load", load)
