@@ -4,7 +4,8 @@
 # make build    compile and install into the environment in use
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
-# make gpu      the kernels on this machine's GPU: tests, then benchmarks, results into OUT; needs no network
+# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT; needs no
+#               network; gpu-kernels and gpu-engine are its two halves, of 8 minutes each at most
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make peers    install other libraries, to measure against them too (into .peers/)
 # make clean    remove what was built, not the environment
@@ -38,7 +39,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build sanitize bench gpu kernels-matrix peers clean
+.PHONY: demo test lint format build sanitize bench gpu gpu-kernels gpu-engine kernels-matrix peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -54,9 +55,30 @@ sanitize: $(STAMPS)/test $(STAMPS)/build
 bench: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench
 
-# Installs nothing and compiles no C++: the kernels need torch and Triton only. Results go to OUT.
+# Results go to OUT. One half goes on when the other fails.
 OUT ?= bench/results
-gpu: build/package
+gpu:
+	status=0
+	$(MAKE) gpu-kernels || status=$$?
+	$(MAKE) gpu-engine || status=$$?
+	exit $$status
+
+# Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there.
+gpu-engine:
+	mkdir -p '$(OUT)'
+	out=$$(cd '$(OUT)' && pwd)
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	$(MAKE) build/package
+	cd build/package
+	status=0
+	timeout 240 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
+	timeout 60 $(PYTHON) -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
+	timeout 60 $(PYTHON) -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
+	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?
+	exit $$status
+
+# Installs nothing and compiles no C++: the kernels need torch and Triton only.
+gpu-kernels: build/package
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
 	cd build/package

@@ -48,12 +48,15 @@ std::size_t ringBytesOf(long long bytes) {
 
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
                         long long ringBytes, int spinMicros,
-                        const std::optional<TuningTable>& tuning) {
+                        const std::optional<TuningTable>& tuning, bool highPriorityStream,
+                        bool blockingWait) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->transport = transportOf(transport);
   options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
   options->tuning = tuning;
+  options->highPriorityStream = highPriorityStream;
+  options->blockingWait = blockingWait;
   return options;
 }
 
@@ -119,7 +122,8 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1, py::arg("tuning") = std::nullopt)
+           py::arg("spin_us") = -1, py::arg("tuning") = std::nullopt,
+           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
@@ -131,6 +135,8 @@ PYBIND11_MODULE(_C, m) {
           [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
       .def_readwrite("tuning", &Options::tuning)
+      .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
+      .def_readwrite("blocking_wait", &Options::blockingWait)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
 
@@ -144,7 +150,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &ProcessGroupFastcoll::options)
       .def("transport", [](const ProcessGroupFastcoll& g) { return g.info().transport; })
-      .def("get_error", &ProcessGroupFastcoll::getError)
+      .def("get_error", &ProcessGroupFastcoll::getError, py::call_guard<py::gil_scoped_release>())
       .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
       // Ranks outside a split have nothing to do: there is no communicator to take part in.
       .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})

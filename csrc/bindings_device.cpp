@@ -23,11 +23,18 @@ std::string textOf(const py::error_already_set& error) {
   return py::str(error.value()).cast<std::string>();
 }
 
+/// What becomes of an exception: the engine's own, or, for what is none of Python's Exceptions (the
+/// user has asked the program to end), itself.
+[[noreturn]] void rethrow(const py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception)) throw;
+  throw Error(kindOf(error), textOf(error));
+}
+
 /// The engine's library in Python: an object with
-///   issue(requests, stream, device, pair) -> whether the stream is being captured
+///   prepare(device, pair, captured)       makes a communicator
+///   issue(requests, stream, device, pair)
 ///   close()
 ///   communicators: Communicators
-///   instance: str, equal on all ranks of this life of the group; "" before the first communicator
 class PythonIssuer : public DeviceIssuer {
  public:
   explicit PythonIssuer(py::object engine)
@@ -47,7 +54,16 @@ class PythonIssuer : public DeviceIssuer {
     engine_.reset();
   }
 
-  bool issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
+  void prepare(c10::Device device, int pair, bool captured) override {
+    const py::gil_scoped_acquire gil;
+    try {
+      engine_->attr("prepare")(static_cast<int>(device.index()), pair, captured);
+    } catch (const py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
+
+  void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
              int pair) override {
     const py::gil_scoped_acquire gil;
     try {
@@ -55,25 +71,17 @@ class PythonIssuer : public DeviceIssuer {
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const DeviceRequest& one = requests[i];
         all[i] = py::make_tuple(static_cast<int>(one.collective), static_cast<int>(one.dtype),
-                                static_cast<int>(one.op), one.root, one.factor, one.in.address,
-                                one.in.count, one.out.address, one.out.count);
+                                static_cast<int>(one.op), one.root, one.factor, one.factorOnDevice,
+                                one.in.address, one.in.count, one.out.address, one.out.count);
       }
       const auto handle = reinterpret_cast<std::uintptr_t>(stream.native_handle());
-      return (*issue_)(all, handle, static_cast<int>(stream.device_index()), pair).cast<bool>();
+      (*issue_)(all, handle, static_cast<int>(stream.device_index()), pair);
     } catch (const py::error_already_set& error) {
-      throw Error(kindOf(error), textOf(error));
+      rethrow(error);
     }
   }
 
-  std::string poll() noexcept override {
-    try {
-      return communicators_->asyncError();
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-  }
-  void abort() noexcept override { communicators_->abortAll(); }
-  std::string instance() noexcept override { return communicators_->instance(); }
+  std::shared_ptr<Communicators> communicators() override { return communicators_; }
 
   void close() noexcept override {
     if (Py_IsInitialized() == 0) return;
@@ -88,7 +96,7 @@ class PythonIssuer : public DeviceIssuer {
  private:
   std::unique_ptr<py::object> engine_;
   std::unique_ptr<py::object> issue_;
-  std::shared_ptr<Communicators> communicators_;
+  const std::shared_ptr<Communicators> communicators_;
 };
 
 void setDeviceFactory(py::object factory) {
@@ -103,7 +111,7 @@ void setDeviceFactory(py::object factory) {
           return std::make_unique<PythonIssuer>((*held)(
               store, name, rank, size, timeout, c10::DeviceTypeName(type, /*lower_case=*/true)));
         } catch (const py::error_already_set& error) {
-          throw Error(kindOf(error), textOf(error));
+          rethrow(error);
         }
       });
 }
@@ -119,19 +127,19 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
 
 void bindDevice(py::module_& m) {
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
-      .def(
-          py::init([](std::uintptr_t abort, std::uintptr_t asyncError, std::uintptr_t errorString) {
-            return std::make_shared<Communicators>(
-                LibraryFunctions{abort, asyncError, errorString});
-          }),
-          py::arg("comm_abort"), py::arg("comm_get_async_error"), py::arg("get_error_string"))
-      .def("add", &Communicators::add, py::arg("handle"), py::arg("name"),
-           py::call_guard<py::gil_scoped_release>())
+      .def(py::init([](const std::map<std::string, std::uintptr_t>& functions) {
+             return std::make_shared<Communicators>(LibraryFunctions{
+                 functions.at("ncclCommAbort"), functions.at("ncclCommGetAsyncError"),
+                 functions.at("ncclGetErrorString"), functions.at("ncclGroupStart"),
+                 functions.at("ncclGroupEnd")});
+           }),
+           py::arg("functions"))
+      .def("add", &Communicators::add, py::arg("handle"), py::arg("name"), py::arg("instance"),
+           py::arg("peer"), py::call_guard<py::gil_scoped_release>())
       .def("remove", &Communicators::remove, py::arg("handle"),
            py::call_guard<py::gil_scoped_release>())
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("aborted", &Communicators::aborted)
-      .def_property("instance", &Communicators::instance, &Communicators::setInstance);
+      .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
   m.attr("COLLECTIVES") =
       names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);

@@ -6,7 +6,6 @@
 
 #include "call_checks.hpp"
 #include "process_group.hpp"
-#include "torch_error.hpp"
 
 namespace fastcoll {
 namespace {
@@ -31,7 +30,7 @@ using WorkRef = ProcessGroupFastcoll::WorkRef;
 
 WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
                                                   const c10d::AllreduceCoalescedOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_reduce_coalesced");
     expect(!tensors.empty(), site, "at least one tensor", "an empty list");
     auto task = newTask(site, Collective::AllReduce);
@@ -44,7 +43,7 @@ WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
         task->addInPlace(request.in[0], request.out[0], tensors[i]);
         request.count += static_cast<std::uint64_t>(tensors[i].numel());
       }
-      setReduction(site, request, opts.reduceOp);
+      setReduction(site, *task, request, opts.reduceOp);
       task->parts.push_back(std::move(request));
     }
     return launch(std::move(task), {c10d::OpType::ALLREDUCE_COALESCED, "fastcoll:all_reduce",
@@ -54,7 +53,7 @@ WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
 
 WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_gather_into_tensor_coalesced");
     expect(outputs.size() == inputs.size() && !inputs.empty(), site,
            "as many outputs as inputs, at least one",
@@ -89,7 +88,7 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
 
 WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                   const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_gather_coalesced");
     expect(outputs.size() == static_cast<std::size_t>(size_), site,
            concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
@@ -127,7 +126,7 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
 
 WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("reduce_scatter_tensor_coalesced");
     expect(outputs.size() == inputs.size() && !inputs.empty(), site,
            "as many outputs as inputs, at least one",
@@ -153,7 +152,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
         task->addOutput(request.out[0], outputs[i]);
         request.count += static_cast<std::uint64_t>(outputs[i].numel());
       }
-      setReduction(site, request, opts.reduceOp);
+      setReduction(site, *task, request, opts.reduceOp);
       task->parts.push_back(std::move(request));
     }
     return launch(std::move(task), {c10d::OpType::REDUCE_SCATTER, "fastcoll:reduce_scatter",

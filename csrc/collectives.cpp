@@ -6,7 +6,6 @@
 
 #include "call_checks.hpp"
 #include "process_group.hpp"
-#include "torch_error.hpp"
 
 namespace fastcoll {
 namespace {
@@ -37,7 +36,7 @@ std::uint64_t elements(const Tensors& tensors) {
 using WorkRef = ProcessGroupFastcoll::WorkRef;
 
 WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_reduce");
     at::Tensor& tensor = single(site, tensors);
     if (tensor.layout() == at::kSparse) return allreduce_sparse(tensors, opts);
@@ -48,14 +47,14 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
     request.in.resize(1);
     request.out.resize(1);
     task->addInPlace(request.in[0], request.out[0], tensor);
-    setReduction(site, request, opts.reduceOp);
+    setReduction(site, *task, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::ALLREDUCE, "fastcoll:all_reduce", opts.asyncOp,
                                     opts.timeout, tensors, tensors});
   });
 }
 
 WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("broadcast");
     at::Tensor& tensor = single(site, tensors);
     requireDense(site, tensor);
@@ -78,7 +77,7 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
 }
 
 WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("reduce");
     at::Tensor& tensor = single(site, tensors);
     requireDense(site, tensor);
@@ -95,7 +94,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
     } else {
       task->addInput(request.in[0], tensor);
     }
-    setReduction(site, request, opts.reduceOp);
+    setReduction(site, *task, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::REDUCE, "fastcoll:reduce", opts.asyncOp,
                                     opts.timeout, tensors, tensors});
   });
@@ -103,7 +102,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
 
 WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                         const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_gather");
     at::Tensor& input = single(site, inputs);
     expect(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(size_), site,
@@ -136,7 +135,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
 
 WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& input,
                                               const c10d::AllgatherOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_gather_into_tensor");
     sameType(site, input, output);
     expect(output.numel() == input.numel() * size_, site,
@@ -163,7 +162,7 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
 
 WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                      const c10d::GatherOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("gather");
     at::Tensor& input = single(site, inputs);
     auto task = newTask(site, Collective::Gather);
@@ -199,7 +198,7 @@ WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inp
 
 WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                       const c10d::ScatterOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("scatter");
     at::Tensor& output = single(site, outputs);
     auto task = newTask(site, Collective::Scatter);
@@ -234,7 +233,7 @@ WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& in
 
 WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                              const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("reduce_scatter");
     at::Tensor& output = single(site, outputs);
     expect(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(size_), site,
@@ -258,7 +257,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
       even = even && in[i].numel() == output.numel();
     }
     task->addOutput(request.out[0], output);
-    setReduction(site, request, opts.reduceOp);
+    setReduction(site, *task, request, opts.reduceOp);
     if (!even) {
       // Pieces of different lengths: one reduce to each rank. All ranks see the same list.
       for (std::size_t root = 0; root < in.size(); ++root) {
@@ -278,7 +277,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
 
 WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                    const c10d::ReduceScatterOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("reduce_scatter_tensor");
     sameType(site, input, output);
     expect(input.numel() == output.numel() * size_, site,
@@ -294,7 +293,7 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
     request.joined = true;
     request.out.resize(1);
     task->addOutput(request.out[0], output);
-    setReduction(site, request, opts.reduceOp);
+    setReduction(site, *task, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::_REDUCE_SCATTER_BASE,
                                     "fastcoll:_reduce_scatter_base",
                                     opts.asyncOp,
@@ -306,7 +305,7 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
 
 WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
                                        const c10d::AllToAllOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_to_all");
     const auto ranks = static_cast<std::size_t>(size_);
     expect(outputs.size() == ranks && inputs.size() == ranks, site,
@@ -337,7 +336,7 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
                                             std::vector<int64_t>& outputSplits,
                                             std::vector<int64_t>& inputSplits,
                                             const c10d::AllToAllOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_to_all_single");
     sameType(site, input, output);
     auto task = newTask(site, Collective::AllToAll);
@@ -392,18 +391,10 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
 }
 
 WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("barrier");
     auto task = newTask(site, Collective::Barrier);
-    if (const auto device = deviceOfBarrier(opts)) {
-      // Behind all that this rank's stream has done, which a barrier of hosts would not be.
-      at::Tensor word = at::zeros({1}, at::TensorOptions().device(*device).dtype(at::kByte));
-      task->request.collective = Collective::AllReduce;
-      task->request.op = ReduceOp::Max;
-      task->request.in.resize(1);
-      task->request.out.resize(1);
-      task->addInPlace(task->request.in[0], task->request.out[0], word);
-    }
+    task->before = behindDevice(opts);
     return launch(std::move(task),
                   {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
   });

@@ -1,13 +1,16 @@
-// Launching of ProcessGroupFastcoll on a device with streams.
+// ProcessGroupFastcoll on a device with streams: the engine's life, launching, and what a barrier
+// owes to a stream.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "device/capture.hpp"
 #include "device/device_plan.hpp"
 #include "device/device_work.hpp"
+#include "device/host_wait.hpp"
+#include "engine/worker_pool.hpp"
 #include "process_group.hpp"
 #include "store_adapter.hpp"
-#include "torch_error.hpp"
 
 namespace fastcoll {
 namespace {
@@ -25,47 +28,85 @@ void ProcessGroupFastcoll::setDeviceFactory(DeviceFactory factory) {
   deviceFactory() = std::move(factory);
 }
 
-DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
+// --- life ----------------------------------------------------------------------------------------
+
+std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
   const std::lock_guard<std::mutex> lock(deviceMutex_);
-  if (device_ != nullptr) return *device_;
+  return device_;
+}
+
+DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
+  const std::lock_guard<std::mutex> making(deviceMaking_);
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    if (!over_.empty()) {
+      throw Error(ErrorKind::Backend,
+                  concat(site("init").prefix(), over_, ". Initialize it again to use it again."));
+    }
+    if (device_ != nullptr) return *device_;
+  }
   if (!deviceFactory()) {
     throw Error(ErrorKind::Backend, "fastcoll: no way to a library for device tensors was given");
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_);
   DeviceEngineConfig config;
-  config.name = name_;
-  config.rank = rank_;
-  config.size = size_;
-  device_ = std::make_shared<DeviceEngine>(
-      config, deviceFactory()(store, name_, rank_, size_, options_->timeout, type),
-      std::make_unique<StoreAdapter>(store));
+  config.watchdog.name = name_;
+  config.watchdog.rank = rank_;
+  config.watchdog.size = size_;
+  config.highPriority = options_->highPriorityStream;
+  // A group fails as one: its CPU tensors' engine tells the ranks of this host at once. On another
+  // thread, for it calls back those who wait there.
+  const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
+                                                                 const std::string& cause) {
+    runOnWorker([cpu, kind, cause] {
+      if (const auto engine = cpu.lock()) engine->abort(kind, cause);
+    });
+  };
+  auto made = std::make_shared<DeviceEngine>(
+      std::move(config), deviceFactory()(store, name_, rank_, size_, options_->timeout, type),
+      std::make_unique<StoreAdapter>(store), onFault);
+  livingDevices().add(made);
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  if (timed_) made->enableTiming();
+  device_ = std::move(made);
   return *device_;
 }
 
-/// The device whose streams the ranks meet on, if the group has used one or the caller names one.
-std::optional<c10::Device> ProcessGroupFastcoll::deviceOfBarrier(const c10d::BarrierOptions& opts) {
-  const std::lock_guard<std::mutex> lock(deviceMutex_);
-  const auto index = opts.device_ids.empty() ? std::optional<c10::DeviceIndex>()
-                                             : static_cast<c10::DeviceIndex>(opts.device_ids[0]);
-  if (lastDevice_) return index ? c10::Device(lastDevice_->type(), *index) : *lastDevice_;
-  if (index && isServed(c10::kCUDA)) return c10::Device(c10::kCUDA, *index);
-  return std::nullopt;
+Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
+  static auto* all = new Living<DeviceEngine>;  // outlives static destructors
+  return *all;
 }
+
+/// Called where torch was told which device this process uses: the communicator is made at once.
+void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
+  guarded([&] {
+    if (isServed(device.type())) deviceEngine(device.type()).connect(device);
+  });
+}
+
+void ProcessGroupFastcoll::enableCollectivesTiming() {
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  timed_ = true;
+  if (device_ != nullptr) device_->enableTiming();
+}
+
+// --- launching -----------------------------------------------------------------------------------
 
 WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, Call call,
                                              int pair) {
-  DeviceEngine& engine = deviceEngine(task->device()->type());
+  const c10::Device device = *task->device();
+  DeviceEngine& engine = deviceEngine(device.type());
+  engine.throwIfUnusable(collectiveName(task->request.collective));
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
-    lastDevice_ = task->device();
+    lastDevice_ = device;
   }
-  const bool blocks = call.type == c10d::OpType::BARRIER;
-  DeviceCall one;
-  one.name = blocks ? "barrier" : collectiveName(task->request.collective);
+  DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  one.name = collectiveName(task->request.collective);
   one.timeout = timeoutOr(call.timeout);
-  one.device = *task->device();
   one.dtype = task->request.dtype;
   one.pair = pair;
+  one.everyone = pair < 0;
   if (task->parts.empty()) {
     planOnDevice(task->request, rank_, one.requests);
   } else {
@@ -85,15 +126,15 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   const bool profiled = at::hasCallbacks();
   if (profiled) recordParameters(call, one.name, engine.sequence() + 1, pair >= 0);
   const bool async = one.async;
+  const bool blocks = options_->blockingWait;
   std::vector<DeviceCall> calls;
   calls.push_back(std::move(one));
   auto launched = engine.launch(std::move(calls));
   if (!async && !profiled && !blocks) return nullptr;
-  auto work = c10::make_intrusive<DeviceWork>(
+  return c10::make_intrusive<DeviceWork>(
       rank_, call.type, profiled ? call.title : nullptr,
       profiled ? std::optional<Tensors>(std::move(call.inputs)) : std::nullopt,
-      std::move(call.outputs), std::move(launched.flight), launched.stream, blocks);
-  return work;
+      std::move(call.outputs), std::move(launched), blocks);
 }
 
 /// The calls of a batch as one; nullptr if there were none.
@@ -104,22 +145,63 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
     calls.swap(batch_);
   }
   if (calls.empty()) return nullptr;
-  return translated([&]() -> WorkRef {
-    for (const DeviceCall& call : calls) {
-      if (call.device != calls[0].device) {
-        throw Error(
-            ErrorKind::Value,
-            concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
-                   calls[0].device, " and ", call.device, ". Make a batch for each."));
-      }
+  const c10::Device device = calls[0].callers.device();
+  for (const DeviceCall& call : calls) {
+    if (call.callers.device() != device) {
+      throw Error(ErrorKind::Value,
+                  concat(site("batch").prefix(), "expected tensors of one device in a batch, got ",
+                         device, " and ", call.callers.device(), ". Make a batch for each."));
     }
-    Tensors outputs;
-    for (DeviceCall& call : calls) call.pair = -1;
-    auto launched = deviceEngine(calls[0].device.type()).launch(std::move(calls));
-    return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
-                                           std::move(outputs), std::move(launched.flight),
-                                           launched.stream, false);
-  });
+  }
+  Tensors outputs;
+  for (DeviceCall& call : calls) call.pair = -1;
+  auto launched = deviceEngine(device.type()).launch(std::move(calls));
+  return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
+                                         std::move(outputs), std::move(launched),
+                                         options_->blockingWait);
+}
+
+// --- barrier -------------------------------------------------------------------------------------
+
+/// What a barrier does before the ranks meet on their hosts: waits for all that the current stream
+/// has been given so far, on the device that is named, or else was used last. Which ranks meet, and
+/// where, must not depend on what each of them has used; so the devices themselves do not meet.
+std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    device = lastDevice_;
+  }
+  if (opts.device && isServed(opts.device->type()) && opts.device->has_index()) {
+    device = *opts.device;
+  }
+  if (!opts.device_ids.empty() && (device || isServed(c10::kCUDA))) {
+    device = c10::Device(device ? device->type() : c10::kCUDA,
+                         static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
+  if (!device) return nullptr;
+  const c10::impl::VirtualGuardImpl impl(device->type());
+  const c10::Stream stream = impl.getStream(*device);
+  if (isCaptured(stream)) {
+    throw Error(ErrorKind::Value,
+                site("barrier").prefix() +
+                    "a barrier waits on the host and cannot be captured into a graph. Call it "
+                    "before or after the capture.");
+  }
+  auto end = std::make_shared<c10::Event>(device->type());
+  end->record(stream);
+  const auto timeout = timeoutOr(opts.timeout);
+  return [end, timeout, site = this->site("barrier"), engine = this->device()] {
+    const auto ended = [&] {
+      if (engine != nullptr) engine->throwIfUnusable("barrier");
+      return end->query();
+    };
+    if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
+      throw Error(ErrorKind::Timeout,
+                  concat(site.prefix(), "timed out after ", timeout.count(),
+                         " ms waiting for what this rank's stream was given before the barrier"));
+    }
+  };
 }
 
 }  // namespace fastcoll

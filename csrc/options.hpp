@@ -19,6 +19,10 @@ struct Options : c10d::Backend::Options {
   int spinMicros = -1;                           // before sleeping; -1: by the number of cores
   /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.
   std::optional<TuningTable> tuning;
+  /// Of the streams on which asynchronous calls on device tensors run.
+  bool highPriorityStream = true;
+  /// Whether wait() of a call on device tensors waits on the host, as without streams.
+  bool blockingWait = false;
 };
 
 }  // namespace fastcoll

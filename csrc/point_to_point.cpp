@@ -6,7 +6,6 @@
 #include "base/interrupt.hpp"
 #include "engine/worker_pool.hpp"
 #include "process_group.hpp"
-#include "torch_error.hpp"
 #include "transport/gloo.hpp"
 
 namespace fastcoll {
@@ -181,7 +180,7 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
 }
 
 WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
-  return translated([&]() -> WorkRef {
+  return guarded([&]() -> WorkRef {
     const CallSite site = this->site("send");
     if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
     WorkRef work = launchPointToPoint(site, tensors[0], true, destination, tag);
@@ -191,7 +190,7 @@ WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
 }
 
 WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
-  return translated([&]() -> WorkRef {
+  return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
     if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
     if (source < 0) return recvAnysource(tensors, tag);
@@ -202,7 +201,7 @@ WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
 }
 
 WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
-  return translated([&]() -> WorkRef {
+  return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
     if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
     WorkRef work = launchPointToPoint(site, tensors[0], false, kAnySource, tag);
@@ -231,7 +230,7 @@ WorkRef ProcessGroupFastcoll::endCoalescing() {
     coalescingThread_ = std::thread::id();
     works.swap(coalesced_);
   }
-  if (WorkRef batch = launchBatch()) works.push_back(std::move(batch));
+  if (WorkRef batch = translated([&] { return launchBatch(); })) works.push_back(std::move(batch));
   if (works.size() == 1) return works[0];
   Tensors outputs;
   for (const auto& work : works) {

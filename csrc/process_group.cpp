@@ -7,11 +7,9 @@
 
 #include <algorithm>
 
-#include "base/fork.hpp"
 #include "engine/worker_pool.hpp"
 #include "reduce/reduce.hpp"
 #include "store_adapter.hpp"
-#include "torch_error.hpp"
 #include "transport/gloo.hpp"
 
 namespace fastcoll {
@@ -22,29 +20,9 @@ ProcessGroupFastcoll::GlooFactory& glooFactory() {
   return *factory;
 }
 
-struct Registry {
-  std::mutex mutex;
-  std::vector<std::weak_ptr<CpuEngine>> engines;
-  std::uint64_t generation = 0;
-};
-Registry& registry() {
-  static auto* it = new Registry;  // outlives static destructors
-  return *it;
-}
-
-/// Adds an engine to the live ones. Weak std pointers: a weak c10 pointer would put a group's
-/// destructor off until it is dropped too.
-void enroll(const std::shared_ptr<CpuEngine>& engine) {
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.generation != forkGeneration()) {
-    all.engines.clear();
-    all.generation = forkGeneration();
-  }
-  all.engines.erase(std::remove_if(all.engines.begin(), all.engines.end(),
-                                   [](const auto& weak) { return weak.expired(); }),
-                    all.engines.end());
-  all.engines.push_back(engine);
+Living<CpuEngine>& livingEngines() {
+  static auto* all = new Living<CpuEngine>;  // outlives static destructors
+  return *all;
 }
 
 EngineConfig configOf(const Options& options, const std::string& name, int rank, int size) {
@@ -96,7 +74,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
           return std::make_unique<GlooTransport>(
               glooFactory()(prefix, rank, size, options->timeout));
         });
-    enroll(engine_);
+    livingEngines().add(engine_);
   });
   init();
 }
@@ -107,38 +85,39 @@ ProcessGroupFastcoll::~ProcessGroupFastcoll() {
 }
 
 std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
-  std::vector<std::shared_ptr<CpuEngine>> engines;
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.generation != forkGeneration()) return engines;
-  for (const auto& weak : all.engines) {
-    if (auto engine = weak.lock()) engines.push_back(std::move(engine));
-  }
-  return engines;
+  return livingEngines().all();
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
-  DeviceEngine::shutdownAll();
+  for (const auto& device : livingDevices().all()) device->shutdown(Milliseconds(1000));
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
 
 c10d::ErrorType ProcessGroupFastcoll::getError() {
   ErrorKind kind = ErrorKind::Backend;
-  const bool faulted = engine_->faulted(&kind) || (device_ != nullptr && device_->faulted(&kind));
+  const auto device = this->device();
+  const bool faulted = engine_->faulted(&kind) || (device != nullptr && device->faulted(&kind));
   if (!faulted) return c10d::ErrorType::SUCCESS;
   return kind == ErrorKind::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
 }
 
+std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::lastDeviceEngine(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(deviceMutex_);
+  if (over_.empty()) over_ = why;
+  return device_;
+}
+
 void ProcessGroupFastcoll::abort() {
-  if (device_ != nullptr) {
-    device_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
-  }
-  engine_->abort(ErrorKind::Backend, concat("rank ", rank_, " aborted the group"));
+  const std::string cause = concat("rank ", rank_, " aborted the group");
+  if (const auto device = lastDeviceEngine(cause)) device->abort(ErrorKind::Backend, cause);
+  engine_->abort(ErrorKind::Backend, cause);
 }
 
 void ProcessGroupFastcoll::shutdown() {
-  if (device_ != nullptr) device_->shutdown(options_->timeout);
+  if (const auto device = lastDeviceEngine("the group was destroyed")) {
+    device->shutdown(options_->timeout);
+  }
   engine_->shutdown();
 }
 
@@ -193,8 +172,9 @@ std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,
   return task;
 }
 
-void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
+void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, Request& request,
                                         const c10d::ReduceOp& op) const {
+  const bool onDevice = task.device() && !task.device()->is_cpu();
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
       request.op = ReduceOp::Sum;
@@ -227,9 +207,22 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
       if (supplement == nullptr) {
         throw Error(ErrorKind::Value, site.prefix() + "PREMUL_SUM without a factor");
       }
-      request.factor = supplement->tensor_factor.defined()
-                           ? supplement->tensor_factor.item<double>()
-                           : supplement->double_factor;
+      const at::Tensor& factor = supplement->tensor_factor;
+      if (!factor.defined()) {
+        request.factor = supplement->double_factor;
+      } else if (onDevice && factor.device() == *task.device()) {
+        // Read there, by the library, so that nobody waits for it on the host.
+        const DType type = partOf(request.dtype);
+        if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
+          throw Error(ErrorKind::Type, concat(site.prefix(), "expected a factor of one element of ",
+                                              dtypeName(type), ", got ", factor.numel(), " of ",
+                                              dtypeName(dtypeOf(factor.scalar_type()))));
+        }
+        task.keepAlive(factor);
+        request.factorOnDevice = factor.const_data_ptr();
+      } else {
+        request.factor = factor.item<double>();
+      }
       break;
     }
     default:
@@ -238,6 +231,7 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, Request& request,
                                         "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
                                         "PREMUL_SUM");
   }
+  if (onDevice) return;  // the library says what it can reduce
   try {
     reduceFunction(request.dtype, request.op);
   } catch (const Error& error) {
@@ -255,6 +249,14 @@ void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int
 int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root) const {
   checkRank(site, "root rank", static_cast<int>(root));
   return static_cast<int>(root);
+}
+
+void ProcessGroupFastcoll::stopCollecting() {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (coalescingThread_ != std::this_thread::get_id()) return;
+  coalescingThread_ = std::thread::id();
+  coalesced_.clear();
+  batch_.clear();
 }
 
 bool ProcessGroupFastcoll::collecting(WorkRef& work) {

@@ -17,10 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include "base/living.hpp"
 #include "device/device_engine.hpp"
 #include "engine/cpu_engine.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
+#include "torch_error.hpp"
 #include "work.hpp"
 
 namespace fastcoll {
@@ -51,6 +53,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override;
+  void eagerConnectSingleDevice(at::Device device) override;
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
@@ -58,7 +61,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return engine_->sequence(); }
   c10d::ErrorType getError() override;
-  void enableCollectivesTiming() override {}
+  void enableCollectivesTiming() override;
   void abort() override;
   void shutdown() override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
@@ -120,7 +123,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
 
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
   std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
-  void setReduction(const CallSite& site, Request& request, const c10d::ReduceOp& op) const;
+  void setReduction(const CallSite& site, TensorTask& task, Request& request,
+                    const c10d::ReduceOp& op) const;
   int checkRoot(const CallSite& site, int64_t root) const;
   void checkRank(const CallSite& site, const char* what, int rank) const;
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
@@ -130,11 +134,27 @@ class ProcessGroupFastcoll : public c10d::Backend {
                              int tag);
   WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
   bool collecting(WorkRef& work);
+  void stopCollecting();
+  /// Calls the body of a call: what it throws becomes torch's, and ends a batch that is collected,
+  /// which torch would not end.
+  template <typename Body>
+  auto guarded(Body&& body) -> decltype(body()) {
+    try {
+      return translated(std::forward<Body>(body));
+    } catch (...) {
+      stopCollecting();
+      throw;
+    }
+  }
   // on_device.cpp
+  std::shared_ptr<DeviceEngine> device() const;
+  /// The engine there is; after this there comes no other.
+  std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
   WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
   WorkRef launchBatch();
-  std::optional<c10::Device> deviceOfBarrier(const c10d::BarrierOptions& opts);
+  static Living<DeviceEngine>& livingDevices();
+  std::function<void()> behindDevice(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
@@ -150,9 +170,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::vector<WorkRef> coalesced_;
   std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
 
-  std::mutex deviceMutex_;
+  std::mutex deviceMaking_;  // before deviceMutex_, which is never held while Python is called
+  mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;
+  bool timed_ = false;
+  std::string over_;  // why no engine can be made any more
 
   std::mutex splitMutex_;
   std::uint64_t splits_ = 0;

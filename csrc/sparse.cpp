@@ -7,7 +7,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "process_group.hpp"
-#include "torch_error.hpp"
 
 namespace fastcoll {
 namespace {
@@ -111,7 +110,7 @@ class SparseTask : public TensorTask {
 
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
     Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return translated([&] {
+  return guarded([&] {
     const CallSite site = this->site("all_reduce");
     if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
       throw Error(ErrorKind::Value, site.prefix() + "expected one sparse COO tensor on the CPU");
@@ -122,7 +121,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
     }
     auto task = std::make_shared<SparseTask>(site, tensors[0], rank_, size_);
     task->request.dtype = dtypeOf(tensors[0].scalar_type());
-    setReduction(site, task->request, opts.reduceOp);
+    setReduction(site, *task, task->request, opts.reduceOp);
     if (task->request.op != ReduceOp::Sum && task->request.op != ReduceOp::Avg) {
       throw Error(ErrorKind::Value,
                   concat(site.prefix(), "expected SUM or AVG for a sparse tensor, got ",

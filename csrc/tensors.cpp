@@ -33,7 +33,7 @@ bool needsStaging(const at::Tensor& tensor) {
 }
 
 std::atomic<std::uint64_t>& served() {
-  static std::atomic<std::uint64_t> bits{0};
+  static std::atomic<std::uint64_t> bits{std::uint64_t{1} << int(c10::kCUDA)};
   return bits;
 }
 
@@ -121,9 +121,8 @@ void requireDense(const CallSite& call, const at::Tensor& tensor) {
   }
   if (!tensor.is_cpu() && !isServed(tensor.device().type())) {
     throw Error(ErrorKind::Value,
-                concat(call.prefix(), "expected a CPU tensor, got one on ", tensor.device(),
-                       ". This version moves CPU tensors; use the backend "
-                       "\"cpu:fastcoll,cuda:nccl\" for groups with both."));
+                concat(call.prefix(), "expected a CPU or CUDA tensor, got one on ", tensor.device(),
+                       ". Move it to one of them, or use torch's own backend for that device."));
   }
 }
 
@@ -180,7 +179,14 @@ void TensorTask::addInPlace(Message& in, Message& out, const at::Tensor& tensor)
   in.append(place.data_ptr(), bytesOf(place));
 }
 
+std::vector<at::Tensor> TensorTask::memoryOf() const {
+  std::vector<at::Tensor> all = alive_;
+  for (const Copy& copy : after_) all.push_back(copy.to);
+  return all;
+}
+
 void TensorTask::prepare() {
+  if (before) before();
   if (before_.empty()) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   for (const Copy& copy : before_) copy.to.copy_(copy.from);

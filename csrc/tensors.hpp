@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,8 +44,12 @@ class TensorTask : public Task {
 
   /// Where all its tensors are; nullopt while there are none.
   std::optional<c10::Device> device() const { return device_; }
-  /// What keeps the memory of the messages alive.
-  const std::vector<at::Tensor>& memoryOf() const { return alive_; }
+  /// What keeps the memory alive that the transfer and finish() touch.
+  std::vector<at::Tensor> memoryOf() const;
+  /// Another tensor whose memory the transfer reads.
+  void keepAlive(const at::Tensor& tensor) { alive_.push_back(tensor); }
+  /// Called before all else, on the thread that runs the transfer.
+  std::function<void()> before;
 
   void prepare() override;
   void transfer(const RunOne& runOne) override;
@@ -67,8 +72,7 @@ class TensorTask : public Task {
 
 /// Throws Error(Value) unless the tensor is dense, with memory on a device that an engine serves.
 void requireDense(const CallSite& call, const at::Tensor& tensor);
-/// The device types beside the CPU whose tensors are served. None, until the engine for them has
-/// run on a GPU; a test adds its own.
+/// The device types beside the CPU whose tensors are served: CUDA; a test adds its own.
 bool isServed(c10::DeviceType type);
 void serve(c10::DeviceType type);
 /// Throws Error(Value) if two elements of the tensor lie in the same place. In-place collectives

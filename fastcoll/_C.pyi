@@ -32,25 +32,26 @@ REDUCE_OPS: tuple[str, ...]
 """The names of ReduceOp's members, by number."""
 
 class Communicators:
-    """The library's handles of a group's communicators, for the watchdog, which never takes the GIL.
+    """The library's handles of a group's communicators, for the watchdog, which never takes the GIL."""
 
-    Attributes:
-        instance: Equal on all ranks of this life of the group, and of no other; "" while unknown.
-    """
+    def __init__(self, functions: dict[str, int]) -> None:
+        """Takes the addresses of NCCL's functions, by name."""
 
-    instance: str
+    def add(self, handle: int, name: str, instance: str, peer: int) -> bool:
+        """Shows a communicator to the watchdog; False if the group was aborted already.
 
-    def __init__(self, comm_abort: int, comm_get_async_error: int, get_error_string: int) -> None:
-        """Takes the addresses of NCCL's functions."""
-
-    def add(self, handle: int, name: str) -> None:
-        """Shows a communicator to the watchdog; aborts it if the group was aborted already."""
+        Args:
+            handle: NCCL's.
+            name: For messages.
+            instance: Equal on all its ranks, and of no other; "" if there is none.
+            peer: The one other rank that has it; -1: all ranks of the group.
+        """
 
     def remove(self, handle: int) -> bool:
         """Takes a communicator back, to be ended by the caller; False if it was aborted."""
 
     def abort_all(self) -> None:
-        """Aborts all, and all that are added later."""
+        """Aborts all, and returns when NCCL does, which may be never."""
 
     @property
     def aborted(self) -> bool: ...
@@ -91,6 +92,8 @@ class Options(Backend.Options):
         ring_bytes: Shared memory, for each group, through which the data of a rank goes.
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
         tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
+        is_high_priority_stream: Of the streams on which asynchronous calls on CUDA tensors run.
+        blocking_wait: Whether wait() of a call on CUDA tensors waits on the host; else the stream does.
 
     Inherited from torch: group_name, and global_ranks_in_group, the global rank of each group rank
     (empty for the default group); both are set when the group is created.
@@ -101,6 +104,8 @@ class Options(Backend.Options):
     ring_bytes: int
     spin_us: int
     tuning: Tuning | None
+    is_high_priority_stream: bool
+    blocking_wait: bool
     group_name: str  # type: ignore[assignment]
 
     def __init__(
@@ -110,6 +115,8 @@ class Options(Backend.Options):
         ring_bytes: int = 2097152,
         spin_us: int = -1,
         tuning: Tuning | None = None,
+        is_high_priority_stream: bool = True,
+        blocking_wait: bool = False,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...

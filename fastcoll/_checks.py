@@ -165,8 +165,6 @@ def check_cuda() -> Answer:
     """Is there a CUDA device, and an engine for it in this fastcoll?"""
     import torch
 
-    from fastcoll.cuda import SERVED
-
     part = "CUDA"
     if torch.version.cuda is None:
         return Answer(
@@ -184,13 +182,6 @@ def check_cuda() -> Answer:
             f"driver is new enough for CUDA {torch.version.cuda}",
         )
     found = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    if not SERVED:
-        return Answer(
-            part,
-            False,
-            f"{found}, but this version of fastcoll moves CPU tensors only",
-            'init_process_group("cpu:fastcoll,cuda:nccl")',
-        )
     return Answer(part, True, found)
 
 

@@ -39,14 +39,14 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 def gaps_untouched(view: Tensor) -> bool:
     """Whether the memory between the view's elements still holds what ``laid_out`` filled in."""
-    whole = torch.empty(0, dtype=view.dtype).set_(view.untyped_storage())
+    whole = torch.empty(0, dtype=view.dtype, device=view.device).set_(view.untyped_storage())
     copy = whole.clone()
     copy.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(_GAP)
     return torch.equal(copy, torch.full_like(copy, _GAP))
 
 
 def _filled(like: Tensor, shape: list[int]) -> Tensor:
-    return torch.full(shape, _GAP, dtype=like.dtype)
+    return torch.full(shape, _GAP, dtype=like.dtype, device=like.device)
 
 
 def _scalar(like: Tensor) -> Tensor:

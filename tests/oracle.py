@@ -148,7 +148,8 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """Assert same shape, dtype and bits."""
+    """Assert same shape, dtype and bits; ``actual`` may be on a device."""
+    actual = actual.cpu()
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     assert bits(actual) == bits(expected), (actual, expected)
@@ -160,7 +161,7 @@ def assert_reduced(actual: Tensor, tensors: Sequence[Tensor], op: str) -> None:
     Exact for integers, MIN and MAX; else within the rounding of one sum in the tensors' own type,
     whatever its order.
     """
-    expected = reduced(tensors, op)
+    actual, expected = actual.cpu(), reduced(tensors, op)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     if op in ("MIN", "MAX") or not (actual.is_floating_point() or actual.is_complex()):

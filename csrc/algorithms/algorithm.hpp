@@ -33,7 +33,9 @@ struct Request {
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::None;
   int root = -1;
-  double factor = 1.0;      // PREMUL_SUM
+  double factor = 1.0;  // PREMUL_SUM
+  /// Where the factor lies, if on a device; only that device's engine can read it.
+  const void* factorOnDevice = nullptr;
   std::uint64_t count = 0;  // elements announced to the peers
   std::uint64_t seq = 0;
   std::vector<Message> in;

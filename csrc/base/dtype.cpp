@@ -26,6 +26,19 @@ std::size_t elementSize(DType dtype) {
   }
 }
 
+DType partOf(DType dtype) {
+  switch (dtype) {
+    case DType::Complex32:
+      return DType::Float16;
+    case DType::Complex64:
+      return DType::Float32;
+    case DType::Complex128:
+      return DType::Float64;
+    default:
+      return dtype;
+  }
+}
+
 const char* dtypeName(DType dtype) {
   switch (dtype) {
     case DType::UInt8:

@@ -48,6 +48,8 @@ enum class ReduceOp : std::uint8_t {
 
 /// Bytes of one element.
 std::size_t elementSize(DType dtype);
+/// The type of a complex number's parts; any other type itself.
+DType partOf(DType dtype);
 /// The name torch prints, without "torch.": "float32".
 const char* dtypeName(DType dtype);
 /// The name torch.distributed.ReduceOp uses: "SUM".

@@ -1,6 +1,7 @@
 #include "communicators.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "../base/error.hpp"
 
@@ -13,6 +14,7 @@ constexpr int kInProgress = 7;
 using Abort = int (*)(void*);
 using GetAsyncError = int (*)(void*, int*);
 using GetErrorString = const char* (*)(int);
+using Group = int (*)();
 
 template <typename Function>
 Function functionAt(std::uintptr_t address) {
@@ -21,13 +23,12 @@ Function functionAt(std::uintptr_t address) {
 
 }  // namespace
 
-void Communicators::add(std::uintptr_t handle, std::string name) {
+bool Communicators::add(std::uintptr_t handle, std::string name, std::string instance, int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (aborted_) {
-    functionAt<Abort>(functions_.commAbort)(reinterpret_cast<void*>(handle));
-    return;
-  }
+  if (aborted()) return false;
   all_.push_back({handle, std::move(name)});
+  if (!instance.empty()) meetings_.push_back({std::move(instance), peer});
+  return true;
 }
 
 bool Communicators::remove(std::uintptr_t handle) {
@@ -40,30 +41,26 @@ bool Communicators::remove(std::uintptr_t handle) {
 }
 
 void Communicators::abortAll() noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  aborted_ = true;
-  for (const One& one : all_) {
+  std::vector<One> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    aborted_.store(true, std::memory_order_release);
+    all.swap(all_);
+  }
+  // Several at once: the end of one may wait for what another one's kernels keep from running.
+  if (all.size() > 1) functionAt<Group>(functions_.groupStart)();
+  for (const One& one : all) {
     functionAt<Abort>(functions_.commAbort)(reinterpret_cast<void*>(one.handle));
   }
-  all_.clear();
+  if (all.size() > 1) functionAt<Group>(functions_.groupEnd)();
 }
 
-bool Communicators::aborted() const {
+std::vector<Meeting> Communicators::meetings() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return aborted_;
+  return meetings_;
 }
 
-std::string Communicators::instance() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return instance_;
-}
-
-void Communicators::setInstance(std::string instance) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  instance_ = std::move(instance);
-}
-
-std::string Communicators::asyncError() {
+std::string Communicators::asyncError() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const One& one : all_) {
     int status = kSuccess;

@@ -2,6 +2,7 @@
 // errors and abort them while another thread holds Python's lock for ever.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -14,24 +15,33 @@ struct LibraryFunctions {
   std::uintptr_t commAbort = 0;          // int (comm)
   std::uintptr_t commGetAsyncError = 0;  // int (comm, int*)
   std::uintptr_t getErrorString = 0;     // const char* (int)
+  std::uintptr_t groupStart = 0;         // int ()
+  std::uintptr_t groupEnd = 0;           // int ()
+};
+
+/// Where ranks can tell each other of faults.
+struct Meeting {
+  std::string instance;  // equal on these ranks for this life of the group, and at no other time
+  int peer = -1;         // the one other rank; -1: all of the group
 };
 
 class Communicators {
  public:
   explicit Communicators(LibraryFunctions functions) : functions_(functions) {}
 
-  /// `name`: for messages. After abortAll() it is aborted at once.
-  void add(std::uintptr_t handle, std::string name);
+  /// Shows a communicator to the watchdog; `name` is for messages, `peer` as in Meeting. False
+  /// after abortAll(): then it is the caller's to abort.
+  bool add(std::uintptr_t handle, std::string name, std::string instance, int peer);
   /// Called before the owner ends it; false when it was aborted, so that it must not be touched.
   bool remove(std::uintptr_t handle);
+  /// Aborts all, and returns when the library does, which may be never. Those who add later, or
+  /// look at aborted(), know at once.
   void abortAll() noexcept;
-  bool aborted() const;
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   /// What the library reports of one of them, or "".
-  std::string asyncError();
-  /// A text that is equal on all ranks of this life of the group, and of no other; "" while
-  /// unknown.
-  std::string instance() const;
-  void setInstance(std::string instance);
+  std::string asyncError() const;
+  /// The meetings of all that were ever added.
+  std::vector<Meeting> meetings() const;
 
  private:
   struct One {
@@ -39,10 +49,10 @@ class Communicators {
     std::string name;
   };
   const LibraryFunctions functions_;
+  std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
   std::vector<One> all_;
-  bool aborted_ = false;
-  std::string instance_;
+  std::vector<Meeting> meetings_;
 };
 
 }  // namespace fastcoll

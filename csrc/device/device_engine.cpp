@@ -4,28 +4,15 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
-#include <utility>
 
-#include "../base/env.hpp"
 #include "../base/fork.hpp"
-#include "../base/thread.hpp"
+#include "capture.hpp"
 
 namespace fastcoll {
 namespace {
 
 // What is under way when nobody is left to wait for it.
 constexpr Milliseconds kShortGrace{1000};
-constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
-
-struct Living {
-  std::mutex mutex;
-  std::set<DeviceEngine*> engines;
-};
-Living& living() {
-  static auto* it = new Living;  // outlives static destructors
-  return *it;
-}
 
 /// Makes a stream current in this thread for a while, and its device.
 class Current {
@@ -42,210 +29,211 @@ class Current {
   const c10::Stream before_;
 };
 
+std::shared_ptr<Flight> flightOf(const std::vector<DeviceCall>& calls) {
+  auto flight = std::make_shared<Flight>();
+  const DeviceCall& first = calls.front();
+  flight->call = calls.size() == 1 ? first.name : "batch";
+  flight->dtype = first.dtype;
+  flight->device = first.callers.device();
+  flight->timeout = first.timeout;
+  for (const DeviceCall& call : calls) {
+    for (const DeviceRequest& request : call.requests) {
+      flight->inElements += request.in.count;
+      flight->outElements += request.out.count;
+    }
+  }
+  return flight;
+}
+
 }  // namespace
 
 DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
-                           std::unique_ptr<KeyValueStore> store)
+                           std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault)
     : config_(std::move(config)),
       forkGeneration_(fastcoll::forkGeneration()),
       issuer_(std::move(issuer)),
-      store_(std::move(store)) {
-  const std::lock_guard<std::mutex> lock(living().mutex);
-  living().engines.insert(this);
-}
+      watchdog_(std::make_shared<Watchdog>(config_.watchdog, std::move(store),
+                                           issuer_->communicators(), std::move(onFault))) {}
 
 DeviceEngine::~DeviceEngine() {
-  {
-    const std::lock_guard<std::mutex> lock(living().mutex);
-    living().engines.erase(this);
-  }
   shutdown(kShortGrace);
 }
 
-std::string DeviceEngine::prefix(const char* call, std::uint64_t seq) const {
-  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
-                config_.size, ", seq ", seq, "]: ");
+bool DeviceEngine::forked() const {
+  return forkGeneration_ != fastcoll::forkGeneration();
+}
+
+void DeviceEngine::throwIfUnusable(const char* call) const {
+  if (forked()) {  // before any lock: one may have been held when the process was forked
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll.", call, " [group '", config_.watchdog.name, "', rank ",
+                       config_.watchdog.rank, "/", config_.watchdog.size,
+                       "]: this process was forked from the one that made the group, and cannot "
+                       "use it. Make process groups after the fork, or start processes by "
+                       "'spawn'."));
+  }
+  watchdog_->throwIfUnusable(call);
 }
 
 DeviceEngine::OfDevice& DeviceEngine::ofDevice(const c10::impl::VirtualGuardImpl& impl,
                                                c10::Device device) {
   const auto found = devices_.find(device.index());
   if (found != devices_.end()) return found->second;
-  OfDevice made{impl.getStreamFromGlobalPool(device, config_.highPriority),
-                {},
-                std::make_shared<EventPool>(device.type())};
+  OfDevice made{
+      impl.getStreamFromGlobalPool(device, config_.highPriority),
+      {},
+      std::make_shared<EventPool>(device.type()),
+      std::make_shared<EventPool>(device.type(), c10::EventFlag::BACKEND_DEFAULT),
+  };
   return devices_.emplace(device.index(), std::move(made)).first->second;
 }
 
 c10::Stream DeviceEngine::streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
                                     const DeviceCall& call) {
-  if (call.pair < 0) return call.async ? own.communication : impl.getStream(call.device);
+  if (call.pair < 0) return call.async ? own.communication : call.callers;
   const auto found = own.pairs.find(call.pair);
   if (found != own.pairs.end()) return found->second;
   return own.pairs
-      .emplace(call.pair, impl.getStreamFromGlobalPool(call.device, config_.highPriority))
+      .emplace(call.pair, impl.getStreamFromGlobalPool(call.callers.device(), config_.highPriority))
       .first->second;
 }
 
-void DeviceEngine::throwIfUnusable(const char* call) const {
-  if (forkGeneration_ != fastcoll::forkGeneration()) {
-    throw Error(ErrorKind::Backend,
-                prefix(call, sequence_ + 1) +
-                    "this process was forked from the one that made the group, and cannot use it. "
-                    "Make process groups after the fork, or start processes by 'spawn'.");
+void DeviceEngine::connect(c10::Device device) {
+  throwIfUnusable("init");
+  prepare(device, -1, false, "init");
+}
+
+/// Without the launch's lock: while a communicator waits for one rank, another rank may need a call
+/// of this one's other threads to get there.
+void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const char* call) {
+  const std::pair<c10::DeviceIndex, int> key{device.index(), pair};
+  {
+    const std::lock_guard<std::mutex> lock(preparedMutex_);
+    if (prepared_.count(key) != 0) return;
   }
-  if (failed_)
-    throw Error(faultKind_, prefix(call, sequence_ + 1) + "the group has failed: " + fault_);
-  if (closed_) {
-    throw Error(ErrorKind::Backend,
-                prefix(call, sequence_ + 1) +
-                    "the group was destroyed. Initialize it again to use it again.");
+  try {
+    const c10::DeviceGuard onDevice(device);
+    issuer_->prepare(device, pair, captured);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::Value) watchdog_->fail(error.kind(), error.what(), false);
+    throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
+  } catch (...) {
+    watchdog_->fail(ErrorKind::Backend, "a call was interrupted before it began", false);
+    throw;
   }
+  const std::lock_guard<std::mutex> lock(preparedMutex_);
+  prepared_.insert(key);
 }
 
 DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
   const DeviceCall& first = calls.front();
-  std::vector<DeviceRequest> requests;
-  std::vector<at::Tensor> used;
-  auto flight = std::make_shared<Flight>();
-  for (DeviceCall& call : calls) {
-    for (DeviceRequest& request : call.requests) {
-      flight->inElements += request.in.count;
-      flight->outElements += request.out.count;
-      requests.push_back(request);
-    }
-    std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
+  auto flight = flightOf(calls);
+  throwIfUnusable(flight->call);
+  const bool captured = isCaptured(first.callers);
+  const int pair = calls.size() == 1 ? first.pair : -1;
+  if (std::any_of(calls.begin(), calls.end(),
+                  [](const DeviceCall& call) { return call.everyone || !call.requests.empty(); })) {
+    prepare(flight->device, pair, captured, flight->call);
   }
-  flight->call = calls.size() == 1 ? first.name : "batch";
-  flight->dtype = first.dtype;
-  flight->device = first.device;
-  flight->timeout = first.timeout;
 
   const std::lock_guard<std::mutex> inOrder(launchMutex_);
-  for (const FlightRef& ended : enroll(flight)) ended->letGoHere();
-  const c10::impl::VirtualGuardImpl impl(first.device.type());
-  const c10::Stream callers = impl.getStream(first.device);
-  OfDevice& own = ofDevice(impl, first.device);
+  const c10::impl::VirtualGuardImpl impl(flight->device.type());
+  OfDevice& own = ofDevice(impl, flight->device);
   const c10::Stream stream = streamFor(impl, own, first);
-  if (stream != callers) flight->keep(std::move(used));
+  std::vector<DeviceRequest> requests;
+  std::vector<at::Tensor> used;
+  bool apart = false;
+  bool together = true;
+  for (DeviceCall& call : calls) {
+    apart = apart || call.callers != stream;
+    together = together && call.callers == first.callers;
+    std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
+    std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
+  }
+  if (!captured) {
+    for (const FlightRef& ended : watchdog_->takeEnded()) ended->letGoHere();
+  }
+  if (apart) flight->keep(std::move(used));
+  watchdog_->enroll(flight);
   try {
-    const Current current(impl, stream);
-    if (stream != callers) {
-      const auto ready = own.events->take();
-      ready->record(callers);
-      ready->block(stream);
-    }
-    const bool captured = issuer_->issue(requests, stream, calls.size() == 1 ? first.pair : -1);
-    for (const DeviceCall& call : calls) {
-      if (call.after) call.after();
-    }
-    // An event that a graph captured belongs to the graph.
-    auto end = captured ? std::make_shared<c10::Event>(first.device.type()) : own.events->take();
-    end->record(stream);
-    flight->issued(std::move(end), captured);
-    if (captured) strike(flight);
+    put(calls, requests, own, stream, captured, *flight);
+    if (captured) watchdog_->strike(flight);
   } catch (const Error& error) {
-    strike(flight);
-    if (auto fault = flight->fault()) std::rethrow_exception(fault);  // the watchdog's says more
-    throw Error(error.kind(), prefix(flight->call, flight->seq) + error.what());
+    if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
+      watchdog_->strike(flight);
+    } else {
+      // This rank would be one call behind the others from here on.
+      watchdog_->fail(error.kind(), concat(flight->describe(), " failed: ", error.what()), false);
+      watchdog_->waitForVerdict();
+      if (auto fault = flight->fault())
+        std::rethrow_exception(fault);  // says more, if it was first
+    }
+    throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
+  } catch (const c10::Error& error) {
+    watchdog_->fail(ErrorKind::Backend,
+                    concat(flight->describe(), " failed: ", error.what_without_backtrace()), false);
+    throw;
   } catch (...) {
-    strike(flight);
+    watchdog_->fail(ErrorKind::Backend, flight->describe() + " was interrupted", false);
     throw;
   }
-  return {std::move(flight), stream};
+  return {std::move(flight), stream,
+          together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
 }
 
-/// Numbers a call, shows it to the watchdog, and returns calls that have ended and still keep
-/// tensors.
-std::vector<FlightRef> DeviceEngine::enroll(const FlightRef& flight) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  throwIfUnusable(flight->call);
-  flight->seq = ++sequence_;
-  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
-  flights_.push_back(flight);
-  startWatching();
-  return std::exchange(toFree_, {});
-}
-
-/// Takes a call from the watchdog.
-void DeviceEngine::strike(const FlightRef& flight) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
-}
-
-std::uint64_t DeviceEngine::sequence() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return sequence_;
-}
-
-bool DeviceEngine::faulted(ErrorKind* kind) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (failed_ && kind != nullptr) *kind = faultKind_;
-  return failed_;
+void DeviceEngine::put(const std::vector<DeviceCall>& calls,
+                       const std::vector<DeviceRequest>& requests, OfDevice& own,
+                       const c10::Stream& stream, bool captured, Flight& flight) {
+  const c10::impl::VirtualGuardImpl impl(stream.device_type());
+  const Current current(impl, stream);
+  const bool timed = timed_.load(std::memory_order_relaxed);
+  const auto event = [&]() -> std::shared_ptr<c10::Event> {
+    // An event that a graph captured belongs to the graph.
+    if (captured) return std::make_shared<c10::Event>(stream.device_type());
+    return timed ? own.timedEvents->take() : own.events->take();
+  };
+  c10::Stream last = stream;
+  for (const DeviceCall& call : calls) {
+    if (call.callers == last || call.callers == stream) continue;
+    last = call.callers;
+    const auto ready = captured ? event() : own.events->take();
+    ready->record(call.callers);
+    ready->block(stream);
+  }
+  std::shared_ptr<c10::Event> begin;
+  if (timed && !captured) {
+    begin = event();
+    begin->record(stream);
+  }
+  const int pair = calls.size() == 1 ? calls.front().pair : -1;
+  if (!requests.empty()) issuer_->issue(requests, stream, pair);
+  for (const DeviceCall& call : calls) {
+    if (call.after) call.after();
+  }
+  auto end = event();
+  end->record(stream);
+  flight.issued(std::move(begin), std::move(end), captured);
 }
 
 void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  try {
-    std::deque<FlightRef> flights;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (failed_ || closed_) return;
-      failed_ = true;
-      faultKind_ = kind;
-      fault_ = cause;
-      flights.swap(flights_);
-      for (const auto& flight : flights) {
-        flight->fail(
-            std::make_exception_ptr(Error(kind, prefix(flight->call, flight->seq) + cause)));
-      }
-    }
-    issuer_->abort();
-    // Not on this thread: freeing may wait for whoever holds Python's lock.
-    const std::lock_guard<std::mutex> lock(mutex_);
-    toFree_.insert(toFree_.end(), flights.begin(), flights.end());
-    changed_.notify_all();
-  } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
-                               ": abort failed: ", error.what()));
-  }
+  if (!forked()) watchdog_->fail(kind, cause, false);
 }
 
 void DeviceEngine::shutdown(Milliseconds grace) noexcept {
-  bool pending = false;
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) return;
-    if (forkGeneration_ != fastcoll::forkGeneration()) {
-      closed_ = true;
-      // The thread is the parent's: there is nothing to join here.
-      if (watchdog_.joinable()) watchdog_.detach();
-      return;
+  if (forked() || shutDown_.exchange(true)) return;  // what a fork has is the parent's
+  const bool quiet = watchdog_->close(grace);
+  auto kept = watchdog_->takeEnded();
+  try {
+    if (quiet) {
+      kept.erase(std::remove_if(kept.begin(), kept.end(),
+                                [](const FlightRef& flight) { return flight->letGoHere(); }),
+                 kept.end());
     }
-    // The watchdog removes what has ended, and fails what is late.
-    changed_.notify_all();
-    changed_.wait_until(lock, deadlineAfter(Clock::now(), std::min(grace, kLongest)),
-                        [this] { return flights_.empty() || failed_; });
-    pending = !flights_.empty();
+  } catch (const std::exception&) {  // the device has failed
   }
-  if (pending) abort(ErrorKind::Backend, "the group was destroyed while the call was under way");
-  std::thread watchdog;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    watchdog.swap(watchdog_);
-    changed_.notify_all();
-  }
-  if (watchdog.joinable()) watchdog.join();
+  // What is left may still be written to: it stays allocated.
+  if (!kept.empty()) new std::vector<FlightRef>(std::move(kept));
   issuer_->close();
-}
-
-void DeviceEngine::shutdownAll() noexcept {
-  std::set<DeviceEngine*> engines;
-  {
-    const std::lock_guard<std::mutex> lock(living().mutex);
-    engines.swap(living().engines);
-  }
-  for (DeviceEngine* engine : engines) engine->shutdown(kShortGrace);
 }
 
 }  // namespace fastcoll

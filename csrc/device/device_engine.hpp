@@ -1,5 +1,5 @@
 // The engine of tensors on a device with streams: puts each call on a stream, behind what the
-// caller's stream has done so far, and knows of every call whether it has ended.
+// caller's stream has done so far, and shows it to the watchdog.
 //
 // A synchronous call goes onto the caller's own stream: no other stream has to wait. An
 // asynchronous one goes onto the group's communication stream (high priority, one a device), which
@@ -13,14 +13,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <condition_variable>
-#include <deque>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "../base/error.hpp"
@@ -28,19 +29,25 @@
 #include "device_request.hpp"
 #include "event_pool.hpp"
 #include "flight.hpp"
+#include "watchdog.hpp"
 
 namespace fastcoll {
 
 /// A call, ready to be put on a stream.
 struct DeviceCall {
+  explicit DeviceCall(c10::Stream current) : callers(current) {}
+
   const char* name = "";  // "all_reduce"
   bool async = true;
   Milliseconds timeout{};
-  c10::Device device{c10::kCPU};
   DType dtype = DType::UInt8;
+  /// The stream that was current when it was made: its tensors' memory is ordered by it.
+  c10::Stream callers;
   /// The peer of a send or receive that is in no batch, else -1. Each pair of ranks has a stream
   /// and a communicator of its own for these, so that they wait for nothing else.
   int pair = -1;
+  /// All ranks make this call, also those that have nothing to move in it.
+  bool everyone = true;
   std::vector<DeviceRequest> requests;
   /// Everything whose memory the call touches on its stream.
   std::vector<at::Tensor> used;
@@ -50,81 +57,69 @@ struct DeviceCall {
 };
 
 struct DeviceEngineConfig {
-  std::string name;
-  int rank = 0;
-  int size = 1;
+  WatchdogConfig watchdog;
   bool highPriority = true;
-  /// How often the watchdog looks at what is under way.
-  Milliseconds tick{100};
 };
 
-class DeviceEngine : public std::enable_shared_from_this<DeviceEngine> {
+class DeviceEngine {
  public:
   /// `store`: through which the ranks tell each other of faults; one of the group's own.
   DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
-               std::unique_ptr<KeyValueStore> store);
+               std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault);
   ~DeviceEngine();
 
-  /// What came of a launch.
+  /// Makes the communicator of a device before its first call.
+  void connect(c10::Device device);
+
+  /// What came of a launch. `callers`: whose wait for the end frees what the call keeps; nullopt if
+  /// that takes more than one stream's.
   struct Launched {
     FlightRef flight;
     c10::Stream stream;
+    std::optional<c10::Stream> callers;
   };
-  /// Puts calls on a stream of their device, as one operation where they are several; their
-  /// options are the first one's.
+  /// Puts calls of one device on a stream, as one operation where they are several; their options
+  /// are the first one's.
   Launched launch(std::vector<DeviceCall> calls);
 
+  /// From now on calls are timed.
+  void enableTiming() { timed_.store(true, std::memory_order_relaxed); }
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent, never throws.
   void shutdown(Milliseconds grace) noexcept;
-  /// At the end of the process: all that live, with little grace.
-  static void shutdownAll() noexcept;
-  bool faulted(ErrorKind* kind = nullptr) const;
-  std::uint64_t sequence() const;
-  const DeviceEngineConfig& config() const { return config_; }
-  std::string prefix(const char* call, std::uint64_t seq) const;
+  bool faulted(ErrorKind* kind = nullptr) const { return watchdog_->faulted(kind); }
+  /// Throws Error if there was a fault, the group was closed, or this process is a fork.
+  void throwIfUnusable(const char* call) const;
+  std::uint64_t sequence() const { return watchdog_->sequence(); }
 
  private:
   struct OfDevice {
     c10::Stream communication;
     std::map<int, c10::Stream> pairs;
     std::shared_ptr<EventPool> events;
+    std::shared_ptr<EventPool> timedEvents;
   };
+  bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
                         const DeviceCall& call);
-  void throwIfUnusable(const char* call) const;
-  std::vector<FlightRef> enroll(const FlightRef& flight);
-  void strike(const FlightRef& flight);
-
-  // device_watchdog.cpp
-  void watch() noexcept;
-  void startWatching();
-  void lookAtFlights();
-  void tellPeers(const std::string& cause) noexcept;
-  std::string heardFromPeers() noexcept;
-  std::string whereAllAre() noexcept;
+  void prepare(c10::Device device, int pair, bool captured, const char* call);
+  void put(const std::vector<DeviceCall>& calls, const std::vector<DeviceRequest>& requests,
+           OfDevice& own, const c10::Stream& stream, bool captured, Flight& flight);
 
   const DeviceEngineConfig config_;
   const std::uint64_t forkGeneration_;
-  std::unique_ptr<DeviceIssuer> issuer_;
-  std::unique_ptr<KeyValueStore> store_;
+  const std::unique_ptr<DeviceIssuer> issuer_;
+  const std::shared_ptr<Watchdog> watchdog_;
+  std::atomic<bool> timed_{false};
+  std::atomic<bool> shutDown_{false};
+
+  std::mutex preparedMutex_;
+  std::set<std::pair<c10::DeviceIndex, int>> prepared_;  // communicators that there are
 
   // Held while calls are put on streams, so that all ranks' calls have the same order and numbers.
   std::mutex launchMutex_;
   std::map<c10::DeviceIndex, OfDevice> devices_;
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<FlightRef> flights_;  // in order
-  std::vector<FlightRef> toFree_;  // ended, and still keeping tensors: not for the watchdog to free
-  std::uint64_t sequence_ = 0;     // of the last call put on a stream
-  std::uint64_t completed_ = 0;    // of the last whose end was seen
-  bool closed_ = false;
-  bool failed_ = false;
-  ErrorKind faultKind_ = ErrorKind::Backend;
-  std::string fault_;
-  std::thread watchdog_;
 };
 
 }  // namespace fastcoll

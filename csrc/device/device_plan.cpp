@@ -18,6 +18,7 @@ class Planner {
     one.dtype = request_.dtype;
     one.op = request_.op;
     one.factor = request_.factor;
+    one.factorOnDevice = reinterpret_cast<std::uintptr_t>(request_.factorOnDevice);
     one.root = root;
     if (in != nullptr) one.in = spanOf(*in);
     if (out != nullptr) one.out = spanOf(*out);

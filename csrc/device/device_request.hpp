@@ -5,11 +5,12 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "../base/collective.hpp"
 #include "../base/dtype.hpp"
+#include "communicators.hpp"
 
 namespace fastcoll {
 
@@ -26,28 +27,28 @@ struct DeviceRequest {
   Collective collective = Collective::Barrier;
   DType dtype = DType::UInt8;
   ReduceOp op = ReduceOp::None;
-  int root = -1;        // or the peer of a send or receive
-  double factor = 1.0;  // PREMUL_SUM
+  int root = -1;                      // or the peer of a send or receive
+  double factor = 1.0;                // PREMUL_SUM
+  std::uintptr_t factorOnDevice = 0;  // where the factor is, of `dtype`, if not 0
   DeviceSpan in;
   DeviceSpan out;
 };
 
-/// The way to the library. issue() is called by one thread at a time; the others by any.
+/// The way to the library. No call of it may hold a lock of the engine's that the watchdog takes.
 class DeviceIssuer {
  public:
   virtual ~DeviceIssuer() = default;
-  /// Puts the requests on the stream, together where they are several. True when the stream is
-  /// being captured into a graph, so that nothing of it may be asked from another thread. Throws
-  /// Error; then nothing of them may be relied on. `pair`: the one other rank that takes part, for
-  /// which there is a communicator of two; or -1.
-  virtual bool issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
+  /// Makes the communicator of a device, or of a pair of ranks on it (`pair` is the other one; -1:
+  /// all ranks), if there is none; waits for the other ranks. From any thread. `captured`: the
+  /// caller's stream is being captured into a graph, where none can be made.
+  virtual void prepare(c10::Device device, int pair, bool captured) = 0;
+  /// Puts the requests on the stream, together where they are several, on the communicator that
+  /// prepare() made. By one thread at a time. Throws Error; those of kinds Value and Type say that
+  /// nothing was put on the stream, on any rank that makes this call.
+  virtual void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
                      int pair) = 0;
-  /// What went wrong in the library since, or "". Must not wait for Python.
-  virtual std::string poll() noexcept = 0;
-  /// Ends everything under way, on this rank. Must not wait for Python.
-  virtual void abort() noexcept = 0;
-  /// Equal on all ranks of this life of the group, and of no other; "" before the first issue().
-  virtual std::string instance() noexcept = 0;
+  /// What of it can be asked and ended without Python.
+  virtual std::shared_ptr<Communicators> communicators() = 0;
   /// Gives the library's state back, after the last operation.
   virtual void close() noexcept = 0;
 };

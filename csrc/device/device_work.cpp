@@ -6,19 +6,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <thread>
-
-#include "../base/interrupt.hpp"
 #include "../torch_error.hpp"
+#include "host_wait.hpp"
 
 namespace fastcoll {
-namespace {
-
-// Between two looks of a waiting host: short beside what a collective on a device takes.
-constexpr std::chrono::microseconds kFirstPause{20};
-constexpr std::chrono::microseconds kLastPause{1000};
-
-}  // namespace
 
 std::exception_ptr DeviceWork::exception() const {
   return translatedFault(flight_->fault());
@@ -29,30 +20,28 @@ void DeviceWork::synchronize() {
   const c10::impl::VirtualGuardImpl impl(flight_->device.type());
   const c10::Stream current = impl.getStream(flight_->device);
   if (current != stream_) flight_->blockOn(current);
-  // From here on the caller's stream keeps the order that the kept tensors stood for.
-  flight_->letGo();
+  // From here on that stream keeps the order that the kept tensors stood for, if their memory is
+  // its own.
+  if (callers_ && current == *callers_) flight_->letGo();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
-  if (timeout == kNoTimeout && !blocking_) return true;
-  if (flight_->captured()) return true;
-  const auto until =
+  if ((timeout == kNoTimeout && !blocking_) || flight_->captured()) return true;
+  const auto limit =
       timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
-  auto pause = kFirstPause;
-  while (!flight_->ended()) {
-    if (Clock::now() >= until) {
-      throwAsTorch(
-          Error(ErrorKind::Timeout,
-                concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
-                       flight_->describe(), "; it goes on, and may be waited for again")));
-    }
-    translated([] { checkInterrupt(); });
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLastPause);
+  if (!waitOnHost([this] { return flight_->ended(); }, limit)) {
+    throwAsTorch(
+        Error(ErrorKind::Timeout,
+              concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
+                     flight_->describe(), "; it goes on, and may be waited for again")));
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
   return true;
+}
+
+float DeviceWork::getDuration() const {
+  return translated([this] { return flight_->milliseconds(); });
 }
 
 void DeviceWork::abort() {

@@ -5,22 +5,24 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <mutex>
+#include <utility>
 #include <vector>
 
-#include "flight.hpp"
+#include "device_engine.hpp"
 
 namespace fastcoll {
 
 class DeviceWork : public c10d::Work {
  public:
-  /// `blocking`: wait() waits on the host, as barrier promises.
+  /// `blocking`: wait() waits on the host, as the group's options ask for.
   DeviceWork(int rank, c10d::OpType type, const char* title,
              const std::optional<std::vector<at::Tensor>>& profiled,
-             std::vector<at::Tensor> outputs, FlightRef flight, c10::Stream stream, bool blocking)
+             std::vector<at::Tensor> outputs, DeviceEngine::Launched launched, bool blocking)
       : c10d::Work(rank, type, title, profiled),
         outputs_(std::move(outputs)),
-        flight_(std::move(flight)),
-        stream_(stream),
+        flight_(std::move(launched.flight)),
+        stream_(launched.stream),
+        callers_(launched.callers),
         blocking_(blocking) {
     // The profiler's span is that of issuing; the device's own events show the rest.
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
@@ -38,11 +40,13 @@ class DeviceWork : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return flight_->seq; }
+  float getDuration() const override;
 
  private:
   std::vector<at::Tensor> outputs_;
   FlightRef flight_;
   const c10::Stream stream_;
+  const std::optional<c10::Stream> callers_;
   const bool blocking_;
   std::mutex futureMutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -13,8 +13,10 @@ std::string Flight::describe() const {
   return text + ")";
 }
 
-void Flight::issued(std::shared_ptr<c10::Event> end, bool captured) {
+void Flight::issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end,
+                    bool captured) {
   std::lock_guard<std::mutex> lock(mutex_);
+  begin_ = std::move(begin);
   end_ = std::move(end);
   captured_ = captured;
 }
@@ -28,14 +30,33 @@ void Flight::blockOn(const c10::Stream& stream) const {
   if (end != nullptr) end->block(stream);
 }
 
-void Flight::letGoHere() {
+bool Flight::letGoHere() {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     end = end_;
   }
-  if (end != nullptr) end->query();
+  if (end != nullptr && !end->query()) return false;
   letGo();
+  return true;
+}
+
+float Flight::milliseconds() const {
+  std::shared_ptr<c10::Event> begin;
+  std::shared_ptr<c10::Event> end;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    begin = begin_;
+    end = end_;
+  }
+  if (begin == nullptr || !ended()) {
+    throw Error(ErrorKind::Value,
+                concat("fastcoll: ", describe(),
+                       begin == nullptr ? " was not timed. Switch timing on before the call: "
+                                          "group._enable_collectives_timing()."
+                                        : " has not ended. Wait for it before you ask."));
+  }
+  return static_cast<float>(begin->elapsedTime(*end));
 }
 
 bool Flight::ended() const {
@@ -43,14 +64,21 @@ bool Flight::ended() const {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (fault_ == nullptr) {
-      if (end_ == nullptr || captured_) return false;
-      end = end_;
-    }
+    if (fault_ != nullptr) return true;
+    if (doomed_ || end_ == nullptr || captured_) return false;
+    end = end_;
   }
-  if (end != nullptr && !end->query()) return false;
+  if (!end->query()) return false;
+  // An abort may have let it pass since the question.
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (doomed_) return fault_ != nullptr;
   passed_.store(true, std::memory_order_release);
   return true;
+}
+
+void Flight::doom() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!passed_.load(std::memory_order_relaxed)) doomed_ = true;
 }
 
 void Flight::fail(std::exception_ptr fault) {

@@ -47,22 +47,28 @@ class Flight {
     std::lock_guard<std::mutex> lock(mutex_);
     return !kept_.empty();
   }
-  /// Asks the device, whatever another thread has seen, and then lets go: the order in which a
-  /// thread frees memory is its own.
-  void letGoHere();
+  /// Asks the device, whatever another thread has seen, and lets go if it has passed the end: the
+  /// order in which a thread frees memory is its own.
+  bool letGoHere();
 
-  /// The call is on its stream, and this event behind it. `captured`: the stream is being captured
-  /// into a graph, so that the event may not be asked, and nothing has begun.
-  void issued(std::shared_ptr<c10::Event> end, bool captured);
+  /// The call is on its stream between these events. `captured`: the stream is being captured into
+  /// a graph, so that no event may be asked, and nothing has begun. `begin` is nullptr unless calls
+  /// are timed.
+  void issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end, bool captured);
   bool captured() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return captured_;
   }
   /// Makes a stream wait for the end.
   void blockOn(const c10::Stream& stream) const;
+  /// How long it took on the device; throws Error(Value) unless it was timed and has ended.
+  float milliseconds() const;
 
   /// True when the device has passed the end, or the call has failed.
   bool ended() const;
+  /// From here on it can only fail: the group has met a fault whose text is still to come, and what
+  /// an abort lets pass has not ended well.
+  void doom();
   /// Ends the call with an error; the first one counts.
   void fail(std::exception_ptr fault);
   std::exception_ptr fault() const {
@@ -73,8 +79,10 @@ class Flight {
  private:
   mutable std::mutex mutex_;
   std::vector<at::Tensor> kept_;
+  std::shared_ptr<c10::Event> begin_;
   std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
   bool captured_ = false;
+  bool doomed_ = false;
   std::exception_ptr fault_;
   mutable std::atomic<bool> passed_{false};
 };

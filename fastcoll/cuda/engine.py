@@ -7,8 +7,11 @@ The other half (csrc/device/device_engine) owns streams, events, works and the w
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -19,13 +22,16 @@ from fastcoll._load import C
 from fastcoll.cuda import nccl_library
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.nccl_devices import DeviceCommunicators
+from fastcoll.cuda.nccl_reductions import FactorOnDevice
 
 __all__ = ["CudaEngine", "Operation"]
 
-Operation = tuple[int, int, int, int, float, int, int, int, int]
+_log = logging.getLogger("fastcoll.cuda")
+
+Operation = tuple[int, int, int, int, float, int, int, int, int, int]
 """What csrc/device/device_request.hpp describes: collective, dtype and op (indices into ``C.COLLECTIVES``,
-``C.DTYPES``, ``C.REDUCE_OPS``), root or peer, factor, then address and elements of the input and of the output."""
+``C.DTYPES``, ``C.REDUCE_OPS``), root or peer, factor and where it lies on the device if it does, then address and
+elements of the input and of the output."""
 
 # "opaque" elements are bytes.
 _DTYPES = tuple(getattr(torch, name, torch.uint8) for name in C.DTYPES)
@@ -53,8 +59,21 @@ _PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
 )
 
 
-def _never() -> bool:
-    return False
+class _Aborted:
+    """What a communicator that is being made looks at: whether the watchdog has aborted the group."""
+
+    def __init__(self, communicators: C.Communicators) -> None:
+        self._communicators = communicators
+
+    def is_set(self) -> bool:
+        return self._communicators.aborted
+
+    def wait(self, timeout: float) -> bool:
+        """Returns whether it was set, waiting for that so long."""
+        end = time.monotonic() + timeout
+        while not self.is_set() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.05))
+        return self.is_set()
 
 
 class CudaEngine:
@@ -86,83 +105,105 @@ class CudaEngine:
         timeout: timedelta,
         device_type: str = "cuda",
     ) -> None:
-        entry = nccl_library.load().entry_points()
-        self.communicators = C.Communicators(
-            entry["ncclCommAbort"], entry["ncclCommGetAsyncError"], entry["ncclGetErrorString"]
-        )
+        self.communicators = C.Communicators(nccl_library.load().entry_points())
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
         self._device_type = device_type
-        self._making = threading.Lock()
-        self._of_devices = DeviceCommunicators(store, group, rank, size, timeout)
-        self._of_pairs: dict[tuple[int, int], NcclCommunicator] = {}
+        self._making: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
+        self._of_all = threading.Lock()
+        self._made: Counter[int] = Counter()
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
-        self._is_capturing: Callable[[], bool] = (
-            torch.cuda.is_current_stream_capturing if device_type == "cuda" else _never
-        )
 
-    def issue(self, operations: Sequence[Operation], stream: int, device: int, pair: int) -> bool:
+    def prepare(self, device: int, pair: int, captured: bool) -> None:
+        """Makes the communicator of a device, or of a pair of ranks on it, if there is none.
+
+        Args:
+            device: Its index.
+            pair: The other rank of a pair; -1: all ranks take part.
+            captured: Whether the caller's stream is being captured into a graph.
+
+        Raises:
+            DistBackendError: NCCL failed, the group was aborted, or a rank has not come.
+            ValueError: There is none, and none can be made while a stream is being captured.
+        """
+        key = (device, pair)
+        # A pair waits for no other pair; what all ranks make, they make one after the other.
+        with self._of_all if pair < 0 else self._making[key]:
+            if key in self._known:
+                return
+            if self.communicators.aborted:
+                raise self._member.fault("init", "the group was aborted")
+            if captured:
+                raise ValueError(
+                    "the first call of a group on a device makes NCCL's communicator, which cannot be captured into "
+                    "a graph. Make one call before the capture."
+                )
+            where = torch.device(self._device_type, device)
+            made = self._for_all(where) if pair < 0 else self._for_pair(where, pair)
+            made.ended_elsewhere = self._aborted
+            name = f"of {where}" if pair < 0 else f"with rank {pair} on {where}"
+            if not self.communicators.add(made.handle, name, made.instance, pair):
+                made.ended_elsewhere = None
+                made.abort("the group was aborted")
+                raise self._member.fault("init", "the group was aborted")
+            self._known[key] = made
+
+    def issue(self, operations: Sequence[Operation], stream: int, device: int, pair: int) -> None:
         """Puts operations on a stream, together where they are several.
 
         Args:
-            operations: What to do.
+            operations: What to do, at least one.
             stream: Handle of the stream, which is current.
             device: Index of its device.
-            pair: The one other rank that takes part, in a communicator of two; -1: all ranks do.
-
-        Returns:
-            Whether the stream is being captured into a graph.
+            pair: As it was prepared.
 
         Raises:
-            TypeError: NCCL has no such reduction.
-            DistBackendError: NCCL failed, or a rank has not come to the making of a communicator.
+            TypeError: NCCL has no such reduction; nothing was put on the stream.
+            DistBackendError: NCCL failed, or the group was aborted.
         """
-        if self.communicators.aborted:
-            raise self._member.fault("issue", "the group was aborted")
-        if not operations:
-            return self._is_capturing()
-        communicator = self._known.get((device, pair))
-        if communicator is None:
-            communicator = self._communicator(device, pair)
+        communicator = self._known[device, pair]
         if len(operations) == 1:
             self._call(communicator, operations[0], stream, pair)
         else:
             with communicator.group():
                 for operation in operations:
                     self._call(communicator, operation, stream, pair)
-        return self._is_capturing()
 
     def close(self) -> None:
         """Destroys what lives; what was aborted is left alone."""
-        for communicator in {id(one): one for one in self._known.values()}.values():
-            if self._alive(communicator):
-                communicator.destroy()
+        for communicator in self._known.values():
+            if communicator.closed is None and self.communicators.remove(communicator.handle):
+                communicator.ended_elsewhere = None
+                try:
+                    communicator.destroy()
+                except Exception as error:
+                    _log.warning(self._member.says("destroy", str(error)))
             else:
                 communicator.forget("the group was aborted")
         self._known.clear()
 
-    def _alive(self, communicator: NcclCommunicator) -> bool:
-        return communicator.closed is None and self.communicators.remove(communicator.handle)
+    def _aborted(self) -> str | None:
+        return "the group was aborted" if self.communicators.aborted else None
 
     def _call(
         self, communicator: NcclCommunicator, operation: Operation, stream: int, pair: int
     ) -> None:
-        collective, kind, number, root, factor, source, count, target, out_count = operation
+        collective, kind, number, root, factor, where, source, count, target, out_count = operation
         dtype = _DTYPES[kind]
         if collective == _ALL_REDUCE:
-            op = self._reduction(number, factor)
+            op = self._reduction(number, factor, where)
             communicator.all_reduce(source, target, count, dtype, op, stream)
         elif collective == _ALL_GATHER:
             communicator.all_gather(source, target, count, dtype, stream)
         elif collective == _REDUCE_SCATTER:
-            op = self._reduction(number, factor)
+            op = self._reduction(number, factor, where)
             communicator.reduce_scatter(source, target, out_count, dtype, op, stream)
         elif collective == _BROADCAST:
             target = target or source  # in place on the root
             communicator.broadcast(source, target, count or out_count, dtype, root, stream)
         elif collective == _REDUCE:
-            op = self._reduction(number, factor)
+            op = self._reduction(number, factor, where)
             communicator.reduce(source, target, count, dtype, op, root, stream)
         elif collective == _SEND:
             communicator.send(source, count, dtype, self._peer(root, pair), stream)
@@ -179,27 +220,29 @@ class CudaEngine:
         """Returns the peer's rank in the communicator."""
         return rank if pair < 0 else int(rank > self._member.rank)
 
-    def _reduction(self, number: int, factor: float) -> object:
-        if number == _PREMUL_SUM:
-            return dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
-        return _OPS[number]
+    def _reduction(self, number: int, factor: float, where: int) -> object:
+        if number != _PREMUL_SUM:
+            return _OPS[number]
+        return FactorOnDevice(where) if where else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
 
-    def _communicator(self, device: int, pair: int) -> NcclCommunicator:
-        """Returns the communicator of a device or pair, made now and shown to the watchdog."""
-        with self._making:
-            key = (device, pair)
-            if key in self._known:
-                return self._known[key]
-            where = torch.device(self._device_type, device)
-            made = self._of_devices.on(where) if pair < 0 else self._pair(where, pair)
-            name = f"of {where}" if pair < 0 else f"with rank {pair} on {where}"
-            self.communicators.add(made.handle, name)
-            if pair < 0 and not self.communicators.instance:
-                self.communicators.instance = made.instance
-            self._known[key] = made
-            return made
+    def _for_all(self, device: torch.device) -> NcclCommunicator:
+        return NcclCommunicator.create(
+            self._store,
+            group=self._member.group,
+            rank=self._member.rank,
+            size=self._member.size,
+            device=device,
+            timeout=self._timeout,
+            generation=self._generation(-1),
+            cancelled=_Aborted(self.communicators),
+        )
 
-    def _pair(self, device: torch.device, peer: int) -> NcclCommunicator:
+    def _generation(self, pair: int) -> int:
+        """Returns how many communicators these ranks have begun to make before."""
+        self._made[pair] += 1
+        return self._made[pair] - 1
+
+    def _for_pair(self, device: torch.device, peer: int) -> NcclCommunicator:
         low, high = sorted((self._member.rank, peer))
         return NcclCommunicator.create(
             PrefixStore(f"pair/{low}-{high}", self._store),
@@ -208,6 +251,8 @@ class CudaEngine:
             size=2,
             device=device,
             timeout=self._timeout,
+            generation=self._generation(peer),
+            cancelled=_Aborted(self.communicators),
         )
 
 

@@ -24,7 +24,7 @@ from fastcoll.cuda.nccl_calls import DataCalls, group
 from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
-from fastcoll.cuda.nccl_rendezvous import WHAT
+from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
 from fastcoll.cuda.nccl_status import async_status, said, status_of
 
 __all__ = ["NcclCommunicator", "group"]
@@ -75,7 +75,7 @@ class NcclCommunicator(DataCalls):
         device: torch.device,
         timeout: timedelta,
         generation: int = 0,
-        cancelled: threading.Event | None = None,
+        cancelled: Cancelled | None = None,
     ) -> NcclCommunicator:
         """Makes a communicator, together with all other ranks of the group.
 

@@ -32,6 +32,9 @@ class DataCalls:
         member: Group, rank and size.
         timeout: How many seconds a call is waited for that NCCL does not block in; few communicators are such.
         library: The NCCL behind it.
+
+    Attributes:
+        ended_elsewhere: Returns why it is no more, if NCCL was told so by others than this object.
     """
 
     def __init__(self, raw: Any, member: Member, timeout: float, library: NcclLibrary) -> None:
@@ -40,6 +43,7 @@ class DataCalls:
         self._raw = raw
         self._timeout = timeout
         self._closed: str | None = None
+        self.ended_elsewhere: Callable[[], str | None] | None = None
         self._factors = PreMulSums(library)
 
     @property
@@ -55,6 +59,8 @@ class DataCalls:
     @property
     def closed(self) -> str | None:
         """Why the communicator is no more; None while it lives."""
+        if self._closed is None and self.ended_elsewhere is not None:
+            return self.ended_elsewhere()
         return self._closed
 
     def all_reduce(
@@ -172,8 +178,8 @@ class DataCalls:
             self.library.deregister(self.handle, registration)
 
     def _check(self, what: str) -> None:
-        if self._closed is not None:
-            raise self.member.fault(what, self._closed)
+        if (closed := self.closed) is not None:
+            raise self.member.fault(what, closed)
 
     def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, int, int]:
         """Returns NCCL's numbers: of the type, of its elements for one of the dtype's, of the operation."""
@@ -189,8 +195,8 @@ class DataCalls:
             raise self._translated(what, error) from None
 
     def _call(self, what: str, function: Callable[..., None], arguments: tuple[int, ...]) -> None:
-        if self._closed is not None:
-            raise self.member.fault(what, self._closed)
+        if (closed := self.closed) is not None:
+            raise self.member.fault(what, closed)
         try:
             function(*arguments)
         except Exception as error:
@@ -198,8 +204,8 @@ class DataCalls:
 
     def _settle(self, what: str, error: Exception) -> None:
         """Raises what a call's error means, or waits for the call that goes on."""
-        if self._closed is not None:
-            raise self.member.fault(what, self._closed) from None
+        if (closed := self.closed) is not None:
+            raise self.member.fault(what, closed) from None
 
         def failed() -> None:
             raise error
@@ -222,8 +228,8 @@ class DataCalls:
             raise self._translated(what, error) from None
 
     def _translated(self, what: str, error: Exception) -> Exception:
-        if self._closed is not None:
-            return self.member.fault(what, self._closed)
+        if (closed := self.closed) is not None:
+            return self.member.fault(what, closed)
         return translated(self.library, self.member, what, error)
 
 
@@ -251,9 +257,11 @@ def group(*communicators: DataCalls) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # NCCL has no way to drop a group, but it drops one in which a call was wrong.
-        with contextlib.suppress(Exception):
-            first._raw.allReduce(0, 0, 0, -1, 0, 0)
+        # NCCL has no way to drop a group, but it drops one in which a call was wrong. A communicator that was
+        # aborted meanwhile must not be touched.
+        if first.closed is None:
+            with contextlib.suppress(Exception):
+                first._raw.allReduce(0, 0, 0, -1, 0, 0)
         with contextlib.suppress(Exception):
             nccl.groupEnd()
         raise

@@ -16,7 +16,7 @@ from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.nccl_library import NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, keep, left_behind, let_go
-from fastcoll.cuda.nccl_rendezvous import WHAT, Rendezvous
+from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled, Rendezvous
 from fastcoll.cuda.nccl_status import finish, translated
 
 __all__ = ["connect", "current"]
@@ -33,7 +33,7 @@ def connect(
     device: torch.device,
     seconds: float,
     generation: int,
-    cancelled: threading.Event | None,
+    cancelled: Cancelled | None,
 ) -> tuple[Any, str]:
     """Makes CuPy's communicator, together with all other ranks of the group.
 

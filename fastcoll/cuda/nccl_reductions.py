@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from fastcoll.cuda.nccl_library import NcclLibrary
 
-__all__ = ["PreMulSums"]
+__all__ = ["FactorOnDevice", "PreMulSums"]
 
 _KEPT = 16  # operations
+
+
+@dataclass(frozen=True)
+class FactorOnDevice:
+    """PREMUL_SUM by a factor of the collective's dtype, or of its parts', in the device's memory.
+
+    Attributes:
+        address: Where it lies while the collective runs.
+    """
+
+    address: int
+    op: ClassVar[dist.ReduceOp.RedOpType] = dist.ReduceOp.PREMUL_SUM
 
 
 class PreMulSums:
@@ -32,7 +45,7 @@ class PreMulSums:
 
         Args:
             handle: The communicator.
-            op: A ``dist.ReduceOp`` with a factor: a number, or a tensor of one element.
+            op: A ``dist.ReduceOp`` with a factor, a number or a tensor of one element; or FactorOnDevice.
             dtype: Of the collective.
             type_code: NCCL's number of it, or of a complex dtype's parts.
 
@@ -40,10 +53,12 @@ class PreMulSums:
             StatusError: NCCL refused.
             TypeError: The tensor has another dtype than the collective, or there is no factor.
         """
-        factor = _factor_of(op)
+        factor = op.address if isinstance(op, FactorOnDevice) else _factor_of(op)
         real = dtype.to_real() if dtype.is_complex else dtype
         scalar: bytes | int
-        if isinstance(factor, torch.Tensor):
+        if isinstance(op, FactorOnDevice):
+            scalar = op.address
+        elif isinstance(factor, torch.Tensor):
             if factor.dtype != real or factor.numel() != 1:
                 raise TypeError(
                     f"expected a factor of one element of {real}, got {factor.numel()} of {factor.dtype}"

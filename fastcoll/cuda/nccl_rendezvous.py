@@ -16,10 +16,9 @@ import contextlib
 import hashlib
 import secrets
 import struct
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -27,7 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 
-__all__ = ["WHAT", "Rendezvous"]
+__all__ = ["WHAT", "Cancelled", "Rendezvous"]
 
 WHAT = "nccl_init"
 """What errors say has failed."""
@@ -38,6 +37,16 @@ _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
 _LONGEST_TEXT = 2000  # bytes of what another rank says
 _SHORTEST, _LONGEST = 0.001, 0.1  # seconds between two looks into the store
+
+
+class Cancelled(Protocol):
+    """Whether the communicator is not wanted any more; a ``threading.Event`` is one."""
+
+    def is_set(self) -> bool:
+        """Returns whether it is so."""
+
+    def wait(self, timeout: float) -> bool:
+        """Returns whether it is so, waiting for that so many seconds."""
 
 
 class Rendezvous:
@@ -61,7 +70,7 @@ class Rendezvous:
         version: int,
         deadline: float,
         timeout: float,
-        cancelled: threading.Event,
+        cancelled: Cancelled,
     ) -> None:
         self._store = PrefixStore(f"fastcoll/nccl/{member.group}/{generation}", store)
         self._member = member

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from layouts import FLAT, LAYOUTS, gaps_untouched, laid_out
 from oracle import (
+    BITWISE,
     COMPLEX,
     FLOAT8,
     FLOATS,
@@ -44,10 +45,13 @@ class Case:
     async_op: bool
     splits: tuple[tuple[int, ...], ...]
     seed: int
+    device: str
 
 
-def pairs(collective):
+def pairs(collective, device):
     """Operation and type that go together in a reducing collective."""
+    if device != "cpu":
+        return nccl_pairs()
     types = GLOO_REDUCES if IS_GLOO else [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
     ops = [op for op in OPS if not (IS_GLOO and op == "PREMUL_SUM")]
     torch_refuses = {("PRODUCT", dtype) for dtype in COMPLEX} if collective == "all_reduce" else ()
@@ -55,14 +59,29 @@ def pairs(collective):
     return [pair for pair in found if pair not in torch_refuses]
 
 
+def nccl_pairs():
+    """The same for NCCL, which has no 16-bit integers and fewer operations."""
+    types = [t for t in [*FLOATS, *INTEGERS, torch.bool] if t not in (torch.int16, torch.uint16)]
+    found = [
+        (op, t)
+        for op in OPS
+        for t in types
+        if allows(op, t) and (op not in BITWISE or (t == torch.bool and op != "BXOR"))
+    ]
+    return found + [(op, t) for op in ("SUM", "AVG", "PREMUL_SUM") for t in COMPLEX]
+
+
 @st.composite
-def cases(draw):
-    size = draw(st.integers(1, 5))
-    collective = draw(st.sampled_from(REDUCING + MOVING))
+def cases(draw, device="cpu"):
+    size = draw(st.integers(1, 5 if device == "cpu" else 4))
+    # A stream does one message after the other: a ring of them on devices goes as a batch.
+    collective = draw(
+        st.sampled_from(REDUCING + [m for m in MOVING if device == "cpu" or m != "ring"])
+    )
     if collective == "ring" and size == 1:
         collective = "broadcast"  # torch refuses messages to oneself
     if collective in REDUCING:
-        op, dtype = draw(st.sampled_from(pairs(collective)))
+        op, dtype = draw(st.sampled_from(pairs(collective, device)))
     else:
         known = [t for t in GLOO_MOVES if not (collective == "gather" and t in COMPLEX)]
         op, dtype = "SUM", draw(st.sampled_from(known if IS_GLOO else EVERY_TYPE))
@@ -79,6 +98,7 @@ def cases(draw):
         async_op=draw(st.booleans()),
         splits=draw(st.tuples(*[row] * size)),
         seed=draw(st.integers(0, 10**6)),
+        device=device,
     )  # fmt: skip
 
 
@@ -97,14 +117,14 @@ class Runner:
         return sample(100 * source + target, shape, self.case.dtype, self.case.seed)
 
     def give(self, tensor):
-        return laid_out(tensor, self.case.given_layout)
+        return laid_out(tensor.to(self.case.device), self.case.given_layout)
 
     def out(self, shape=None, content=None):
         """Return an output tensor of zeros, or of what it holds before."""
         if content is None:
             shape = self.case.shape if shape is None else shape
             content = torch.zeros(shape, dtype=self.case.dtype)
-        self.outputs.append(laid_out(content, self.case.output_layout))
+        self.outputs.append(laid_out(content.to(self.case.device), self.case.output_layout))
         return self.outputs[-1]
 
     def cat(self, tensors):
@@ -124,6 +144,14 @@ def run(case):
     runner = Runner(case)
     globals()[case.collective](runner, case, range(case.size))
     runner.check_gaps()
+
+
+def run_in_order(case):
+    import recording_device
+
+    recording_device.clear()
+    with recording_device.no_violations():
+        run(case)
 
 
 def all_reduce(r, case, ranks):
@@ -215,7 +243,7 @@ def ring(r, case, ranks):
 
 
 # No shrinking: a case says all about itself, and every failing run costs new ranks.
-@settings(
+ANY = settings(
     max_examples=400,
     derandomize=True,
     deadline=None,
@@ -223,6 +251,16 @@ def ring(r, case, ranks):
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+@ANY
 @given(case=cases())
 def test_any_collective(world, case):
     world(case.size).run(run, case)
+
+
+@ANY
+@given(case=cases(device="recording:0"))
+def test_any_collective_on_a_device(nccl_world, case):
+    """Also that all accesses to memory are ordered."""
+    nccl_world(case.size).run(run_in_order, case)

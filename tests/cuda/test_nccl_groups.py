@@ -1,14 +1,19 @@
 """Calls issued together, divided communicators, several devices, and the stream of each call."""
 
+import itertools
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import CPU, StandIn, Tensors, communicator, create, store
+from nccl_ranks import StandIn, Tensors, communicator, create, store
 from world import Worlds
 from world_rank import here
 
+from fastcoll._load import C
+from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.nccl import group
-from fastcoll.cuda.nccl_devices import DeviceCommunicators
 
 
 def order(rank: int, size: int) -> list[tuple[int, int]]:
@@ -137,30 +142,76 @@ def streams(path: str) -> list[tuple[str, int]]:
         return [(name, arguments["stream"]) for name, arguments in stand_in.calls()]
 
 
-def devices(path: str) -> None:
-    from datetime import timedelta
+def engine_of(name: str, timeout: float = 30) -> CudaEngine:
+    limit = timedelta(seconds=timeout)
+    return CudaEngine(store(name), "g", here().rank, here().size, limit, device_type="cpu")
 
-    stand_in, meta = StandIn.load(path), torch.device("meta")
+
+def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int = -1) -> None:
+    address, count = tensor.data_ptr(), tensor.numel()
+    kinds = C.COLLECTIVES.index("all_reduce"), C.DTYPES.index("float32"), C.REDUCE_OPS.index("SUM")
+    engine.issue(
+        [(*kinds, -1, 1.0, 0, address, count, address, count)], stream=0, device=device, pair=pair
+    )
+
+
+def devices(path: str) -> None:
+    stand_in = StandIn.load(path)
     stand_in.clear()
-    arguments = (store(), "g", here().rank, here().size, timedelta(seconds=30))
-    lazy = DeviceCommunicators(*arguments)
-    assert lazy.all() == [] and "initRank" not in stand_in.names()
-    first, second = lazy.on(CPU), lazy.on(meta)
-    assert lazy.on(CPU) is first and lazy.on(meta) is second and first is not second
-    tensor = torch.ones(1)
-    for one in lazy.all():
-        Tensors(one).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
-    assert tensor.item() == here().size ** 2
-    assert lazy.destroy() and lazy.destroy()
-    with pytest.raises(dist.DistBackendError, match="communicator was destroyed"):
-        Tensors(lazy.on(CPU)).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
-    with pytest.raises(dist.DistBackendError, match="communicators of this group were destroyed"):
-        lazy.on(torch.device("cpu", 3))
-    eager = DeviceCommunicators(store("eager"), *arguments[1:], eager=CPU)
-    assert stand_in.names().count("initRank") == 3 and [one.device for one in eager.all()] == [CPU]
-    assert eager.abort("enough")
-    with pytest.raises(dist.DistBackendError, match="enough"):
-        Tensors(eager.on(CPU)).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    engine, tensor = engine_of("engine"), torch.ones(1)
+    assert "initRank" not in stand_in.names()
+    for device in (0, 1, 0):
+        engine.prepare(device, -1, False)
+        reduce(engine, tensor, device)
+    assert tensor.item() == here().size ** 3
+    assert stand_in.names().count("initRank") == 2
+    with pytest.raises(ValueError, match="cannot be captured"):
+        engine.prepare(2, -1, True)
+    engine.close()
+    assert stand_in.names().count("destroy") == 2
+
+
+def pairs(path: str) -> None:
+    """Each pair of ranks has a communicator of its own, on each device."""
+    StandIn.load(path).clear()
+    engine, me = engine_of("pairs"), here().rank
+    for low, high in itertools.combinations(range(here().size), 2):
+        if me in (low, high):
+            for device in range(2):
+                tensor = torch.tensor([1.0 + me])
+                engine.prepare(device, low + high - me, False)
+                reduce(engine, tensor, device, low + high - me)
+                assert tensor.item() == low + high + 2
+    engine.close()
+
+
+def an_aborted_group(path: str) -> None:
+    """What the watchdog has aborted is not touched by this side, neither in a group nor at the end."""
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine, tensor = engine_of("aborted"), torch.ones(1)
+    engine.prepare(0, -1, False)
+    communicator = engine._known[0, -1]
+    engine.communicators.abort_all()
+    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+        reduce(engine, tensor)
+    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+        Tensors(communicator).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+        engine.prepare(1, -1, False)
+    engine.close()
+    assert stand_in.names()[-1] == "abort" and stand_in.names().count("abort") == 1
+
+
+def aborted_while_it_queues(path: str) -> None:
+    stand_in = StandIn.load(path)
+    engine = engine_of("queues")
+    engine.prepare(0, -1, False)
+    stand_in.clear()
+    with pytest.raises(RuntimeError, match="enough"), engine._known[0, -1].group():
+        engine.communicators.abort_all()
+        raise RuntimeError("enough")
+    assert stand_in.names() == ["groupStart", "abort", "groupEnd"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -197,3 +248,12 @@ def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> 
 
 def test_communicators_are_made_when_a_device_is_first_used(world: Worlds, stand_in: str) -> None:
     world(2).run(devices, stand_in, init=False)
+
+
+def test_pairs_of_ranks_have_communicators(world: Worlds, stand_in: str) -> None:
+    world(3).run(pairs, stand_in, init=False)
+
+
+@pytest.mark.parametrize("case", [an_aborted_group, aborted_while_it_queues])
+def test_what_was_aborted_is_left_alone(world: Worlds, stand_in: str, case: Any) -> None:
+    world(2).run(case, stand_in, init=False)

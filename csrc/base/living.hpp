@@ -1,0 +1,59 @@
+// The living objects of one kind in this process, for what must reach all of them at its end.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "fork.hpp"
+
+namespace fastcoll {
+
+/// Holds weak pointers. A forked child sees none of its parent's objects. Meant for a static that
+/// is never destroyed.
+template <typename T>
+class Living {
+ public:
+  void add(const std::shared_ptr<T>& one) {
+    State& now = state();
+    const std::lock_guard<std::mutex> lock(now.mutex);
+    now.all.erase(std::remove_if(now.all.begin(), now.all.end(),
+                                 [](const auto& weak) { return weak.expired(); }),
+                  now.all.end());
+    now.all.push_back(one);
+  }
+
+  std::vector<std::shared_ptr<T>> all() {
+    State& now = state();
+    std::vector<std::shared_ptr<T>> found;
+    const std::lock_guard<std::mutex> lock(now.mutex);
+    for (const auto& weak : now.all) {
+      if (auto one = weak.lock()) found.push_back(std::move(one));
+    }
+    return found;
+  }
+
+ private:
+  struct State {
+    const std::uint64_t generation = forkGeneration();
+    std::mutex mutex;
+    std::vector<std::weak_ptr<T>> all;
+  };
+
+  State& state() {
+    State* now = state_.load(std::memory_order_acquire);
+    if (now == nullptr || now->generation != forkGeneration()) {
+      // Another one, as the parent's mutex may have been held when this process was forked.
+      auto* fresh = new State;
+      if (state_.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return *fresh;
+      delete fresh;
+    }
+    return *now;
+  }
+
+  std::atomic<State*> state_{nullptr};
+};
+
+}  // namespace fastcoll

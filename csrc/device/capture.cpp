@@ -1,0 +1,49 @@
+#include "capture.hpp"
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+namespace fastcoll {
+namespace {
+
+// Of cuda.h.
+using StreamIsCapturing = int (*)(void* stream, int* status);
+using ExchangeMode = int (*)(int* mode);
+constexpr int kSuccess = 0;
+constexpr int kNotCapturing = 0;
+constexpr int kRelaxed = 2;
+
+/// The driver is there once torch has used a device: asked again until then.
+template <typename Function>
+Function ofDriver(std::atomic<void*>& known, const char* name) noexcept {
+  void* found = known.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    if (void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD)) {
+      found = ::dlsym(driver, name);
+      ::dlclose(driver);  // its own reference: whoever loaded it keeps it
+      known.store(found, std::memory_order_release);
+    }
+  }
+  return reinterpret_cast<Function>(found);
+}
+
+}  // namespace
+
+bool isCaptured(const c10::Stream& stream) noexcept {
+  static std::atomic<void*> known{nullptr};
+  const auto ask = ofDriver<StreamIsCapturing>(known, "cuStreamIsCapturing");
+  int status = kNotCapturing;
+  // The legacy stream answers with an error while another stream that it blocks is captured.
+  return ask != nullptr && ask(stream.native_handle(), &status) == kSuccess &&
+         status != kNotCapturing;
+}
+
+void leaveCapturesAlone() noexcept {
+  static std::atomic<void*> known{nullptr};
+  const auto exchange = ofDriver<ExchangeMode>(known, "cuThreadExchangeStreamCaptureMode");
+  int mode = kRelaxed;
+  if (exchange != nullptr) exchange(&mode);
+}
+
+}  // namespace fastcoll

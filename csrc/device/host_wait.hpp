@@ -1,0 +1,32 @@
+// The one way in which the host waits for a device: by asking again and again, so that it notices
+// Ctrl-C, a deadline, and the end of the group.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "../base/clock.hpp"
+#include "../base/interrupt.hpp"
+
+namespace fastcoll {
+
+/// Returns true as soon as `ended()` is, and false when `until` has passed first. What
+/// checkInterrupt() or `ended` throws, it throws.
+template <typename Ended>
+bool waitOnHost(Ended&& ended, TimePoint until) {
+  // Between two looks: short beside what a collective on a device takes.
+  constexpr std::chrono::microseconds kFirst{20};
+  constexpr std::chrono::microseconds kLast{1000};
+  auto pause = kFirst;
+  while (!ended()) {
+    if (Clock::now() >= until) return false;
+    checkInterrupt();
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLast);
+  }
+  return true;
+}
+
+}  // namespace fastcoll

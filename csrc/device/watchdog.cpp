@@ -1,0 +1,293 @@
+#include "watchdog.hpp"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "../base/env.hpp"
+#include "../base/thread.hpp"
+#include "capture.hpp"
+
+namespace fastcoll {
+namespace {
+
+// How long the rank that met a fault waits for the others to say how far they are.
+constexpr Milliseconds kAnswer{2500};
+// How long a group that ends waits for the library's abort, and for its threads.
+constexpr Milliseconds kAbort{2000};
+constexpr Milliseconds kThreads{200};
+// Between two looks when somebody waits for one, and when nothing is under way.
+constexpr Milliseconds kSoon{10};
+constexpr Milliseconds kIdle{1000};
+constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+
+std::string textOf(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+}  // namespace
+
+Watchdog::Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
+                   std::shared_ptr<Communicators> communicators, OnFault onFault)
+    : config_(std::move(config)),
+      communicators_(std::move(communicators)),
+      news_(
+          std::make_shared<PeerNews>(config_.rank, config_.size, std::move(store), communicators_)),
+      onFault_(std::move(onFault)) {}
+
+std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
+  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
+                config_.size, ", seq ", seq, "]: ");
+}
+
+void Watchdog::throwIfUnusableLocked(const char* call) const {
+  if (phase_ != Phase::Healthy) {
+    throw Error(kind_, prefix(call, sequence_ + 1) + "the group has failed: " + cause_);
+  }
+  if (closing_) {
+    throw Error(ErrorKind::Backend,
+                prefix(call, sequence_ + 1) +
+                    "the group was destroyed. Initialize it again to use it again.");
+  }
+}
+
+void Watchdog::throwIfUnusable(const char* call) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusableLocked(call);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+void Watchdog::enroll(const FlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throwIfUnusableLocked(flight->call);
+  if (!watching_) {
+    news_->start();
+    startThread([self = shared_from_this()] { self->watch(); }).detach();
+    watching_ = true;
+  }
+  flight->seq = ++sequence_;
+  flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
+  device_ = flight->device;
+  flights_.push_back(flight);
+  if (flights_.size() == 1) changed_.notify_all();
+}
+
+void Watchdog::strike(const FlightRef& flight) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
+}
+
+std::vector<FlightRef> Watchdog::takeEnded() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(ended_, {});
+}
+
+std::uint64_t Watchdog::sequence() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return sequence_;
+}
+
+bool Watchdog::faulted(ErrorKind* kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Healthy) return false;
+  if (kind != nullptr) *kind = kind_;
+  return true;
+}
+
+// --- the thread ----------------------------------------------------------------------------------
+
+void Watchdog::watch() noexcept {
+  ::pthread_setname_np(::pthread_self(), "fastcoll-dog");
+  leaveCapturesAlone();
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!closed_) {
+    const bool awaited = phase_ == Phase::Failing || closing_;
+    changed_.wait_for(lock, awaited ? kSoon : flights_.empty() ? kIdle : config_.tick);
+    if (closed_) break;
+    const Phase phase = phase_;
+    const bool late = phase == Phase::Failing && Clock::now() >= verdictBy_;
+    lock.unlock();
+    if (phase == Phase::Healthy) {
+      look();
+    } else if (phase == Phase::Failing) {
+      const auto answers = late ? news_->answersSoFar() : news_->answers();
+      if (answers) giveVerdict(*answers);
+    }
+    lock.lock();
+  }
+  watching_ = false;
+  changed_.notify_all();
+}
+
+void Watchdog::look() {
+  try {
+    lookAtFlights();
+  } catch (const std::exception& error) {
+    // The device itself reports an error: of a kernel, or of the card.
+    return fail(ErrorKind::Backend, "the device reported an error: " + textOf(error), false);
+  }
+  const std::string fault = communicators_->asyncError();
+  if (!fault.empty()) return fail(ErrorKind::Backend, fault, true);
+  const std::string heard = news_->heard();
+  if (!heard.empty()) fail(ErrorKind::Backend, "another rank met a fault: " + heard, true);
+}
+
+/// Events are asked without the lock: a driver may hang.
+void Watchdog::lookAtFlights() {
+  std::vector<FlightRef> flights;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    flights.assign(flights_.begin(), flights_.end());
+  }
+  if (flights.empty()) return;
+  FlightRef late;
+  std::vector<bool> ended(flights.size());
+  {
+    // Without a device of its own the thread would open the first one.
+    const c10::DeviceGuard onDevice(flights.front()->device);
+    const c10::impl::VirtualGuardImpl impl(flights.front()->device.type());
+    const auto now = Clock::now();
+    for (std::size_t i = 0; i < flights.size(); ++i) {
+      impl.setDevice(flights[i]->device);
+      ended[i] = flights[i]->ended();
+      if (!ended[i] && late == nullptr && now >= flights[i]->deadline) late = flights[i];
+    }
+  }
+  std::string timedOut;
+  Milliseconds limit{};
+  if (late != nullptr) {
+    timedOut = late->describe();
+    limit = late->timeout;
+    late.reset();
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (std::size_t i = 0; i < flights.size(); ++i) {
+      const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
+      const bool mine = found != flights_.end() && !ended[i];
+      if (mine) continue;
+      if (ended[i]) completed_ = std::max(completed_, flights[i]->seq);
+      if (found != flights_.end()) flights_.erase(found);
+      // Also what was struck meanwhile: this thread may hold the last reference.
+      if (flights[i]->keeps()) ended_.push_back(flights[i]);
+    }
+    flights.clear();  // under the lock, so that this thread frees no tensors
+    if (flights_.empty()) changed_.notify_all();
+  }
+  if (!timedOut.empty()) {
+    fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms"), true);
+  }
+}
+
+// --- faults --------------------------------------------------------------------------------------
+
+/// Called under the lock.
+std::string Watchdog::progress() const {
+  return concat(completed_, " ", sequence_, " ",
+                flights_.empty() ? "nothing" : flights_.front()->describe());
+}
+
+void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept {
+  try {
+    std::string came;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (phase_ != Phase::Healthy || closed_) return;
+      phase_ = Phase::Failing;
+      kind_ = kind;
+      cause_ = cause;
+      verdictBy_ = Clock::now() + (ask ? kAnswer + Milliseconds(500) : Milliseconds(0));
+      came = progress();
+      for (const FlightRef& flight : flights_) flight->doom();
+      aborting_ = true;
+      changed_.notify_all();
+    }
+    log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
+                               ": ", cause, "; the group is aborted"));
+    abortCommunicators();
+    // What was heard is answered; what is new is told.
+    const bool theirs = !news_->heard().empty() && ask;
+    if (!communicators_->meetings().empty()) {
+      news_->tell(theirs ? "" : cause, came, ask ? kAnswer : Milliseconds(0));
+    } else {
+      ask = false;  // nobody can be asked
+    }
+    if (!ask) giveVerdict("");
+    if (onFault_) onFault_(kind, cause);
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
+                               ": the end of the group itself failed: ", error.what()));
+    giveVerdict("");
+  }
+}
+
+/// On a thread that nobody has to wait for: the library's abort may hang.
+void Watchdog::abortCommunicators() {
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    device = device_;
+  }
+  startThread([self = shared_from_this(), device] {
+    ::pthread_setname_np(::pthread_self(), "fastcoll-abort");
+    leaveCapturesAlone();
+    c10::OptionalDeviceGuard onDevice;
+    if (device) onDevice.reset_device(*device);
+    self->communicators_->abortAll();
+    const std::lock_guard<std::mutex> lock(self->mutex_);
+    self->aborting_ = false;
+    self->changed_.notify_all();
+  }).detach();
+}
+
+void Watchdog::giveVerdict(const std::string& answers) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Failed) return;
+  phase_ = Phase::Failed;
+  cause_ += answers;
+  for (const FlightRef& flight : flights_) {
+    flight->fail(std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_)));
+    if (flight->keeps()) ended_.push_back(flight);
+  }
+  flights_.clear();
+  changed_.notify_all();
+}
+
+void Watchdog::waitForVerdict() noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_until(lock, verdictBy_ + Milliseconds(500),
+                      [this] { return phase_ != Phase::Failing; });
+}
+
+bool Watchdog::close(Milliseconds grace) noexcept {
+  bool pending = false;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return !aborting_;
+    closing_ = true;
+    changed_.notify_all();
+    changed_.wait_until(lock, deadlineAfter(Clock::now(), std::min(grace, kLongest)),
+                        [this] { return flights_.empty(); });
+    pending = !flights_.empty();
+  }
+  if (pending) {
+    fail(ErrorKind::Backend, "the group was destroyed while the call was under way", false);
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, kAbort, [this] { return !aborting_; });
+  closed_ = true;
+  changed_.notify_all();
+  changed_.wait_for(lock, kThreads, [this] { return !watching_; });
+  const bool quiet = !aborting_;
+  lock.unlock();
+  news_->stop(kThreads);
+  return quiet;
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,194 @@
+"""Groups that end by one rank's fault: the others are told at once, and nothing that hangs is waited for."""
+
+import ctypes
+import os
+import threading
+import time
+from datetime import timedelta
+from unittest import mock
+
+import device_ranks
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
+
+from fastcoll.cuda.engine import CudaEngine
+
+DEVICE = "recording:0"
+
+
+def inject(text):
+    assert device_ranks.stand_in().fakeNcclInject(text.encode()) == 0
+
+
+def called(name):
+    library = device_ranks.stand_in()
+    library.fakeNcclCall.restype = ctypes.c_char_p
+    texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
+    return sum(text.split()[0] == name.encode() for text in texts)
+
+
+def group(seconds=60):
+    """A group that has made one call; nothing here ends by the time limit that it is given."""
+    own = dist.new_group(timeout=timedelta(seconds=seconds))
+    dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
+    return own
+
+
+def fault_of(call):
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        call()
+    return str(caught.value), time.monotonic() - start
+
+
+def reduce(own):
+    dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
+
+
+def has_failed(own):
+    return own._get_backend(torch.device(DEVICE)).get_error() != ErrorType.SUCCESS
+
+
+def until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come to pass"
+        time.sleep(0.02)
+
+
+def a_call_that_fails_on_one_rank():
+    own = group()
+    if dist.get_rank() == 0:
+        inject("fail allReduce 2 0 1")
+    text, took = fault_of(lambda: reduce(own))
+    assert took < 20
+    if dist.get_rank() == 0:
+        assert "injected into allReduce" in text and "seq 2" in text
+    else:
+        assert "another rank met a fault: rank 0: all_reduce(seq 2, float32[3]) failed" in text
+    assert "the group has failed" in fault_of(lambda: reduce(own))[0]
+
+
+def an_abort_is_told():
+    own = group()
+    if dist.get_rank() == 0:
+        own.abort()
+        assert "rank 0 aborted the group" in fault_of(lambda: reduce(own))[0]
+    else:
+        text, took = fault_of(lambda: reduce(own))  # waits in the library for rank 0
+        assert "another rank met a fault: rank 0: rank 0 aborted the group" in text and took < 20
+
+
+def an_interrupt_in_a_call():
+    """What the user does to the program is not made an error, and the other rank is not left to wait."""
+    own = group()
+    if dist.get_rank() == 0:
+        with (
+            mock.patch.object(CudaEngine, "_call", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            reduce(own)
+        assert "was interrupted" in fault_of(lambda: reduce(own))[0]
+    else:
+        assert "was interrupted" in fault_of(lambda: reduce(own))[0]
+
+
+def a_pair_alone():
+    """Ranks that have met in no collective tell each other all the same."""
+    own = dist.new_group(timeout=timedelta(seconds=2))
+    x = torch.ones(3, device=DEVICE)
+    peer = 1 - dist.get_rank()
+    dist.send(x, peer, group=own) if dist.get_rank() == 0 else dist.recv(x, peer, group=own)
+    if dist.get_rank() == 0:
+        text, _ = fault_of(lambda: dist.recv(x, peer, group=own))
+        assert "recv(seq 2" in text and "rank 1 completed call 1 of 1, under way: nothing" in text
+    else:
+        until(lambda: has_failed(own))
+        text, _ = fault_of(lambda: dist.recv(x, peer, group=own))
+        assert "another rank met a fault: rank 0: recv(seq 2" in text
+
+
+def an_abort_that_hangs():
+    own = group()
+    inject("hang abort 0 0 1")
+    start = time.monotonic()
+    own.abort()
+    assert time.monotonic() - start < 1
+    dist.destroy_process_group(own)
+    assert time.monotonic() - start < 10
+
+
+def a_making_that_is_aborted():
+    """Rank 1 does not come: an abort ends the waiting for it."""
+    own = dist.new_group(timeout=timedelta(seconds=60))
+    if dist.get_rank() == 0:
+        threading.Timer(0.5, own.abort).start()
+        text, took = fault_of(lambda: reduce(own))
+        assert "aborted" in text and took < 10
+
+
+def no_engine_after_an_abort():
+    own = dist.new_group()
+    own.abort()
+    assert "aborted the group" in fault_of(lambda: reduce(own))[0]
+
+
+def the_lock_of_python_is_held():
+    """The watchdog aborts while a thread holds the GIL and does not let it go."""
+    own = group(seconds=1)
+    if dist.get_rank() == 1:
+        until(lambda: has_failed(own))
+        return
+    before = called("abort")
+    ready, aborts = threading.Event(), []
+
+    def hold():
+        ready.wait()
+        time.sleep(0.2)  # the other thread is in the library
+        ctypes.PyDLL(None).sleep(4)  # a PyDLL keeps the lock
+        aborts.append(called("abort"))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    ready.set()
+    text, _ = fault_of(lambda: reduce(own))
+    thread.join()
+    assert aborts == [before + 1] and "timed out after 1000 ms" in text
+
+
+def a_fork_is_told():
+    own = group()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
+            os.write(writing, b"nothing")
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert b"this process was forked from the one that made the group" in pipe.read()
+    os.waitpid(child, 0)
+    reduce(own)
+
+
+CASES = [
+    a_call_that_fails_on_one_rank,
+    an_abort_is_told,
+    an_interrupt_in_a_call,
+    a_pair_alone,
+    an_abort_that_hangs,
+    a_making_that_is_aborted,
+    no_engine_after_an_abort,
+    the_lock_of_python_is_held,
+    a_fork_is_told,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_abort(nccl_world, case):
+    nccl_world(2).run(case, fresh=True)

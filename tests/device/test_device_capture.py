@@ -1,0 +1,88 @@
+"""Streams that are being captured into a graph, as a driver tells it that is not there: a stand-in for it."""
+
+import ctypes
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+
+DEVICE = "recording:0"
+
+DRIVER = """
+static const void* captured;
+static int relaxed;
+void capture(const void* stream) { captured = stream; }
+int relaxed_threads(void) { return relaxed; }
+int cuStreamIsCapturing(void* stream, int* status) {
+  *status = captured && stream == captured;
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode == 2) __atomic_add_fetch(&relaxed, 1, __ATOMIC_SEQ_CST);
+  *mode = 0;
+  return 0;
+}
+"""
+
+
+def driver():
+    """Builds and loads it, under the name by which a driver is found."""
+    folder = Path(tempfile.mkdtemp())
+    source, library = folder / "driver.c", folder / "libcuda.so.1"
+    source.write_text(DRIVER)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True
+    )
+    loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    loaded.capture.argtypes = [ctypes.c_void_p]
+    return loaded
+
+
+def asked(since):
+    return len(recording_device.log("query")) - since
+
+
+def captured_calls():
+    loaded = driver()
+    own = dist.new_group()
+    stream = torch.accelerator.current_stream()
+    x = torch.ones(5, device=DEVICE)
+
+    # No communicator can be made while a stream is captured, and the group is as good as before.
+    loaded.capture(stream.native_handle)
+    with pytest.raises(ValueError, match="cannot be captured into a graph"):
+        dist.all_reduce(x, group=own)
+    with pytest.raises(ValueError, match="a barrier waits on the host"):
+        dist.barrier(group=own)
+    loaded.capture(None)
+    dist.all_reduce(x, group=own)
+    dist.all_reduce(x, group=own, async_op=True)  # dropped: asked for later, but not in a capture
+
+    loaded.capture(stream.native_handle)
+    before = len(recording_device.log("query"))
+    for _ in range(3):
+        work = dist.all_reduce(x, group=own, async_op=True)
+        assert not work.is_completed()
+        work.wait()
+    dist.all_reduce(x, group=own)
+    mine = recording_device.log("query")[before:]
+    names = {entry.thread for entry in recording_device.log("launch")}
+    assert not [entry for entry in mine if entry.thread in names]
+    loaded.capture(None)
+
+    # Its own works are none of the watchdog's business: they run when the graph does.
+    backend = own._get_backend(torch.device(DEVICE))
+    backend.shutdown()
+    assert loaded.relaxed_threads() >= 1
+
+
+def test_capture(nccl_world):
+    world = nccl_world(2)
+    try:
+        world.run(captured_calls, fresh=True)
+    finally:
+        world.kill()  # with its driver

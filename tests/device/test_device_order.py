@@ -1,0 +1,218 @@
+"""Calls under several streams, works that are waited for elsewhere or never, and barriers beside them."""
+
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import fastcoll
+
+DEVICE = "recording:0"
+
+
+def rank_values(count):
+    return torch.full((count,), 1.0 + dist.get_rank(), device=DEVICE)
+
+
+def total():
+    size = dist.get_world_size()
+    return size * (size + 1) / 2
+
+
+def waited_on_another_stream():
+    """The memory stays in use until the work ends: the stream that made it has not waited."""
+    other = torch.Stream(device=DEVICE)
+    x = torch.zeros(40, 2, device=DEVICE)
+    x[:, 0] = 1
+    other.wait_stream(torch.accelerator.current_stream())
+    work = dist.all_reduce(x[:, 0], async_op=True)  # staged: the staging is the engine's own
+    with other:
+        work.wait()
+    for _ in range(3):  # would get the staging's memory
+        torch.ones(40, device=DEVICE).add_(1)
+    torch.accelerator.current_stream().wait_stream(other)
+    assert x[0, 0].item() == dist.get_world_size()
+
+
+def batch_under_several_streams():
+    """What each stream has done before is waited for."""
+    me, size = dist.get_rank(), len(ranks())
+    other = torch.Stream(device=DEVICE)
+    first, got = rank_values(50), torch.empty(2, 50, device=DEVICE)
+    other.wait_stream(torch.accelerator.current_stream())
+    with other:
+        second = rank_values(50).mul_(10)
+    with _coalescing_manager(device=torch.device(DEVICE), async_ops=True) as manager:
+        dist.isend(first, (me + 1) % size)
+        dist.irecv(got[0], (me - 1) % size)
+        with other:
+            dist.isend(second, (me + 1) % size)
+            dist.irecv(got[1], (me - 1) % size)
+    manager.wait()
+    assert got[:, 0].tolist() == [1.0 + (me - 1) % size, 10.0 * (1 + (me - 1) % size)]
+    other.wait_stream(torch.accelerator.current_stream())  # before `second` is freed
+
+
+def ranks():
+    return range(dist.get_world_size())
+
+
+def dropped_with_gaps():
+    """An output with gaps is written behind the call: it stays in memory although nobody waits."""
+    for _ in range(3):
+        base = torch.zeros(30, 3, device=DEVICE)
+        dist.all_reduce(base[:, 1], async_op=True)
+        del base
+        torch.ones(90, device=DEVICE)
+    x = rank_values(5)
+    dist.all_reduce(x)
+    assert x[0].item() == total()
+
+
+def adjacent_on_one_rank():
+    """Where tensors happen to lie does not change what is called."""
+    pieces = list(torch.empty(len(ranks()), 6, device=DEVICE).unbind())
+    if dist.get_rank() == 1:
+        pieces = [torch.empty(6, device=DEVICE) for _ in ranks()]
+    dist.all_gather(pieces, rank_values(6))
+    assert [piece[0].item() for piece in pieces] == [1.0 + rank for rank in ranks()]
+
+
+def barrier_after_some_have_sent():
+    """Ranks that have used the device meet those that have not."""
+    own = dist.new_group()
+    if dist.get_rank() == 0:
+        dist.send(rank_values(3), 1, group=own)
+    elif dist.get_rank() == 1:
+        dist.recv(got := torch.empty(3, device=DEVICE), 0, group=own)
+        assert got.tolist() == [1.0] * 3
+    dist.barrier(group=own)
+    dist.barrier(group=own, async_op=True).wait()
+
+
+def barrier_waits_for_the_stream():
+    x = rank_values(4)
+    dist.all_reduce(x)
+    stream = torch.accelerator.current_stream()
+    token = recording_device.hold(stream)
+    x += 1
+    work = dist.barrier(async_op=True)
+    assert not work.is_completed()
+    recording_device.release(token)
+    work.wait()
+    assert stream.query()
+
+
+def nothing_on_some_ranks():
+    """Ranks that have nothing to move take part all the same, in the first call of a group."""
+    own = dist.new_group()
+    me, last = dist.get_rank(), len(ranks()) - 1
+    sizes = [4 if rank == last else 0 for rank in ranks()]
+    outputs = [torch.zeros(size, device=DEVICE) for size in sizes]
+    dist.all_gather(outputs, rank_values(sizes[me]), group=own)
+    assert outputs[last].tolist() == [1.0 + last] * 4
+    splits = [2 if rank == 0 else 0 for rank in ranks()] if me == 0 else [0] * len(ranks())
+    output = torch.zeros(2 if me == 0 else 0, device=DEVICE)
+    dist.all_to_all_single(output, rank_values(2 if me == 0 else 0), splits, splits, group=own)
+    assert output.tolist() == [1.0] * len(output)
+
+
+def an_error_in_a_batch():
+    """The batch is over: what comes later is not collected."""
+    backend = dist.group.WORLD._get_backend(torch.device(DEVICE))
+    x = rank_values(3)
+    backend._start_coalescing()
+    with pytest.raises(ValueError, match="expected a root rank"):
+        backend.broadcast([x], _root(len(ranks())))
+    dist.all_reduce(x)
+    assert x[0].item() == total()
+
+
+def _root(rank):
+    options = dist.BroadcastOptions()
+    options.rootRank = rank
+    return options
+
+
+def factor_on_the_device():
+    """PREMUL_SUM reads its factor on the stream: the host does not wait for it."""
+    x = rank_values(9)
+    factor = torch.full((1,), 0.5, device=DEVICE)
+    dist.all_reduce(torch.ones(1, device=DEVICE))  # the communicator
+    before = len(recording_device.log("synchronize"))
+    work = dist.all_reduce(x, dist._make_nccl_premul_sum(factor), async_op=True)
+    del factor
+    torch.full((1,), 7.0, device=DEVICE)  # would get its memory
+    assert len(recording_device.log("synchronize")) == before
+    work.wait()
+    assert x[0].item() == total() / 2
+    with pytest.raises(TypeError, match="expected a factor of one element of float32, got 1 of"):
+        wrong = torch.ones(1, dtype=torch.float64, device=DEVICE)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(wrong))
+
+
+def times():
+    own = dist.new_group()
+    x = rank_values(3)
+    work = dist.all_reduce(x, group=own, async_op=True)
+    work.wait()
+    with pytest.raises(ValueError, match="was not timed"):
+        work._get_duration()
+    own._enable_collectives_timing()
+    work = dist.all_reduce(x, group=own, async_op=True)
+    work.wait()
+    torch.recording.synchronize()
+    assert work._get_duration() >= 0
+
+
+def blocking_waits():
+    """With the option, the host waits; and so for a synchronous call."""
+    own = dist.new_group(pg_options=fastcoll.Options(blocking_wait=True))
+    stream = torch.accelerator.current_stream()
+    x = rank_values(3)
+    dist.all_reduce(x, group=own)
+    assert stream.query()
+    token = recording_device.hold(stream)
+    work = dist.all_reduce(x, group=own, async_op=True)
+    assert not work.is_completed()
+    recording_device.release(token)
+    work.wait()
+    assert work.is_completed()
+
+
+def integer_average():
+    """As with NCCL: cut off."""
+    x = torch.full((3,), 1 + dist.get_rank(), dtype=torch.int64, device=DEVICE)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert x.tolist() == [int(total()) // len(ranks())] * 3
+    with pytest.raises(TypeError, match="BXOR"):
+        dist.all_reduce(x, dist.ReduceOp.BXOR)
+    dist.all_reduce(x)  # the group is as good as before
+
+
+def check(case):
+    recording_device.clear()
+    with recording_device.no_violations():
+        case()
+
+
+CASES = [
+    waited_on_another_stream,
+    batch_under_several_streams,
+    dropped_with_gaps,
+    adjacent_on_one_rank,
+    barrier_after_some_have_sent,
+    barrier_waits_for_the_stream,
+    nothing_on_some_ranks,
+    an_error_in_a_batch,
+    factor_on_the_device,
+    times,
+    blocking_waits,
+    integer_average,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_order(nccl_world, case):
+    nccl_world(3).run(check, case)

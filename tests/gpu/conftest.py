@@ -1,0 +1,38 @@
+"""Ranks on this machine's GPU, with NCCL itself."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from world import Worlds
+
+sys.path.append(str(Path(__file__).parents[1] / "device"))
+
+
+def own_host() -> None:
+    """Before NCCL reads it: it takes several ranks on one GPU only where they say that they are on several hosts."""
+    os.environ["NCCL_HOSTID"] = f"rank-of-process-{os.getpid()}"
+    torch.cuda.set_device(0)
+
+
+@pytest.fixture(scope="session")
+def gpu_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Like ``world``, of ranks that share a GPU and reach each other by NCCL over sockets."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
+    environ = {
+        "FASTCOLL_TEST_DEVICE": "cuda:0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_NET": "Socket",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_MNNVL_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MAX_CTAS": "2",
+    }
+    worlds = Worlds(tmp_path_factory.mktemp("gpu-worlds"), prepare=own_host, environ=environ)
+    yield worlds
+    worlds.close()
