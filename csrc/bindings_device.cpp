@@ -32,6 +32,7 @@ std::string textOf(const py::error_already_set& error) {
 
 /// The engine's library in Python: an object with
 ///   prepare(device, pair, captured)       makes a communicator
+///   split(device, color, key, child)      divides it; `child` is another such object, or None
 ///   issue(requests, stream, device, pair)
 ///   close()
 ///   communicators: Communicators
@@ -58,6 +59,17 @@ class PythonIssuer : public DeviceIssuer {
     const py::gil_scoped_acquire gil;
     try {
       engine_->attr("prepare")(static_cast<int>(device.index()), pair, captured);
+    } catch (const py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
+
+  void split(c10::Device device, int color, int key, DeviceIssuer* child) override {
+    const py::gil_scoped_acquire gil;
+    try {
+      auto* part = dynamic_cast<PythonIssuer*>(child);
+      const py::object theirs = part != nullptr ? *part->engine_ : py::object(py::none());
+      engine_->attr("split")(static_cast<int>(device.index()), color, key, theirs);
     } catch (const py::error_already_set& error) {
       rethrow(error);
     }

@@ -80,8 +80,27 @@ Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
 /// Called where torch was told which device this process uses: the communicator is made at once.
 void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
   guarded([&] {
-    if (isServed(device.type())) deviceEngine(device.type()).connect(device);
+    if (!isServed(device.type())) return;
+    deviceEngine(device.type()).connect(device);
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    bound_ = device;
   });
+}
+
+/// Gives the child a communicator that is a part of this group's, where all ranks have one: then
+/// they were told their device. `child` is nullptr on ranks that are in none.
+void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
+  std::optional<c10::Device> device;
+  {
+    const std::lock_guard<std::mutex> lock(deviceMutex_);
+    device = bound_;
+  }
+  if (!device) return;
+  DeviceEngine* const theirs = child != nullptr ? &child->deviceEngine(device->type()) : nullptr;
+  deviceEngine(device->type()).split(*device, color, rank_, theirs);
+  if (child == nullptr) return;
+  const std::lock_guard<std::mutex> lock(child->deviceMutex_);
+  child->bound_ = device;
 }
 
 void ProcessGroupFastcoll::enableCollectivesTiming() {

@@ -80,6 +80,10 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
 }
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
+  release_resources();
+}
+
+void ProcessGroupFastcoll::release_resources() {
   device_.reset();
   engine_->shutdown();
 }
@@ -125,20 +129,26 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
-  if (mine == ranks.end()) return nullptr;
+  const bool member = mine != ranks.end();
   auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (given == nullptr) {
     throwAsTorch(
         Error(ErrorKind::Type, "fastcoll.split_group: expected options of type fastcoll.Options"));
   }
   std::lock_guard<std::mutex> lock(splitMutex_);
-  // torch asks once per device type, and one object serves them all: it drops a second answer.
-  if (lastSplit_ == given->group_name) return nullptr;
-  auto options = c10::make_intrusive<Options>(*given);
-  auto group = c10::make_intrusive<ProcessGroupFastcoll>(
-      store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
+  // torch asks once per device type, and one object serves them all.
+  if (lastSplit_ == given->group_name) return lastSplitGroup_->lock();
+  c10::intrusive_ptr<ProcessGroupFastcoll> group;
+  if (member) {
+    auto options = c10::make_intrusive<Options>(*given);
+    group = c10::make_intrusive<ProcessGroupFastcoll>(store, static_cast<int>(mine - ranks.begin()),
+                                                      static_cast<int>(ranks.size()), options);
+  }
+  // Groups of one split share no ranks, so that the first of each names it.
+  translated([&] { splitDevice(member ? ranks[0] : -1, group.get()); });
   lastSplit_ = given->group_name;
-  ++splits_;
+  lastSplitGroup_.emplace(c10::intrusive_ptr<c10d::Backend>(group));
+  if (member) ++splits_;
   return group;
 }
 

@@ -45,6 +45,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        c10::intrusive_ptr<Options> options);
   ~ProcessGroupFastcoll() override;
+  /// Called when nobody holds the group any more but the one that it was split from, weakly.
+  void release_resources() override;
 
   // --- life and groups (process_group.cpp)
   const std::string getBackendName() const override { return "fastcoll"; }
@@ -153,6 +155,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   DeviceEngine& deviceEngine(c10::DeviceType type);
   WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
   WorkRef launchBatch();
+  void splitDevice(int color, ProcessGroupFastcoll* child);
   static Living<DeviceEngine>& livingDevices();
   std::function<void()> behindDevice(const c10d::BarrierOptions& opts);
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
@@ -174,12 +177,14 @@ class ProcessGroupFastcoll : public c10d::Backend {
   mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;
+  std::optional<c10::Device> bound_;  // torch was told that this process uses it
   bool timed_ = false;
   std::string over_;  // why no engine can be made any more
 
   std::mutex splitMutex_;
   std::uint64_t splits_ = 0;
   std::string lastSplit_;  // name of the group made last
+  std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastSplitGroup_;
 };
 
 }  // namespace fastcoll

@@ -125,6 +125,25 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
   prepared_.insert(key);
 }
 
+void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
+  throwIfUnusable("split_group");
+  prepare(device, -1, false, "split_group");
+  const std::lock_guard<std::mutex> inOrder(launchMutex_);  // it is a call like any other
+  try {
+    const c10::DeviceGuard onDevice(device);
+    issuer_->split(device, color, key, child != nullptr ? child->issuer_.get() : nullptr);
+  } catch (const Error& error) {
+    watchdog_->fail(error.kind(), error.what(), false);
+    throw;
+  } catch (...) {
+    watchdog_->fail(ErrorKind::Backend, "a split was interrupted", false);
+    throw;
+  }
+  if (child == nullptr) return;
+  const std::lock_guard<std::mutex> lock(child->preparedMutex_);
+  child->prepared_.insert({device.index(), -1});
+}
+
 DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
   const DeviceCall& first = calls.front();
   auto flight = flightOf(calls);

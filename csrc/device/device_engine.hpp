@@ -70,6 +70,9 @@ class DeviceEngine {
 
   /// Makes the communicator of a device before its first call.
   void connect(c10::Device device);
+  /// Divides that communicator; all ranks call it. `child` is the engine of this rank's part of the
+  /// ranks; nullptr: it is in none.
+  void split(c10::Device device, int color, int key, DeviceEngine* child);
 
   /// What came of a launch. `callers`: whose wait for the end frees what the call keeps; nullopt if
   /// that takes more than one stream's.

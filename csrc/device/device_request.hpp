@@ -42,6 +42,9 @@ class DeviceIssuer {
   /// all ranks), if there is none; waits for the other ranks. From any thread. `captured`: the
   /// caller's stream is being captured into a graph, where none can be made.
   virtual void prepare(c10::Device device, int pair, bool captured) = 0;
+  /// Divides the ranks of a device's communicator; all of them call it. Those with one `color` get
+  /// one for their group, whose issuer is `child`, in the order of `key`; nullptr: none (color -1).
+  virtual void split(c10::Device device, int color, int key, DeviceIssuer* child) = 0;
   /// Puts the requests on the stream, together where they are several, on the communicator that
   /// prepare() made. By one thread at a time. Throws Error; those of kinds Value and Type say that
   /// nothing was put on the stream, on any rank that makes this call.

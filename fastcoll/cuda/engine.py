@@ -113,6 +113,7 @@ class CudaEngine:
         self._making: defaultdict[tuple[int, int], threading.Lock] = defaultdict(threading.Lock)
         self._of_all = threading.Lock()
         self._made: Counter[int] = Counter()
+        self._splits = 0
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
 
     def prepare(self, device: int, pair: int, captured: bool) -> None:
@@ -141,13 +142,35 @@ class CudaEngine:
                 )
             where = torch.device(self._device_type, device)
             made = self._for_all(where) if pair < 0 else self._for_pair(where, pair)
-            made.ended_elsewhere = self._aborted
-            name = f"of {where}" if pair < 0 else f"with rank {pair} on {where}"
-            if not self.communicators.add(made.handle, name, made.instance, pair):
-                made.ended_elsewhere = None
-                made.abort("the group was aborted")
-                raise self._member.fault("init", "the group was aborted")
-            self._known[key] = made
+            self._take(device, pair, made, made.instance)
+
+    def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
+        """Notes a communicator, and shows it to the watchdog."""
+        name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
+        if not self.communicators.add(made.handle, name, instance, pair):
+            made.abort("the group was aborted")
+            raise self._member.fault("init", "the group was aborted")
+        made.ended_elsewhere = self._aborted
+        self._known[device, pair] = made
+
+    def split(self, device: int, color: int, key: int, child: CudaEngine | None) -> None:
+        """Divides the ranks of a device's communicator; all of them call it.
+
+        Args:
+            device: Its index.
+            color: Ranks with the same one share a communicator; -1 is for none.
+            key: Orders the ranks in it.
+            child: The engine of their group, which gets it.
+
+        Raises:
+            DistBackendError: NCCL failed, or a rank has not come in time; this group is of no use then.
+        """
+        whole = self._known[device, -1]
+        self._splits += 1
+        name = self._member.group if child is None else child._member.group
+        part = whole.split(color, key, name)
+        if part is not None and child is not None:
+            child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
 
     def issue(self, operations: Sequence[Operation], stream: int, device: int, pair: int) -> None:
         """Puts operations on a stream, together where they are several.

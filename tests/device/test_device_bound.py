@@ -1,0 +1,74 @@
+"""Groups whose process was told its device: the communicator is there at once, and can be divided."""
+
+import datetime
+
+import device_ranks
+import pytest
+import torch
+import torch.distributed as dist
+from world_rank import here
+
+DEVICE = "recording:0"
+LIMIT = datetime.timedelta(seconds=40)
+
+
+def called(name):
+    library = device_ranks.stand_in()
+    library.fakeNcclCall.restype = device_ranks.ctypes.c_char_p
+    texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
+    return sum(text.split()[0] == name.encode() for text in texts)
+
+
+def divided():
+    rank, size = here().rank, here().size
+    device_ranks.stand_in().fakeNcclClearCalls()
+    store = dist.FileStore(str(here().scratch / "store"), size)
+    dist.init_process_group(
+        "fastcoll",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=LIMIT,
+        device_id=torch.device(DEVICE),
+    )
+    assert called("initRank") == 1
+    part = dist.split_group(split_ranks=[[0, 2], [1]])
+    last = dist.split_group(split_ranks=[[size - 1, 0]])
+    assert called("split") == 2
+    x = torch.full((4,), 1.0 + rank, device=DEVICE)
+    y = x.clone()
+    dist.all_reduce(x, group=part)
+    assert x.tolist() == [{0: 4.0, 1: 2.0, 2: 4.0}[rank]] * 4
+    assert (last is None) == (rank == 1)
+    if last is not None:
+        assert dist.get_rank(last) == (0 if rank == 0 else 1)
+        dist.all_reduce(y, group=last)
+        assert y.tolist() == [4.0] * 4
+    dist.all_reduce(z := torch.ones(4, device=DEVICE))
+    assert z.tolist() == [float(size)] * 4 and called("initRank") == 1
+    dist.destroy_process_group()
+
+
+def mesh():
+    """Two dimensions, as tensor and data parallel training makes them."""
+    rank, size = here().rank, here().size
+    store = dist.FileStore(str(here().scratch / "store"), size)
+    dist.init_process_group(
+        "fastcoll",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=LIMIT,
+        device_id=torch.device(DEVICE),
+    )
+    found = dist.init_device_mesh("recording", (2, 2), mesh_dim_names=("data", "tensor"))
+    for name, expected in (("data", 2 * (rank % 2) + 2), ("tensor", 4 * (rank // 2) + 1)):
+        x = torch.full((3,), float(rank), device=DEVICE)
+        dist.all_reduce(x, group=found.get_group(name))
+        assert x.tolist() == [float(expected)] * 3, name
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("case", "size"), [(divided, 3), (mesh, 4)])
+def test_bound(nccl_world, case, size):
+    nccl_world(size).run(case, init=False)
