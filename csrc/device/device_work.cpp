@@ -66,4 +66,24 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   return future_;
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
+  const std::lock_guard<std::mutex> lock(futureMutex_);
+  if (result_ != nullptr) return result_;
+  result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+  flight_->whenEnded([flight = FlightRef(flight_), result = result_] {
+    auto value = c10d::WorkResult::SUCCESS;
+    if (const auto fault = flight->fault()) {
+      value = c10d::WorkResult::COMM_ERROR;
+      try {
+        std::rethrow_exception(fault);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::Timeout) value = c10d::WorkResult::TIMEOUT;
+      } catch (...) {
+      }
+    }
+    result->markCompleted(c10::IValue(static_cast<int64_t>(value)));
+  });
+  return result_;
+}
+
 }  // namespace fastcoll

@@ -39,6 +39,8 @@ class DeviceWork : public c10d::Work {
   void abort() override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// Completed with a c10d::WorkResult when the watchdog has seen the end.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return flight_->seq; }
   float getDuration() const override;
 
@@ -50,6 +52,7 @@ class DeviceWork : public c10d::Work {
   const bool blocking_;
   std::mutex futureMutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_;
 };
 
 }  // namespace fastcoll

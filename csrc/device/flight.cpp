@@ -76,6 +76,20 @@ bool Flight::ended() const {
   return true;
 }
 
+void Flight::whenEnded(std::function<void()> callback) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!seen_) return callbacks_.push_back(std::move(callback));
+  }
+  callback();
+}
+
+std::vector<std::function<void()>> Flight::seen() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  seen_ = true;
+  return std::exchange(callbacks_, {});
+}
+
 void Flight::doom() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!passed_.load(std::memory_order_relaxed)) doomed_ = true;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,6 +67,10 @@ class Flight {
 
   /// True when the device has passed the end, or the call has failed.
   bool ended() const;
+  /// Has `callback` called when the watchdog sees the end; at once if it has been seen.
+  void whenEnded(std::function<void()> callback);
+  /// The end was seen: what is to be called now, by somebody who may wait for Python's lock.
+  std::vector<std::function<void()>> seen();
   /// From here on it can only fail: the group has met a fault whose text is still to come, and what
   /// an abort lets pass has not ended well.
   void doom();
@@ -83,6 +88,8 @@ class Flight {
   std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
   bool captured_ = false;
   bool doomed_ = false;
+  bool seen_ = false;
+  std::vector<std::function<void()>> callbacks_;
   std::exception_ptr fault_;
   mutable std::atomic<bool> passed_{false};
 };

@@ -10,6 +10,7 @@
 
 #include "../base/env.hpp"
 #include "../base/thread.hpp"
+#include "../engine/worker_pool.hpp"
 #include "capture.hpp"
 
 namespace fastcoll {
@@ -24,6 +25,15 @@ constexpr Milliseconds kThreads{200};
 constexpr Milliseconds kSoon{10};
 constexpr Milliseconds kIdle{1000};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+
+/// Callbacks run a user's code, hence on another thread.
+void callLater(Flight& flight) {
+  auto callbacks = flight.seen();
+  if (callbacks.empty()) return;
+  runOnWorker([callbacks = std::move(callbacks)] {
+    for (const auto& callback : callbacks) callback();
+  });
+}
 
 std::string textOf(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
@@ -172,7 +182,10 @@ void Watchdog::lookAtFlights() {
       const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
       const bool mine = found != flights_.end() && !ended[i];
       if (mine) continue;
-      if (ended[i]) completed_ = std::max(completed_, flights[i]->seq);
+      if (ended[i]) {
+        completed_ = std::max(completed_, flights[i]->seq);
+        callLater(*flights[i]);
+      }
       if (found != flights_.end()) flights_.erase(found);
       // Also what was struck meanwhile: this thread may hold the last reference.
       if (flights[i]->keeps()) ended_.push_back(flights[i]);
@@ -253,6 +266,7 @@ void Watchdog::giveVerdict(const std::string& answers) {
   cause_ += answers;
   for (const FlightRef& flight : flights_) {
     flight->fail(std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_)));
+    callLater(*flight);
     if (flight->keeps()) ended_.push_back(flight);
   }
   flights_.clear();

@@ -4,11 +4,14 @@ The engine runs as on a GPU: CuPy calls a stand-in for NCCL, and the device is o
 checks the order of streams. Every case here also checks that nothing was out of order.
 """
 
+from datetime import timedelta
+
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
 from engine_cases import BETWEEN, CASES, DEVICE
+from world import here
 
 
 def check(case, *arguments):
@@ -36,3 +39,26 @@ def read_without_waiting():
 
 def test_the_check_finds_a_missing_wait(nccl_world):
     nccl_world(2).run(read_without_waiting)
+
+
+def at_level_detail():
+    """torch wraps the backend and checks every collective by a gloo group of its own."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        dist.init_process_group(
+            "fastcoll",
+            init_method=f"file://{here().scratch}/store",
+            rank=here().rank,
+            world_size=here().size,
+            timeout=timedelta(seconds=30),
+        )
+        for case in CASES:
+            for async_op in (False, True):
+                check(case, async_op)
+        dist.destroy_process_group()
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def test_every_call_at_level_detail(nccl_world):
+    nccl_world(2).run(at_level_detail, init=False)

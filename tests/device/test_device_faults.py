@@ -66,6 +66,7 @@ def hang_on_the_device():
         assert "all_reduce(seq 2, float32[3]) timed out after 1000 ms" in text
         assert 0.9 < took < 8
     assert not work.is_success()
+    assert work.get_future_result().wait() == 1  # WorkResult.TIMEOUT
 
 
 def error_of_the_library():

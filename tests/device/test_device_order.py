@@ -166,6 +166,20 @@ def times():
     assert work._get_duration() >= 0
 
 
+def results():
+    """A future that says how a call ended, when it has."""
+    stream = torch.accelerator.current_stream()
+    x = rank_values(3)
+    dist.all_reduce(x)
+    token = recording_device.hold(stream)
+    work = dist.all_reduce(x, async_op=True)
+    future = work.get_future_result()
+    assert not future.done()
+    recording_device.release(token)
+    assert future.wait() == 0 and work.get_future_result().wait() == 0
+    work.wait()
+
+
 def blocking_waits():
     """With the option, the host waits; and so for a synchronous call."""
     own = dist.new_group(pg_options=fastcoll.Options(blocking_wait=True))
@@ -208,6 +222,7 @@ CASES = [
     an_error_in_a_batch,
     factor_on_the_device,
     times,
+    results,
     blocking_waits,
     integer_average,
 ]
