@@ -3,6 +3,7 @@
 python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
 torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.json
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
+torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.json
 """
 
 from __future__ import annotations

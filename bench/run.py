@@ -20,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import info
 from fastcoll.bench.control import Control
+from fastcoll.bench.gpus import describe_gpus
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
 from fastcoll.bench.peer import Peer
@@ -112,6 +113,9 @@ def open_run(
         options: Of the run.
         arguments: From which the options were read, for the record.
         adapters: Backends that are not simply torch's, by name.
+
+    Raises:
+        SystemExit: Ranks share a GPU; on all ranks, with status 2.
     """
     torch.set_num_threads(1)
     timeout = timedelta(seconds=options.timeout)
@@ -122,6 +126,15 @@ def open_run(
         torch.cuda.set_device(device)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     control = Control(PrefixStore("fastcoll.bench", store), rank, world_size)
+    gpus: dict[str, Any] = {}
+    if device.type == "cuda":
+        try:
+            gpus = describe_gpus(control, device)
+        except ValueError as error:
+            if rank == 0:
+                print(f"fastcoll.bench: {error}", file=sys.stderr, flush=True)
+            control.barrier()
+            raise SystemExit(2) from None
     # torch wants a default group. It stays idle: every backend is measured in a group of its own.
     dist.init_process_group(
         "gloo" if dist.is_gloo_available() else "fastcoll",
@@ -134,6 +147,7 @@ def open_run(
     run = Run(options, control, device, peers, left_out)
     if rank == 0:
         run.record = _describe(run, arguments)
+        run.record["machine"] |= gpus
         for name, reason in left_out.items():
             print(f"fastcoll.bench: {name} is left out: {reason}", file=sys.stderr, flush=True)
     yield run

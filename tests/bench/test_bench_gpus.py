@@ -1,0 +1,51 @@
+"""The ranks' GPUs, as a run of the benchmark on CUDA devices checks them first."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from world import here
+
+from fastcoll.bench.control import Control
+from fastcoll.bench.gpus import Placement as P
+from fastcoll.bench.gpus import describe_gpus, problem_of
+
+
+def test_a_gpu_for_each_rank_is_no_problem() -> None:
+    assert problem_of([P(f"h{n // 2}", "H", f"id{n % 2}", n % 2, 2, 1) for n in range(4)]) == ""
+
+
+def test_ranks_that_share_a_gpu_are_named() -> None:
+    ranks = [P("h", "H", f"id{n % 2}", n % 2, 2, 1) for n in range(3)]
+    text = problem_of(ranks)
+    assert "ranks 0, 2 have the same one of h" in text and "--nproc-per-node 2" in text
+
+
+def gathered(gpus: int) -> object:
+    """As on a host with so many GPUs, each reaching all others but the last."""
+    store = torch.distributed.FileStore(str(here().scratch / "store"), here().size)
+    control = Control(store, here().rank, here().size)
+    found = SimpleNamespace(
+        device_count=lambda: gpus,
+        get_device_properties=lambda index: SimpleNamespace(name="H200", uuid=f"gpu-{index}"),
+        can_device_access_peer=lambda one, other: gpus - 1 not in (one, other),
+    )
+    device = torch.device("cuda", here().rank % gpus)
+    with mock.patch.object(torch, "cuda", found):
+        try:
+            return describe_gpus(control, device)
+        except ValueError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_all_ranks_learn_the_same(world, gpus: int) -> None:
+    answers = world(3).run(gathered, gpus, init=False)
+    assert answers[0] == answers[1] == answers[2]
+    if gpus == 2:
+        assert "ranks 0, 2 have the same one" in answers[0]
+    else:
+        assert list(answers[0]["hosts"].values()) == [3] and answers[0]["kinds"] == {"H200": 3}
+        assert not answers[0]["all_reach_each_other"]
+        assert [rank["peers"] for rank in answers[0]["ranks"]] == [1, 1, 0]
