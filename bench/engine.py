@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from fastcoll.bench.machine import describe_machine, describe_run
@@ -124,10 +125,10 @@ def _captured(call: Call) -> Call:
 def _measure(options: argparse.Namespace, given: list[str]) -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(str(Path(folder) / "store"), 1)
+        store = FileStore(str(Path(folder) / "store"), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         groups = {name: dist.new_group(backend=name) for name in _BACKENDS}
-        rows = []
+        rows: list[dict[str, Any]] = []
         print(
             f"{'microseconds of the host, medians':45}"
             + "".join(f"{n:>10}" for n in groups)
