@@ -7,6 +7,7 @@ The other half (csrc/device/device_engine) owns streams, events, works and the w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from fastcoll.cuda import nccl_library
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_reductions import FactorOnDevice
+from fastcoll.cuda.nccl_types import Reduction, reduced
 
 __all__ = ["CudaEngine", "Operation"]
 
@@ -114,6 +116,7 @@ class CudaEngine:
         self._of_all = threading.Lock()
         self._made: Counter[int] = Counter()
         self._splits = 0
+        self._reductions: dict[tuple[int, int], Reduction] = {}
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
 
     def prepare(self, device: int, pair: int, captured: bool) -> None:
@@ -215,18 +218,18 @@ class CudaEngine:
         collective, kind, number, root, factor, where, source, count, target, out_count = operation
         dtype = _DTYPES[kind]
         if collective == _ALL_REDUCE:
-            op = self._reduction(number, factor, where)
+            op = self._reduction(kind, number, factor, where)
             communicator.all_reduce(source, target, count, dtype, op, stream)
         elif collective == _ALL_GATHER:
             communicator.all_gather(source, target, count, dtype, stream)
         elif collective == _REDUCE_SCATTER:
-            op = self._reduction(number, factor, where)
+            op = self._reduction(kind, number, factor, where)
             communicator.reduce_scatter(source, target, out_count, dtype, op, stream)
         elif collective == _BROADCAST:
             target = target or source  # in place on the root
             communicator.broadcast(source, target, count or out_count, dtype, root, stream)
         elif collective == _REDUCE:
-            op = self._reduction(number, factor, where)
+            op = self._reduction(kind, number, factor, where)
             communicator.reduce(source, target, count, dtype, op, root, stream)
         elif collective == _SEND:
             communicator.send(source, count, dtype, self._peer(root, pair), stream)
@@ -243,10 +246,17 @@ class CudaEngine:
         """Returns the peer's rank in the communicator."""
         return rank if pair < 0 else int(rank > self._member.rank)
 
-    def _reduction(self, number: int, factor: float, where: int) -> object:
-        if number != _PREMUL_SUM:
-            return _OPS[number]
-        return FactorOnDevice(where) if where else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+    def _reduction(self, kind: int, number: int, factor: float, where: int) -> object:
+        """Returns what a communicator takes; looked up once, as it costs as much as the call of NCCL."""
+        known = self._reductions.get((kind, number))
+        if known is not None:
+            return known
+        if number == _PREMUL_SUM:
+            return FactorOnDevice(where) if where else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
+        op = _OPS[number]
+        with contextlib.suppress(TypeError):  # which the communicator raises, in its own name
+            self._reductions[kind, number] = reduced(_DTYPES[kind], op)
+        return op
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
         return NcclCommunicator.create(

@@ -17,7 +17,7 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import NcclLibrary, StatusError
 from fastcoll.cuda.nccl_reductions import PreMulSums
 from fastcoll.cuda.nccl_status import finish, translated
-from fastcoll.cuda.nccl_types import PREMUL_SUM, moved, reduced
+from fastcoll.cuda.nccl_types import PREMUL_SUM, Reduction, moved, reduced
 
 __all__ = ["DataCalls", "group"]
 
@@ -73,7 +73,8 @@ class DataCalls:
             receive: Address of the result.
             count: Elements.
             dtype: Theirs.
-            op: A ``dist.ReduceOp`` or one of its names; AVG is NCCL's own and truncates integers.
+            op: A ``dist.ReduceOp`` or one of its names, or what ``nccl_types.reduced`` says of it and ``dtype``; AVG
+                is NCCL's own and truncates integers.
             stream: Handle of the CUDA stream.
 
         Raises:
@@ -183,6 +184,8 @@ class DataCalls:
 
     def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, int, int]:
         """Returns NCCL's numbers: of the type, of its elements for one of the dtype's, of the operation."""
+        if type(op) is Reduction:
+            return op
         try:
             found = reduced(dtype, op if type(op) is _NAME else op.op)
             if found.op != PREMUL_SUM:
