@@ -85,8 +85,9 @@ def _float32_to_e5m2(value):
     bits = value.to(tl.uint32, bitcast=True)
     sign = bits & 0x80000000
     bits = bits ^ sign
+    code = _fp8_code(bits, 2, 15)
     large = tl.where(bits > 0x7F800000, 0x7F, 0x7C)  # NaN, infinity
-    code = tl.where(bits >= (143 << 23), large, _fp8_code(bits, 2, 15))
+    code = tl.where(bits >= (143 << 23), large, code)
     return (code | (sign >> 24)).to(tl.uint8)
 
 
