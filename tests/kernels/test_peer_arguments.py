@@ -71,9 +71,11 @@ def refused_calls() -> None:
     modules = peer_ranks.interpret()
     peers = peer_ranks.open_buffers(LAYOUT)
     one, two, ring = modules.one_shot, modules.two_shot, modules.ring
+    gather, scatter = modules.all_gather, modules.reduce_scatter
     x, y = torch.ones(64), torch.zeros(64)
     at = modules.Registered.at
     here, elsewhere = at([x.data_ptr()], "cpu"), at([y.data_ptr()], "cpu")
+    two_of = at([x.data_ptr(), y.data_ptr()], "cpu")
     space = torch.ones(100)
     half = torch.bfloat16
     for error, what, call in [
@@ -93,6 +95,18 @@ def refused_calls() -> None:
         (ValueError, "`source`", lambda: two.all_reduce(x, y, peers, registered=here)),
         (ValueError, "message at", lambda: one.all_reduce(x, y, peers, registered=elsewhere)),
         (ValueError, "multiple of 16", lambda: at([x.data_ptr() + 4], "cpu")),
+        (
+            ValueError,
+            "expected 1 addresses",
+            lambda: one.all_reduce(x, y, peers, registered=two_of),
+        ),
+        (ValueError, "elements of out", lambda: gather.all_gather(x, y[:32], peers)),
+        (ValueError, "overlap", lambda: gather.all_gather(space[:64], space[8:72], peers)),
+        (ValueError, "channels", lambda: gather.all_gather(x, y, peers, channels=3)),
+        (ValueError, "message at", lambda: gather.all_gather(x, y, peers, registered=elsewhere)),
+        (ValueError, "out's dtype", lambda: ring.all_gather(x, y.int(), peers)),
+        (ValueError, "elements of out", lambda: scatter.reduce_scatter(x, y[:32], peers)),
+        (ValueError, "overlap", lambda: ring.reduce_scatter(space[:64], space[8:72], peers)),
         (
             ValueError,
             "wire dtype",
