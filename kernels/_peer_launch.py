@@ -19,12 +19,12 @@ from fastcoll.kernels.peers import PeerBuffers
 __all__ = [
     "INTEGERS",
     "REGISTERS",
-    "REGISTERS_ALONE",
     "WARPS",
     "Choice",
     "block_of",
     "channels_for",
     "choices",
+    "compiler_options",
     "configuration_of",
     "double_bits",
     "launch",
@@ -101,6 +101,14 @@ def choices(every_rank: bool) -> Iterator[Choice]:
                 yield Choice(dtype, dtype, staged, True)
 
 
+def compiler_options(every_rank: bool) -> dict[str, object]:
+    """Returns what the compiler is told of kernels that reduce: how many registers there are, and to fuse no sums."""
+    return {
+        "maxnreg": REGISTERS_ALONE if every_rank else REGISTERS,
+        "enable_fp_fusion": False,  # the default differs between releases; a fused sum is rounded otherwise
+    }
+
+
 @functools.cache
 def _known(every_rank: bool) -> frozenset[Choice]:
     return frozenset(choices(every_rank))
@@ -138,7 +146,7 @@ def configuration_of(algorithm: str, kernel: Any, choice: Choice) -> Configurati
         },
         divisible_by_16=frozenset({"stage_bytes"}),
         num_warps=WARPS,
-        options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
+        options=compiler_options(choice.every_rank),
     )
 
 

@@ -13,8 +13,8 @@ from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
 from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Chunk, Message
 from fastcoll.kernels._peer_launch import (
     REGISTERS,
-    REGISTERS_ALONE,
     WARPS,
+    compiler_options,
     double_bits,
     signature_of,
     start,
@@ -50,7 +50,7 @@ def _reducing(
         },
         divisible_by_16=frozenset({"slot_bytes"}),
         num_warps=WARPS,
-        options={"maxnreg": REGISTERS_ALONE if every_rank else REGISTERS},
+        options=compiler_options(every_rank),
     )
 
 

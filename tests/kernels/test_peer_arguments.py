@@ -1,5 +1,6 @@
 """What cannot be launched raises before anything is; what can is in the table that the compile gate sees."""
 
+import importlib
 import itertools
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from world import Worlds
 
+from fastcoll.kernels import KERNEL_MODULES
 from fastcoll.kernels.peers import MAX_CHANNELS, PeerBuffers, PeerLayout
 
 LAYOUT = PeerLayout(channels=2, stage_bytes=1024, slots=4, slot_bytes=512)
@@ -122,6 +124,16 @@ def refused_calls() -> None:
             call()
     assert not peers.state.any(), "something was launched"
     assert torch.all(y == 0)
+
+
+def test_no_kernel_fuses_a_product_and_a_sum() -> None:
+    """It would be rounded once where the oracle, and the CPU, round twice."""
+    names = [name for name in KERNEL_MODULES if name != "all_gather"]
+    modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in names]
+    all_of = [each for module in modules for each in module.configurations()]
+    reducing = [each for each in all_of if "gather" not in each.name]
+    assert len(reducing) > 90
+    assert all(each.options["enable_fp_fusion"] is False for each in reducing)
 
 
 def test_every_launch_is_of_a_listed_configuration(interpreted: Worlds) -> None:
