@@ -1,4 +1,4 @@
-"""How elements are combined between ranks, and how every reduction's result is finished."""
+"""How elements of the inputs of a reduction are combined, and how its result is finished."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "averager",
     "combine",
     "combine_group",
+    "factor_of",
     "finish",
 ]
 
@@ -23,25 +24,25 @@ MAX = tl.constexpr(2)
 PRODUCT = tl.constexpr(3)
 
 OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
-"""Number of each operation as a kernel between ranks takes it; an average is a sum divided by the number of ranks."""
+"""Number of each operation as kernels take it; an average is a sum divided by the number of inputs."""
 
 
 @triton.jit
 def _least(first, second):
-    return tl.where((first < second) | (first != first), first, second)
+    return tl.minimum(first, second, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _greatest(first, second):
-    return tl.where((first > second) | (first != first), first, second)
+    return tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def combine(first, second, op):
     """Returns `first` op `second`; NaN passes through MIN and MAX.
 
-    `op` is an argument of the launch: a branch that all threads take alike costs less than a kernel more for each
-    operation.
+    Between ranks `op` is an argument of the launch: a branch that all threads take alike costs less than a kernel
+    more for each operation. Where it is a constant, the others are not compiled.
     """
     result = first
     if op == SUM:
@@ -80,6 +81,12 @@ def combine_group(value, one, two, three, four, count, op):
         result = tl.where(count > 2, result * three, result)
         result = tl.where(count > 3, result * four, result)
     return result
+
+
+@triton.jit
+def factor_of(bits, TO: tl.constexpr):
+    """Returns the float64 with these bits, as TO: a float argument would be float32 whatever its value."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(TO)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastcoll.kernels._arithmetic import factor_of
 from fastcoll.kernels._dtypes import addressed, narrow, widen
 
 __all__ = [
@@ -37,6 +38,7 @@ ALL_INTEGERS = [
     "output_row",
     "scale_bits",
     "scale_address",
+    "divisor",
     "accumulate",
     "statistics",
 ]
@@ -93,11 +95,8 @@ def store(address, left, values, TYPE: tl.constexpr, LANES: tl.constexpr, WIDE: 
 
 @triton.jit
 def scale_factor(scale_bits, scale_address, TO: tl.constexpr):
-    """Returns the factor: a float64 given by its bits, times the scalar on the device if there is one.
-
-    A float argument would be float32 whatever its value, hence the bits.
-    """
-    factor = scale_bits.to(tl.int64).to(tl.float64, bitcast=True).to(TO)
+    """Returns the factor: a float64 given by its bits, times the scalar on the device if there is one."""
+    factor = factor_of(scale_bits, TO)
     if scale_address != 0:
         factor = factor * tl.load(addressed(scale_address, TO))
     return factor

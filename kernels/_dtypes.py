@@ -56,17 +56,25 @@ def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
 
 
 @triton.jit
+def _fp8_code(bits, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """Returns the code of float32 numbers given by their bits without sign, as if no exponent were too large."""
+    # Below the smallest normal number: adding the number whose last bit is worth as much as the smallest
+    # subnormal one rounds, to nearest even, to a multiple of that.
+    shift: tl.constexpr = 23 - MANTISSA
+    magic: tl.constexpr = 127 + 24 - BIAS - MANTISSA
+    small = bits.to(tl.float32, bitcast=True) + 2.0 ** (magic - 127)
+    small = small.to(tl.uint32, bitcast=True) - (magic << 23)
+    odd = (bits >> shift) & 1
+    normal = (bits - ((127 - BIAS) << 23) + ((1 << (shift - 1)) - 1) + odd) >> shift
+    return tl.where(bits < ((128 - BIAS) << 23), small, normal)
+
+
+@triton.jit
 def _float32_to_e4m3(value):
     bits = value.to(tl.uint32, bitcast=True)
     sign = bits & 0x80000000
     bits = bits ^ sign
-    # Below 2^-6: adding 2^14 rounds the value, to nearest even, to a multiple of 2^-9.
-    magic = ((127 - 7) + (23 - 3) + 1) << 23
-    small = bits.to(tl.float32, bitcast=True) + 16384.0
-    small = small.to(tl.uint32, bitcast=True) - magic
-    odd = (bits >> 20) & 1
-    normal = (bits - ((127 - 7) << 23) + 0x7FFFF + odd) >> 20
-    code = tl.where(bits < ((127 - 6) << 23), small, normal)
+    code = _fp8_code(bits, 3, 7)
     code = tl.where(bits > (1086 << 20), 0x7E, code)  # 448 is the largest
     code = tl.where(bits > 0x7F800000, 0x7F, code)  # NaN
     return (code | (sign >> 24)).to(tl.uint8)
@@ -77,13 +85,7 @@ def _float32_to_e5m2(value):
     bits = value.to(tl.uint32, bitcast=True)
     sign = bits & 0x80000000
     bits = bits ^ sign
-    # Below 2^-14: adding 2^7 rounds the value, to nearest even, to a multiple of 2^-16.
-    magic = ((127 - 15) + (23 - 2) + 1) << 23
-    small = bits.to(tl.float32, bitcast=True) + 128.0
-    small = small.to(tl.uint32, bitcast=True) - magic
-    odd = (bits >> 21) & 1
-    normal = (bits - ((127 - 15) << 23) + 0xFFFFF + odd) >> 21
-    code = tl.where(bits < ((127 - 14) << 23), small, normal)
+    code = _fp8_code(bits, 2, 15)
     large = tl.where(bits > 0x7F800000, 0x7F, 0x7C)  # NaN, infinity
     code = tl.where(bits >= (143 << 23), large, code)
     return (code | (sign >> 24)).to(tl.uint8)

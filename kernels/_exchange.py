@@ -32,6 +32,7 @@ __all__ = [
     "end",
     "half_of",
     "meet",
+    "part_of",
     "stage_address",
     "state_of",
     "table_at",
@@ -42,6 +43,25 @@ __all__ = [
 def table_at(address):
     """Returns a pointer to the 64-bit words at `address`."""
     return address.to(tl.int64).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def part_of(source, out, rank, channels, EVERY_RANK: tl.constexpr):
+    """Returns this program's channel, rank, source and out: a launch is one rank's, or EVERY_RANK's.
+
+    Then there are `channels` programs for each rank, and `source` and `out` are the addresses of tables.
+    """
+    program = tl.program_id(0)
+    if EVERY_RANK:
+        rank = program // channels
+        return (
+            program % channels,
+            rank,
+            tl.load(table_at(source) + rank),
+            tl.load(table_at(out) + rank),
+        )
+    else:
+        return program, rank, source.to(tl.int64), out.to(tl.int64)
 
 
 @triton.jit

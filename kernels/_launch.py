@@ -32,7 +32,9 @@ __all__ = [
     "fallback_reason",
     "is_interpreted",
     "launcher",
+    "options_of",
     "require_device",
+    "source_of",
 ]
 
 CHECKED_RELEASES = ("3.6", "3.7", "3.8", "3.9")
@@ -88,6 +90,41 @@ def fallback_reason() -> str:
     return ""
 
 
+def source_of(configuration: Configuration, kind: type[ASTSource] = ASTSource) -> ASTSource:
+    """Returns what Triton compiles for a configuration.
+
+    Args:
+        configuration: Of a kernel that is not interpreted.
+        kind: Class of the source.
+
+    Raises:
+        ValueError: Signature and constexprs are not the kernel's arguments, or these are out of order.
+    """
+    names = list(configuration.kernel.arg_names)
+    given = [*configuration.signature, *configuration.constexprs]
+    if given != names:
+        raise ValueError(
+            f"{configuration.name}: expected the arguments {names}, got {given}: first the signature's, then "
+            "the constexprs, both in order. Correct the configuration."
+        )
+    signature = {name: configuration.signature.get(name, "constexpr") for name in names}
+    return kind(
+        configuration.kernel,
+        signature,
+        dict(configuration.constexprs),
+        configuration.attributes(),
+    )
+
+
+def options_of(configuration: Configuration) -> dict[str, object]:
+    """Returns what the compiler is told besides, by name."""
+    return {
+        "num_warps": configuration.num_warps,
+        "num_stages": configuration.num_stages,
+        **configuration.options,
+    }
+
+
 def compile_for(configuration: Configuration, target: Any) -> Any:
     """Compiles a configuration; Triton's own cache on disk is used.
 
@@ -101,26 +138,8 @@ def compile_for(configuration: Configuration, target: Any) -> Any:
     Raises:
         ValueError: Signature and constexprs are not the kernel's arguments, or these are out of order.
     """
-    names = list(configuration.kernel.arg_names)
-    given = [*configuration.signature, *configuration.constexprs]
-    if given != names:
-        raise ValueError(
-            f"{configuration.name}: expected the arguments {names}, got {given}: first the signature's, then "
-            "the constexprs, both in order. Correct the configuration."
-        )
-    signature = {name: configuration.signature.get(name, "constexpr") for name in names}
-    source = ASTSource(
-        configuration.kernel,
-        signature,
-        dict(configuration.constexprs),
-        configuration.attributes(),
-    )
-    options = {
-        "num_warps": configuration.num_warps,
-        "num_stages": configuration.num_stages,
-        **configuration.options,
-    }
-    return triton.compile(source, target=target, options=options)
+    source = source_of(configuration)
+    return triton.compile(source, target=target, options=options_of(configuration))
 
 
 class Launcher:
@@ -207,11 +226,7 @@ class Launcher:
         configuration = self.configuration
         options: dict[str, object] = {}
         if not is_interpreted(configuration.kernel):
-            options = {
-                "num_warps": configuration.num_warps,
-                "num_stages": configuration.num_stages,
-                **configuration.options,
-            }
+            options = options_of(configuration)
         launch = configuration.kernel[(grid,)]
         if self.device.type != "cuda":
             launch(*arguments, **configuration.constexprs, **options)

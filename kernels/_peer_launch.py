@@ -19,12 +19,12 @@ from fastcoll.kernels.peers import PeerBuffers
 __all__ = [
     "INTEGERS",
     "REGISTERS",
-    "REGISTERS_ALONE",
     "WARPS",
     "Choice",
     "block_of",
     "channels_for",
     "choices",
+    "compiler_options",
     "configuration_of",
     "double_bits",
     "launch",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 INTEGERS = [
-    *("source", "out", "sources", "outs", "peers", "messages", "rank", "world", "channels"),
+    *("source", "out", "peers", "messages", "rank", "world", "channels"),
     *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
     *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
     "aligned",
@@ -101,6 +101,19 @@ def choices(every_rank: bool) -> Iterator[Choice]:
                 yield Choice(dtype, dtype, staged, True)
 
 
+def compiler_options(every_rank: bool) -> dict[str, object]:
+    """Returns what the compiler is told of kernels that reduce: how many registers there are, and to fuse no sums."""
+    return {
+        "maxnreg": REGISTERS_ALONE if every_rank else REGISTERS,
+        "enable_fp_fusion": False,  # the default differs between releases; a fused sum is rounded otherwise
+    }
+
+
+@functools.cache
+def _known(every_rank: bool) -> frozenset[Choice]:
+    return frozenset(choices(every_rank))
+
+
 def block_of(message: torch.dtype, wire: torch.dtype) -> int:
     """Returns the elements of a block: for each thread 32 bytes of the wider dtype.
 
@@ -117,25 +130,23 @@ def signature_of(kernel: Any) -> dict[str, str]:
 
 
 @functools.cache
-def configuration_of(
-    algorithm: str, kernel: Any, every_rank_kernel: Any, choice: Choice
-) -> Configuration:
+def configuration_of(algorithm: str, kernel: Any, choice: Choice) -> Configuration:
     """Returns the configuration for a choice; the same object for the same choice."""
-    chosen = every_rank_kernel if choice.every_rank else kernel
     return Configuration(
         name=f"{algorithm} {choice.name}",
-        kernel=chosen,
-        signature=signature_of(chosen),
+        kernel=kernel,
+        signature=signature_of(kernel),
         constexprs={
             "MESSAGE": ELEMENT[choice.message],
             "WIRE": ELEMENT[choice.wire],
             "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
             "STAGED": choice.staged,
+            "EVERY_RANK": choice.every_rank,
             "BLOCK": block_of(choice.message, choice.wire),
         },
         divisible_by_16=frozenset({"stage_bytes"}),
         num_warps=WARPS,
-        options={"maxnreg": REGISTERS_ALONE if choice.every_rank else REGISTERS},
+        options=compiler_options(choice.every_rank),
     )
 
 
@@ -177,15 +188,15 @@ def _choice(message: Message, registered: Registered | None, every_rank: bool) -
             f"addresses {hex(message.source.data_ptr())}, {hex(message.out.data_ptr())}, count {message.count}",
         )
     choice = Choice(message.source.dtype, message.wire, registered is None, every_rank)
-    names = [each.name for each in choices(every_rank)]
-    expect("the kinds of launches", choice.name in names, names, choice.name)
+    known = _known(every_rank)
+    if choice not in known:
+        expect("the kinds of launches", False, sorted(each.name for each in known), choice.name)
     return choice
 
 
 def launch(
     algorithm: str,
     kernel: Any,
-    every_rank_kernel: Any,
     message: Message,
     peers: PeerBuffers,
     channels: int | None,
@@ -198,8 +209,7 @@ def launch(
 
     Args:
         algorithm: For the name of the configuration.
-        kernel: What one rank runs.
-        every_rank_kernel: What plays all ranks.
+        kernel: What runs.
         message: The call.
         peers: The ranks' buffers.
         channels: Programs that the caller allows, or None.
@@ -214,7 +224,7 @@ def launch(
     if registered is not None:
         registered.require(message.source, peers)
     choice = _choice(message, registered, every_rank is not None)
-    configuration = configuration_of(algorithm, kernel, every_rank_kernel, choice)
+    configuration = configuration_of(algorithm, kernel, choice)
     if message.count == 0:
         return
     programs = channels_for(
@@ -266,13 +276,9 @@ def start(
         arguments: Those that follow the number of channels.
     """
     run = launcher(configuration, peers.device)
-    if every_rank is None:
-        addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        ranks = (peers.rank, peers.world_size)
-        run(programs, *addresses, *tables, *ranks, programs, *arguments)
-    else:
-        grid = programs * peers.world_size
-        run(grid, *every_rank, *tables, peers.world_size, programs, *arguments)
+    addresses = every_rank or tuple(tensor.data_ptr() for tensor in tensors)
+    grid = programs * peers.world_size if every_rank else programs
+    run(grid, *addresses, *tables, peers.rank, peers.world_size, programs, *arguments)
 
 
 def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:

@@ -26,9 +26,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import averager, combine, finish
+from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
-from fastcoll.kernels._exchange import begin, end, state_of, table_at
+from fastcoll.kernels._exchange import begin, end, part_of, state_of, table_at
 from fastcoll.kernels._peer_launch import INTEGERS
 from fastcoll.kernels._pieces import NARROW, pointer, whole
 from fastcoll.kernels._signals import (
@@ -46,7 +46,7 @@ from fastcoll.kernels._signals import (
     wait,
 )
 
-__all__ = ["ring_all_ranks_kernel", "ring_kernel"]
+__all__ = ["ring_kernel"]
 
 
 @triton.jit
@@ -154,25 +154,23 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
     post(address.to(tl.pointer_type(tl.int64)), there, tl.where(lanes == 0, filled, consumed))
 
 
-@triton.jit
-def _body(
-    channel, source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
+@triton.jit(do_not_specialize=INTEGERS)
+def ring_kernel(
+    source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
     segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
+    REDUCES: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A rank's part, or EVERY_RANK's, of steps `first` to `last`: a program per channel; see the head of the file."""
+    channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
     peers = table_at(peers)
     alive, sent = begin(peers, world, rank, channel, 1)
     received = sent
     arrived = sent + 1
-    source = source.to(tl.int64)
-    out = out.to(tl.int64)
     item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     count = count.to(tl.int64)
     chunk = chunk.to(tl.int64)
-    factor = scale.to(tl.int64).to(tl.float64, bitcast=True)
-    if REDUCES:
-        factor = factor.to(ACCUMULATE)
+    factor = factor_of(scale, ACCUMULATE if REDUCES else tl.float64)
     average = averager(divisor, ACCUMULATE)
     left = (rank + world - 1) % world
     right = (rank + 1) % world
@@ -239,35 +237,3 @@ def _body(
             step += 1
         index += members * channels
     end(peers, world, rank, channel, 1, sent, alive)
-
-
-@triton.jit(do_not_specialize=INTEGERS)
-def ring_kernel(
-    source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One rank's part, of steps `first` to `last`: a program per channel; see the head of the file."""
-    _body(
-        tl.program_id(0), source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
-        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=INTEGERS)
-def ring_all_ranks_kernel(
-    sources, outs, peers, world, channels, count, chunk, source_stride, out_stride,
-    segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    REDUCES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
-    rank = tl.program_id(0) // channels
-    _body(
-        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
-        peers, rank, world, channels, count, chunk, source_stride, out_stride,
-        segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-        MESSAGE, PARTIAL, WIRE, ACCUMULATE, REDUCES, BLOCK,
-    )  # fmt: skip

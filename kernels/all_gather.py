@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
-from fastcoll.kernels._peer_checks import GRAIN, Registered, bytes_of
+from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
+from fastcoll.kernels._peer_checks import GRAIN, Chunk, Registered
 from fastcoll.kernels._peer_launch import (
     INTEGERS,
     REGISTERS,
@@ -38,17 +38,18 @@ _BLOCK_BYTES = 16384
 _GRAIN_BYTES = 4 * GRAIN
 
 
-@triton.jit
-def _body(
-    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins, aligned,
+@triton.jit(do_not_specialize=INTEGERS)
+def all_gather_kernel(
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins, aligned,
     MESSAGE: tl.constexpr, STAGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A rank's part, a program per channel; see the head of the file."""
+    channel, rank, source, out = part_of(source, out, rank, channels, False)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
     count = count.to(tl.int64)
+    piece = piece.to(tl.int64)
     size: tl.constexpr = MESSAGE.primitive_bitwidth // 8
-    source = source.to(tl.int64)
-    out = out.to(tl.int64)
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
         length = tl.minimum(count - start, piece)
@@ -76,18 +77,6 @@ def _body(
                 alive = meet(peers, world, rank, channel, READY, 3, number, spins)
         start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)
-
-
-@triton.jit(do_not_specialize=INTEGERS)
-def all_gather_kernel(
-    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes, spins, aligned,
-    MESSAGE: tl.constexpr, STAGED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One rank's part: a program per channel; see the head of the file."""
-    _body(
-        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-        spins, aligned, MESSAGE, STAGED, BLOCK,
-    )  # fmt: skip
 
 
 @functools.cache
@@ -135,17 +124,15 @@ def all_gather(
     Raises:
         TypeError, ValueError: An argument cannot be; nothing was launched.
     """
-    chunk = bytes_of(source, out, peers, out_chunks=peers.world_size)
+    chunk = Chunk.of(source, out, peers)
     if registered is not None:
         registered.require(source, peers)
-    item = 4 if all(x % 4 == 0 for x in (chunk, source.data_ptr(), out.data_ptr())) else 1
-    aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and chunk % 64 == 0
-    configuration = _configuration(item, registered is None)
-    if chunk == 0:
+    configuration = _configuration(chunk.item_bytes, registered is None)
+    if chunk.bytes == 0:
         return
     # In bytes: what a rank's alignment allows must not change where its pieces begin.
-    programs = channels_for(chunk, _BLOCK_BYTES, peers, channels)
-    piece = -(-chunk // (programs * _GRAIN_BYTES)) * _GRAIN_BYTES
+    programs = channels_for(chunk.bytes, _BLOCK_BYTES, peers, channels)
+    piece = -(-chunk.bytes // (programs * _GRAIN_BYTES)) * _GRAIN_BYTES
     if registered is None:
         piece = min(piece, staged_piece(peers, 1, _GRAIN_BYTES))
     start(
@@ -157,10 +144,10 @@ def all_gather(
         peers.table.data_ptr(),
         peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
         arguments=(
-            chunk // item,
-            piece // item,
+            chunk.bytes // chunk.item_bytes,
+            piece // chunk.item_bytes,
             peers.layout.stage_bytes,
             peers.spins,
-            int(aligned),
+            int(chunk.aligned),
         ),
     )

@@ -16,6 +16,7 @@ import torch
 
 from fastcoll.kernels import one_shot, ring, two_shot
 from fastcoll.kernels._dtypes import INTERPRETED
+from fastcoll.kernels._peer_checks import Registered
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["COLLECTIVES", "launch_every_rank", "prepare_every_rank"]
@@ -66,7 +67,8 @@ def prepare_every_rank(
         options: As the collective takes them; `registered` (of any rank) with the messages' addresses in `sources`.
 
     Raises:
-        ValueError: No such collective, an alignment or dtype that has no kernel, or more programs than fit.
+        ValueError: No such collective, an alignment or dtype that has no kernel, more programs than fit, or tensors
+            that are not alike on all ranks.
     """
     module = COLLECTIVES.get((algorithm, collective))
     if module is None:
@@ -78,6 +80,7 @@ def prepare_every_rank(
         raise ValueError(
             f"sources, outs, peers: expected {ranks} of each, got {len(sources)}, {len(outs)}, {len(peers)}."
         )
+    _require_places(sources, outs, options.get("registered"))
     if INTERPRETED and ranks > 1:
         raise ValueError(
             f"ranks: expected 1 where kernels are interpreted, as programs run one after the other, got {ranks}."
@@ -109,6 +112,29 @@ def prepare_every_rank(
     )
     collect = getattr(module, collective)
     return partial(_launch, collect, sources[0], outs[0], peers[0], options, tables=tables)
+
+
+def _require_places(
+    sources: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], registered: Registered | None
+) -> None:
+    """Checks what the collective's own checks, which see rank 0's tensors only, cannot.
+
+    Raises:
+        ValueError: Some ranks reduce in place and others do not, or the registered messages are not `sources`.
+    """
+    in_place = [
+        source.data_ptr() == out.data_ptr() for source, out in zip(sources, outs, strict=True)
+    ]
+    if len(set(in_place)) > 1:
+        raise ValueError(
+            f"outs: expected all in the place of their sources or none, got {in_place}. Correct the argument."
+        )
+    addresses = tuple(source.data_ptr() for source in sources)
+    if registered is not None and registered.addresses != addresses:
+        raise ValueError(
+            f"registered: expected the addresses of sources, {addresses}, got {registered.addresses}. "
+            "Register the tensors that are reduced."
+        )
 
 
 def _launch(

@@ -10,7 +10,6 @@ Bound: the bandwidth of device memory; a copy of as many bytes is the floor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -18,36 +17,24 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._blocks import (
-    ALL_INTEGERS,
-    element_address,
-    is_wide,
-    load,
-    locate,
-    scale_factor,
-    store,
-)
+from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import accumulate_dtype, dtype_name
+from fastcoll.kernels._dtypes import accumulate_dtype
+from fastcoll.kernels._move import FLOATS, FP8, move_block, moves
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
     Plan,
     PreparedLaunch,
     configuration_of,
-    constexprs,
-    signature_of,
 )
 from fastcoll.kernels._sides import Flat, Scattered, require_no_overlap
-from fastcoll.kernels._statistics import Statistics, flags_of, record, squares_of
+from fastcoll.kernels._statistics import Statistics
 
 __all__ = ["Flatten", "configurations", "flatten_kernel"]
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PAIRS = (
-    *((torch.float32, to) for to in (torch.float32, torch.bfloat16, torch.float16, *_FP8)),
-    *((torch.bfloat16, to) for to in (torch.bfloat16, torch.float32, *_FP8)),
-    *((torch.float16, to) for to in (torch.float16, torch.float32)),
+    *((source, wire) for source in FLOATS for wire in (*FLOATS, *FP8)),
     (torch.float64, torch.float64),
 )
 
@@ -73,59 +60,13 @@ def flatten_kernel(
     source = element_address(0, input_row, tensor, start, INPUT)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
-    sum_of_squares = 0.0
-    flag = 0.0
-    if is_wide(source | target, left, BLOCK):
-        values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
-        stored = store(target, left, values, OUTPUT, BLOCK, True)
-        if statistics != 0:
-            sum_of_squares = tl.sum(squares_of(values), axis=0)
-            flag = tl.max(flags_of(values, stored, OUTPUT), axis=0)
-    else:
-        squares = tl.zeros([NARROW], tl.float32)
-        flags = tl.zeros([NARROW], tl.float32)
-        left = tl.minimum(left, BLOCK)
-        for first in range(0, left, NARROW):
-            there = left - first
-            values = load(
-                source + first * (INPUT.primitive_bitwidth // 8),
-                there,
-                INPUT,
-                ACCUMULATE,
-                NARROW,
-                False,
-            )
-            values = values * factor
-            stored = store(
-                target + first * (OUTPUT.primitive_bitwidth // 8),
-                there,
-                values,
-                OUTPUT,
-                NARROW,
-                False,
-            )
-            squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
-            flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
-        if statistics != 0:
-            sum_of_squares = tl.sum(squares, axis=0)
-            flag = tl.max(flags, axis=0)
-    if statistics != 0:
-        record(statistics, sum_of_squares, flag)
+    move_block(
+        source, target, left, factor, 0, statistics, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW
+    )
 
 
-@lru_cache(maxsize=8)
 def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
-    return {
-        (source, wire): Configuration(
-            name=f"flatten {dtype_name(source)}->{dtype_name(wire)}",
-            kernel=flatten_kernel,
-            signature=signature_of(flatten_kernel),
-            constexprs=constexprs(blocking, source, wire),
-            num_warps=blocking.warps,
-            options={"enable_fp_fusion": False},
-        )
-        for source, wire in _PAIRS
-    }
+    return moves("flatten", flatten_kernel, _PAIRS, blocking)
 
 
 def configurations() -> Iterator[Configuration]:
@@ -139,7 +80,7 @@ class Flatten(Plan):
     Args:
         layout: Sizes of the tensors, and where each goes.
         dtype: Of the tensors: float32, bfloat16, float16 or float64.
-        wire_dtype: Of the bucket: of the tensors, float32, a narrower one, float8_e4m3fn or float8_e5m2.
+        wire_dtype: Of the bucket: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2; float64 for float64.
             Rounded once, to nearest even; what is too large becomes what ``torch.Tensor.to`` makes of it.
         device: Of all tensors.
         blocking: How much a program does.

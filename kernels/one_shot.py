@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import averager
+from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._exchange import begin, end, half_of, meet, stage_address, table_at
+from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
 from fastcoll.kernels._peer_checks import Message, Registered
 from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
@@ -30,20 +30,21 @@ from fastcoll.kernels.peers import PeerBuffers
 __all__ = ["all_reduce", "configurations"]
 
 
-@triton.jit
-def _body(
-    channel, source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+@triton.jit(do_not_specialize=INTEGERS)
+def one_shot_kernel(
+    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
     op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGED: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A rank's part, or EVERY_RANK's, a program per channel; see the head of the file."""
+    channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
-    factor = scale.to(tl.int64).to(tl.float64, bitcast=True).to(ACCUMULATE)
+    factor = factor_of(scale, ACCUMULATE)
     average = averager(divisor, ACCUMULATE)
     count = count.to(tl.int64)
-    source = source.to(tl.int64)
-    out = out.to(tl.int64)
+    piece = piece.to(tl.int64)
     item: tl.constexpr = MESSAGE.primitive_bitwidth // 8
     start = channel.to(tl.int64) * piece
     while (start < count) & alive:
@@ -73,40 +74,10 @@ def _body(
     end(peers, world, rank, channel, 0, number, alive)
 
 
-@triton.jit(do_not_specialize=INTEGERS)
-def one_shot_kernel(
-    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One rank's part: a program per channel; see the head of the file."""
-    _body(
-        tl.program_id(0), source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=INTEGERS)
-def one_shot_all_ranks_kernel(
-    sources, outs, peers, messages, world, channels, count, piece, stage_bytes,
-    op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """All ranks' parts in one launch, `channels` programs each: for timing on one device."""
-    rank = tl.program_id(0) // channels
-    _body(
-        tl.program_id(0) % channels, tl.load(table_at(sources) + rank), tl.load(table_at(outs) + rank),
-        peers, messages, rank, world, channels, count, piece, stage_bytes,
-        op, scale, divisor, spins, aligned, MESSAGE, WIRE, ACCUMULATE, STAGED, BLOCK,
-    )  # fmt: skip
-
-
 def configurations() -> Iterator[Configuration]:
     """Yields all that :func:`all_reduce` can launch."""
     for choice in choices(every_rank=True):
-        yield configuration_of("one_shot", one_shot_kernel, one_shot_all_ranks_kernel, choice)
+        yield configuration_of("one_shot", one_shot_kernel, choice)
 
 
 def all_reduce(
@@ -146,7 +117,6 @@ def all_reduce(
     launch(
         "one_shot",
         one_shot_kernel,
-        one_shot_all_ranks_kernel,
         message,
         peers,
         channels,

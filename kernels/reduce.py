@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import AddressTable, BucketLayout
-from fastcoll.kernels._arithmetic import averager, finish
+from fastcoll.kernels._arithmetic import OPERATIONS, averager, combine, finish
 from fastcoll.kernels._blocks import (
     ALL_INTEGERS,
     element_address,
@@ -73,18 +73,6 @@ def _input_address(bases, rows, row_length, index, tensor, start, INPUT: tl.cons
 
 
 @triton.jit
-def _combine(total, value, OP: tl.constexpr):
-    if OP == "SUM":
-        return total + value
-    elif OP == "MIN":
-        return tl.minimum(total, value, propagate_nan=tl.PropagateNan.ALL)
-    elif OP == "MAX":
-        return tl.maximum(total, value, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return total * value
-
-
-@triton.jit
 def _total(
     bases,
     rows,
@@ -103,7 +91,7 @@ def _total(
     total = load(address, left, INPUT, ACCUMULATE, LANES, WIDE)
     for index in range(1, count):
         address = _input_address(bases, rows, row_length, index, tensor, start, INPUT)
-        total = _combine(total, load(address, left, INPUT, ACCUMULATE, LANES, WIDE), OP)
+        total = combine(total, load(address, left, INPUT, ACCUMULATE, LANES, WIDE), OP)
     return total
 
 
@@ -202,7 +190,7 @@ def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
             name=f"reduce {op} {dtype_name(dtype)}->{dtype_name(output)}",
             kernel=reduce_kernel,
             signature=signature_of(reduce_kernel),
-            constexprs={**constexprs(blocking, dtype, output), "OP": op},
+            constexprs={**constexprs(blocking, dtype, output), "OP": OPERATIONS[op.lower()]},
             num_warps=blocking.warps,
             options={"enable_fp_fusion": False, **_REGISTERS.get((dtype, output), {})},
         )

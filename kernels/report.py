@@ -77,36 +77,33 @@ class Row:
         return found
 
 
-def _analyse(configurations: Sequence[Any], architecture: int) -> list[Row]:
-    """Returns the rows of configurations; they share the disassembler's start."""
-    from triton.backends.compiler import GPUTarget
-
+def _analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list[Row]:
+    """Returns the rows of configurations; they share the start of the disassembler, once an architecture."""
     from fastcoll.kernels import _machine_code as machine_code
-    from fastcoll.kernels._launch import compile_for
+    from fastcoll.kernels._ahead_of_time import compile_for_each
 
-    target = GPUTarget("cuda", architecture, 32)
-    compiled = [compile_for(configuration, target) for configuration in configurations]
-    cubins = [kernel.asm["cubin"] for kernel in compiled]
+    compiled = [compile_for_each(configuration, architectures) for configuration in configurations]
     rows = []
-    for configuration, kernel, instructions in zip(
-        configurations, compiled, machine_code.disassemble(cubins, architecture), strict=True
-    ):
-        registers, stack = machine_code.resources(kernel.asm["cubin"])
-        loads, stores = machine_code.widths(instructions)
-        shared, threads = kernel.metadata.shared, 32 * configuration.num_warps
-        rows.append(
-            Row(
-                configuration.name,
-                architecture,
-                registers,
-                stack or 4 * machine_code.spill_instructions(instructions),
-                shared,
-                _resident(registers, shared, threads, architecture),
-                loads,
-                stores,
-                configuration.wide,
+    for position, architecture in enumerate(architectures):
+        kernels = [each[position] for each in compiled]
+        codes = machine_code.disassemble([kernel.asm["cubin"] for kernel in kernels], architecture)
+        for configuration, kernel, instructions in zip(configurations, kernels, codes, strict=True):
+            registers, stack = machine_code.resources(kernel.asm["cubin"])
+            loads, stores = machine_code.widths(instructions)
+            shared, threads = kernel.metadata.shared, 32 * configuration.num_warps
+            rows.append(
+                Row(
+                    configuration.name,
+                    architecture,
+                    registers,
+                    stack or 4 * machine_code.spill_instructions(instructions),
+                    shared,
+                    _resident(registers, shared, threads, architecture),
+                    loads,
+                    stores,
+                    configuration.wide,
+                )
             )
-        )
     return rows
 
 
@@ -117,13 +114,19 @@ def _resident(registers: int, shared: int, threads: int, architecture: int) -> i
     return min(fits, _SHARED[architecture] // (shared + 1024))
 
 
-def _rows_of(module: str, architecture: int, only: str, part: int, parts: int) -> list[Row]:
-    os.environ["TRITON_DISABLE_LINE_INFO"] = (
-        "1"  # takes a quarter of the time; the code is the same
-    )
-    found = importlib.import_module(f"fastcoll.kernels.{module}").configurations()
-    chosen = [configuration for configuration in found if only in configuration.name][part::parts]
-    return _analyse(chosen, architecture) if chosen else []
+def _rows_of(
+    modules: Sequence[str], architectures: Sequence[int], only: str, part: int, parts: int
+) -> list[Row]:
+    # Takes a quarter of the time; the code is the same.
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    found = [
+        configuration
+        for module in modules
+        for configuration in importlib.import_module(f"fastcoll.kernels.{module}").configurations()
+        if only in configuration.name
+    ]
+    chosen = found[part::parts]
+    return _analyse(chosen, architectures) if chosen else []
 
 
 def collect(
@@ -151,15 +154,10 @@ def collect(
         )
     modules = list(modules)
     jobs = jobs or len(os.sched_getaffinity(0))
-    parts = (
-        jobs  # of each module and architecture, so that all processes end at about the same time
-    )
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        # Every so many-th configuration, so that all processes end at about the same time.
         tasks = [
-            pool.submit(_rows_of, module, architecture, only, part, parts)
-            for module in modules
-            for architecture in architectures
-            for part in range(parts)
+            pool.submit(_rows_of, modules, architectures, only, part, jobs) for part in range(jobs)
         ]
         rows = [row for task in tasks for row in task.result()]
     names = [row.name for row in rows]

@@ -10,16 +10,16 @@ import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Message, bytes_of
+from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Chunk, Message
 from fastcoll.kernels._peer_launch import (
     REGISTERS,
-    REGISTERS_ALONE,
     WARPS,
+    compiler_options,
     double_bits,
     signature_of,
     start,
 )
-from fastcoll.kernels._ring import ring_all_ranks_kernel, ring_kernel
+from fastcoll.kernels._ring import ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["all_gather", "all_reduce", "configurations", "reduce_scatter"]
@@ -31,26 +31,26 @@ _ITEM = {4: tl.int32, 1: tl.uint8}
 def _reducing(
     message: torch.dtype, wire: torch.dtype, partial: torch.dtype, every_rank: bool
 ) -> Configuration:
-    kernel = ring_all_ranks_kernel if every_rank else ring_kernel
     types = dtype_name(message) + (f"->{dtype_name(wire)}" if wire != message else "")
     words = [types, f"partials {dtype_name(partial)}"]
     if every_rank:
         words.append("every rank")
     return Configuration(
         name=f"ring {' '.join(words)}",
-        kernel=kernel,
-        signature=signature_of(kernel),
+        kernel=ring_kernel,
+        signature=signature_of(ring_kernel),
         constexprs={
             "MESSAGE": ELEMENT[message],
             "PARTIAL": ELEMENT[partial],
             "WIRE": ELEMENT[wire],
             "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
             "REDUCES": True,
+            "EVERY_RANK": every_rank,
             "BLOCK": 8192 // wire.itemsize,
         },
         divisible_by_16=frozenset({"slot_bytes"}),
         num_warps=WARPS,
-        options={"maxnreg": REGISTERS_ALONE if every_rank else REGISTERS},
+        options=compiler_options(every_rank),
     )
 
 
@@ -67,6 +67,7 @@ def _gathering(item_bytes: int) -> Configuration:
             "WIRE": item,
             "ACCUMULATE": item,
             "REDUCES": False,
+            "EVERY_RANK": False,
             "BLOCK": 2048,
         },
         divisible_by_16=frozenset({"slot_bytes"}),
@@ -170,23 +171,21 @@ def all_gather(
     Raises:
         TypeError, ValueError: An argument cannot be; nothing was launched.
     """
-    size = bytes_of(source, out, peers, out_chunks=peers.world_size)
-    item = 4 if all(x % 4 == 0 for x in (size, source.data_ptr(), out.data_ptr())) else 1
-    aligned = all(x % 16 == 0 for x in (source.data_ptr(), out.data_ptr())) and size % 64 == 0
-    configuration = _gathering(item)
-    chunk = size // item
+    moved = Chunk.of(source, out, peers)
+    configuration = _gathering(moved.item_bytes)
+    chunk = moved.bytes // moved.item_bytes
     # In bytes: what a rank's alignment allows must not change where its segments begin.
-    segment, programs = _segments(peers, size, 1, 4 * GRAIN, channels)
+    segment, programs = _segments(peers, moved.bytes, 1, 4 * GRAIN, channels)
     _launch(
         configuration,
         (source, out),
         peers,
         programs,
         None,
-        (chunk * peers.world_size, chunk, 0, chunk, segment // item),
+        (chunk * peers.world_size, chunk, 0, chunk, segment // moved.item_bytes),
         (peers.world_size - 1, 2 * peers.world_size - 2),
         (0, double_bits(1.0), 1),
-        aligned,
+        moved.aligned,
     )
 
 

@@ -12,7 +12,6 @@ is the floor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -20,46 +19,26 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._blocks import (
-    ALL_INTEGERS,
-    element_address,
-    is_wide,
-    load,
-    locate,
-    scale_factor,
-    store,
-)
+from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import accumulate_dtype, dtype_name
+from fastcoll.kernels._dtypes import accumulate_dtype
+from fastcoll.kernels._move import FLOATS, FP8, move_block, moves
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
     Plan,
     PreparedLaunch,
     configuration_of,
-    constexprs,
-    signature_of,
 )
 from fastcoll.kernels._sides import Flat, Scattered, require_apart, require_no_overlap
-from fastcoll.kernels._statistics import Statistics, flags_of, record, squares_of
+from fastcoll.kernels._statistics import Statistics
 
 __all__ = ["Unflatten", "configurations", "unflatten_kernel"]
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _PAIRS = (
-    *((wire, torch.float32) for wire in (torch.float32, torch.bfloat16, torch.float16, *_FP8)),
-    *((wire, torch.bfloat16) for wire in (torch.bfloat16, torch.float32, *_FP8)),
-    *((wire, torch.float16) for wire in (torch.float16, torch.float32)),
+    *((wire, target) for target in FLOATS for wire in (*FLOATS, *FP8)),
     (torch.float64, torch.float64),
 )
-
-
-@triton.jit
-def _scaled(source, target, left, factor, accumulate, INPUT, OUTPUT, ACCUMULATE, LANES, WIDE):
-    values = load(source, left, INPUT, ACCUMULATE, LANES, WIDE) * factor
-    if accumulate != 0:
-        values += load(target, left, OUTPUT, ACCUMULATE, LANES, WIDE)
-    return values
 
 
 @triton.jit(do_not_specialize=ALL_INTEGERS)
@@ -84,58 +63,23 @@ def unflatten_kernel(
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
-    sum_of_squares = 0.0
-    flag = 0.0
-    if is_wide(source | target, left, BLOCK):
-        values = _scaled(
-            source, target, left, factor, accumulate, INPUT, OUTPUT, ACCUMULATE, BLOCK, True
-        )
-        stored = store(target, left, values, OUTPUT, BLOCK, True)
-        if statistics != 0:
-            sum_of_squares = tl.sum(squares_of(values), axis=0)
-            flag = tl.max(flags_of(values, stored, OUTPUT), axis=0)
-    else:
-        squares = tl.zeros([NARROW], tl.float32)
-        flags = tl.zeros([NARROW], tl.float32)
-        left = tl.minimum(left, BLOCK)
-        for first in range(0, left, NARROW):
-            there = left - first
-            to = target + first * (OUTPUT.primitive_bitwidth // 8)
-            values = _scaled(
-                source + first * (INPUT.primitive_bitwidth // 8),
-                to,
-                there,
-                factor,
-                accumulate,
-                INPUT,
-                OUTPUT,
-                ACCUMULATE,
-                NARROW,
-                False,
-            )
-            stored = store(to, there, values, OUTPUT, NARROW, False)
-            squares += tl.where(tl.arange(0, NARROW) < there, squares_of(values), 0.0)
-            flags = tl.maximum(flags, flags_of(values, stored, OUTPUT))
-        if statistics != 0:
-            sum_of_squares = tl.sum(squares, axis=0)
-            flag = tl.max(flags, axis=0)
-    if statistics != 0:
-        record(statistics, sum_of_squares, flag)
+    move_block(
+        source,
+        target,
+        left,
+        factor,
+        accumulate,
+        statistics,
+        INPUT,
+        OUTPUT,
+        ACCUMULATE,
+        BLOCK,
+        NARROW,
+    )
 
 
-@lru_cache(maxsize=8)
 def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
-    return {
-        (wire, dtype): Configuration(
-            name=f"unflatten {dtype_name(wire)}->{dtype_name(dtype)}",
-            kernel=unflatten_kernel,
-            signature=signature_of(unflatten_kernel),
-            constexprs=constexprs(blocking, wire, dtype),
-            num_warps=blocking.warps,
-            options={"enable_fp_fusion": False},
-        )
-        for wire, dtype in _PAIRS
-    }
+    return moves("unflatten", unflatten_kernel, _PAIRS, blocking)
 
 
 def configurations() -> Iterator[Configuration]:
@@ -148,8 +92,8 @@ class Unflatten(Plan):
 
     Args:
         layout: Sizes of the tensors, and where each lies in the bucket.
-        wire_dtype: Of the bucket.
-        dtype: Of the tensors: float32, bfloat16, float16 or float64. Rounded once, to nearest even.
+        wire_dtype: Of the bucket: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 or float64.
+        dtype: Of the tensors: float32, bfloat16 or float16; float64 for float64. Rounded once, to nearest even.
         device: Of all tensors.
         blocking: How much a program does.
 

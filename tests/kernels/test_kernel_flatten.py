@@ -1,5 +1,7 @@
 """Flatten and unflatten against their oracles, bit for bit."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,14 @@ from fastcoll.kernels import Flatten, Statistics, Unflatten, flatten, reference,
 PAIRS = list(flatten._table(flatten.DEFAULT_BLOCKING))
 BACK = list(unflatten._table(unflatten.DEFAULT_BLOCKING))
 FILLER = 77.0
+
+
+def test_every_dtype_goes_over_every_wire_and_back() -> None:
+    floats = [torch.float32, torch.float16, torch.bfloat16]
+    wires = [*floats, torch.float8_e4m3fn, torch.float8_e5m2]
+    wanted = set(itertools.product(floats, wires)) | {(torch.float64, torch.float64)}
+    assert set(PAIRS) == wanted
+    assert {(dtype, wire) for wire, dtype in BACK} == wanted
 
 
 def pair_id(pair: object) -> str:

@@ -179,6 +179,20 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def test_no_argument_becomes_a_constant_where_launches_fall_back() -> None:
+    """``kernel[grid](...)`` makes a constant of an integer that is 1, and constants have no dtype."""
+    done = in_a_process(
+        "import importlib, fastcoll.kernels as k\n"
+        "for name in k.KERNEL_MODULES:\n"
+        "    for one in importlib.import_module(f'fastcoll.kernels.{name}').configurations():\n"
+        "        for each in one.kernel.params:\n"
+        "            print(each.is_constexpr or each.do_not_specialize, one.name, each.name)"
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) > 1000, done.stderr
+    assert [line for line in lines if not line.startswith("True ")] == []
+
+
 def test_compiled_kernels_refuse_cpu_tensors() -> None:
     done = in_a_process(
         "import torch; from fastcoll.buckets import BucketLayout; from fastcoll.kernels import Flatten\n"

@@ -1,5 +1,6 @@
 """What cannot be launched raises before anything is; what can is in the table that the compile gate sees."""
 
+import importlib
 import itertools
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from world import Worlds
 
+from fastcoll.kernels import KERNEL_MODULES
 from fastcoll.kernels.peers import MAX_CHANNELS, PeerBuffers, PeerLayout
 
 LAYOUT = PeerLayout(channels=2, stage_bytes=1024, slots=4, slot_bytes=512)
@@ -71,9 +73,11 @@ def refused_calls() -> None:
     modules = peer_ranks.interpret()
     peers = peer_ranks.open_buffers(LAYOUT)
     one, two, ring = modules.one_shot, modules.two_shot, modules.ring
+    gather, scatter = modules.all_gather, modules.reduce_scatter
     x, y = torch.ones(64), torch.zeros(64)
     at = modules.Registered.at
     here, elsewhere = at([x.data_ptr()], "cpu"), at([y.data_ptr()], "cpu")
+    two_of = at([x.data_ptr(), y.data_ptr()], "cpu")
     space = torch.ones(100)
     half = torch.bfloat16
     for error, what, call in [
@@ -95,6 +99,18 @@ def refused_calls() -> None:
         (ValueError, "multiple of 16", lambda: at([x.data_ptr() + 4], "cpu")),
         (
             ValueError,
+            "expected 1 addresses",
+            lambda: one.all_reduce(x, y, peers, registered=two_of),
+        ),
+        (ValueError, "elements of out", lambda: gather.all_gather(x, y[:32], peers)),
+        (ValueError, "overlap", lambda: gather.all_gather(space[:64], space[8:72], peers)),
+        (ValueError, "channels", lambda: gather.all_gather(x, y, peers, channels=3)),
+        (ValueError, "message at", lambda: gather.all_gather(x, y, peers, registered=elsewhere)),
+        (ValueError, "out's dtype", lambda: ring.all_gather(x, y.int(), peers)),
+        (ValueError, "elements of out", lambda: scatter.reduce_scatter(x, y[:32], peers)),
+        (ValueError, "overlap", lambda: ring.reduce_scatter(space[:64], space[8:72], peers)),
+        (
+            ValueError,
             "wire dtype",
             lambda: two.all_reduce(x, x, peers, registered=here, wire_dtype=half),
         ),
@@ -108,6 +124,16 @@ def refused_calls() -> None:
             call()
     assert not peers.state.any(), "something was launched"
     assert torch.all(y == 0)
+
+
+def test_no_kernel_fuses_a_product_and_a_sum() -> None:
+    """It would be rounded once where the oracle, and the CPU, round twice."""
+    names = [name for name in KERNEL_MODULES if name != "all_gather"]
+    modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in names]
+    all_of = [each for module in modules for each in module.configurations()]
+    reducing = [each for each in all_of if "gather" not in each.name]
+    assert len(reducing) > 90
+    assert all(each.options["enable_fp_fusion"] is False for each in reducing)
 
 
 def test_every_launch_is_of_a_listed_configuration(interpreted: Worlds) -> None:

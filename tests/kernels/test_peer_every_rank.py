@@ -119,3 +119,18 @@ def test_what_cannot_be_played_is_refused(arguments: dict[str, object], what: st
     outs = [torch.ones_like(source) for source in sources][: given["outs"]]
     with pytest.raises(ValueError, match=what):
         launch_every_rank("one_shot", given["collective"], sources, outs, buffers)
+
+
+def test_ranks_whose_tensors_lie_otherwise_are_refused() -> None:
+    """The collective's own checks see rank 0's only."""
+    from fastcoll.kernels._peer_checks import Registered
+    from fastcoll.kernels.every_rank import launch_every_rank
+
+    buffers = buffers_on(torch.device("cpu"), 2, PeerLayout(1, 1024, 4, 512))
+    sources = [torch.ones(64) for _ in buffers]
+    others = [sources[0], torch.ones(64)]
+    with pytest.raises(ValueError, match="outs: expected all in the place of their sources"):
+        launch_every_rank("two_shot", "all_reduce", sources, others, buffers)
+    elsewhere = Registered.at([each.data_ptr() for each in others], "cpu")
+    with pytest.raises(ValueError, match="registered: expected the addresses of sources"):
+        launch_every_rank("two_shot", "all_reduce", sources, sources, buffers, registered=elsewhere)

@@ -97,6 +97,18 @@ def test_every_type_and_operation(ranks: int, interpreted: Worlds) -> None:
     assert all(compared)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_messages_of_nothing_and_around_16_elements(ranks: int, interpreted: Worlds) -> None:
+    """Some ranks have no share, no chunk or no whole block; a call of nothing moves no counter."""
+    cases = [
+        Case(collective, algorithm, torch.bfloat16, count, seed=count + 1, in_place=count % 2 == 0)
+        for collective, algorithm in KINDS
+        for count in (0, 1, 15, 16, 17, 0, 33)
+    ]
+    compared = interpreted(ranks).run(peer_ranks.play, cases, 7, init=False)
+    assert all(compared)
+
+
 @pytest.mark.parametrize("collective, algorithm", KINDS)
 def test_buffers_serve_many_calls_with_no_barrier(
     collective: str, algorithm: str, interpreted: Worlds

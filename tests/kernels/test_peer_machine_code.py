@@ -1,6 +1,7 @@
 """What flags between ranks compile to: release and acquire at system scope, and data that passes by the L1 cache.
 
-In a process of its own that compiles, as this one may interpret. No GPU is needed.
+Compiled as the report does it, for three GPUs at once, which must give what a launch compiles. In a process of its own
+that compiles, as this one may interpret. No GPU is needed.
 """
 
 import json
@@ -13,9 +14,13 @@ import pytest
 
 SCRIPT = """
 import json, sys
+import triton
 from triton.backends.compiler import GPUTarget
 from fastcoll.kernels import _machine_code, one_shot, ring, two_shot
+from fastcoll.kernels._ahead_of_time import compile_for_each
 from fastcoll.kernels._launch import compile_for
+
+triton.knobs.compilation.always_compile = True  # what is on disk may have come the other way
 
 NAMES = {
     "one_shot bfloat16 staged": one_shot,
@@ -25,10 +30,13 @@ NAMES = {
 answer = {}
 for name, module in NAMES.items():
     (configuration,) = [each for each in module.configurations() if each.name == name]
-    for architecture in map(int, sys.argv[1:]):
-        compiled = compile_for(configuration, GPUTarget("cuda", architecture, 32))
+    architectures = [int(each) for each in sys.argv[1:]]
+    for architecture, compiled in zip(architectures, compile_for_each(configuration, architectures)):
         (code,) = _machine_code.disassemble([compiled.asm["cubin"]], architecture)
         answer[f"{name} sm_{architecture}"] = [compiled.asm["ptx"], [text for _, text in code]]
+    alone = compile_for(configuration, GPUTarget("cuda", architecture, 32))
+    assert alone.metadata.hash == compiled.metadata.hash
+    assert _machine_code._code(alone.asm["cubin"]) == _machine_code._code(compiled.asm["cubin"]), name
 print(json.dumps(answer))
 """
 
