@@ -249,6 +249,7 @@ class Worlds:
     def __init__(
         self,
         folder: Path,
+        *,
         prepare: Callable[[], None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:

@@ -49,6 +49,6 @@ def compiled(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    worlds = Worlds(tmp_path_factory.mktemp("compiled"), environ)
+    worlds = Worlds(tmp_path_factory.mktemp("compiled"), environ=environ)
     yield worlds
     worlds.close()
