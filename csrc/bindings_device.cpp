@@ -65,6 +65,7 @@ class PythonIssuer : public DeviceIssuer {
   }
 
   void split(c10::Device device, int color, int key, DeviceIssuer* child) override {
+    const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     const py::gil_scoped_acquire gil;
     try {
       auto* part = dynamic_cast<PythonIssuer*>(child);
@@ -77,6 +78,7 @@ class PythonIssuer : public DeviceIssuer {
 
   void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
              int pair) override {
+    const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
     const py::gil_scoped_acquire gil;
     try {
       py::list all(requests.size());

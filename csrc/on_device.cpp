@@ -36,13 +36,13 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
 }
 
 DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
+  if (forkGeneration_ != forkGeneration()) {  // before any lock: one may have been held then
+    throw Error(ErrorKind::Backend, site("init").prefix() + kForked);
+  }
   const std::lock_guard<std::mutex> making(deviceMaking_);
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
-    if (!over_.empty()) {
-      throw Error(ErrorKind::Backend,
-                  concat(site("init").prefix(), over_, ". Initialize it again to use it again."));
-    }
+    throwIfOver();
     if (device_ != nullptr) return *device_;
   }
   if (!deviceFactory()) {
@@ -67,9 +67,17 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
       std::make_unique<StoreAdapter>(store), onFault);
   livingDevices().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
+  throwIfOver();  // meanwhile
   if (timed_) made->enableTiming();
   device_ = std::move(made);
   return *device_;
+}
+
+/// Called under the lock.
+void ProcessGroupFastcoll::throwIfOver() const {
+  if (over_.empty()) return;
+  throw Error(ErrorKind::Backend,
+              concat(site("init").prefix(), over_, ". Initialize it again to use it again."));
 }
 
 Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
@@ -173,7 +181,12 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
     }
   }
   Tensors outputs;
-  for (DeviceCall& call : calls) call.pair = -1;
+  for (DeviceCall& call : calls) {
+    call.pair = -1;
+    call.everyone = true;  // also with nothing to move: the others may have something
+    // Those of sends too: the future orders whoever overwrites them.
+    outputs.insert(outputs.end(), call.used.begin(), call.used.end());
+  }
   auto launched = deviceEngine(device.type()).launch(std::move(calls));
   return c10::make_intrusive<DeviceWork>(rank_, c10d::OpType::COALESCED, nullptr, std::nullopt,
                                          std::move(outputs), std::move(launched),

@@ -93,7 +93,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
     send ? task->addInput(messages[0], tensor) : task->addOutput(messages[0], tensor);
     return launchOnDevice(std::move(task),
                           {typeOf(send, peer), titleOf(send, peer), true, timeout,
-                           send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
+                           send ? Tensors{tensor} : Tensors{}, Tensors{tensor}},
                           peer);
   }
   if (size_ == 1) {

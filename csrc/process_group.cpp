@@ -93,7 +93,7 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
-  for (const auto& device : livingDevices().all()) device->shutdown(Milliseconds(1000));
+  for (const auto& device : livingDevices().all()) device->end();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
 }
@@ -119,10 +119,17 @@ void ProcessGroupFastcoll::abort() {
 }
 
 void ProcessGroupFastcoll::shutdown() {
-  if (const auto device = lastDeviceEngine("the group was destroyed")) {
-    device->shutdown(options_->timeout);
-  }
-  engine_->shutdown();
+  translated([&] {
+    if (const auto device = lastDeviceEngine("the group was destroyed")) {
+      try {
+        device->shutdown(options_->timeout);
+      } catch (...) {
+        engine_->shutdown();
+        throw;
+      }
+    }
+    engine_->shutdown();
+  });
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(

@@ -153,6 +153,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// The engine there is; after this there comes no other.
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
+  void throwIfOver() const;
   WorkRef launchOnDevice(std::shared_ptr<TensorTask> task, Call call, int pair = -1);
   WorkRef launchBatch();
   void splitDevice(int color, ProcessGroupFastcoll* child);
@@ -173,6 +174,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::vector<WorkRef> coalesced_;
   std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
 
+  const std::uint64_t forkGeneration_ = forkGeneration();
   std::mutex deviceMaking_;  // before deviceMutex_, which is never held while Python is called
   mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device

@@ -1,6 +1,7 @@
 #include "communicators.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "../base/error.hpp"
@@ -9,6 +10,7 @@ namespace fastcoll {
 namespace {
 
 constexpr int kSuccess = 0;
+constexpr std::chrono::milliseconds kCalls{500};
 constexpr int kInProgress = 7;
 
 using Abort = int (*)(void*);
@@ -47,6 +49,9 @@ void Communicators::abortAll() noexcept {
     aborted_.store(true, std::memory_order_release);
     all.swap(all_);
   }
+  // Whoever is about to make the next call sees aborted(), and gives up.
+  std::unique_lock<std::timed_mutex> quiet(calling_, std::defer_lock);
+  (void)quiet.try_lock_for(kCalls);
   // Several at once: the end of one may wait for what another one's kernels keep from running.
   if (all.size() > 1) functionAt<Group>(functions_.groupStart)();
   for (const One& one : all) {

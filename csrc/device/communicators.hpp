@@ -37,6 +37,9 @@ class Communicators {
   /// Aborts all, and returns when the library does, which may be never. Those who add later, or
   /// look at aborted(), know at once.
   void abortAll() noexcept;
+  /// Held while calls are made on them: an abort waits for it a moment, so that it frees nothing
+  /// between two calls of a group, and no longer, so that it ends one that hangs.
+  std::timed_mutex& calling() { return calling_; }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   /// What the library reports of one of them, or "".
   std::string asyncError() const;
@@ -50,6 +53,7 @@ class Communicators {
   };
   const LibraryFunctions functions_;
   std::atomic<bool> aborted_{false};
+  std::timed_mutex calling_;
   mutable std::mutex mutex_;
   std::vector<One> all_;
   std::vector<Meeting> meetings_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "../base/env.hpp"
 #include "../base/fork.hpp"
 #include "capture.hpp"
 
@@ -56,7 +57,16 @@ DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssu
                                            issuer_->communicators(), std::move(onFault))) {}
 
 DeviceEngine::~DeviceEngine() {
-  shutdown(kShortGrace);
+  end();
+}
+
+void DeviceEngine::end() noexcept {
+  try {
+    shutdown(kShortGrace);
+  } catch (const Error& error) {
+    log(LogLevel::Warn, error.what());
+  } catch (...) {  // Ctrl-C while the process ends
+  }
 }
 
 bool DeviceEngine::forked() const {
@@ -67,10 +77,7 @@ void DeviceEngine::throwIfUnusable(const char* call) const {
   if (forked()) {  // before any lock: one may have been held when the process was forked
     throw Error(ErrorKind::Backend,
                 concat("fastcoll.", call, " [group '", config_.watchdog.name, "', rank ",
-                       config_.watchdog.rank, "/", config_.watchdog.size,
-                       "]: this process was forked from the one that made the group, and cannot "
-                       "use it. Make process groups after the fork, or start processes by "
-                       "'spawn'."));
+                       config_.watchdog.rank, "/", config_.watchdog.size, "]: ", kForked));
   }
   watchdog_->throwIfUnusable(call);
 }
@@ -169,12 +176,12 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
     std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
     std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
   }
-  if (!captured) {
-    for (const FlightRef& ended : watchdog_->takeEnded()) ended->letGoHere();
-  }
   if (apart) flight->keep(std::move(used));
   watchdog_->enroll(flight);
   try {
+    if (!captured) {
+      for (const FlightRef& ended : watchdog_->takeEnded()) ended->letGoHere();
+    }
     put(calls, requests, own, stream, captured, *flight);
     if (captured) watchdog_->strike(flight);
   } catch (const Error& error) {
@@ -235,12 +242,14 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
 }
 
 void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (!forked()) watchdog_->fail(kind, cause, false);
+  if (forked()) return;
+  watchdog_->waive();
+  watchdog_->fail(kind, cause, false);
 }
 
-void DeviceEngine::shutdown(Milliseconds grace) noexcept {
+void DeviceEngine::shutdown(Milliseconds grace) {
   if (forked() || shutDown_.exchange(true)) return;  // what a fork has is the parent's
-  const bool quiet = watchdog_->close(grace);
+  const auto [quiet, interrupted] = watchdog_->close(grace);
   auto kept = watchdog_->takeEnded();
   try {
     if (quiet) {
@@ -253,6 +262,8 @@ void DeviceEngine::shutdown(Milliseconds grace) noexcept {
   // What is left may still be written to: it stays allocated.
   if (!kept.empty()) new std::vector<FlightRef>(std::move(kept));
   issuer_->close();
+  if (interrupted) std::rethrow_exception(interrupted);
+  if (const auto untold = watchdog_->untold()) throw *untold;
 }
 
 }  // namespace fastcoll

@@ -33,6 +33,11 @@
 
 namespace fastcoll {
 
+/// What a process is told that was forked from the one that made the group.
+constexpr const char* kForked =
+    "this process was forked from the one that made the group, and cannot use it. Make process "
+    "groups after the fork, or start processes by 'spawn'.";
+
 /// A call, ready to be put on a stream.
 struct DeviceCall {
   explicit DeviceCall(c10::Stream current) : callers(current) {}
@@ -88,8 +93,11 @@ class DeviceEngine {
   /// From now on calls are timed.
   void enableTiming() { timed_.store(true, std::memory_order_relaxed); }
   void abort(ErrorKind kind, const std::string& cause) noexcept;
-  /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent, never throws.
-  void shutdown(Milliseconds grace) noexcept;
+  /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent. Throws, at its
+  /// end, a fault that nobody was told of, and what interrupted the waiting.
+  void shutdown(Milliseconds grace);
+  /// The same where there is nobody to tell: at the end of the process, with little grace.
+  void end() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const { return watchdog_->faulted(kind); }
   /// Throws Error if there was a fault, the group was closed, or this process is a fork.
   void throwIfUnusable(const char* call) const;

@@ -15,8 +15,18 @@ std::exception_ptr DeviceWork::exception() const {
   return translatedFault(flight_->fault());
 }
 
-void DeviceWork::synchronize() {
+/// A call that an abort has ended has passed on its device and has no result; its error is on its
+/// way.
+void DeviceWork::throwIfFailed() const {
+  if (flight_->doomed()) {
+    const auto until = deadlineAfter(Clock::now(), kLongestVerdict);
+    translated([&] { waitOnHost([this] { return flight_->fault() != nullptr; }, until); });
+  }
   if (auto fault = exception()) std::rethrow_exception(fault);
+}
+
+void DeviceWork::synchronize() {
+  throwIfFailed();
   const c10::impl::VirtualGuardImpl impl(flight_->device.type());
   const c10::Stream current = impl.getStream(flight_->device);
   if (current != stream_) flight_->blockOn(current);
@@ -56,9 +66,13 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   if (future_ != nullptr) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                      std::vector<c10::Device>{flight_->device});
-  if (auto fault = exception()) {
-    future_->setError(fault);
-  } else {
+  try {
+    throwIfFailed();
+  } catch (...) {
+    future_->setError(std::current_exception());
+    return future_;
+  }
+  {
     // It records events on the streams that are current.
     const c10::StreamGuard guard(stream_);
     future_->markCompleted(c10::IValue(outputs_));
@@ -69,6 +83,11 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
   const std::lock_guard<std::mutex> lock(futureMutex_);
   if (result_ != nullptr) return result_;
+  if (flight_->captured()) {
+    throwAsTorch(Error(ErrorKind::Value, concat("fastcoll: ", flight_->describe(),
+                                                " was captured into a graph: its replays have no "
+                                                "result that could be waited for")));
+  }
   result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   flight_->whenEnded([flight = FlightRef(flight_), result = result_] {
     auto value = c10d::WorkResult::SUCCESS;

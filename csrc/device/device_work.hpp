@@ -45,6 +45,8 @@ class DeviceWork : public c10d::Work {
   float getDuration() const override;
 
  private:
+  void throwIfFailed() const;
+
   std::vector<at::Tensor> outputs_;
   FlightRef flight_;
   const c10::Stream stream_;

@@ -34,7 +34,7 @@ bool Flight::letGoHere() {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end = end_;
+    if (!captured_) end = end_;  // what is captured may not be asked, and has not begun
   }
   if (end != nullptr && !end->query()) return false;
   letGo();
@@ -95,9 +95,11 @@ void Flight::doom() {
   if (!passed_.load(std::memory_order_relaxed)) doomed_ = true;
 }
 
-void Flight::fail(std::exception_ptr fault) {
+void Flight::fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> told) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (fault_ == nullptr) fault_ = std::move(fault);
+  if (fault_ != nullptr) return;
+  fault_ = std::move(fault);
+  told_ = std::move(told);
 }
 
 }  // namespace fastcoll

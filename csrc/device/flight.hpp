@@ -74,10 +74,15 @@ class Flight {
   /// From here on it can only fail: the group has met a fault whose text is still to come, and what
   /// an abort lets pass has not ended well.
   void doom();
-  /// Ends the call with an error; the first one counts.
-  void fail(std::exception_ptr fault);
+  bool doomed() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return doomed_;
+  }
+  /// Ends the call with an error; the first one counts. `told` becomes true when somebody asks.
+  void fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> told);
   std::exception_ptr fault() const {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (told_ != nullptr) told_->store(true, std::memory_order_relaxed);
     return fault_;
   }
 
@@ -91,6 +96,7 @@ class Flight {
   bool seen_ = false;
   std::vector<std::function<void()>> callbacks_;
   std::exception_ptr fault_;
+  std::shared_ptr<std::atomic<bool>> told_;
   mutable std::atomic<bool> passed_{false};
 };
 

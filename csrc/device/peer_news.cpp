@@ -15,6 +15,7 @@ namespace {
 
 constexpr Milliseconds kTick{1000};
 constexpr Milliseconds kPoll{50};
+constexpr int kPatience = 5;  // failures of the store, after which it is not asked any more
 
 std::string faultKey(const Meeting& meeting) {
   return meeting.instance + "/fault";
@@ -33,8 +34,13 @@ PeerNews::PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
       communicators_(std::move(communicators)),
       progress_(static_cast<std::size_t>(size)) {}
 
-void PeerNews::start() {
+void PeerNews::start(std::function<void()> onTick) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  onTick_ = std::move(onTick);
+  startLocked();
+}
+
+void PeerNews::startLocked() {
   if (running_ || closed_) return;
   startThread([self = shared_from_this()] { self->run(); }).detach();
   running_ = true;
@@ -46,8 +52,8 @@ std::string PeerNews::heard() const {
 }
 
 void PeerNews::tell(std::string cause, std::string progress, Milliseconds patience) {
-  start();
   const std::lock_guard<std::mutex> lock(mutex_);
+  startLocked();
   telling_ = Telling{std::move(cause), std::move(progress), patience};
   changed_.notify_all();
 }
@@ -84,9 +90,12 @@ void PeerNews::run() noexcept {
       answered_ = true;
     } else if (closed_) {
       break;
-    } else if (heard_.empty() && !answered_) {
+    } else if (!answered_) {
+      const auto onTick = onTick_;
+      const bool looks = heard_.empty() && failures_ < kPatience;
       lock.unlock();
-      look();
+      if (onTick) onTick();
+      if (looks) look();
       lock.lock();
     }
   }
@@ -98,9 +107,12 @@ void PeerNews::look() {
   for (const Meeting& meeting : communicators_->meetings()) {
     std::string fault;
     try {
-      if (!store_->tryGet(faultKey(meeting), fault)) continue;
+      const bool found = store_->tryGet(faultKey(meeting), fault);
+      failures_ = 0;
+      if (!found) continue;
     } catch (const std::exception&) {
-      return;  // the store may end before the group does
+      ++failures_;  // the store may end before the group does
+      return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     if (heard_.empty()) heard_ = fault;
@@ -113,7 +125,12 @@ void PeerNews::announce(const Telling& telling) {
     for (const Meeting& meeting : communicators_->meetings()) {
       store_->set(progressKey(meeting, rank_), telling.progress);
       std::string known;
-      if (store_->tryGet(faultKey(meeting), known)) continue;
+      if (store_->tryGet(faultKey(meeting), known)) {
+        // What this rank saw may only be what became of that.
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!telling.cause.empty() && first_.empty()) first_ = known;
+        continue;
+      }
       store_->set(faultKey(meeting),
                   telling.cause.empty() ? heard() : concat("rank ", rank_, ": ", telling.cause));
     }
@@ -177,7 +194,8 @@ std::string PeerNews::sentence() const {
     std::getline(parts >> std::ws, under);
     text += concat(" completed call ", completed, " of ", issued, ", under way: ", under);
   }
-  return text + trouble_;
+  const std::string before = first_.empty() ? "" : ". Told before: " + first_;
+  return before + text + trouble_;
 }
 
 }  // namespace fastcoll

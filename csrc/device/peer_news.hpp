@@ -6,6 +6,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,8 +24,9 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
            std::shared_ptr<Communicators> communicators);
 
-  /// Starts to look for faults of other ranks, if it has not. Throws std::system_error.
-  void start();
+  /// Starts to look for faults of other ranks, if it has not, and calls `onTick` once a second:
+  /// this is the thread that no driver can hold up. Throws std::system_error.
+  void start(std::function<void()> onTick);
   /// The first fault that another rank told, or "".
   std::string heard() const;
   /// Tells the others of a fault of this rank, or answers to theirs (`cause` is ""), and how far
@@ -43,6 +45,7 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
     std::string progress;
     Milliseconds patience{};
   };
+  void startLocked();
   void run() noexcept;
   void look();
   void announce(const Telling& telling);
@@ -56,12 +59,15 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::function<void()> onTick_;
+  int failures_ = 0;  // of the store, one after the other
   bool running_ = false;
   bool closed_ = false;
   std::string heard_;
   std::optional<Telling> telling_;
   std::vector<int> asked_;             // ranks
   std::vector<std::string> progress_;  // of each rank, or ""
+  std::string first_;                  // the fault that another rank had told before this one
   std::string trouble_;                // of the store
   bool answered_ = false;
 };

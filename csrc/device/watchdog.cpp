@@ -5,10 +5,12 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "../base/env.hpp"
+#include "../base/interrupt.hpp"
 #include "../base/thread.hpp"
 #include "../engine/worker_pool.hpp"
 #include "capture.hpp"
@@ -24,15 +26,28 @@ constexpr Milliseconds kThreads{200};
 // Between two looks when somebody waits for one, and when nothing is under way.
 constexpr Milliseconds kSoon{10};
 constexpr Milliseconds kIdle{1000};
+// How long asking the device's events may take before it counts as hanging.
+constexpr Milliseconds kStall{5000};
+constexpr Milliseconds kSlice{50};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
 
-/// Callbacks run a user's code, hence on another thread.
-void callLater(Flight& flight) {
+using Callbacks = std::vector<std::function<void()>>;
+
+void collect(Flight& flight, Callbacks& into) {
   auto callbacks = flight.seen();
+  std::move(callbacks.begin(), callbacks.end(), std::back_inserter(into));
+}
+
+/// They run a user's code, hence on another thread.
+void callLater(Callbacks callbacks) noexcept {
   if (callbacks.empty()) return;
-  runOnWorker([callbacks = std::move(callbacks)] {
-    for (const auto& callback : callbacks) callback();
-  });
+  try {
+    runOnWorker([callbacks = std::move(callbacks)] {
+      for (const auto& callback : callbacks) callback();
+    });
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("no thread could be started to call back: ", error.what()));
+  }
 }
 
 std::string textOf(const std::exception& error) {
@@ -57,6 +72,7 @@ std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
 
 void Watchdog::throwIfUnusableLocked(const char* call) const {
   if (phase_ != Phase::Healthy) {
+    told_->store(true, std::memory_order_relaxed);
     throw Error(kind_, prefix(call, sequence_ + 1) + "the group has failed: " + cause_);
   }
   if (closing_) {
@@ -77,13 +93,14 @@ void Watchdog::enroll(const FlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfUnusableLocked(flight->call);
   if (!watching_) {
-    news_->start();
+    news_->start([weak = weak_from_this()] {
+      if (const auto dog = weak.lock()) dog->lookAtThread();
+    });
     startThread([self = shared_from_this()] { self->watch(); }).detach();
     watching_ = true;
   }
   flight->seq = ++sequence_;
   flight->deadline = deadlineAfter(Clock::now(), flight->timeout);
-  device_ = flight->device;
   flights_.push_back(flight);
   if (flights_.size() == 1) changed_.notify_all();
 }
@@ -135,10 +152,34 @@ void Watchdog::watch() noexcept {
   changed_.notify_all();
 }
 
+/// Called on another thread: a driver may keep this one from ever answering.
+void Watchdog::lookAtThread() noexcept {
+  std::string late;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto now = Clock::now();
+    if (phase_ != Phase::Healthy || !lookingSince_ || now < *lookingSince_ + kStall) return;
+    for (const FlightRef& flight : flights_) {
+      if (now < flight->deadline) continue;
+      late = concat(flight->describe(), " timed out after ", flight->timeout.count(),
+                    " ms, and the device's driver does not answer");
+      break;
+    }
+  }
+  if (!late.empty()) fail(ErrorKind::Timeout, late, false);
+}
+
 void Watchdog::look() {
+  const auto note = [this](std::optional<TimePoint> since) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lookingSince_ = since;
+  };
+  note(Clock::now());
   try {
     lookAtFlights();
+    note(std::nullopt);
   } catch (const std::exception& error) {
+    note(std::nullopt);
     // The device itself reports an error: of a kernel, or of the card.
     return fail(ErrorKind::Backend, "the device reported an error: " + textOf(error), false);
   }
@@ -176,6 +217,7 @@ void Watchdog::lookAtFlights() {
     limit = late->timeout;
     late.reset();
   }
+  Callbacks callbacks;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (std::size_t i = 0; i < flights.size(); ++i) {
@@ -184,7 +226,7 @@ void Watchdog::lookAtFlights() {
       if (mine) continue;
       if (ended[i]) {
         completed_ = std::max(completed_, flights[i]->seq);
-        callLater(*flights[i]);
+        collect(*flights[i], callbacks);
       }
       if (found != flights_.end()) flights_.erase(found);
       // Also what was struck meanwhile: this thread may hold the last reference.
@@ -193,6 +235,7 @@ void Watchdog::lookAtFlights() {
     flights.clear();  // under the lock, so that this thread frees no tensors
     if (flights_.empty()) changed_.notify_all();
   }
+  callLater(std::move(callbacks));
   if (!timedOut.empty()) {
     fail(ErrorKind::Timeout, concat(timedOut, " timed out after ", limit.count(), " ms"), true);
   }
@@ -240,18 +283,12 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
   }
 }
 
-/// On a thread that nobody has to wait for: the library's abort may hang.
+/// On a thread that nobody has to wait for: the library's abort may hang. It finds its devices by
+/// itself.
 void Watchdog::abortCommunicators() {
-  std::optional<c10::Device> device;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    device = device_;
-  }
-  startThread([self = shared_from_this(), device] {
+  startThread([self = shared_from_this()] {
     ::pthread_setname_np(::pthread_self(), "fastcoll-abort");
     leaveCapturesAlone();
-    c10::OptionalDeviceGuard onDevice;
-    if (device) onDevice.reset_device(*device);
     self->communicators_->abortAll();
     const std::lock_guard<std::mutex> lock(self->mutex_);
     self->aborting_ = false;
@@ -260,17 +297,22 @@ void Watchdog::abortCommunicators() {
 }
 
 void Watchdog::giveVerdict(const std::string& answers) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Failed) return;
-  phase_ = Phase::Failed;
-  cause_ += answers;
-  for (const FlightRef& flight : flights_) {
-    flight->fail(std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_)));
-    callLater(*flight);
-    if (flight->keeps()) ended_.push_back(flight);
+  Callbacks callbacks;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::Failing) return;
+    phase_ = Phase::Failed;
+    cause_ += answers;
+    for (const FlightRef& flight : flights_) {
+      flight->fail(
+          std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_)), told_);
+      collect(*flight, callbacks);
+      if (flight->keeps()) ended_.push_back(flight);
+    }
+    flights_.clear();
+    changed_.notify_all();
   }
-  flights_.clear();
-  changed_.notify_all();
+  callLater(std::move(callbacks));
 }
 
 void Watchdog::waitForVerdict() noexcept {
@@ -279,29 +321,48 @@ void Watchdog::waitForVerdict() noexcept {
                       [this] { return phase_ != Phase::Failing; });
 }
 
-bool Watchdog::close(Milliseconds grace) noexcept {
-  bool pending = false;
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) return !aborting_;
-    closing_ = true;
-    changed_.notify_all();
-    changed_.wait_until(lock, deadlineAfter(Clock::now(), std::min(grace, kLongest)),
-                        [this] { return flights_.empty(); });
-    pending = !flights_.empty();
+std::optional<Error> Watchdog::untold() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Healthy || told_->load(std::memory_order_relaxed)) return std::nullopt;
+  return Error(kind_, prefix("shutdown", sequence_) +
+                          "the group failed before it was destroyed, and what was computed from "
+                          "its results since is wrong: " +
+                          cause_);
+}
+
+Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
+  Closed closed;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (closed_) return {!aborting_, nullptr};
+  closing_ = true;
+  changed_.notify_all();
+  const auto until = deadlineAfter(Clock::now(), std::min(grace, kLongest));
+  while (!flights_.empty() && Clock::now() < until && !closed.interrupted) {
+    changed_.wait_for(lock, kSlice, [this] { return flights_.empty(); });
+    lock.unlock();
+    try {
+      checkInterrupt();
+    } catch (...) {
+      closed.interrupted = std::current_exception();
+    }
+    lock.lock();
   }
+  const bool pending = !flights_.empty() && phase_ == Phase::Healthy;
+  lock.unlock();
   if (pending) {
+    waive();
     fail(ErrorKind::Backend, "the group was destroyed while the call was under way", false);
   }
-  std::unique_lock<std::mutex> lock(mutex_);
+  giveVerdict(news_->answersSoFar());  // if one is still to come: who waits learns no more
+  lock.lock();
   changed_.wait_for(lock, kAbort, [this] { return !aborting_; });
   closed_ = true;
   changed_.notify_all();
   changed_.wait_for(lock, kThreads, [this] { return !watching_; });
-  const bool quiet = !aborting_;
+  closed.quiet = !aborting_;
   lock.unlock();
   news_->stop(kThreads);
-  return quiet;
+  return closed;
 }
 
 }  // namespace fastcoll

@@ -12,8 +12,10 @@
 // or store keeps a group from being destroyed.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -35,6 +37,9 @@ struct WatchdogConfig {
   /// How often it looks at what is under way.
   Milliseconds tick{100};
 };
+
+/// How long a fault's text may take, from when its calls can only fail.
+constexpr Milliseconds kLongestVerdict{5000};
 
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
@@ -61,9 +66,17 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   /// Throws Error if there was a fault, or the group was closed.
   void throwIfUnusable(const char* call) const;
 
-  /// Waits until nothing is under way, `grace` at most, and fails the rest. Idempotent. True unless
-  /// the library may still touch memory, since an abort hangs.
-  bool close(Milliseconds grace) noexcept;
+  /// Nobody needs to be told any more that the group has failed: it was asked for.
+  void waive() { told_->store(true, std::memory_order_relaxed); }
+  /// The group's fault, if nobody was told of it yet: results behind it are wrong.
+  std::optional<Error> untold() const;
+
+  struct Closed {
+    bool quiet = true;               // the library touches no memory any more
+    std::exception_ptr interrupted;  // what checkInterrupt() threw meanwhile
+  };
+  /// Waits until nothing is under way, `grace` at most, and fails the rest. Idempotent.
+  Closed close(Milliseconds grace) noexcept;
 
   std::uint64_t sequence() const;
   std::string prefix(const char* call, std::uint64_t seq) const;
@@ -72,6 +85,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   enum class Phase { Healthy, Failing, Failed };
 
   void watch() noexcept;
+  void lookAtThread() noexcept;
   void look();
   void lookAtFlights();
   void giveVerdict(const std::string& answers);
@@ -90,7 +104,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   std::vector<FlightRef> ended_;   // and still keeping tensors
   std::uint64_t sequence_ = 0;     // of the last call
   std::uint64_t completed_ = 0;    // of the last whose end was seen
-  std::optional<c10::Device> device_;
+  std::optional<TimePoint> lookingSince_;
   bool watching_ = false;
   bool closing_ = false;
   bool closed_ = false;
@@ -99,6 +113,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   ErrorKind kind_ = ErrorKind::Backend;
   std::string cause_;
   TimePoint verdictBy_;
+  const std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace fastcoll

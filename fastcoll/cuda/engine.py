@@ -153,6 +153,7 @@ class CudaEngine:
         if not self.communicators.add(made.handle, name, instance, pair):
             made.abort("the group was aborted")
             raise self._member.fault("init", "the group was aborted")
+        made.instance = instance
         made.ended_elsewhere = self._aborted
         self._known[device, pair] = made
 

@@ -138,7 +138,8 @@ class NcclCommunicator(DataCalls):
                     "Call split on every rank, with color -1 where none is wanted.",
                 )
         except BaseException as error:
-            self.abort(str(error))
+            if self.ended_elsewhere is None:  # else it is theirs to abort
+                self.abort(str(error))
             raise
         try:
             divided = call.result()

@@ -99,14 +99,18 @@ def _unique_id(library: NcclLibrary, member: Member) -> bytes:
 
 
 def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
-    """Aborts an init, which NCCL allows from another thread once it has handed the communicator out."""
+    """Aborts what an init has made, if it has ended.
+
+    One that blocks is left behind with its thread: NCCL has handed the communicator out by then, but an abort does
+    not wait for the init and may free what that still uses.
+    """
     keep(raw)
+    if not init.wait(_GLANCE):
+        _log.warning(left_behind(member, "init", _GLANCE))
+        return
     if raw.comm:
         abort = deadline.start(raw.abort)
         if not abort.wait(ABORT_SECONDS):
             _log.warning(left_behind(member, "abort", ABORT_SECONDS))
             return
-    if init.wait(ABORT_SECONDS):
-        let_go(raw)
-    else:
-        _log.warning(left_behind(member, "init", ABORT_SECONDS))
+    let_go(raw)

@@ -50,7 +50,8 @@ def left_behind(member: Member, what: str, seconds: float) -> str:
     """Returns what the log says of a communicator that NCCL does not let go."""
     return member.says(
         f"nccl_{what}",
-        f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process",
+        f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process. CUDA graphs "
+        "that captured calls on it keep it: delete them before the group is destroyed.",
     )
 
 

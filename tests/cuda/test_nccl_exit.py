@@ -68,18 +68,15 @@ ENDINGS = {
         try:
             create()
         except KeyboardInterrupt:
-            assert stand_in.names()[-1] == 'abort'
+            assert stand_in.names()[-1] == 'initRank'  # an abort might free what the init still uses
         else:
             raise AssertionError
         """,
         [],
     ),
-    "after an init that hangs, with an abort that hangs": (
+    "after an init that hangs": (
         """
-        import fastcoll.cuda.nccl_init as init
-        init.ABORT_SECONDS = 0.3
         stand_in.inject('hang', 'initRank')
-        stand_in.inject('hang', 'abort')
         try:
             create(timeout=0.3)
         except dist.DistBackendError as error:

@@ -215,7 +215,7 @@ def absent_rank(path: str) -> str:
 
 
 def init_that_hangs(path: str) -> tuple[str, list[str]]:
-    """NCCL's init of rank 1 does not end. Both give up, and NCCL is told to."""
+    """NCCL's init of rank 1 does not end. Both give up, and leave it behind."""
     stand_in = StandIn.load(path)
     stand_in.clear()
     if here().rank == 1:
@@ -304,7 +304,7 @@ def test_an_init_that_hangs_is_given_up_by_all(world: Worlds, stand_in: str) -> 
     assert (
         "another rank failed: rank 1: fastcoll.nccl_init [group 'g', rank 1/2]: timed out" in other
     )
-    assert names[-2:] == ["initRank", "abort"] and others[-2:] == ["initRank", "abort"]
+    assert names[-1] == others[-1] == "initRank"  # an abort might free what the init still uses
 
 
 def test_an_init_that_fails_is_told_to_all(world: Worlds, stand_in: str) -> None:

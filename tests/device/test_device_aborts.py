@@ -9,6 +9,7 @@ from unittest import mock
 
 import device_ranks
 import pytest
+import recording_device
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
@@ -110,6 +111,39 @@ def a_pair_alone():
         assert "another rank met a fault: rank 0: recv(seq 2" in text
 
 
+def a_fault_that_nobody_was_told():
+    """The program's last call has failed: the end of the group says so."""
+    own = group(seconds=1)
+    if dist.get_rank() == 0:
+        with recording_device.held(torch.accelerator.current_stream()):
+            dist.all_reduce(torch.ones(3, device=DEVICE), group=own, async_op=True)
+            until(lambda: has_failed(own))
+        text, _ = fault_of(lambda: dist.destroy_process_group(own))
+        assert "the group failed before it was destroyed" in text
+        assert "all_reduce(seq 2, float32[3]) timed out after 1000 ms" in text
+    else:
+        dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
+        until(lambda: has_failed(own))
+        fault_of(lambda: reduce(own))
+        dist.destroy_process_group(own)
+
+
+def an_aborted_work_has_no_result():
+    """While the error's text is on its way, a wait does not pass for a success."""
+    own = group(seconds=1)
+    stream = torch.accelerator.current_stream()
+    token = recording_device.hold(stream) if dist.get_rank() == 0 else None
+    work = dist.all_reduce(torch.ones(3, device=DEVICE), group=own, async_op=True)
+    if token is not None:
+        until(lambda: has_failed(own))
+        recording_device.release(token)  # as after an abort: the stream goes on
+        text, _ = fault_of(work.wait)
+        assert "timed out after 1000 ms" in text
+    else:
+        until(lambda: has_failed(own))
+        fault_of(lambda: reduce(own))
+
+
 def an_abort_that_hangs():
     own = group()
     inject("hang abort 0 0 1")
@@ -140,6 +174,7 @@ def the_lock_of_python_is_held():
     own = group(seconds=1)
     if dist.get_rank() == 1:
         until(lambda: has_failed(own))
+        fault_of(lambda: reduce(own))
         return
     before = called("abort")
     ready, aborts = threading.Event(), []
@@ -181,6 +216,8 @@ CASES = [
     an_abort_is_told,
     an_interrupt_in_a_call,
     a_pair_alone,
+    a_fault_that_nobody_was_told,
+    an_aborted_work_has_no_result,
     an_abort_that_hangs,
     a_making_that_is_aborted,
     no_engine_after_an_abort,

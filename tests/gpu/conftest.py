@@ -1,21 +1,15 @@
 """Ranks on this machine's GPU, with NCCL itself."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from gpu_ranks import own_host
 from world import Worlds
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
-
-
-def own_host() -> None:
-    """Before NCCL reads it: it takes several ranks on one GPU only where they say that they are on several hosts."""
-    os.environ["NCCL_HOSTID"] = f"rank-of-process-{os.getpid()}"
-    torch.cuda.set_device(0)
 
 
 @pytest.fixture(scope="session")
