@@ -98,10 +98,12 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
         });
     enroll(engine_);
   });
+  beginTrace();
   init();
 }
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
+  endTrace();
   device_.reset();
   engine_->shutdown();
 }
@@ -118,6 +120,7 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
+  trace::stopWatching();
   DeviceEngine::shutdownAll();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
@@ -156,6 +159,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   // torch asks once per device type, and one object serves them all: it drops a second answer.
   if (lastSplit_ == given->group_name) return nullptr;
   auto options = c10::make_intrusive<Options>(*given);
+  options->global_ranks_in_group.clear();
+  const auto& ours = options_->global_ranks_in_group;  // empty for the default group
+  for (const int rank : ranks) {
+    const auto place = static_cast<std::size_t>(rank);
+    options->global_ranks_in_group.push_back(ours.empty() ? static_cast<uint64_t>(rank)
+                                                          : ours.at(place));
+  }
   auto group = c10::make_intrusive<ProcessGroupFastcoll>(
       store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options);
   lastSplit_ = given->group_name;
@@ -279,6 +289,7 @@ class WorkTask : public Task {
     request.root = inner_->request.root;
     request.count = inner_->request.count;
     request.timeout = inner_->request.timeout;
+    trace = inner_->trace;
   }
   void prepare() override { inner_->prepare(); }
   void transfer(const RunOne& runOne) override {
@@ -306,6 +317,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     return launchOnDevice(std::move(task), std::move(call));
   }
   task->request.timeout = timeoutOr(call.timeout);
+  task->trace = traced(*task, call);
   const bool profiled = at::hasCallbacks();
   WorkRef none;
   const bool coalescing = collecting(none);

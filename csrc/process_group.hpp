@@ -5,11 +5,13 @@
 // coalesced.cpp       collectives of lists of tensors
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
+// traced.cpp          what the trace is told of each call
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,7 @@
 
 #include "device/device_engine.hpp"
 #include "engine/cpu_engine.hpp"
+#include "message_numbers.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
@@ -118,6 +121,18 @@ class ProcessGroupFastcoll : public c10d::Backend {
     Tensors outputs;  // value of the future
   };
 
+  // traced.cpp
+  void beginTrace();
+  void endTrace();
+  std::uint32_t traceGroup();
+  static void lookAtGroups();
+  /// Records a collective: the trace's number of it, 0 when nothing is recorded. `device`: the
+  /// engine gives it no number, its place among the group's collectives on a device is one.
+  trace::RecordId traced(const TensorTask& task, const Call& call, bool device = false);
+  trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
+                                int tag, bool device = false);
+  trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
+
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
   std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
   void setReduction(const CallSite& site, Request& request, const c10d::ReduceOp& op) const;
@@ -128,7 +143,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
   WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer,
                              int tag);
-  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
+  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
+                       trace::RecordId record);
   bool collecting(WorkRef& work);
   // on_device.cpp
   DeviceEngine& deviceEngine(c10::DeviceType type);
@@ -144,6 +160,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::string name_;
   std::shared_ptr<CpuEngine> engine_;
   std::uint64_t messages_ = 0;
+
+  std::mutex traceMutex_;
+  std::atomic<std::uint32_t> traceGroup_{0};  // 0: no call yet
+  std::atomic<std::uint64_t> deviceCalls_{0};
+  std::atomic<std::uint64_t> monitored_{0};
+  const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
 
   std::mutex coalescingMutex_;
   std::thread::id coalescingThread_;  // that called startCoalescing and not yet endCoalescing

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "../base/fork.hpp"
 #include "../base/interrupt.hpp"
@@ -158,16 +159,20 @@ void CpuEngine::execute(const TaskRef& task) {
     task->prepare();
     task->transfer([this, &task](Request& one) { runOne(one, task); });
     task->finish();
+    trace::complete(task->trace);
   } catch (const Error& error) {
     abort(error.kind(), error.what());
+    trace::fail(task->trace, error.what());
     throw;
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
                                      describe(request.arrival()), ": ", error.what()));
+    trace::fail(task->trace, error.what());
     throw;
   } catch (...) {
     abort(ErrorKind::Backend,
           concat("rank ", config_.rank, " was interrupted in ", describe(request.arrival())));
+    trace::fail(task->trace, "interrupted");
     throw;
   }
 }
@@ -185,12 +190,32 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
+/// Takes a call and numbers it. Of those that are refused after a fault, the trace keeps the first:
+/// it tells a rank that came too late from one that did not come.
+void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
+  try {
+    throwIfUnusable(task.request);
+  } catch (const Error& error) {
+    const std::uint64_t next = sequence_ + 1;
+    const bool first = !std::exchange(refused_, true);
+    lock.unlock();
+    if (first) {
+      trace::number(task.trace, next);
+      trace::fail(task.trace, error.what());
+    } else {
+      trace::drop(task.trace);
+    }
+    throw;
+  }
+  task.request.seq = ++sequence_;
+}
+
 void CpuEngine::runInline(const TaskRef& task) {
   std::unique_lock<std::mutex> lock(mutex_);
-  throwIfUnusable(task->request);
-  task->request.seq = ++sequence_;
+  admit(lock, *task);
   if (claim(lock)) {
     lock.unlock();
+    trace::startAtOnce(task->trace, task->request.seq);
     try {
       execute(task);
     } catch (...) {
@@ -213,6 +238,8 @@ void CpuEngine::runInline(const TaskRef& task) {
   auto waited = std::make_shared<Waited>();
   waited->inner = task;
   waited->request.timeout = task->request.timeout;
+  waited->trace = task->trace;
+  trace::number(task->trace, task->request.seq);
   queue_.push_back(waited);
   wakeWorker();
   lock.unlock();
@@ -221,13 +248,14 @@ void CpuEngine::runInline(const TaskRef& task) {
 }
 
 void CpuEngine::submit(TaskRef task) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  throwIfUnusable(task->request);
-  task->request.seq = ++sequence_;
+  std::unique_lock<std::mutex> lock(mutex_);
+  admit(lock, *task);
+  trace::number(task->trace, task->request.seq);
   queue_.push_back(std::move(task));
   try {
     wakeWorker();
   } catch (...) {
+    trace::drop(queue_.back()->trace);
     queue_.pop_back();  // refused as a whole
     throw;
   }
@@ -246,6 +274,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   queue_.pop_front();
   running_ = true;
   lock.unlock();
+  trace::start(task->trace);
   std::exception_ptr fault;
   try {
     execute(task);

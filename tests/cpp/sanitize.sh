@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
-SOURCES=$(ls csrc/base/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp \
+SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp \
   tests/cpp/stress*.cpp | grep -v csrc/transport/gloo.cpp)
 
 flags() {
