@@ -1,0 +1,101 @@
+"""``python -m fastcoll.bench.trace_overhead``: what the trace adds to a small all_reduce.
+
+Two pairs of ranks, one with the trace and one without it, take turns, so that the machine's noise meets both
+alike. Each turn is a block of synchronous all_reduces of 4 bytes on rank 0 and 1; printed are the medians over
+the turns of the time of a call, and of the ratio of neighbouring turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["main"]
+
+
+def _serve(pipe: Connection, rank: int, folder: str, trace: dict[str, str], calls: int) -> None:
+    os.environ.update(trace)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder, "store")), 2)
+    dist.init_process_group("fastcoll", store=store, rank=rank, world_size=2)
+    tensor = torch.zeros(1)
+    while pipe.recv():
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            dist.all_reduce(tensor)
+        pipe.send((time.perf_counter() - start) / calls * 1e6)
+    dist.destroy_process_group()
+
+
+class _Pair:
+    def __init__(self, trace: dict[str, str], calls: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes: list[Connection] = []
+        self._ranks = []
+        for rank in range(2):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, rank, self._folder.name, trace, calls)
+            process = context.Process(target=_serve, args=arguments)
+            process.start()
+            self._pipes.append(ours)
+            self._ranks.append(process)
+
+    def turn(self) -> float:
+        """Returns the microseconds of a call on rank 0."""
+        for pipe in self._pipes:
+            pipe.send(True)
+        times: list[float] = [pipe.recv() for pipe in self._pipes]
+        return times[0]
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._ranks, strict=True):
+            pipe.send(False)
+            process.join()
+        self._folder.cleanup()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fastcoll.bench.trace_overhead", description=__doc__
+    )
+    parser.add_argument("--turns", type=int, default=60, help="of each pair")
+    parser.add_argument("--calls", type=int, default=2000, help="of a turn")
+    parser.add_argument("--stacks", action="store_true", help="with Python stacks")
+    options = parser.parse_args(arguments)
+    on = {"FASTCOLL_TRACE_STACKS": "1"} if options.stacks else {}
+    pairs = [_Pair({"FASTCOLL_TRACE_SIZE": "0"}, options.calls), _Pair(on, options.calls)]
+    for pair in pairs:
+        pair.turn()
+    rows = []
+    for turn in range(options.turns):
+        # Who goes first takes turns too.
+        order = (0, 1) if turn % 2 == 0 else (1, 0)
+        times = {which: pairs[which].turn() for which in order}
+        rows.append((times[0], times[1]))
+    for pair in pairs:
+        pair.close()
+    off, with_trace = (statistics.median(column) for column in zip(*rows, strict=True))
+    ratio = statistics.median(b / a for a, b in rows)
+    extra = statistics.median(b - a for a, b in rows)
+    print(f"all_reduce of 4 bytes, 2 ranks, {options.turns} turns of {options.calls} calls, medians:")
+    print(f"without the trace {off:.3f} us, with it {with_trace:.3f} us")
+    print(f"ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
