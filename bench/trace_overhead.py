@@ -1,8 +1,9 @@
 """``python -m fastcoll.bench.trace_overhead``: what the trace adds to a small all_reduce.
 
-Two pairs of ranks, one with the trace and one without it, take turns, so that the machine's noise meets both
-alike. Each turn is a block of synchronous all_reduces of 4 bytes on rank 0 and 1; printed are the medians over
-the turns of the time of a call, and of the ratio of neighbouring turns.
+Two groups of ranks, one with the trace and one without it, take turns, so that the machine's noise meets both
+alike. Each turn is a block of synchronous all_reduces of 4 bytes; printed are the medians over the turns of the
+time of a call, and of the ratio of neighbouring turns. A group of one rank waits for nobody: there the
+difference is the trace's own cost.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch.distributed as dist
 __all__ = ["main"]
 
 
-def _serve(pipe: Connection, rank: int, folder: str, trace: dict[str, str], calls: int) -> None:
+def _serve(
+    pipe: Connection, rank: int, size: int, folder: str, trace: dict[str, str], calls: int
+) -> None:
     os.environ.update(trace)
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder, "store")), 2)
-    dist.init_process_group("fastcoll", store=store, rank=rank, world_size=2)
+    store = dist.FileStore(str(Path(folder, "store")), size)
+    dist.init_process_group("fastcoll", store=store, rank=rank, world_size=size)
     tensor = torch.zeros(1)
     while pipe.recv():
         dist.barrier()
@@ -39,15 +42,15 @@ def _serve(pipe: Connection, rank: int, folder: str, trace: dict[str, str], call
     dist.destroy_process_group()
 
 
-class _Pair:
-    def __init__(self, trace: dict[str, str], calls: int) -> None:
+class _Group:
+    def __init__(self, size: int, trace: dict[str, str], calls: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         self._pipes: list[Connection] = []
         self._ranks = []
-        for rank in range(2):
+        for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (theirs, rank, self._folder.name, trace, calls)
+            arguments = (theirs, rank, size, self._folder.name, trace, calls)
             process = context.Process(target=_serve, args=arguments)
             process.start()
             self._pipes.append(ours)
@@ -72,28 +75,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fastcoll.bench.trace_overhead", description=__doc__
     )
-    parser.add_argument("--turns", type=int, default=60, help="of each pair")
-    parser.add_argument("--calls", type=int, default=2000, help="of a turn")
+    parser.add_argument("--turns", type=int, default=200, help="of each group")
+    parser.add_argument("--calls", type=int, default=500, help="of a turn")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stacks", action="store_true", help="with Python stacks")
     options = parser.parse_args(arguments)
     on = {"FASTCOLL_TRACE_STACKS": "1"} if options.stacks else {}
-    pairs = [_Pair({"FASTCOLL_TRACE_SIZE": "0"}, options.calls), _Pair(on, options.calls)]
-    for pair in pairs:
-        pair.turn()
+    groups = [
+        _Group(options.ranks, trace, options.calls) for trace in ({"FASTCOLL_TRACE_SIZE": "0"}, on)
+    ]
+    for group in groups:
+        group.turn()
     rows = []
     for turn in range(options.turns):
         # Who goes first takes turns too.
         order = (0, 1) if turn % 2 == 0 else (1, 0)
-        times = {which: pairs[which].turn() for which in order}
+        times = {which: groups[which].turn() for which in order}
         rows.append((times[0], times[1]))
-    for pair in pairs:
-        pair.close()
+    for group in groups:
+        group.close()
     off, with_trace = (statistics.median(column) for column in zip(*rows, strict=True))
     ratio = statistics.median(b / a for a, b in rows)
     extra = statistics.median(b - a for a, b in rows)
-    print(f"all_reduce of 4 bytes, 2 ranks, {options.turns} turns of {options.calls} calls, medians:")
+    print(f"all_reduce of 4 bytes, {options.ranks} ranks, {options.turns} turns of {options.calls} calls, medians")
     print(f"without the trace {off:.3f} us, with it {with_trace:.3f} us")
-    print(f"ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call")
+    best = [min(column) for column in zip(*rows, strict=True)]
+    print(f"best turns: without {best[0]:.3f} us, with {best[1]:.3f} us, ratio {best[1] / best[0]:.4f}")
+    print(f"medians of neighbouring turns: ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call")
     return 0
 
 

@@ -289,7 +289,7 @@ class WorkTask : public Task {
     request.root = inner_->request.root;
     request.count = inner_->request.count;
     request.timeout = inner_->request.timeout;
-    trace = inner_->trace;
+    draft = inner_->draft;
   }
   void prepare() override { inner_->prepare(); }
   void transfer(const RunOne& runOne) override {
@@ -317,7 +317,9 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     return launchOnDevice(std::move(task), std::move(call));
   }
   task->request.timeout = timeoutOr(call.timeout);
-  task->trace = traced(*task, call);
+  trace::Record draft;
+  describe(draft, *task, call);
+  task->draft = draft.group == 0 ? nullptr : &draft;
   const bool profiled = at::hasCallbacks();
   WorkRef none;
   const bool coalescing = collecting(none);

@@ -126,9 +126,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void endTrace();
   std::uint32_t traceGroup();
   static void lookAtGroups();
-  /// Records a collective: the trace's number of it, 0 when nothing is recorded. `device`: the
-  /// engine gives it no number, its place among the group's collectives on a device is one.
-  trace::RecordId traced(const TensorTask& task, const Call& call, bool device = false);
+  /// Describes a collective to the trace. `device`: its number is its place among the group's
+  /// collectives on a device.
+  void describe(trace::Record& draft, const TensorTask& task, const Call& call,
+                bool device = false);
   trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
                                 int tag, bool device = false);
   trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);

@@ -59,8 +59,8 @@ void addTotal(trace::Shapes& shapes, bool output, const Tensors& list) {
 
 /// Fills in the call's name and shapes. Sizes must be equal on all ranks wherever the call is
 /// right, but for scatter, gather and all_to_all, of which the analyser knows.
-void describe(trace::Record& record, c10d::OpType type, const Tensors& in, const Tensors& out,
-              std::size_t ranks) {
+void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, const Tensors& out,
+               std::size_t ranks) {
   trace::Shapes& shapes = record.shapes;
   using c10d::OpType;
   switch (type) {
@@ -188,20 +188,19 @@ std::uint32_t ProcessGroupFastcoll::traceGroup() {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-trace::RecordId ProcessGroupFastcoll::traced(const TensorTask& task, const Call& call,
-                                             bool device) {
-  trace::Record record;
-  record.group = traceGroup();
-  if (record.group == 0) return 0;
+void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task, const Call& call,
+                                    bool device) {
+  draft.group = traceGroup();
+  if (draft.group == 0) return;
   const Request& request = task.parts.empty() ? task.request : task.parts[0];
-  record.lane = device ? trace::Lane::Device : trace::Lane::Collective;
-  record.device = device;
-  record.op = request.op;
-  record.root = request.root;
-  record.timeoutMillis = timeoutOr(call.timeout).count();
-  if (device) record.seq = ++deviceCalls_;
-  describe(record, call.type, call.inputs, call.outputs, static_cast<std::size_t>(size_));
-  return trace::record(record);
+  draft.lane = device ? trace::Lane::Device : trace::Lane::Collective;
+  draft.device = device;
+  draft.op = request.op;
+  draft.root = request.root;
+  draft.timeoutMillis = timeoutOr(call.timeout).count();
+  if (device) draft.seq = ++deviceCalls_;
+  setShapes(draft, call.type, call.inputs, call.outputs, static_cast<std::size_t>(size_));
+  trace::describe(draft);
 }
 
 trace::RecordId ProcessGroupFastcoll::tracedMessage(const char* name, const at::Tensor& tensor,
@@ -218,7 +217,8 @@ trace::RecordId ProcessGroupFastcoll::tracedMessage(const char* name, const at::
   record.timeoutMillis = options_->timeout.count();
   if (peer >= 0) record.seq = messageNumbers_->next(send, peer, tag, device);
   add(record.shapes, !send, tensor);
-  return trace::record(record);
+  trace::describe(record);
+  return trace::record(record, record.seq);
 }
 
 trace::RecordId ProcessGroupFastcoll::tracedMonitoredBarrier(std::chrono::milliseconds timeout) {
@@ -229,9 +229,8 @@ trace::RecordId ProcessGroupFastcoll::tracedMonitoredBarrier(std::chrono::millis
   record.name = "barrier";
   record.seq = ++monitored_;
   record.timeoutMillis = timeout.count();
-  const trace::RecordId id = trace::record(record);
-  trace::start(id);
-  return id;
+  trace::describe(record);
+  return trace::record(record, record.seq, true);
 }
 
 }  // namespace fastcoll

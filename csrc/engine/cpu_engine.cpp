@@ -199,15 +199,18 @@ void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
     const std::uint64_t next = sequence_ + 1;
     const bool first = !std::exchange(refused_, true);
     lock.unlock();
-    if (first) {
-      trace::number(task.trace, next);
-      trace::fail(task.trace, error.what());
-    } else {
-      trace::drop(task.trace);
+    if (first && task.draft != nullptr) {
+      trace::fail(trace::record(*task.draft, next), error.what());
     }
     throw;
   }
   task.request.seq = ++sequence_;
+}
+
+void CpuEngine::record(Task& task, bool starts) {
+  if (task.draft == nullptr) return;
+  task.trace = trace::record(*task.draft, task.request.seq, starts);
+  task.draft = nullptr;
 }
 
 void CpuEngine::runInline(const TaskRef& task) {
@@ -215,7 +218,7 @@ void CpuEngine::runInline(const TaskRef& task) {
   admit(lock, *task);
   if (claim(lock)) {
     lock.unlock();
-    trace::startAtOnce(task->trace, task->request.seq);
+    record(*task, true);
     try {
       execute(task);
     } catch (...) {
@@ -238,8 +241,8 @@ void CpuEngine::runInline(const TaskRef& task) {
   auto waited = std::make_shared<Waited>();
   waited->inner = task;
   waited->request.timeout = task->request.timeout;
+  record(*task);
   waited->trace = task->trace;
-  trace::number(task->trace, task->request.seq);
   queue_.push_back(waited);
   wakeWorker();
   lock.unlock();
@@ -250,13 +253,15 @@ void CpuEngine::runInline(const TaskRef& task) {
 void CpuEngine::submit(TaskRef task) {
   std::unique_lock<std::mutex> lock(mutex_);
   admit(lock, *task);
-  trace::number(task->trace, task->request.seq);
+  record(*task);
   queue_.push_back(std::move(task));
   try {
     wakeWorker();
-  } catch (...) {
-    trace::drop(queue_.back()->trace);
-    queue_.pop_back();  // refused as a whole
+  } catch (const std::exception& error) {
+    const TaskRef refused = std::move(queue_.back());
+    queue_.pop_back();  // as a whole
+    lock.unlock();
+    trace::fail(refused->trace, error.what());
     throw;
   }
 }

@@ -41,6 +41,8 @@ class Task {
   /// complete() will run a user's code, which may wait for other collectives of the group.
   virtual bool callsBack() { return false; }
   std::atomic<bool> done{false};
+  /// Read while the engine takes the task, which then has a record.
+  const trace::Record* draft = nullptr;
   trace::RecordId trace = 0;
 };
 using TaskRef = std::shared_ptr<Task>;
@@ -114,6 +116,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   enum class Path { Undecided, Local, Shared, Remote };
 
   void admit(std::unique_lock<std::mutex>& lock, Task& task);
+  static void record(Task& task, bool starts = false);
   void execute(const TaskRef& task);
   void runOne(Request& request, const TaskRef& task);
   void decide(Milliseconds timeout);

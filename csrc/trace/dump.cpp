@@ -14,8 +14,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../base/clock.hpp"
-#include "../base/clock.hpp"
 #include "../base/error.hpp"
 #include "../base/topology.hpp"
 #include "pickle.hpp"
@@ -190,13 +188,13 @@ void putFrames(Pickle& out, const std::string& stack) {
 }
 
 void putEntry(Pickle& out, const Record& record, const KnownGroup& known, const LaneInfo& lane,
-              const Snapshot& all, std::int64_t toWall) {
+              const Snapshot& all, const Ticks::Wall& wall) {
   const auto state = static_cast<State>(record.state);
   const bool message = record.lane == Lane::Message;
   const bool began = record.started != 0;
-  const auto moment = [&](const char* name, std::int64_t nanos) {
+  const auto moment = [&](const char* name, std::int64_t ticks) {
     out.key(name);
-    nanos == 0 ? out.none() : out.integer(nanos + toWall);
+    ticks == 0 ? out.none() : out.integer(wall(ticks));
   };
   out.beginDict();
   out.field("record_id", static_cast<std::int64_t>(record.id));
@@ -213,7 +211,7 @@ void putEntry(Pickle& out, const Record& record, const KnownGroup& known, const 
   const bool completed = state == State::Completed;
   moment("time_discovered_completed_ns", completed ? record.ended : 0);
   if (completed && began) {
-    out.key("duration_ms").real(static_cast<double>(record.ended - record.started) * 1e-6);
+    out.key("duration_ms").real(wall.milliseconds(record.ended - record.started));
   }
   out.field("state", completed ? "completed" : began ? "started" : "scheduled");
   out.flag("retired", record.ended != 0);
@@ -270,10 +268,7 @@ std::string dump(const std::string& reason) {
   Recorder* const recorder = trace::recorder();
   if (recorder == nullptr) return "";
   const Snapshot all = snapshot(*recorder);
-  const auto wall = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                        std::chrono::system_clock::now().time_since_epoch())
-                        .count();
-  const std::int64_t toWall = wall - steadyNanos();
+  const Ticks::Wall wall(recorder->ticks);
 
   std::map<std::string, LaneInfo> lanes;
   // Groups whose records are all overwritten count too: their ranks may wait for this one.
@@ -285,7 +280,6 @@ std::string dump(const std::string& reason) {
   std::uint64_t lost = 0;
   for (const Record& record : all.records) {
     const auto found = all.groups.find(record.group);
-    if (static_cast<State>(record.state) == State::Dropped) continue;
     if (found == all.groups.end()) {
       ++lost;
       continue;
@@ -310,7 +304,7 @@ std::string dump(const std::string& reason) {
   putGroups(out, all, lanes);
   out.key("entries").beginList();
   for (const auto& [record, lane] : entries) {
-    putEntry(out, *record, all.groups.at(record->group), *lane, all, toWall);
+    putEntry(out, *record, all.groups.at(record->group), *lane, all, wall);
   }
   out.endList();
 
@@ -320,7 +314,7 @@ std::string dump(const std::string& reason) {
   out.field("rank", std::int64_t{all.rank});
   out.field("host", hostName());
   out.field("pid", std::int64_t{::getpid()});
-  out.field("time_ns", std::int64_t{wall});
+  out.field("time_ns", wall(recorder->ticks.now()));
   out.field("size", static_cast<std::int64_t>(recorder->ring.size()));
   out.field("recorded", static_cast<std::int64_t>(recorder->ring.last()));
   out.field("unreadable", static_cast<std::int64_t>(lost));

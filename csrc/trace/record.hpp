@@ -11,7 +11,7 @@ namespace fastcoll::trace {
 /// Number of a record since the process's first, 0: none is kept. Later events name it.
 using RecordId = std::uint64_t;
 
-enum class State : std::uint8_t { Scheduled, Started, Completed, Failed, Dropped };
+enum class State : std::uint8_t { Scheduled, Started, Completed, Failed };
 
 /// Whose numbers a record's sequence number is one of.
 enum class Lane : std::uint8_t {
@@ -57,11 +57,11 @@ class Shapes {
 struct Record {
   RecordId id = 0;
   std::uint64_t state = static_cast<std::uint64_t>(State::Scheduled);
-  std::int64_t created = 0;  // nanoseconds of the steady clock
+  std::int64_t created = 0;  // ticks
   std::int64_t started = 0;  // 0: not yet
   std::int64_t ended = 0;    // 0: not yet
-  std::uint64_t seq = 0;     // 0: the engine will give it
-  std::int64_t peer = -1;    // of a message; -1: any
+  std::uint64_t seq = 0;
+  std::int64_t peer = -1;  // of a message; -1: any
   std::uint32_t group = 0;
   std::uint32_t stack = 0;  // number of the stack's text, 0: none
   const char* name = "";    // "all_reduce", of static lifetime

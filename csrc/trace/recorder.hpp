@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ring.hpp"
+#include "ticks.hpp"
 #include "trace.hpp"
 
 namespace fastcoll::trace {
@@ -35,6 +36,7 @@ struct Recorder {
 
   const std::uint64_t generation;
   const std::string version;  // of fastcoll
+  const Ticks ticks;
   Ring ring;
   const bool stacks;
   const std::string dumpPrefix;  // empty: nothing is dumped by itself
@@ -57,7 +59,5 @@ struct Recorder {
 /// The trace of this process; nullptr when there is none. It lives for ever.
 Recorder* recorder();
 void startWatcher(Recorder& recorder);
-
-std::int64_t steadyNanos();
 
 }  // namespace fastcoll::trace

@@ -11,6 +11,12 @@ static_assert(sizeof(Record) % 8 == 0 && alignof(Record) == 8);
 // A holder writes a handful of words; one that is not back by then has lost its core.
 constexpr int kTries = 200;
 
+std::size_t powerOfTwo(std::size_t least) {
+  std::size_t power = 1;
+  while (power < least) power *= 2;
+  return power;
+}
+
 template <typename T>
 std::uint64_t asWord(T value) {
   static_assert(sizeof(T) == 8);
@@ -54,9 +60,10 @@ class Ring::Claim {
   bool held_ = false;
 };
 
-Ring::Ring(std::size_t size) : size_(size), slots_(new Slot[size]) {}
+Ring::Ring(std::size_t size)
+    : size_(size), mask_(powerOfTwo(size) - 1), slots_(new Slot[mask_ + 1]) {}
 
-RecordId Ring::add(Record& record) {
+RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
   const RecordId id = next_.fetch_add(1, std::memory_order_relaxed) + 1;
   Slot& slot = slotOf(id);
   bool held = false;
@@ -68,34 +75,33 @@ RecordId Ring::add(Record& record) {
                                               std::memory_order_relaxed);
   }
   if (!held) return 0;
-  record.id = id;
-  const std::size_t used = FASTCOLL_WORD(shapes.words) + record.shapes.used;
-  const char* const from = reinterpret_cast<const char*>(&record);
+  const std::size_t used = FASTCOLL_WORD(shapes.words) + draft.shapes.used;
+  const char* const from = reinterpret_cast<const char*>(&draft);
   for (std::size_t i = 0; i < used; ++i) {
     std::uint64_t word;
     std::memcpy(&word, from + 8 * i, 8);
     slot.words[i].store(word, std::memory_order_release);
   }
+  const auto set = [&slot](std::size_t word, std::uint64_t value) {
+    slot.words[word].store(value, std::memory_order_release);
+  };
+  set(FASTCOLL_WORD(id), id);
+  set(FASTCOLL_WORD(seq), seq);
+  if (starts) {
+    set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    set(FASTCOLL_WORD(started), asWord(draft.created));
+  }
   slot.version.store(2 * id, std::memory_order_release);
+  // The next record's lines have left the first-level cache since they were written last.
+  const char* const next = reinterpret_cast<const char*>(&slotOf(id + 1));
+  for (int line = 0; line < 3; ++line) __builtin_prefetch(next + 64 * line, 1);
   return id;
-}
-
-void Ring::number(RecordId id, std::uint64_t seq) {
-  if (Claim slot(*this, id); slot) slot.set(FASTCOLL_WORD(seq), seq);
 }
 
 void Ring::start(RecordId id, std::int64_t now) {
   if (Claim slot(*this, id); slot) {
     slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
     slot.set(FASTCOLL_WORD(started), now);
-  }
-}
-
-void Ring::startAtOnce(RecordId id, std::uint64_t seq) {
-  if (Claim slot(*this, id); slot) {
-    slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
-    slot.set(FASTCOLL_WORD(started), slot.get(FASTCOLL_WORD(created)));
-    slot.set(FASTCOLL_WORD(seq), seq);
   }
 }
 

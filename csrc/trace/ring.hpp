@@ -19,19 +19,16 @@ class Ring {
  public:
   explicit Ring(std::size_t size);
 
-  /// Writes a record (its id is set); 0 if the slot could not be had.
-  RecordId add(Record& record);
-  /// Changes fields of a record; nothing happens if it has been overwritten since.
-  void number(RecordId id, std::uint64_t seq);
+  /// Writes a record, scheduled or started under this number; 0 if the slot could not be had.
+  RecordId add(const Record& draft, std::uint64_t seq, bool starts);
+  /// These change fields of a record; nothing happens if it has been overwritten since.
   void start(RecordId id, std::int64_t now);
-  /// Both, at the time at which the record was made.
-  void startAtOnce(RecordId id, std::uint64_t seq);
   void end(RecordId id, State state, std::int64_t now);
   void setMessage(RecordId id, std::int64_t peer, std::uint64_t seq);
 
   /// The group that a record names; 0 if it has been overwritten.
   std::uint32_t groupOf(RecordId id) const;
-  /// Copies what is there, oldest first.
+  /// Copies the last `size()` records that are there, oldest first.
   std::vector<Record> read() const;
   std::size_t size() const { return size_; }
   /// The number of the last record made.
@@ -46,9 +43,10 @@ class Ring {
   /// The slot of a record, for one who has the right to write; gives it back when it goes.
   class Claim;
 
-  Slot& slotOf(RecordId id) const { return slots_[id % size_]; }
+  Slot& slotOf(RecordId id) const { return slots_[id & mask_]; }
 
   const std::size_t size_;
+  const std::size_t mask_;  // slots are a power of two, and some are spare
   std::unique_ptr<Slot[]> slots_;
   std::atomic<RecordId> next_{0};
 };

@@ -2,8 +2,6 @@
 
 #include <exception>
 
-#include "../base/clock.hpp"
-#include "../base/clock.hpp"
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
 #include "recorder.hpp"
@@ -64,11 +62,6 @@ void dumpByItself(const std::string& reason) noexcept {
 
 }  // namespace
 
-std::int64_t steadyNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
-      .count();
-}
-
 Recorder* recorder() {
   Recorder* const all = current.load(std::memory_order_acquire);
   return all != nullptr && all->generation == forkGeneration() ? all : nullptr;
@@ -127,39 +120,36 @@ void endGroup(std::uint32_t group) {
   if (found != all->groups.end()) found->second.endedAt = all->ring.last();
 }
 
-RecordId record(Record& call) {
+void describe(Record& draft) {
   Recorder* const all = recorder();
-  if (all == nullptr || call.group == 0) return 0;
-  if (all->stacks) call.stack = numberOfStack(*all);
-  call.created = steadyNanos();
-  return all->ring.add(call);
+  if (all == nullptr) {
+    draft.group = 0;
+    return;
+  }
+  if (all->stacks) draft.stack = numberOfStack(*all);
+  draft.created = all->ticks.now();
+}
+
+RecordId record(const Record& draft, std::uint64_t seq, bool starts) {
+  if (draft.group == 0) return 0;
+  return current.load(std::memory_order_acquire)->ring.add(draft, seq, starts);
 }
 
 // A number was given out by the process's own trace, so `current` needs no second look.
-void number(RecordId id, std::uint64_t seq) {
-  if (id != 0) current.load(std::memory_order_acquire)->ring.number(id, seq);
-}
-
 void start(RecordId id) {
-  if (id != 0) current.load(std::memory_order_acquire)->ring.start(id, steadyNanos());
-}
-
-void startAtOnce(RecordId id, std::uint64_t seq) {
-  if (id != 0) current.load(std::memory_order_acquire)->ring.startAtOnce(id, seq);
+  if (id == 0) return;
+  Recorder& all = *current.load(std::memory_order_acquire);
+  all.ring.start(id, all.ticks.now());
 }
 
 void complete(RecordId id) {
   if (id == 0) return;
-  current.load(std::memory_order_acquire)->ring.end(id, State::Completed, steadyNanos());
+  Recorder& all = *current.load(std::memory_order_acquire);
+  all.ring.end(id, State::Completed, all.ticks.now());
 }
 
 void setMessage(RecordId id, int source, std::uint64_t seq) {
   if (id != 0) current.load(std::memory_order_acquire)->ring.setMessage(id, source, seq);
-}
-
-void drop(RecordId id) {
-  if (id == 0) return;
-  current.load(std::memory_order_acquire)->ring.end(id, State::Dropped, steadyNanos());
 }
 
 void fail(RecordId id, const std::string& error) noexcept {
@@ -168,7 +158,7 @@ void fail(RecordId id, const std::string& error) noexcept {
     Recorder* const mine = recorder();
     if (mine == nullptr) return;
     Recorder& all = *mine;
-    all.ring.end(id, State::Failed, steadyNanos());
+    all.ring.end(id, State::Failed, all.ticks.now());
     {
       const std::lock_guard<std::mutex> lock(all.mutex);
       all.errors[id] = error;

@@ -45,20 +45,19 @@ std::uint32_t addGroup(Group group);
 /// The group has ended: it is forgotten with its last record.
 void endGroup(std::uint32_t group);
 
-/// Records a call; 0 when nothing is recorded. All functions below ignore 0.
-RecordId record(Record& call);
-void number(RecordId id, std::uint64_t seq);
+/// Completes the description of a call with the time and, if asked for, the caller's stack: before
+/// any lock is taken, for it may need the interpreter. A description with group 0 is not recorded.
+void describe(Record& draft);
+/// Records a described call under its number; `starts`: it starts where it was made. Returns the
+/// record's number, 0 when nothing is recorded. All functions below ignore 0.
+RecordId record(const Record& draft, std::uint64_t seq, bool starts = false);
 void start(RecordId id);
-/// The call starts where it was made, under this number.
-void startAtOnce(RecordId id, std::uint64_t seq);
 void complete(RecordId id);
 /// A receive from any rank has found its message.
 void setMessage(RecordId id, int source, std::uint64_t seq);
 /// The call has failed. The first of its group writes the dump, if one is asked for.
 void fail(RecordId id, const std::string& error) noexcept;
 void fail(RecordId id, const std::exception_ptr& error) noexcept;
-/// The call was not to be recorded.
-void drop(RecordId id);
 /// The group has failed, by what another rank did.
 void groupFailed(std::uint32_t group) noexcept;
 
