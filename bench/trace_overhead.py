@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 __all__ = ["main"]
 
@@ -30,7 +31,7 @@ def _serve(
 ) -> None:
     os.environ.update(trace)
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder, "store")), size)
+    store = FileStore(str(Path(folder, "store")), size)
     dist.init_process_group("fastcoll", store=store, rank=rank, world_size=size)
     tensor = torch.zeros(1)
     while pipe.recv():
@@ -97,11 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     off, with_trace = (statistics.median(column) for column in zip(*rows, strict=True))
     ratio = statistics.median(b / a for a, b in rows)
     extra = statistics.median(b - a for a, b in rows)
-    print(f"all_reduce of 4 bytes, {options.ranks} ranks, {options.turns} turns of {options.calls} calls, medians")
+    print(
+        f"all_reduce of 4 bytes, {options.ranks} ranks, {options.turns} turns of {options.calls} calls, medians"
+    )
     print(f"without the trace {off:.3f} us, with it {with_trace:.3f} us")
     best = [min(column) for column in zip(*rows, strict=True)]
-    print(f"best turns: without {best[0]:.3f} us, with {best[1]:.3f} us, ratio {best[1] / best[0]:.4f}")
-    print(f"medians of neighbouring turns: ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call")
+    print(
+        f"best turns: without {best[0]:.3f} us, with {best[1]:.3f} us, ratio {best[1] / best[0]:.4f}"
+    )
+    print(
+        f"medians of neighbouring turns: ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call"
+    )
     return 0
 
 

@@ -96,9 +96,9 @@ def _instead(dump: Dump, lane: Lane) -> str:
     return text + (f" ({last.source})" if last.source else "")
 
 
-def _missing(lane: Lane, seq: int, calls: dict[int, Entry | None], dumps: dict[int, Dump]) -> str:
-    away = [rank for rank, entry in calls.items() if entry is None]
-    there = {rank: entry for rank, entry in calls.items() if entry is not None}
+def _missing(
+    lane: Lane, seq: int, away: Sequence[int], there: dict[int, Entry], dumps: dict[int, Dump]
+) -> str:
     call = next(iter(there.values())).call
     doing = "; ".join(_instead(dumps[rank], lane) for rank in away)
     came = "has not come" if len(away) == 1 else "have not come"
@@ -120,8 +120,11 @@ def _look(lane: Lane, dumps: dict[int, Dump]) -> Finding | None:
         return None
     entries = {rank: dumps[rank].entries.get(lane.name, {}) for rank in known}
     last = {rank: max(found, default=0) for rank, found in entries.items()}
+    # A rank whose call failed calls no more: that it is not there later says nothing.
+    stopped = {rank for rank, seq in last.items() if seq and entries[rank][seq].state == "failed"}
+    failure = None
     for seq in range(max(known.values()), max(last.values()) + 1):
-        calls = {rank: found.get(seq) for rank, found in entries.items() if found or seq >= 1}
+        calls = {rank: found.get(seq) for rank, found in entries.items()}
         there = {rank: entry for rank, entry in calls.items() if entry is not None}
         if not there:
             continue
@@ -129,25 +132,25 @@ def _look(lane: Lane, dumps: dict[int, Dump]) -> Finding | None:
             apart = _those_apart(there)
             who = _ranks(apart) if apart else _ranks(sorted(there))
             differ = "differs from the others" if len(apart) == 1 else "differ"
-            each = "; ".join(f"rank {rank}: {entry.call}" for rank, entry in there.items())
-            text = f"{who} {differ} at seq {seq} of group '{lane.name}': {each}"
+            text = f"{who} {differ} at seq {seq} of group '{lane.name}'"
             return Finding(lane, seq, "mismatch", apart, text, dict(calls))
-        away = tuple(rank for rank, entry in calls.items() if entry is None and last[rank] < seq)
+        away = tuple(rank for rank in calls if last[rank] < seq and rank not in stopped)
         # A message that was sent and taken needs nobody to wait for it.
         waits = any(entry.state != "completed" for entry in there.values())
         if away and (waits or lane.kind != "message"):
-            return Finding(lane, seq, "missing", away, _missing(lane, seq, calls, dumps), calls)
-        failed = {rank: entry for rank, entry in there.items() if entry.state == "failed"}
-        if failed:
-            rank, entry = min(failed.items(), key=lambda item: item[1].created_ns)
-            text = f"{entry.call}, seq {seq} of group '{lane.name}', failed on {_ranks(sorted(failed))}"
-            return Finding(lane, seq, "failed", (), text, calls)
-    return None
+            text = _missing(lane, seq, away, there, dumps)
+            return Finding(lane, seq, "missing", away, text, dict(calls))
+        failed = [rank for rank, entry in there.items() if entry.state == "failed"]
+        if failed and failure is None:
+            call = there[failed[0]].call
+            text = f"{call}, seq {seq} of group '{lane.name}', failed on {_ranks(sorted(failed))}"
+            failure = Finding(lane, seq, "failed", (), text, dict(calls))
+    return failure
 
 
 def _first_error(dumps: dict[int, Dump]) -> tuple[int, str] | None:
     failed = [
-        (entry.created_ns, dump.rank, entry.error)
+        (entry.ended_ns, dump.rank, entry.error)
         for dump in dumps.values()
         for lane in dump.entries.values()
         for entry in lane.values()
@@ -167,7 +170,9 @@ def _conclude(report: Report) -> None:
             gone = "they have died, or hang where no group is"
         report.verdict.append(f"there is no dump of {_ranks(report.absent)}: {gone}")
     elif report.absent:
-        report.verdict.append(f"there is no dump of {_ranks(report.absent)}, so nothing can be said of it")
+        report.verdict.append(
+            f"there is no dump of {_ranks(report.absent)}, so nothing can be said of it"
+        )
     report.verdict += [finding.text for finding in findings]
     worst = [finding.guilty for finding in findings if finding.guilty]
     mismatch = bool(findings) and findings[0].kind == "mismatch"
@@ -192,9 +197,7 @@ def analyse(dumps: Sequence[Dump]) -> Report:
             rank: max((seq for seq, e in found.items() if e.state == "completed"), default=None)
             for rank, found in entries.items()
         }
-        last = {
-            rank: found[max(found)] if found else None for rank, found in entries.items()
-        }
+        last = {rank: found[max(found)] if found else None for rank, found in entries.items()}
         report.lanes.append(LaneReport(lane, completed, last, _look(lane, by_rank)))
     _conclude(report)
     return report

@@ -18,6 +18,10 @@ from typing import Any
 __all__ = ["Dump", "Entry", "Lane", "find", "loads", "parse", "read"]
 
 
+_LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen ")
+"""Files whose frames say nothing of the program."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"not a trace: it holds a {module}.{name}")
@@ -69,6 +73,7 @@ class Entry:
         signature: What must be equal on all ranks.
         call: The call with sizes and dtypes, to be read.
         created_ns: When it was called, nanoseconds since 1970.
+        ended_ns: When it completed or failed; 0 if it has not.
         error: What it failed with, else "".
         frames: The Python stack, innermost frame first.
         sends: Whether it is a send.
@@ -81,17 +86,16 @@ class Entry:
     signature: tuple[Any, ...]
     call: str
     created_ns: int
+    ended_ns: int
     error: str
     frames: tuple[Mapping[str, Any], ...]
     sends: bool
 
     @property
     def source(self) -> str:
-        """The line of the program that called, as "file:line in function"; "" without a stack."""
-        for frame in self.frames:
-            if not re.search(r"[/\\]torch[/\\]|[/\\]fastcoll[/\\]", frame["filename"]):
-                return f"{frame['filename']}:{frame['line']} in {frame['name']}"
-        return ""
+        """The lines of the program that led to the call, innermost first, three at most; "" without a stack."""
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame["filename"])]
+        return ", from ".join(f"{f['filename']}:{f['line']} in {f['name']}" for f in own[:3])
 
 
 @dataclass
@@ -161,6 +165,7 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
         ),
         call=f"{name}({', '.join(word for word in words if word)})",
         created_ns=raw["time_created_ns"],
+        ended_ns=ours["ended_ns"] or 0,
         error=ours.get("error", ""),
         frames=tuple(raw["frames"]),
         sends=ours.get("sends", False),

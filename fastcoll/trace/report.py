@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from fastcoll.trace.analysis import Finding, LaneReport, Report
 
-__all__ = ["as_json", "print_plain", "print_rich"]
+__all__ = ["as_json", "print_plain", "print_rich", "spans"]
 
 _HEAD = ("rank", "last completed", "last called", "state", "call")
 
 
-def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[str, ...]]:
-    for rank in lane.lane.ranks:
-        if rank not in report.dumps:
-            yield str(rank), "-", "-", "no dump", ""
-            continue
-        entry, completed = lane.last[rank], lane.completed[rank]
-        done = "-" if completed is None else str(completed)
-        if entry is None:
-            yield str(rank), done, "-", "", "nothing"
+def spans(ranks: Sequence[int]) -> str:
+    """Returns "0-3, 7" for the ranks 0, 1, 2, 3 and 7."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][1] == rank - 1:
+            parts[-1][1] = rank
         else:
-            yield str(rank), done, str(entry.seq), entry.state, entry.call
+            parts.append([rank, rank])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
+
+
+def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Yields ranks that are equally far, and their row."""
+    same: dict[tuple[str, ...], list[int]] = {}
+    for rank in lane.lane.ranks:
+        row: tuple[str, ...] = ("-", "-", "no dump", "")
+        if rank in report.dumps:
+            entry, completed = lane.last[rank], lane.completed[rank]
+            done = "-" if completed is None else str(completed)
+            last = (
+                ("-", "", "nothing") if entry is None else (str(entry.seq), entry.state, entry.call)
+            )
+            row = (done, *last)
+        same.setdefault(row, []).append(rank)
+    for row, ranks in same.items():
+        yield tuple(ranks), (spans(ranks), *row)
 
 
 def _title(lane: LaneReport) -> str:
@@ -36,15 +51,14 @@ def _shown(report: Report) -> list[LaneReport]:
 
 def _detail(finding: Finding) -> Iterator[str]:
     yield f"first difference: seq {finding.seq}, {finding.kind}"
+    same: dict[tuple[str, ...], list[int]] = {}
     for rank, entry in finding.calls.items():
-        if entry is None:
-            yield f"  rank {rank}: nothing"
-            continue
-        yield f"  rank {rank}: {entry.call}, {entry.state}"
-        if entry.source:
-            yield f"    at {entry.source}"
-        if entry.error:
-            yield f"    error: {entry.error}"
+        said = ("nothing",) if entry is None else (f"{entry.call}, {entry.state}", entry.source)
+        same.setdefault(said, []).append(rank)
+    for (call, *source), ranks in same.items():
+        yield f"  {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {call}"
+        if source and source[0]:
+            yield f"    at {source[0]}"
 
 
 def _closing(report: Report) -> Iterator[str]:
@@ -60,12 +74,12 @@ def _closing(report: Report) -> Iterator[str]:
         yield f"- the first error was that of rank {report.first_error[0]}: {report.first_error[1]}"
     if report.guilty:
         word = "rank" if len(report.guilty) == 1 else "ranks"
-        yield f"Look at {word} {', '.join(map(str, report.guilty))} first."
+        yield f"Look at {word} {spans(report.guilty)} first."
 
 
 def _opening(report: Report) -> str:
     reasons = sorted({dump.reason for dump in report.dumps.values()})
-    ranks = ", ".join(map(str, report.dumps))
+    ranks = spans(list(report.dumps))
     return f"dumps of ranks {ranks} (written because: {'; '.join(reasons)})"
 
 
@@ -74,7 +88,7 @@ def print_plain(report: Report, file: TextIO) -> None:
     print(_opening(report), file=file)
     for lane in _shown(report):
         print(f"\n{_title(lane)}", file=file)
-        table = [_HEAD, *_rows(lane, report)]
+        table = [_HEAD, *(row for _, row in _rows(lane, report))]
         widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -103,8 +117,8 @@ def print_rich(report: Report, file: TextIO) -> None:
         table = Table(title=_title(lane), title_justify="left", box=None, padding=(0, 2))
         for column in _HEAD:
             table.add_column(column, overflow="fold")
-        for row in _rows(lane, report):
-            guilty = lane.finding is not None and int(row[0]) in lane.finding.guilty
+        for ranks, row in _rows(lane, report):
+            guilty = lane.finding is not None and set(ranks) & set(lane.finding.guilty)
             bad = guilty or row[3] in ("failed", "no dump")
             table.add_row(*map(Text, row), style="red" if bad else "")
         console.print(table)
