@@ -243,7 +243,7 @@ void putEntry(Pickle& out, const Record& record, const KnownGroup& known, const 
   out.endDict();
 }
 
-void putGroups(Pickle& out, const Snapshot& all, const std::map<std::string, LaneInfo>& lanes) {
+void putGroups(Pickle& out, const std::map<std::string, LaneInfo>& lanes) {
   out.key("pg_config").beginDict();
   for (const auto& [name, lane] : lanes) {
     out.key(name).beginDict();
@@ -301,7 +301,7 @@ std::string dump(const std::string& reason) {
   Pickle out;
   out.beginDict();
   out.field("version", "2.10");
-  putGroups(out, all, lanes);
+  putGroups(out, lanes);
   out.key("entries").beginList();
   for (const auto& [record, lane] : entries) {
     putEntry(out, *record, all.groups.at(record->group), *lane, all, wall);

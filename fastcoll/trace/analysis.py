@@ -93,7 +93,7 @@ def _instead(dump: Dump, lane: Lane) -> str:
     where = "" if last.lane == lane.name else f" of group '{last.lane}'"
     what = "is in" if last.state in ("started", "scheduled") else "last called"
     text = f"rank {dump.rank} {what} {last.call}, seq {last.seq}{where}"
-    return text + (f" ({last.source})" if last.source else "")
+    return text + (f" ({last.sources[0]})" if last.sources else "")
 
 
 def _missing(

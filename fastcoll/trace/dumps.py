@@ -92,10 +92,16 @@ class Entry:
     sends: bool
 
     @property
-    def source(self) -> str:
-        """The lines of the program that led to the call, innermost first, three at most; "" without a stack."""
+    def sources(self) -> tuple[str, ...]:
+        """The lines of the program that led to the call, innermost first, three at most; none without a stack."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame["filename"])]
-        return ", from ".join(f"{f['filename']}:{f['line']} in {f['name']}" for f in own[:3])
+        return tuple(f"{_shortened(f['filename'])}:{f['line']} in {f['name']}" for f in own[:3])
+
+
+def _shortened(file: str) -> str:
+    """Returns the path as seen from the working directory, if it is in there."""
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
 
 
 @dataclass

@@ -53,12 +53,12 @@ def _detail(finding: Finding) -> Iterator[str]:
     yield f"first difference: seq {finding.seq}, {finding.kind}"
     same: dict[tuple[str, ...], list[int]] = {}
     for rank, entry in finding.calls.items():
-        said = ("nothing",) if entry is None else (f"{entry.call}, {entry.state}", entry.source)
+        said = ("nothing",) if entry is None else (f"{entry.call}, {entry.state}", *entry.sources)
         same.setdefault(said, []).append(rank)
-    for (call, *source), ranks in same.items():
+    for (call, *sources), ranks in same.items():
         yield f"  {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {call}"
-        if source and source[0]:
-            yield f"    at {source[0]}"
+        for index, source in enumerate(sources):
+            yield f"    {'from' if index else 'at'} {source}"
 
 
 def _closing(report: Report) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,7 +71,7 @@ def test_a_mismatch(jobs, folder, capsys, tmp_path):
     assert finding["calls"]["1"] == "all_reduce(float32[9], op SUM)"
     assert finding["calls"]["2"] == "all_reduce(float32[8], op SUM)"
     assert "Look at rank 1 first." in text
-    assert f"{differs.__code__.co_filename}:" in text
+    assert f"{Path(differs.__code__.co_filename).name}:" in text
     messages, _ = ask_torch(folder, tmp_path / "database")
     assert "Collective sequence number: 6 has errors" in messages
     assert any("Culprit rank 1" in message for message in messages)
