@@ -3,9 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <mutex>
-#include <tuple>
+#include <unordered_map>
 
 namespace fastcoll {
 
@@ -13,16 +12,19 @@ class MessageNumbers {
  public:
   /// The number of the next message that is sent to, or received from, a rank; the first is 1.
   std::uint64_t next(bool send, int peer, int tag, bool device) {
+    const std::uint64_t key = std::uint64_t{send} << 63 | std::uint64_t{device} << 62 |
+                              static_cast<std::uint64_t>(peer) << 32 |
+                              static_cast<std::uint32_t>(tag);
     const std::lock_guard<std::mutex> lock(mutex_);
     // A program that gives every message a tag of its own must not fill the memory.
     if (counts_.size() >= kMost) counts_.clear();
-    return ++counts_[{send, peer, tag, device}];
+    return ++counts_[key];
   }
 
  private:
   static constexpr std::size_t kMost = 1 << 16;
   std::mutex mutex_;
-  std::map<std::tuple<bool, int, int, bool>, std::uint64_t> counts_;
+  std::unordered_map<std::uint64_t, std::uint64_t> counts_;
 };
 
 }  // namespace fastcoll

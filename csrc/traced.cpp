@@ -161,7 +161,7 @@ void ProcessGroupFastcoll::lookAtGroups() {
   auto& all = watched();
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (ProcessGroupFastcoll* group : all.groups) {
-    if (group->getError() != c10d::ErrorType::SUCCESS) trace::groupFailed(group->traceGroup());
+    if (group->engine_->faulted()) trace::groupFailed(group->traceGroup());
   }
 }
 

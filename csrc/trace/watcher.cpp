@@ -62,9 +62,11 @@ void watch(bool looks) {
         log(LogLevel::Warn, error.what());
       }
     }
+    if (looks) {
+      const std::lock_guard<std::mutex> lock(threadMutex);
+      if (look != nullptr) (*look)();
+    }
     if (rung >= kEnd) return;
-    const std::lock_guard<std::mutex> lock(threadMutex);
-    if (looks && look != nullptr) (*look)();
   }
 }
 
