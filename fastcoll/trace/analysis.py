@@ -174,12 +174,9 @@ def _conclude(report: Report) -> None:
             f"there is no dump of {_ranks(report.absent)}, so nothing can be said of it"
         )
     report.verdict += [finding.text for finding in findings]
-    worst = [finding.guilty for finding in findings if finding.guilty]
+    worst = next((finding.guilty for finding in findings if finding.guilty), ())
     mismatch = bool(findings) and findings[0].kind == "mismatch"
-    if report.absent and not mismatch:
-        report.guilty = report.absent
-    elif worst:
-        report.guilty = worst[0]
+    report.guilty = worst if mismatch else tuple(sorted({*report.absent, *worst}))
 
 
 def analyse(dumps: Sequence[Dump]) -> Report:

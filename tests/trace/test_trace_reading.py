@@ -1,15 +1,17 @@
 """Dumps that no live rank wrote: files that are none, and comparisons that need many ranks."""
 
 import pickle
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
 from fastcoll.trace.__main__ import main
-from fastcoll.trace.analysis import analyse
+from fastcoll.trace.analysis import Report, analyse
 from fastcoll.trace.dumps import Dump, find, loads, parse, read
-from fastcoll.trace.report import spans
+from fastcoll.trace.report import print_plain, print_rich, spans
 
 
 def entry(seq: int, group: str = "0", **ours: Any) -> dict[str, Any]:
@@ -106,6 +108,33 @@ def test_a_rank_without_a_dump_is_named() -> None:
     report = analyse(waits)
     assert report.absent == (2,)
     assert report.verdict == ["there is no dump of rank 2, so nothing can be said of it"]
+
+
+@pytest.mark.parametrize("to_print", [print_plain, print_rich])
+def test_what_is_printed(
+    to_print: Callable[[Report, TextIO], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    frames = [
+        {"name": "all_reduce", "filename": "/site-packages/torch/distributed/x.py", "line": 1},
+        {"name": "step", "filename": str(Path.cwd() / "train.py"), "line": 7},
+        {"name": "main", "filename": "/elsewhere/main.py", "line": 9},
+    ]
+    calls = [entry(1), entry(2, state="failed", error="the fault") | {"frames": frames}]
+    dumps = [dump(r, calls if r != 2 else calls[:1], 5) for r in range(4)]
+    text = StringIO()
+    to_print(analyse(dumps), text)
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "dumps of ranks 0-3 (written because: asked for)" in lines
+    assert "0-1, 3 1 2 failed all_reduce(float32[4], op SUM)" in lines
+    assert "2 1 1 completed all_reduce(float32[4], op SUM)" in lines
+    assert "4 - - no dump" in lines
+    assert "first difference: seq 2, missing" in lines
+    assert "at train.py:7 in step" in lines
+    assert "from /elsewhere/main.py:9 in main" in lines
+    assert "rank 2: nothing" in lines
+    assert "- the first error was that of rank 0: the fault" in lines
+    assert lines[-1] == "Look at ranks 2, 4 first."
 
 
 def test_spans() -> None:
