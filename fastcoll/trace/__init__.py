@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from fastcoll.trace.dumps import loads
@@ -39,9 +40,8 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         raise RuntimeError(
             "fastcoll.trace.dump: nothing is recorded. Make a group first, and leave FASTCOLL_TRACE_SIZE above 0."
         )
-    if path is not None:
-        assert compiled is not None
-        compiled.trace_write("asked for", os.fspath(path))
+    if path is not None and compiled is not None:
+        content = Path(compiled.trace_write("asked for", os.fspath(path))).read_bytes()
     return loads(content)
 
 

@@ -12,6 +12,7 @@ from fault_rank import Rank, catch
 from trace_scenarios import ask_torch, every_kind
 
 import fastcoll.trace
+from fastcoll._load import C
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
 from fastcoll.trace.dumps import read
@@ -42,11 +43,13 @@ def calls_every_kind(rank: Rank, prefix: str):
     return names, dump
 
 
-@pytest.fixture
-def healthy(jobs, tmp_path):
+@pytest.fixture(params=["shm", "gloo"])
+def healthy(request, jobs, tmp_path):
     folder = tmp_path / "dumps"
     folder.mkdir()
-    job = jobs(3, calls_every_kind, f"{folder}/t_")
+    job = jobs(
+        3, calls_every_kind, f"{folder}/t_", environment={"FASTCOLL_TRANSPORT": request.param}
+    )
     answers = job.hear_all()
     job.ended_well()
     return folder, answers
@@ -235,7 +238,10 @@ def forks(rank: Rank):
     child = os.fork()
     if child == 0:
         fault = catch(dist.all_reduce, torch.ones(1))
-        found = (fastcoll.trace.records(), fault.text)
+        before = fastcoll.trace.records()
+        own = C.ProcessGroupFastcoll(dist.HashStore(), 0, 1, C.Options())
+        own.allreduce([torch.ones(5)])
+        found = (before, fault.text, fastcoll.trace.records())
         (rank.folder / f"child{rank.rank}").write_bytes(pickle.dumps(found))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -249,9 +255,10 @@ def test_a_fork_has_no_trace_of_its_parent(jobs, tmp_path):
     files = list(tmp_path.rglob("child*"))
     assert len(files) == 2
     for file in files:
-        records, text = pickle.loads(file.read_bytes())
-        assert records == []
+        before, text, after = pickle.loads(file.read_bytes())
+        assert before == []
         assert "this process is a fork" in text
+        assert [(entry["record_id"], entry["input_sizes"]) for entry in after] == [(1, [[5]])]
 
 
 def makes_groups_again(rank: Rank, prefix: str):
