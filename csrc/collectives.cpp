@@ -401,7 +401,16 @@ WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
 }
 
 void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
-  translated([&] { engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks); });
+  translated([&] {
+    const trace::RecordId record = tracedMonitoredBarrier(timeoutOr(opts.timeout));
+    try {
+      engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
+    } catch (...) {
+      trace::fail(record, std::current_exception());
+      throw;
+    }
+    trace::complete(record);
+  });
 }
 
 }  // namespace fastcoll

@@ -23,11 +23,21 @@ class TensorMessage : public PointToPointOp {
       }
     }
     task.reset();
+    if (trace != 0) tellTrace(fault);
     std::exchange(work, nullptr)->markDone(fault);
   }
 
-  std::optional<TensorTask> task;  // staging; keeps the tensor alive
+  std::shared_ptr<MessageNumbers> numbers;  // of receives from any rank
+  std::optional<TensorTask> task;           // staging; keeps the tensor alive
   c10::intrusive_ptr<WorkFastcoll> work;
+
+ private:
+  void tellTrace(const std::exception_ptr& fault) noexcept {
+    if (numbers != nullptr && source >= 0) {
+      trace::setMessage(trace, source, numbers->next(false, source, tag, false));
+    }
+    fault ? trace::fail(trace, fault) : trace::complete(trace);
+  }
 };
 
 /// One message over Gloo. A pooled thread waits for it, because Gloo's works do not end by
@@ -105,7 +115,15 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
                       send ? Tensors{tensor} : Tensors{}, send ? Tensors{} : Tensors{tensor}},
                      site.name, messages_ + 1, true);
   }
-  if (!engine_->pointToPointShared(timeout)) return launchRemote(site, tensor, send, peer, tag);
+  const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
+  bool shared = false;
+  try {
+    shared = engine_->pointToPointShared(timeout);
+    if (!shared) return launchRemote(site, tensor, send, peer, tag, record);
+  } catch (...) {
+    trace::fail(record, std::current_exception());
+    throw;
+  }
 
   auto op = std::make_shared<TensorMessage>();
   op->task.emplace(site);
@@ -119,6 +137,8 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   op->tag = tag;
   op->dtype = dtypeOf(tensor.scalar_type());
   op->seq = ++messages_;
+  op->trace = record;
+  if (peer == kAnySource && record != 0) op->numbers = messageNumbers_;
   op->timeout = timeout;
   op->deadline = deadlineAfter(Clock::now(), timeout);
   // A title makes torch set up its profiler's record, which takes longer than a small message.
@@ -134,7 +154,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
 }
 
 WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& tensor, bool send,
-                                           int peer, int tag) {
+                                           int peer, int tag, trace::RecordId record) {
   auto& remote = dynamic_cast<GlooTransport&>(engine_->remote(options_->timeout));
   requireDense(site, tensor);
   // As bytes: Gloo does not know every dtype.
@@ -157,7 +177,9 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
       "[", tensor.numel(), "], ", send ? "to " : "from ",
       peer == kAnySource ? "any rank" : concat("rank ", peer), ", tag ", tag, ")");
   const std::string prefix = site.prefix();
-  runOnWorker([work, flat, tensor, send, prefix, what]() mutable {
+  trace::start(record);
+  auto numbers = peer == kAnySource && record != 0 ? messageNumbers_ : nullptr;
+  runOnWorker([work, flat, tensor, send, prefix, what, record, numbers, tag]() mutable {
     std::exception_ptr fault;
     try {
       work->inner->wait();
@@ -174,6 +196,15 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
                        " over Gloo: ", text.substr(0, text.find('\n')))));
     }
     tensor.reset();
+    if (fault) {
+      trace::fail(record, fault);
+    } else {
+      const int source = numbers == nullptr ? -1 : work->sourceRank();
+      if (source >= 0) {
+        trace::setMessage(record, source, numbers->next(false, source, tag, false));
+      }
+      trace::complete(record);
+    }
     work->markDone(fault);
   });
   return work;

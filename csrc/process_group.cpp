@@ -76,6 +76,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
         });
     livingEngines().add(engine_);
   });
+  beginTrace();
   init();
 }
 
@@ -84,6 +85,7 @@ ProcessGroupFastcoll::~ProcessGroupFastcoll() {
 }
 
 void ProcessGroupFastcoll::release_resources() {
+  endTrace();
   device_.reset();
   engine_->shutdown();
 }
@@ -93,6 +95,7 @@ std::vector<std::shared_ptr<CpuEngine>> ProcessGroupFastcoll::live() {
 }
 
 void ProcessGroupFastcoll::shutdownAll() {
+  trace::stopWatching();
   for (const auto& device : livingDevices().all()) device->end();
   for (const auto& engine : live()) engine->shutdown();
   drainWorkers();
@@ -148,6 +151,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   c10::intrusive_ptr<ProcessGroupFastcoll> group;
   if (member) {
     auto options = c10::make_intrusive<Options>(*given);
+    options->global_ranks_in_group.clear();
+    const auto& ours = options_->global_ranks_in_group;  // empty for the default group
+    for (const int rank : ranks) {
+      const auto place = static_cast<std::size_t>(rank);
+      options->global_ranks_in_group.push_back(ours.empty() ? static_cast<uint64_t>(rank)
+                                                            : ours.at(place));
+    }
     group = c10::make_intrusive<ProcessGroupFastcoll>(store, static_cast<int>(mine - ranks.begin()),
                                                       static_cast<int>(ranks.size()), options);
   }
@@ -298,6 +308,7 @@ class WorkTask : public Task {
     request.root = inner_->request.root;
     request.count = inner_->request.count;
     request.timeout = inner_->request.timeout;
+    draft = inner_->draft;
   }
   void prepare() override { inner_->prepare(); }
   void transfer(const RunOne& runOne) override {
@@ -325,6 +336,9 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
     return launchOnDevice(std::move(task), std::move(call));
   }
   task->request.timeout = timeoutOr(call.timeout);
+  trace::Record draft;
+  describe(draft, *task, call);
+  task->draft = draft.group == 0 ? nullptr : &draft;
   const bool profiled = at::hasCallbacks();
   WorkRef none;
   const bool coalescing = collecting(none);

@@ -5,11 +5,13 @@
 // coalesced.cpp       collectives of lists of tensors
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
+// traced.cpp          what the trace is told of each call
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -20,6 +22,7 @@
 #include "base/living.hpp"
 #include "device/device_engine.hpp"
 #include "engine/cpu_engine.hpp"
+#include "message_numbers.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
 #include "torch_error.hpp"
@@ -123,6 +126,19 @@ class ProcessGroupFastcoll : public c10d::Backend {
     Tensors outputs;  // value of the future
   };
 
+  // traced.cpp
+  void beginTrace();
+  void endTrace();
+  std::uint32_t traceGroup();
+  static void lookAtGroups();
+  /// Describes a collective to the trace. `device`: its number is its place among the group's
+  /// collectives on a device.
+  void describe(trace::Record& draft, const TensorTask& task, const Call& call,
+                bool device = false);
+  trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
+                                int tag, bool device = false);
+  trace::RecordId tracedMonitoredBarrier(std::chrono::milliseconds timeout);
+
   CallSite site(const char* name) const { return {name, &name_, rank_, size_}; }
   std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
   void setReduction(const CallSite& site, TensorTask& task, Request& request,
@@ -134,7 +150,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
   WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer,
                              int tag);
-  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag);
+  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
+                       trace::RecordId record);
   bool collecting(WorkRef& work);
   void stopCollecting();
   /// Calls the body of a call: what it throws becomes torch's, and ends a batch that is collected,
@@ -168,6 +185,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::string name_;
   std::shared_ptr<CpuEngine> engine_;
   std::uint64_t messages_ = 0;
+
+  std::mutex traceMutex_;
+  std::atomic<std::uint32_t> traceGroup_{0};  // 0: no call yet
+  std::atomic<std::uint64_t> deviceCalls_{0};
+  std::atomic<std::uint64_t> monitored_{0};
+  const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
 
   std::mutex coalescingMutex_;
   std::thread::id coalescingThread_;  // that called startCoalescing and not yet endCoalescing

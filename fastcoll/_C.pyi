@@ -20,6 +20,8 @@ __all__ = [
     "reduce_isa",
     "set_device_factory",
     "set_gloo_factory",
+    "trace_dump",
+    "trace_write",
 ]
 
 COLLECTIVES: tuple[str, ...]
@@ -154,6 +156,12 @@ def set_device_factory(
 ) -> None: ...
 def set_gloo_factory(factory: Callable[[Store, int, int, timedelta], Backend]) -> None:
     """Sets what makes the Gloo backend of a group whose ranks cannot share memory."""
+
+def trace_dump(reason: str) -> bytes:
+    """Returns the trace as a pickle; nothing while nothing is recorded."""
+
+def trace_write(reason: str, path: str = "") -> str:
+    """Writes the trace to a file, by default FASTCOLL_TRACE_DUMP and the rank, and returns its name."""
 
 def _shutdown_all() -> None:
     """Ends all groups of this process, with little grace for what is under way."""

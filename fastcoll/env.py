@@ -131,6 +131,32 @@ class Env:
         read_in_cpp=False,
     )
 
+    trace_size: int = _variable(
+        "TRACE_SIZE",
+        2000,
+        "Calls that the trace of a process keeps; 0 switches it off.",
+        least=0,
+        most=1 << 20,
+    )
+    trace_stacks: int = _variable(
+        "TRACE_STACKS",
+        0,
+        "Whether the trace keeps the Python stack of each call: 0 or 1.",
+        least=0,
+        most=1,
+    )
+    trace_dump: str = _variable(
+        "TRACE_DUMP",
+        "",
+        "Prefix of the file, the rank is the rest, to which each rank dumps its trace when a group fails.",
+    )
+    trace_signal: str = _variable(
+        "TRACE_SIGNAL",
+        "none",
+        "Signal at which a rank dumps its trace, to /tmp/fastcoll_trace_<rank> if TRACE_DUMP is not set.",
+        ("none", "USR1", "USR2", "HUP", "QUIT"),
+    )
+
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Env:
         """Reads the variables.

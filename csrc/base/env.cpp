@@ -1,5 +1,6 @@
 #include "env.hpp"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,14 @@ std::string lower(std::string text) {
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : lower(value);
+}
+
+int signalNumber(const std::string& name) {
+  if (name == "usr1") return SIGUSR1;
+  if (name == "usr2") return SIGUSR2;
+  if (name == "hup") return SIGHUP;
+  if (name == "quit") return SIGQUIT;
+  return 0;
 }
 
 [[noreturn]] void reject(const char* name, const std::string& got, const std::string& expected) {
@@ -91,6 +100,21 @@ Environment Environment::read() {
   if (auto text = variable("FASTCOLL_ARENA_BYTES"); !text.empty()) {
     env.arenaBytes =
         static_cast<std::size_t>(integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
+  }
+  if (auto text = variable("FASTCOLL_TRACE_SIZE"); !text.empty()) {
+    env.traceSize = static_cast<std::size_t>(integer("FASTCOLL_TRACE_SIZE", text, 0, 1 << 20));
+  }
+  if (auto text = variable("FASTCOLL_TRACE_STACKS"); !text.empty()) {
+    env.traceStacks = integer("FASTCOLL_TRACE_STACKS", text, 0, 1) == 1;
+  }
+  if (const char* prefix = std::getenv("FASTCOLL_TRACE_DUMP"); prefix != nullptr) {
+    env.traceDump = prefix;
+  }
+  if (auto text = variable("FASTCOLL_TRACE_SIGNAL"); !text.empty()) {
+    env.traceSignal = signalNumber(text);
+    if (env.traceSignal == 0 && text != "none") {
+      reject("FASTCOLL_TRACE_SIGNAL", text, "none, USR1, USR2, HUP or QUIT");
+    }
   }
   return env;
 }

@@ -26,6 +26,14 @@ struct Environment {
   std::string isa = "auto";
   /// FASTCOLL_ARENA_BYTES: address space (not memory) reserved for a process's shared arena.
   std::size_t arenaBytes = std::size_t{64} << 30;
+  /// FASTCOLL_TRACE_SIZE: calls that the trace of a process keeps; 0 switches it off.
+  std::size_t traceSize = 2000;
+  /// FASTCOLL_TRACE_STACKS=0|1: whether the trace keeps the Python stack of each call.
+  bool traceStacks = false;
+  /// FASTCOLL_TRACE_DUMP: prefix of the file that each rank dumps its trace to when a group fails.
+  std::string traceDump;
+  /// FASTCOLL_TRACE_SIGNAL=none|USR1|USR2|HUP|QUIT: the signal at which it is dumped; 0 is none.
+  int traceSignal = 0;
 
   /// Reads the environment now. Throws Error(Value) naming the variable whose value is not allowed.
   static Environment read();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "../base/fork.hpp"
 #include "../base/interrupt.hpp"
@@ -158,16 +159,20 @@ void CpuEngine::execute(const TaskRef& task) {
     task->prepare();
     task->transfer([this, &task](Request& one) { runOne(one, task); });
     task->finish();
+    trace::complete(task->trace);
   } catch (const Error& error) {
     abort(error.kind(), error.what());
+    trace::fail(task->trace, error.what());
     throw;
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
                                      describe(request.arrival()), ": ", error.what()));
+    trace::fail(task->trace, error.what());
     throw;
   } catch (...) {
     abort(ErrorKind::Backend,
           concat("rank ", config_.rank, " was interrupted in ", describe(request.arrival())));
+    trace::fail(task->trace, "interrupted");
     throw;
   }
 }
@@ -185,12 +190,35 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
+/// Takes a call and numbers it. Of those that are refused after a fault, the trace keeps the first:
+/// it tells a rank that came too late from one that did not come.
+void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
+  try {
+    throwIfUnusable(task.request);
+  } catch (const Error& error) {
+    const std::uint64_t next = sequence_ + 1;
+    const bool first = !std::exchange(refused_, true);
+    lock.unlock();
+    if (first && task.draft != nullptr) {
+      trace::fail(trace::record(*task.draft, next), error.what());
+    }
+    throw;
+  }
+  task.request.seq = ++sequence_;
+}
+
+void CpuEngine::record(Task& task, bool starts) {
+  if (task.draft == nullptr) return;
+  task.trace = trace::record(*task.draft, task.request.seq, starts);
+  task.draft = nullptr;
+}
+
 void CpuEngine::runInline(const TaskRef& task) {
   std::unique_lock<std::mutex> lock(mutex_);
-  throwIfUnusable(task->request);
-  task->request.seq = ++sequence_;
+  admit(lock, *task);
   if (claim(lock)) {
     lock.unlock();
+    record(*task, true);
     try {
       execute(task);
     } catch (...) {
@@ -213,6 +241,8 @@ void CpuEngine::runInline(const TaskRef& task) {
   auto waited = std::make_shared<Waited>();
   waited->inner = task;
   waited->request.timeout = task->request.timeout;
+  record(*task);
+  waited->trace = task->trace;
   queue_.push_back(waited);
   wakeWorker();
   lock.unlock();
@@ -221,14 +251,17 @@ void CpuEngine::runInline(const TaskRef& task) {
 }
 
 void CpuEngine::submit(TaskRef task) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  throwIfUnusable(task->request);
-  task->request.seq = ++sequence_;
+  std::unique_lock<std::mutex> lock(mutex_);
+  admit(lock, *task);
+  record(*task);
   queue_.push_back(std::move(task));
   try {
     wakeWorker();
-  } catch (...) {
-    queue_.pop_back();  // refused as a whole
+  } catch (const std::exception& error) {
+    const TaskRef refused = std::move(queue_.back());
+    queue_.pop_back();  // as a whole
+    lock.unlock();
+    trace::fail(refused->trace, error.what());
     throw;
   }
 }
@@ -246,6 +279,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   queue_.pop_front();
   running_ = true;
   lock.unlock();
+  trace::start(task->trace);
   std::exception_ptr fault;
   try {
     execute(task);

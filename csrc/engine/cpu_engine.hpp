@@ -17,6 +17,7 @@
 
 #include "../algorithms/algorithm.hpp"
 #include "../base/env.hpp"
+#include "../trace/trace.hpp"
 #include "../transport/rendezvous.hpp"
 #include "point_to_point.hpp"
 
@@ -40,6 +41,9 @@ class Task {
   /// complete() will run a user's code, which may wait for other collectives of the group.
   virtual bool callsBack() { return false; }
   std::atomic<bool> done{false};
+  /// Read while the engine takes the task, which then has a record.
+  const trace::Record* draft = nullptr;
+  trace::RecordId trace = 0;
 };
 using TaskRef = std::shared_ptr<Task>;
 
@@ -111,6 +115,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  private:
   enum class Path { Undecided, Local, Shared, Remote };
 
+  void admit(std::unique_lock<std::mutex>& lock, Task& task);
+  static void record(Task& task, bool starts = false);
   void execute(const TaskRef& task);
   void runOne(Request& request, const TaskRef& task);
   void decide(Milliseconds timeout);
@@ -144,6 +150,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::uint64_t sequence_ = 0;  // of the last collective taken
   bool workerAwake_ = false;
   bool closed_ = false;
+  bool refused_ = false;      // a call, since the group failed
   bool interrupted_ = false;  // a fault before there was shared memory to record it in
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;

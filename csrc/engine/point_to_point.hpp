@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../trace/trace.hpp"
 #include "../transport/group_memory.hpp"
 #include "../transport/message.hpp"
 #include "../transport/pair_ring.hpp"
@@ -51,6 +52,7 @@ class PointToPointOp {
   TimePoint deadline;
   int source = -1;  // of a receive, once matched
   std::atomic<bool> done{false};
+  trace::RecordId trace = 0;
 
  private:
   friend class PointToPoint;

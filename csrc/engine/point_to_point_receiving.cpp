@@ -198,6 +198,7 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
+  trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
   throw Error(ErrorKind::Backend,
               concat("Detected mismatch: rank ", memory_.rank(), " runs ", describe(op), ", ",

@@ -112,6 +112,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   op.number_ = peer.sent++;
   op.moved_ = head.length;
   op.begun_ = true;
+  trace::start(op.trace);
   return true;
 }
 

@@ -8,8 +8,9 @@ cd "$(dirname "$0")/../.."
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
-SOURCES=$(ls csrc/base/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp \
+SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp \
   tests/cpp/stress*.cpp | grep -v csrc/transport/gloo.cpp)
+TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
 
 flags() {
   case $1 in
@@ -63,10 +64,16 @@ for way in "${WAYS[@]}"; do
       build address reduce_test tests/cpp/reduce_test.cpp csrc/reduce/{reduce,kernels_baseline,kernels_avx2,kernels_avx512}.cpp \
         csrc/base/dtype.cpp
       run build/sanitize-address/reduce_test
+      build address trace_test $TRACE
+      run build/sanitize-address/trace_test
       run build/sanitize-address/stress --effort "$EFFORT"
       run build/sanitize-address/stress --processes --effort "$EFFORT"
       ;;
-    thread) run build/sanitize-thread/stress --effort "$EFFORT" ;;
+    thread)
+      build thread trace_test $TRACE
+      run build/sanitize-thread/trace_test
+      run build/sanitize-thread/stress --effort "$EFFORT"
+      ;;
   esac
 done
 echo "== no reports"

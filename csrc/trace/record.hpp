@@ -1,0 +1,79 @@
+// What the trace keeps of one call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../base/dtype.hpp"
+
+namespace fastcoll::trace {
+
+/// Number of a record since the process's first, 0: none is kept. Later events name it.
+using RecordId = std::uint64_t;
+
+enum class State : std::uint8_t { Scheduled, Started, Completed, Failed };
+
+/// Whose numbers a record's sequence number is one of.
+enum class Lane : std::uint8_t {
+  Collective,        // the group's collectives on the CPU
+  Device,            // the group's collectives on a device
+  Message,           // the messages from one rank to another with one tag
+  MonitoredBarrier,  // the group's monitored barriers
+};
+
+/// Sizes and dtypes of a call's tensors, in one run of words of fixed length: for each tensor a
+/// header (dtype and number of dimensions), then its sizes. What does not fit is left out, and
+/// counted.
+class Shapes {
+ public:
+  static constexpr int kWords = 40;
+
+  // The words are left as they are: a call writes few of them.
+  Shapes() {}  // NOLINT(modernize-use-equals-default)
+
+  /// Adds a tensor, all inputs before the first output. `parts` > 0: one further dimension in
+  /// front, of a list of so many equal tensors.
+  void add(bool output, DType dtype, const std::int64_t* sizes, std::size_t dims,
+           std::int64_t parts = 0) {
+    ++(output ? outputs : inputs);
+    const std::size_t all = dims + (parts > 0 ? 1 : 0);
+    if (used + 1 + all > kWords || keptInputs + keptOutputs + 1 < inputs + outputs) return;
+    words[used++] = static_cast<std::uint64_t>(all) << 8 | static_cast<std::uint64_t>(dtype);
+    if (parts > 0) words[used++] = static_cast<std::uint64_t>(parts);
+    for (std::size_t i = 0; i < dims; ++i) words[used++] = static_cast<std::uint64_t>(sizes[i]);
+    ++(output ? keptOutputs : keptInputs);
+  }
+
+  std::uint16_t inputs = 0;
+  std::uint16_t outputs = 0;
+  std::uint8_t keptInputs = 0;
+  std::uint8_t keptOutputs = 0;
+  std::uint16_t used = 0;
+  std::uint64_t words[kWords];
+};
+
+/// The record as it lies in the ring. Whoever calls fills in what describes the call, the trace the
+/// rest. Each field that changes later is a word of its own.
+struct Record {
+  RecordId id = 0;
+  std::uint64_t state = static_cast<std::uint64_t>(State::Scheduled);
+  std::int64_t created = 0;  // ticks
+  std::int64_t started = 0;  // 0: not yet
+  std::int64_t ended = 0;    // 0: not yet
+  std::uint64_t seq = 0;
+  std::int64_t peer = -1;  // of a message; -1: any
+  std::uint32_t group = 0;
+  std::uint32_t stack = 0;  // number of the stack's text, 0: none
+  const char* name = "";    // "all_reduce", of static lifetime
+  std::int64_t timeoutMillis = 0;
+  std::int32_t root = -1;
+  std::int32_t tag = 0;
+  Lane lane = Lane::Collective;
+  ReduceOp op = ReduceOp::None;
+  bool device = false;
+  bool sends = false;  // of a message
+  std::uint32_t unused = 0;
+  Shapes shapes;
+};
+
+}  // namespace fastcoll::trace

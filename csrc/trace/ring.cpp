@@ -1,0 +1,157 @@
+#include "ring.hpp"
+
+#include <cstddef>
+#include <cstring>
+
+namespace fastcoll::trace {
+namespace {
+
+static_assert(sizeof(Record) % 8 == 0 && alignof(Record) == 8);
+
+// A holder writes a handful of words; one that is not back by then has lost its core.
+constexpr int kTries = 200;
+
+std::size_t powerOfTwo(std::size_t least) {
+  std::size_t power = 1;
+  while (power < least) power *= 2;
+  return power;
+}
+
+template <typename T>
+std::uint64_t asWord(T value) {
+  static_assert(sizeof(T) == 8);
+  std::uint64_t word;
+  std::memcpy(&word, &value, 8);
+  return word;
+}
+
+#define FASTCOLL_WORD(field) (offsetof(Record, field) / 8)
+
+}  // namespace
+
+class Ring::Claim {
+ public:
+  Claim(const Ring& ring, RecordId id) : slot_(ring.slotOf(id)), id_(id) {
+    for (int i = 0; id != 0 && i < kTries; ++i) {
+      std::uint64_t version = 2 * id;
+      held_ = slot_.version.compare_exchange_weak(version, 2 * id + 1, std::memory_order_acquire,
+                                                  std::memory_order_relaxed);
+      if (held_ || version / 2 != id) return;
+    }
+  }
+  ~Claim() {
+    if (held_) slot_.version.store(2 * id_, std::memory_order_release);
+  }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  explicit operator bool() const { return held_; }
+  // Release: who reads the new word then sees the version that says so.
+  template <typename T>
+  void set(std::size_t word, T value) {
+    slot_.words[word].store(asWord(value), std::memory_order_release);
+  }
+  std::uint64_t get(std::size_t word) const {
+    return slot_.words[word].load(std::memory_order_relaxed);
+  }
+
+ private:
+  Slot& slot_;
+  const RecordId id_;
+  bool held_ = false;
+};
+
+Ring::Ring(std::size_t size)
+    : size_(size), mask_(powerOfTwo(size) - 1), slots_(new Slot[mask_ + 1]) {}
+
+RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
+  const RecordId id = next_.fetch_add(1, std::memory_order_relaxed) + 1;
+  Slot& slot = slotOf(id);
+  bool held = false;
+  for (int i = 0; i < kTries && !held; ++i) {
+    std::uint64_t version = slot.version.load(std::memory_order_relaxed);
+    if (version / 2 > id) return 0;  // overtaken by a whole lap
+    if (version % 2 == 1) continue;
+    held = slot.version.compare_exchange_weak(version, 2 * id + 1, std::memory_order_acquire,
+                                              std::memory_order_relaxed);
+  }
+  if (!held) return 0;
+  const std::size_t used = FASTCOLL_WORD(shapes.words) + draft.shapes.used;
+  const char* const from = reinterpret_cast<const char*>(&draft);
+  for (std::size_t i = 0; i < used; ++i) {
+    std::uint64_t word;
+    std::memcpy(&word, from + 8 * i, 8);
+    slot.words[i].store(word, std::memory_order_release);
+  }
+  const auto set = [&slot](std::size_t word, std::uint64_t value) {
+    slot.words[word].store(value, std::memory_order_release);
+  };
+  set(FASTCOLL_WORD(id), id);
+  set(FASTCOLL_WORD(seq), seq);
+  if (starts) {
+    set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    set(FASTCOLL_WORD(started), asWord(draft.created));
+  }
+  slot.version.store(2 * id, std::memory_order_release);
+  // The next record's lines have left the first-level cache since they were written last.
+  const char* const next = reinterpret_cast<const char*>(&slotOf(id + 1));
+  for (int line = 0; line < 3; ++line) __builtin_prefetch(next + 64 * line, 1);
+  return id;
+}
+
+void Ring::start(RecordId id, std::int64_t now) {
+  if (Claim slot(*this, id); slot) {
+    slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    slot.set(FASTCOLL_WORD(started), now);
+  }
+}
+
+void Ring::end(RecordId id, State state, std::int64_t now) {
+  if (Claim slot(*this, id); slot) {
+    slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(state));
+    slot.set(FASTCOLL_WORD(ended), now);
+  }
+}
+
+void Ring::setMessage(RecordId id, std::int64_t peer, std::uint64_t seq) {
+  if (Claim slot(*this, id); slot) {
+    slot.set(FASTCOLL_WORD(peer), peer);
+    slot.set(FASTCOLL_WORD(seq), seq);
+  }
+}
+
+std::uint32_t Ring::groupOf(RecordId id) const {
+  Claim slot(*this, id);
+  if (!slot) return 0;
+  Record record;
+  const std::uint64_t word = slot.get(FASTCOLL_WORD(group));
+  static_assert(offsetof(Record, group) % 8 == 0);
+  std::memcpy(&record.group, &word, sizeof record.group);
+  return record.group;
+}
+
+std::vector<Record> Ring::read() const {
+  std::vector<Record> records;
+  const RecordId last = this->last();
+  const RecordId first = last > size_ ? last - size_ + 1 : 1;
+  records.reserve(static_cast<std::size_t>(last - first + 1));
+  for (RecordId id = first; id <= last; ++id) {
+    const Slot& slot = slotOf(id);
+    for (int i = 0; i < kTries; ++i) {
+      const std::uint64_t version = slot.version.load(std::memory_order_acquire);
+      if (version / 2 != id) break;  // not written, or overwritten since
+      if (version % 2 == 1) continue;
+      Record record;
+      char* const to = reinterpret_cast<char*>(&record);
+      for (std::size_t word = 0; word < kWords; ++word) {
+        const std::uint64_t value = slot.words[word].load(std::memory_order_acquire);
+        std::memcpy(to + 8 * word, &value, 8);
+      }
+      if (slot.version.load(std::memory_order_relaxed) != version) continue;
+      records.push_back(record);
+      break;
+    }
+  }
+  return records;
+}
+
+}  // namespace fastcoll::trace

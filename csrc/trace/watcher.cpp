@@ -1,0 +1,122 @@
+// The one thread of the trace, started only where the environment asks for a dump by signal or at
+// a fault. A signal handler may do next to nothing: ours writes into an eventfd, and this thread
+// does the rest, whatever the main thread hangs in and whoever holds the interpreter.
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "../base/error.hpp"
+#include "../base/thread.hpp"
+#include "recorder.hpp"
+
+namespace fastcoll::trace {
+namespace {
+
+constexpr int kLookMillis = 100;
+constexpr std::uint64_t kDump = 1;
+constexpr std::uint64_t kEnd = std::uint64_t{1} << 32;
+
+// Read by the signal handler.
+std::atomic<int> doorbell{-1};
+std::atomic<int> owner{0};  // a forked child inherits the handler, and the parent's eventfd
+struct sigaction before;
+
+std::mutex threadMutex;  // of what follows
+std::thread* thread = nullptr;
+int threadOf = 0;
+std::function<void()>* look = nullptr;
+
+void ring(std::uint64_t what) {
+  [[maybe_unused]] const auto written =
+      ::write(doorbell.load(std::memory_order_relaxed), &what, sizeof what);
+}
+
+void onSignal(int number, siginfo_t* info, void* context) {
+  const int kept = errno;
+  if (owner.load(std::memory_order_relaxed) == ::getpid()) ring(kDump);
+  if ((before.sa_flags & SA_SIGINFO) != 0 && before.sa_sigaction != nullptr) {
+    before.sa_sigaction(number, info, context);
+  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+    before.sa_handler(number);
+  }
+  errno = kept;
+}
+
+void watch(bool looks) {
+  ::pthread_setname_np(::pthread_self(), "fastcoll-trace");
+  pollfd waits{doorbell.load(), POLLIN, 0};
+  for (;;) {
+    const int found = ::poll(&waits, 1, looks ? kLookMillis : -1);
+    if (found < 0 && errno != EINTR) return;
+    std::uint64_t rung = 0;
+    if (found > 0 && ::read(waits.fd, &rung, sizeof rung) != sizeof rung) rung = 0;
+    if (rung % kEnd != 0) {
+      try {
+        log(LogLevel::Warn, "trace written to " + write("signal"));
+      } catch (const std::exception& error) {
+        log(LogLevel::Warn, error.what());
+      }
+    }
+    if (looks) {
+      const std::lock_guard<std::mutex> lock(threadMutex);
+      if (look != nullptr) (*look)();
+    }
+    if (rung >= kEnd) return;
+  }
+}
+
+}  // namespace
+
+void setLook(std::function<void()> function) {
+  const std::lock_guard<std::mutex> lock(threadMutex);
+  delete look;
+  look = new std::function<void()>(std::move(function));
+}
+
+void startWatcher(Recorder& recorder) {
+  const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (fd < 0) {
+    log(LogLevel::Warn, "the trace has no thread: no dump at a fault of another rank or a signal");
+    return;
+  }
+  doorbell.store(fd);
+  owner.store(::getpid());
+  const bool looks = !recorder.dumpPrefix.empty();
+  try {
+    thread = new std::thread(startThread([looks] { watch(looks); }));
+    threadOf = ::getpid();
+  } catch (const std::exception&) {
+    ::close(fd);
+    doorbell.store(-1);
+    log(LogLevel::Warn, "the trace has no thread: no dump at a fault of another rank or a signal");
+    return;
+  }
+  if (recorder.signal == 0) return;
+  struct sigaction action{};
+  action.sa_sigaction = onSignal;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  struct sigaction now{};
+  ::sigaction(recorder.signal, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == onSignal) return;  // a fork's
+  before = now;
+  ::sigaction(recorder.signal, &action, nullptr);
+}
+
+void stopWatching() noexcept {
+  std::thread* ends = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(threadMutex);
+    if (threadOf == ::getpid()) std::swap(ends, thread);
+  }
+  if (ends == nullptr) return;
+  ring(kEnd);
+  ends->join();
+  delete ends;
+}
+
+}  // namespace fastcoll::trace

@@ -1,0 +1,54 @@
+"""What this process's collectives and messages did last, and who did something else.
+
+Every group keeps a trace, at a cost of less than 0.1 us a call: the last FASTCOLL_TRACE_SIZE calls with their
+sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. :func:`dump` returns
+it in the form that torch's ``torchfrtrace`` reads; with FASTCOLL_TRACE_DUMP each rank writes it to a file when a
+group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``python -m fastcoll.trace PREFIX`` merges those of all
+ranks and names the rank that diverged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastcoll.trace.dumps import loads
+
+__all__ = ["dump", "records"]
+
+
+def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Returns the trace of this process, and writes it to a file if one is named.
+
+    Args:
+        path: Name of the file; ``torchfrtrace`` and ``python -m fastcoll.trace`` want a common prefix followed
+            by the rank.
+
+    Returns:
+        The keys of torch's flight recorder, version 2.10 (``entries``, ``pg_config``, ``pg_status``, ``version``),
+        and ``fastcoll``, what that has no place for.
+
+    Raises:
+        RuntimeError: Nothing is recorded: no group was made yet, or FASTCOLL_TRACE_SIZE is 0.
+        ValueError: The file cannot be written.
+    """
+    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
+    content = b"" if compiled is None else compiled.trace_dump("asked for")
+    if not content:
+        raise RuntimeError(
+            "fastcoll.trace.dump: nothing is recorded. Make a group first, and leave FASTCOLL_TRACE_SIZE above 0."
+        )
+    if path is not None and compiled is not None:
+        content = Path(compiled.trace_write("asked for", os.fspath(path))).read_bytes()
+    return loads(content)
+
+
+def records() -> list[dict[str, Any]]:
+    """Returns the entries of :func:`dump`, oldest first; none when nothing is recorded."""
+    try:
+        found: list[dict[str, Any]] = dump()["entries"]
+    except RuntimeError:
+        return []
+    return found

@@ -1,0 +1,155 @@
+"""Prints what :mod:`fastcoll.trace.analysis` found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from fastcoll.trace.analysis import Finding, LaneReport, Report
+
+__all__ = ["as_json", "print_plain", "print_rich", "spans"]
+
+_HEAD = ("rank", "last completed", "last called", "state", "call")
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """Returns "0-3, 7" for the ranks 0, 1, 2, 3 and 7."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][1] == rank - 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
+
+
+def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Yields ranks that are equally far, and their row."""
+    same: dict[tuple[str, ...], list[int]] = {}
+    for rank in lane.lane.ranks:
+        row: tuple[str, ...] = ("-", "-", "no dump", "")
+        if rank in report.dumps:
+            entry, completed = lane.last[rank], lane.completed[rank]
+            done = "-" if completed is None else str(completed)
+            last = (
+                ("-", "", "nothing") if entry is None else (str(entry.seq), entry.state, entry.call)
+            )
+            row = (done, *last)
+        same.setdefault(row, []).append(rank)
+    for row, ranks in same.items():
+        yield tuple(ranks), (spans(ranks), *row)
+
+
+def _title(lane: LaneReport) -> str:
+    return f"group '{lane.lane.name}' ({lane.lane.description})"
+
+
+def _shown(report: Report) -> list[LaneReport]:
+    """Returns the lanes worth a table: all but messages between ranks that agree."""
+    return [lane for lane in report.lanes if lane.lane.kind != "message" or lane.finding]
+
+
+def _detail(finding: Finding) -> Iterator[str]:
+    yield f"first difference: seq {finding.seq}, {finding.kind}"
+    same: dict[tuple[str, ...], list[int]] = {}
+    for rank, entry in finding.calls.items():
+        said = ("nothing",) if entry is None else (f"{entry.call}, {entry.state}", *entry.sources)
+        same.setdefault(said, []).append(rank)
+    for (call, *sources), ranks in same.items():
+        yield f"  {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {call}"
+        for index, source in enumerate(sources):
+            yield f"    {'from' if index else 'at'} {source}"
+
+
+def _closing(report: Report) -> Iterator[str]:
+    messages = sum(lane.lane.kind == "message" for lane in report.lanes)
+    if messages:
+        yield f"messages between ranks: {messages} sequences (sender, receiver, tag) compared"
+    if report.healthy:
+        yield "No divergence: all ranks did the same, and nothing failed."
+        return
+    for sentence in report.verdict:
+        yield f"- {sentence}"
+    if report.first_error is not None:
+        yield f"- the first error was that of rank {report.first_error[0]}: {report.first_error[1]}"
+    if report.guilty:
+        word = "rank" if len(report.guilty) == 1 else "ranks"
+        yield f"Look at {word} {spans(report.guilty)} first."
+
+
+def _opening(report: Report) -> str:
+    reasons = sorted({dump.reason for dump in report.dumps.values()})
+    ranks = spans(list(report.dumps))
+    return f"dumps of ranks {ranks} (written because: {'; '.join(reasons)})"
+
+
+def print_plain(report: Report, file: TextIO) -> None:
+    """Prints the report without colours."""
+    print(_opening(report), file=file)
+    for lane in _shown(report):
+        print(f"\n{_title(lane)}", file=file)
+        table = [_HEAD, *(row for _, row in _rows(lane, report))]
+        widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
+        for row in table:
+            line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+            print(f"  {line}".rstrip(), file=file)
+        if lane.finding:
+            for text in _detail(lane.finding):
+                print(f"  {text}", file=file)
+    print(file=file)
+    for text in _closing(report):
+        print(text, file=file)
+
+
+def print_rich(report: Report, file: TextIO) -> None:
+    """Prints the report for a terminal.
+
+    Raises:
+        ImportError: rich is not installed.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file)
+    console.print(Text(_opening(report)))
+    for lane in _shown(report):
+        table = Table(title=_title(lane), title_justify="left", box=None, padding=(0, 2))
+        for column in _HEAD:
+            table.add_column(column, overflow="fold")
+        for ranks, row in _rows(lane, report):
+            guilty = lane.finding is not None and set(ranks) & set(lane.finding.guilty)
+            bad = guilty or row[3] in ("failed", "no dump")
+            table.add_row(*map(Text, row), style="red" if bad else "")
+        console.print(table)
+        if lane.finding:
+            for text in _detail(lane.finding):
+                console.print(Text(f"  {text}"))
+    for text in _closing(report):
+        style = "bold red" if text.startswith("Look at") else ""
+        console.print(Text(text, style="green" if report.healthy else style))
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Returns the report for programs."""
+    return {
+        "ranks": list(report.dumps),
+        "absent": list(report.absent),
+        "guilty": list(report.guilty),
+        "verdict": report.verdict,
+        "first_error": report.first_error,
+        "findings": [
+            {
+                "group": lane.lane.name,
+                "seq": lane.finding.seq,
+                "kind": lane.finding.kind,
+                "guilty": list(lane.finding.guilty),
+                "calls": {
+                    rank: None if entry is None else entry.call
+                    for rank, entry in lane.finding.calls.items()
+                },
+            }
+            for lane in report.lanes
+            if lane.finding is not None
+        ],
+    }

@@ -1,0 +1,210 @@
+"""Something goes wrong: who was it, say torch's analyser and ours, of the dumps that the ranks wrote by themselves."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+from trace_scenarios import ask_torch
+
+import fastcoll.trace
+from fastcoll.trace.__main__ import main
+
+ODD = 1
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    return folder
+
+
+def environment(folder, **other):
+    return {"FASTCOLL_TRACE_DUMP": f"{folder}/t_", "FASTCOLL_TRACE_STACKS": "1", **other}
+
+
+def said(folder, capsys):
+    """Return our report, as JSON and as text."""
+    capsys.readouterr()
+    status = main([f"{folder}/t_", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert main([f"{folder}/t_"]) == status
+    return status, report, capsys.readouterr().out
+
+
+def wait_for(path, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not written"
+        time.sleep(0.01)
+
+
+def does_five_steps(rank: Rank, timeout: float = 30.0):
+    rank.init(timeout=timeout)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(4))
+
+
+def differs(rank: Rank):
+    does_five_steps(rank)
+    rank.tell("ready")  # or the fault might meet a slow rank in the step before
+    rank.hear()
+    return catch(dist.all_reduce, torch.ones(8 + (rank.rank == ODD)))
+
+
+def test_a_mismatch(jobs, folder, capsys, tmp_path):
+    job = jobs(3, differs, environment=environment(folder))
+    job.hear_all()
+    job.tell_all()
+    assert all(fault is not None for fault in job.hear_all().values())
+    job.ended_well()
+    status, report, text = said(folder, capsys)
+    assert status == 1
+    assert report["guilty"] == [ODD]
+    finding = report["findings"][0]
+    assert (finding["group"], finding["seq"], finding["kind"]) == ("0", 6, "mismatch")
+    assert finding["calls"]["1"] == "all_reduce(float32[9], op SUM)"
+    assert finding["calls"]["2"] == "all_reduce(float32[8], op SUM)"
+    assert "Look at rank 1 first." in text
+    assert f"{Path(differs.__code__.co_filename).name}:" in text
+    messages, _ = ask_torch(folder, tmp_path / "database")
+    assert "Collective sequence number: 6 has errors" in messages
+    assert any("Culprit rank 1" in message for message in messages)
+
+
+def does_not_come(rank: Rank):
+    does_five_steps(rank, timeout=1.0)
+    if rank.rank == ODD:
+        rank.hear()
+        return None
+    return catch(dist.broadcast, torch.ones(7), 0)
+
+
+def test_a_rank_that_does_not_come_dumps_too(jobs, folder, capsys, tmp_path):
+    job = jobs(3, does_not_come, environment=environment(folder))
+    assert "imed out" in job.hear(0).text
+    assert "imed out" in job.hear(2).text
+    wait_for(folder / "t_1")
+    job.tell(ODD)
+    job.hear(ODD)
+    job.ended_well()
+    status, report, text = said(folder, capsys)
+    assert status == 1
+    assert report["guilty"] == [ODD]
+    assert report["findings"][0]["kind"] == "missing"
+    assert report["findings"][0]["seq"] == 6
+    assert "rank 1 has not come to broadcast(float32[7], root 0), seq 6 of group '0'" in text
+    assert "rank 1 last called all_reduce(float32[4], op SUM), seq 5" in text
+    messages, _ = ask_torch(folder, tmp_path / "database")
+    assert "Not all ranks joining collective, sequence number: 6" in messages
+    assert "missing ranks: {1}" in messages
+
+
+def dies(rank: Rank):
+    does_five_steps(rank)
+    rank.tell("ready")
+    rank.hear()
+    return catch(dist.all_reduce, torch.ones(8))
+
+
+def test_a_rank_that_died_has_no_dump(jobs, folder, capsys):
+    job = jobs(3, dies, environment=environment(folder))
+    job.hear_all()
+    job.kill(ODD)
+    for rank in (0, 2):
+        job.tell(rank)
+        assert "died" in job.hear(rank).text
+    job.ended_well(but=[ODD])
+    status, report, text = said(folder, capsys)
+    assert status == 1
+    assert report["absent"] == report["guilty"] == [ODD]
+    assert "there is no dump of rank 1" in text
+    assert "died" in report["first_error"][1]
+
+
+def hangs(rank: Rank):
+    does_five_steps(rank)
+    if rank.rank == ODD:
+        rank.hear()
+    rank.tell("calls")
+    dist.all_reduce(torch.ones(8))
+
+
+def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
+    job = jobs(2, hangs, environment=environment(folder, FASTCOLL_TRACE_SIGNAL="USR2"))
+    assert job.hear(0) == "calls"
+    time.sleep(0.2)
+    for rank in (0, ODD):
+        job.signal(rank, signal.SIGUSR2)
+        wait_for(folder / f"t_{rank}")
+    status, report, text = said(folder, capsys)
+    assert (status, report["guilty"]) == (1, [ODD])
+    assert "rank 1 has not come to all_reduce(float32[8], op SUM), seq 6" in text
+    assert report["first_error"] is None
+    # Both go on.
+    job.tell(ODD)
+    assert job.hear(ODD) == "calls"
+    job.hear_all()
+    job.ended_well()
+
+
+def receives_for_ever(rank: Rank):
+    rank.used(timeout=1.0)
+    if rank.rank == ODD:
+        dist.send(torch.ones(3), 0)
+        rank.hear()
+        return None
+    dist.recv(torch.ones(3), ODD)
+    return catch(dist.recv, torch.ones(5), ODD)
+
+
+def test_a_message_that_is_not_sent(jobs, folder, capsys):
+    job = jobs(2, receives_for_ever, environment=environment(folder))
+    assert "imed out" in job.hear(0).text
+    wait_for(folder / "t_1")
+    job.tell(ODD)
+    job.hear(ODD)
+    job.ended_well()
+    _, report, text = said(folder, capsys)
+    assert report["guilty"] == [ODD]
+    assert report["findings"][0]["seq"] == 2
+    assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
+
+
+def fails_and_goes_on(rank: Rank):
+    rank.used()
+    faults = [catch(dist.all_reduce, torch.ones(2 + rank.rank)) for _ in range(3)]
+    assert all(faults)
+    return fastcoll.trace.records()
+
+
+def test_a_failed_call_has_its_error_and_the_first_refused_one_too(jobs):
+    job = jobs(2, fails_and_goes_on)
+    for records in job.hear_all().values():
+        states = [(r["collective_seq_id"], r["fastcoll"]["state"]) for r in records]
+        assert states == [(1, "completed"), (2, "failed"), (3, "failed")]
+        assert "Detected mismatch" in records[1]["fastcoll"]["error"]
+        assert records[1]["state"] == "started"
+        assert records[1]["time_discovered_completed_ns"] is None
+        assert "Detected mismatch" in records[2]["fastcoll"]["error"]
+        assert records[2]["state"] == "scheduled"
+    job.ended_well()
+
+
+def fails_without_a_folder(rank: Rank):
+    rank.used()
+    return catch(dist.all_reduce, torch.ones(2 + rank.rank))
+
+
+def test_a_dump_that_cannot_be_written_is_said_and_harms_nothing(jobs, tmp_path):
+    nowhere = {"FASTCOLL_TRACE_DUMP": f"{tmp_path}/nowhere/t_"}
+    job = jobs(2, fails_without_a_folder, environment=nowhere)
+    for fault in job.hear_all().values():
+        assert "Detected mismatch" in fault.text
+    job.ended_well()
+    assert "nowhere/t_0 cannot be written: No such file or directory" in job.log(0)

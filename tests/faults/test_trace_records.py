@@ -1,0 +1,281 @@
+"""What the trace keeps of the calls of a process that does nothing wrong."""
+
+import os
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+from trace_scenarios import ask_torch, every_kind
+
+import fastcoll.trace
+from fastcoll._load import C
+from fastcoll.trace.__main__ import main
+from fastcoll.trace.analysis import analyse
+from fastcoll.trace.dumps import read
+
+
+def names(records):
+    return [record["fastcoll"]["name"] for record in records]
+
+
+def calls_every_kind(rank: Rank, prefix: str):
+    rank.init()
+    names = every_kind(rank.rank, rank.size)
+    # Messages in both directions, of two tags, whose receives are in another order than their sends.
+    right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
+    works = [dist.isend(torch.ones(3), right, tag=1), dist.isend(torch.ones(4), right, tag=2)]
+    works += [dist.irecv(torch.ones(4), left, tag=2), dist.irecv(torch.ones(3), left, tag=1)]
+    for work in works:
+        work.wait()
+    if rank.rank == 1:
+        sources = {dist.recv(torch.ones(2)) for _ in range(rank.size - 1)}
+        assert sources == {0, 2}
+    else:
+        dist.send(torch.ones(2), 1)
+    reversed_pair = dist.new_group([2, 0])
+    if rank.rank != 1:
+        dist.all_reduce(torch.ones(3), group=reversed_pair)
+    dump = fastcoll.trace.dump(f"{prefix}{rank.rank}")
+    return names, dump
+
+
+@pytest.fixture(params=["shm", "gloo"])
+def healthy(request, jobs, tmp_path):
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    job = jobs(
+        3, calls_every_kind, f"{folder}/t_", environment={"FASTCOLL_TRANSPORT": request.param}
+    )
+    answers = job.hear_all()
+    job.ended_well()
+    return folder, answers
+
+
+def test_every_kind_of_call_is_there_with_sizes_and_times(healthy):
+    _, answers = healthy
+    for rank, (expected, dump) in answers.items():
+        collectives = [e for e in dump["entries"] if not e["is_p2p"]]
+        assert names(collectives)[: len(expected)] == expected
+        numbered = [e for e in collectives if e["process_group"][0] == "0"]
+        assert [e["collective_seq_id"] for e in numbered] == list(range(1, len(numbered) + 1))
+        for entry in dump["entries"]:
+            assert entry["state"] == entry["fastcoll"]["state"] == "completed", entry
+            assert entry["retired"]
+            moments = [entry[f"time_{what}_ns"] for what in ("created", "discovered_started")]
+            moments.append(entry["time_discovered_completed_ns"])
+            assert moments == sorted(moments), entry
+            assert abs(moments[0] - time.time_ns()) < 60e9
+            assert 0 <= entry["duration_ms"] < 60e3
+        first = dump["entries"][0]
+        assert first["input_sizes"] == first["output_sizes"] == [[4, 2]]
+        assert first["input_dtypes"] == ["float32"]
+        assert first["fastcoll"]["op"] == "SUM"
+        assert first["process_group"] == ("0", "default_pg")
+        assert first["timeout_ms"] == 30_000
+        assert dump["fastcoll"]["rank"] == rank
+        ids = [entry["record_id"] for entry in dump["entries"]]
+        assert ids == sorted(set(ids))
+
+
+def test_torch_finds_no_divergence_in_a_healthy_run(healthy, tmp_path):
+    folder, answers = healthy
+    said, collectives = ask_torch(folder, tmp_path / "database")
+    assert said == []
+    # All were matched: collectives of three ranks, of two in the smaller group, and messages.
+    assert all(one.pass_check for one in collectives)
+    entries = sum(len(dump["entries"]) for _, dump in answers.values())
+    assert sum(len(one.expected_ranks) for one in collectives) == entries
+
+
+def test_we_find_none_either(healthy, capsys):
+    folder, _ = healthy
+    assert main([f"{folder}/t_"]) == 0
+    text = capsys.readouterr().out
+    assert "No divergence: all ranks did the same, and nothing failed." in text
+    assert "messages between ranks: 8 sequences" in text
+
+
+def overfills(rank: Rank):
+    rank.init()
+    for count in range(1, 50):
+        dist.all_reduce(torch.ones(count))
+    return fastcoll.trace.dump()
+
+
+@pytest.mark.parametrize("size", [1, 7, 16])
+def test_only_the_last_calls_are_kept(jobs, size):
+    job = jobs(1, overfills, environment={"FASTCOLL_TRACE_SIZE": str(size)})
+    dump = job.hear(0)
+    job.ended_well()
+    last = list(range(1, 50))[-size:]
+    assert [entry["collective_seq_id"] for entry in dump["entries"]] == last
+    assert [entry["input_sizes"] for entry in dump["entries"]] == [[[count]] for count in last]
+    assert dump["fastcoll"]["recorded"] == 49
+
+
+def finds_it_off(rank: Rank):
+    rank.init()
+    dist.all_reduce(torch.ones(1))
+    return fastcoll.trace.records(), catch(fastcoll.trace.dump)
+
+
+def test_it_can_be_switched_off(jobs):
+    job = jobs(2, finds_it_off, environment={"FASTCOLL_TRACE_SIZE": "0"})
+    for records, fault in job.hear_all().values():
+        assert records == []
+        assert fault.kind == "RuntimeError"
+        assert "FASTCOLL_TRACE_SIZE above 0" in fault.text
+    job.ended_well()
+
+
+def gathers_much(rank: Rank):
+    rank.init()
+    dist.all_to_all([torch.ones(1, 2, 3)], [torch.ones(1, 2, 3)])
+    dist.group.WORLD._get_backend(torch.device("cpu")).allreduce_coalesced(
+        [torch.ones(1, 2, 3, 4) for _ in range(20)]
+    ).wait()
+    return fastcoll.trace.records()
+
+
+def test_what_does_not_fit_is_counted(jobs):
+    job = jobs(1, gathers_much)
+    fits, cut = job.hear(0)
+    job.ended_well()
+    assert fits["fastcoll"]["tensors_left_out"] == 0
+    assert cut["fastcoll"]["tensors_left_out"] == 32
+    assert cut["input_sizes"] == [[1, 2, 3, 4]] * 8
+    assert cut["output_sizes"] == []
+
+
+def calls_in_threads(rank: Rank):
+    rank.init()
+    groups = [dist.new_group([0, 1]) for _ in range(4)]
+
+    def call(group, count):
+        for _ in range(100):
+            dist.all_reduce(torch.ones(count), group=group)
+
+    threads = [threading.Thread(target=call, args=(g, i + 1)) for i, g in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        fastcoll.trace.dump()  # a reader among the writers
+    for thread in threads:
+        thread.join()
+    return fastcoll.trace.records()
+
+
+def test_threads_write_at_once(jobs):
+    job = jobs(2, calls_in_threads)
+    for records in job.hear_all().values():
+        assert len(records) == 400
+        assert {record["state"] for record in records} == {"completed"}
+        for group in {record["process_group"][0] for record in records}:
+            mine = [r for r in records if r["process_group"][0] == group]
+            assert [r["collective_seq_id"] for r in mine] == list(range(1, 101))
+            assert len({str(r["input_sizes"]) for r in mine}) == 1
+    job.ended_well()
+
+
+def has_work_under_way(rank: Rank):
+    rank.init()
+    if rank.rank == 0:
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
+        deadline = time.monotonic() + 10
+        states = []
+        while states != ["started", "scheduled"] and time.monotonic() < deadline:
+            states = [record["state"] for record in fastcoll.trace.records()]
+        rank.tell(states)
+        for work in works:
+            work.wait()
+    else:
+        rank.hear()
+        for _ in range(2):
+            dist.all_reduce(torch.ones(1))
+    return [record["state"] for record in fastcoll.trace.records()]
+
+
+def test_asynchronous_calls_are_scheduled_then_started_then_completed(jobs):
+    job = jobs(2, has_work_under_way)
+    assert job.hear(0) == ["started", "scheduled"]
+    job.tell(1)
+    assert job.hear_all() == {0: ["completed"] * 2, 1: ["completed"] * 2}
+    job.ended_well()
+
+
+def the_line_that_calls():
+    dist.all_reduce(torch.ones(1))
+
+
+def keeps_stacks(rank: Rank):
+    rank.init()
+    the_line_that_calls()
+    thread = threading.Thread(target=the_line_that_calls)
+    thread.start()
+    thread.join()
+    return fastcoll.trace.records()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_stacks_are_kept_on_request(jobs, wanted):
+    job = jobs(2, keeps_stacks, environment={"FASTCOLL_TRACE_STACKS": str(int(wanted))})
+    for records in job.hear_all().values():
+        for record in records:
+            found = [f for f in record["frames"] if f["name"] == the_line_that_calls.__name__]
+            line = the_line_that_calls.__code__.co_firstlineno + 1
+            expected = [{"name": "the_line_that_calls", "filename": __file__, "line": line}]
+            assert found == (expected if wanted else [])
+            assert bool(record["frames"]) == wanted
+    job.ended_well()
+
+
+def forks(rank: Rank):
+    rank.used()
+    child = os.fork()
+    if child == 0:
+        fault = catch(dist.all_reduce, torch.ones(1))
+        before = fastcoll.trace.records()
+        own = C.ProcessGroupFastcoll(dist.HashStore(), 0, 1, C.Options())
+        own.allreduce([torch.ones(5)])
+        found = (before, fault.text, fastcoll.trace.records())
+        (rank.folder / f"child{rank.rank}").write_bytes(pickle.dumps(found))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    return len(fastcoll.trace.records())
+
+
+def test_a_fork_has_no_trace_of_its_parent(jobs, tmp_path):
+    job = jobs(2, forks)
+    assert job.hear_all() == {0: 1, 1: 1}
+    job.ended_well()
+    files = list(tmp_path.rglob("child*"))
+    assert len(files) == 2
+    for file in files:
+        before, text, after = pickle.loads(file.read_bytes())
+        assert before == []
+        assert "this process is a fork" in text
+        assert [(entry["record_id"], entry["input_sizes"]) for entry in after] == [(1, [[5]])]
+
+
+def makes_groups_again(rank: Rank, prefix: str):
+    if rank.rank == 0:  # the other has had no group of this name before
+        rank.init("alone", rank=0, world_size=1)
+        dist.all_reduce(torch.ones(7))
+        dist.destroy_process_group()
+    rank.init("shared")
+    dist.all_reduce(torch.ones(2))
+    fastcoll.trace.dump(f"{prefix}{rank.rank}")
+
+
+def test_groups_of_one_name_are_told_apart(jobs, tmp_path):
+    job = jobs(2, makes_groups_again, f"{tmp_path}/t_")
+    job.hear_all()
+    job.ended_well()
+    dumps = read(f"{tmp_path}/t_")
+    assert set(dumps[0].lanes) == {"0", "0 earlier 1"}
+    assert set(dumps[1].lanes) == {"0"}
+    assert analyse(dumps).healthy

@@ -1,0 +1,65 @@
+"""What ranks do in the tests of the trace, and how torch's analyser is asked about their dumps."""
+
+import gc
+import logging
+import pickle
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.flight_recorder.fr_trace import main as torchfrtrace
+
+__all__ = ["ask_torch", "every_kind"]
+
+
+def ask_torch(folder: Path, output: Path) -> tuple[list[str], list[object]]:
+    """Return what torchfrtrace prints of dumps t_<rank>, and the collectives that it matched."""
+    said: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    heard = Heard()
+    logger = logging.getLogger("Flight Recorder")
+    logger.addHandler(heard)
+    try:
+        torchfrtrace([str(folder), "--prefix", "t_", "-o", str(output)])
+    finally:
+        logger.removeHandler(heard)
+        gc.enable()  # it switches it off
+    _, database = pickle.loads(output.read_bytes())
+    return said, database.collectives
+
+
+def every_kind(rank: int, size: int) -> list[str]:
+    """Call each kind of collective and message once or more; return their names in the trace."""
+    ones = torch.ones
+    dist.all_reduce(ones(4, 2))
+    dist.all_reduce(ones(1), async_op=True).wait()
+    dist.all_reduce(torch.sparse_coo_tensor([[rank]], [1.0], (5,), check_invariants=True))
+    dist.broadcast(ones(3), 1)
+    dist.reduce(ones(3), 1)
+    dist.all_gather([ones(3) for _ in range(size)], ones(3))
+    dist.all_gather([ones(3 + i) for i in range(size)], ones(3 + rank))
+    whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    whole(ones(3 * size), ones(3))
+    dist.gather(ones(4), [ones(4) for _ in range(size)] if rank == 0 else None, 0)
+    dist.scatter(ones(4), [ones(4) for _ in range(size)] if rank == 0 else None, 0)
+    dist.reduce_scatter(ones(2), [ones(2) for _ in range(size)])
+    dist.reduce_scatter(ones(2 + rank), [ones(2 + i) for i in range(size)])
+    share = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    share(ones(2), ones(2 * size))
+    dist.all_to_all([ones(i + 1) for i in range(size)], [ones(rank + 1) for _ in range(size)])
+    dist.all_to_all_single(ones(size), ones(size))
+    dist.barrier()
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    backend.allreduce_coalesced([ones(3), ones(4)]).wait()
+    backend.monitored_barrier()
+    return [
+        *["all_reduce"] * 3,
+        *["broadcast", "reduce", "all_gather", "all_gather_v", "_all_gather_base", "gather"],
+        *["scatter", "reduce_scatter", "reduce_scatter_v", "_reduce_scatter_base"],
+        *["all_to_all", "all_to_all", "barrier", "allreduce_coalesced", "barrier"],
+    ]
