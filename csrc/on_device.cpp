@@ -123,7 +123,22 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
                                              int pair) {
   const c10::Device device = *task->device();
   DeviceEngine& engine = deviceEngine(device.type());
-  engine.throwIfUnusable(collectiveName(task->request.collective));
+  const auto traced = [&] {
+    if (pair >= 0) {
+      const bool sends = task->request.collective == Collective::Send;
+      return tracedMessage(sends ? "send" : "recv", call.outputs[0], sends, pair, 0, true);
+    }
+    trace::Record draft;
+    describe(draft, *task, call, true);
+    return trace::record(draft, draft.seq);
+  };
+  try {
+    engine.throwIfUnusable(collectiveName(task->request.collective));
+  } catch (const Error& error) {
+    // The first call that is refused tells a rank that came too late from one that did not come.
+    if (!refused_.exchange(true)) trace::fail(traced(), error.what());
+    throw;
+  }
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     lastDevice_ = device;
@@ -134,6 +149,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   one.dtype = task->request.dtype;
   one.pair = pair;
   one.everyone = pair < 0;
+  one.trace = traced();
   if (task->parts.empty()) {
     planOnDevice(task->request, rank_, one.requests);
   } else {

@@ -202,6 +202,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;
+  std::atomic<bool> refused_{false};  // a device call, since the group failed
   std::optional<c10::Device> bound_;  // torch was told that this process uses it
   bool timed_ = false;
   std::string over_;  // why no engine can be made any more

@@ -161,7 +161,10 @@ void ProcessGroupFastcoll::lookAtGroups() {
   auto& all = watched();
   const std::lock_guard<std::mutex> lock(all.mutex);
   for (ProcessGroupFastcoll* group : all.groups) {
-    if (group->engine_->faulted()) trace::groupFailed(group->traceGroup());
+    const auto device = group->device();
+    if (group->engine_->faulted() || (device != nullptr && device->faulted())) {
+      trace::groupFailed(group->traceGroup());
+    }
   }
 }
 

@@ -38,6 +38,7 @@ std::shared_ptr<Flight> flightOf(const std::vector<DeviceCall>& calls) {
   flight->device = first.callers.device();
   flight->timeout = first.timeout;
   for (const DeviceCall& call : calls) {
+    if (call.trace != 0) flight->traces.push_back(call.trace);
     for (const DeviceRequest& request : call.requests) {
       flight->inElements += request.in.count;
       flight->outElements += request.out.count;
@@ -152,8 +153,18 @@ void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* c
 }
 
 DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
-  const DeviceCall& first = calls.front();
   auto flight = flightOf(calls);
+  try {
+    return launch(std::move(calls), flight);
+  } catch (...) {
+    flight->traceEnd(std::current_exception());
+    throw;
+  }
+}
+
+DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
+                                            const FlightRef& flight) {
+  const DeviceCall& first = calls.front();
   throwIfUnusable(flight->call);
   const bool captured = isCaptured(first.callers);
   const int pair = calls.size() == 1 ? first.pair : -1;
@@ -183,7 +194,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
       for (const FlightRef& ended : watchdog_->takeEnded()) ended->letGoHere();
     }
     put(calls, requests, own, stream, captured, *flight);
-    if (captured) watchdog_->strike(flight);
+    captured ? watchdog_->strike(flight) : flight->traceStart();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
       watchdog_->strike(flight);
@@ -203,8 +214,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
     watchdog_->fail(ErrorKind::Backend, flight->describe() + " was interrupted", false);
     throw;
   }
-  return {std::move(flight), stream,
-          together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
+  return {flight, stream, together ? std::optional<c10::Stream>(first.callers) : std::nullopt};
 }
 
 void DeviceEngine::put(const std::vector<DeviceCall>& calls,

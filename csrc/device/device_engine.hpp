@@ -54,6 +54,7 @@ struct DeviceCall {
   /// All ranks make this call, also those that have nothing to move in it.
   bool everyone = true;
   std::vector<DeviceRequest> requests;
+  trace::RecordId trace = 0;
   /// Everything whose memory the call touches on its stream.
   std::vector<at::Tensor> used;
   /// Called with the stream current, behind the requests: copies results to tensors that are not
@@ -110,6 +111,7 @@ class DeviceEngine {
     std::shared_ptr<EventPool> events;
     std::shared_ptr<EventPool> timedEvents;
   };
+  Launched launch(std::vector<DeviceCall> calls, const FlightRef& flight);
   bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,

@@ -17,6 +17,7 @@
 #include "../base/clock.hpp"
 #include "../base/collective.hpp"
 #include "../base/dtype.hpp"
+#include "../trace/trace.hpp"
 
 namespace fastcoll {
 
@@ -30,6 +31,7 @@ class Flight {
   Milliseconds timeout{};
   TimePoint deadline;
   c10::Device device{c10::kCPU};
+  std::vector<trace::RecordId> traces;  // of its calls
 
   /// "all_reduce(seq 7, float32[1024])"
   std::string describe() const;
@@ -51,6 +53,9 @@ class Flight {
   /// Asks the device, whatever another thread has seen, and lets go if it has passed the end: the
   /// order in which a thread frees memory is its own.
   bool letGoHere();
+
+  void traceStart() const;
+  void traceEnd(const std::exception_ptr& fault) const noexcept;
 
   /// The call is on its stream between these events. `captured`: the stream is being captured into
   /// a graph, so that no event may be asked, and nothing has begun. `begin` is nullptr unless calls

@@ -227,6 +227,7 @@ void Watchdog::lookAtFlights() {
       if (ended[i]) {
         completed_ = std::max(completed_, flights[i]->seq);
         collect(*flights[i], callbacks);
+        flights[i]->traceEnd(nullptr);
       }
       if (found != flights_.end()) flights_.erase(found);
       // Also what was struck meanwhile: this thread may hold the last reference.
@@ -298,19 +299,25 @@ void Watchdog::abortCommunicators() {
 
 void Watchdog::giveVerdict(const std::string& answers) {
   Callbacks callbacks;
+  std::exception_ptr error;
+  std::vector<std::vector<trace::RecordId>> traces;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Failing) return;
     phase_ = Phase::Failed;
     cause_ += answers;
     for (const FlightRef& flight : flights_) {
-      flight->fail(
-          std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_)), told_);
+      error = std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
+      flight->fail(error, told_);
+      traces.push_back(flight->traces);
       collect(*flight, callbacks);
       if (flight->keeps()) ended_.push_back(flight);
     }
     flights_.clear();
     changed_.notify_all();
+  }
+  for (const auto& ids : traces) {  // not under the lock: it may write a file
+    for (const auto id : ids) trace::fail(id, error);
   }
   callLater(std::move(callbacks));
 }
