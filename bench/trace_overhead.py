@@ -9,6 +9,7 @@ difference is the trace's own cost.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
@@ -16,12 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+
+from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.timing import summarise
 
 __all__ = ["main"]
 
@@ -80,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=500, help="of a turn")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stacks", action="store_true", help="with Python stacks")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--json", type=Path, default=None, help="write every statistic")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(given)
     on = {"FASTCOLL_TRACE_STACKS": "1"} if options.stacks else {}
     groups = [
         _Group(options.ranks, trace, options.calls) for trace in ({"FASTCOLL_TRACE_SIZE": "0"}, on)
@@ -109,6 +116,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"medians of neighbouring turns: ratio {ratio:.4f}, difference {extra * 1e3:.0f} ns a call"
     )
+    if options.json:
+        record = {
+            **describe_run(given),
+            "command": " ".join(["python -m fastcoll.bench.trace_overhead", *given]),
+            "machine": describe_machine(torch.device("cpu")),
+            "unit": "microseconds of a call on rank 0, a sample for each turn; ratio and difference of neighbouring turns",
+            "without": asdict(summarise([row[0] for row in rows])),
+            "with": asdict(summarise([row[1] for row in rows])),
+            "ratio": asdict(summarise([b / a for a, b in rows])),
+            "difference": asdict(summarise([b - a for a, b in rows])),
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 
