@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **describe_run(given),
             "command": " ".join(["python -m fastcoll.bench.trace_overhead", *given]),
             "machine": describe_machine(torch.device("cpu")),
-            "unit": "microseconds of a call on rank 0, a sample for each turn; ratio and difference of neighbouring turns",
+            "unit": "microseconds of a call on rank 0, a sample for each turn; ratio and difference: of neighbours",
             "without": asdict(summarise([row[0] for row in rows])),
             "with": asdict(summarise([row[1] for row in rows])),
             "ratio": asdict(summarise([b / a for a, b in rows])),

@@ -1,5 +1,10 @@
 """Calls under several streams, works that are waited for elsewhere or never, and barriers beside them."""
 
+import os
+import threading
+import time
+from pathlib import Path
+
 import pytest
 import recording_device
 import torch
@@ -195,6 +200,55 @@ def blocking_waits():
     assert work.is_completed()
 
 
+def threads_with_groups_of_their_own():
+    """Each thread's first call makes a communicator; no thread waits for what another one makes."""
+    groups = [dist.new_group() for _ in range(3)]
+    failures = []
+
+    def work(own, order):
+        try:
+            stream = torch.Stream(device=DEVICE)
+            with stream:
+                for step in range(20):
+                    x = torch.full((50,), float(step), device=DEVICE)
+                    dist.all_reduce(x, group=own, async_op=bool(step % 2 == order))
+                    torch.recording.synchronize()
+        except BaseException as error:
+            failures.append(error)
+
+    # In another order on each rank.
+    me = dist.get_rank()
+    threads = [
+        threading.Thread(target=work, args=(groups[(index + me) % 3], index % 2))
+        for index in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    recording_device.join_threads()
+    assert not failures, failures
+
+
+def many_groups():
+    """Forty groups with calls under way at once, and gone."""
+    groups = [dist.new_group() for _ in range(40)]
+    tensors = [rank_values(8) for _ in groups]
+    works = [
+        dist.all_reduce(x, group=own, async_op=True) for x, own in zip(tensors, groups, strict=True)
+    ]
+    for work, x, own in zip(works, tensors, groups, strict=True):
+        work.wait()
+        assert x[0].item() == total()
+        dist.destroy_process_group(own)
+    names = [
+        Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")
+    ]
+    assert sum(name.startswith(("fastcoll-dog", "fastcoll-news")) for name in names) <= 4, names
+
+
 def integer_average():
     """As with NCCL: cut off."""
     x = torch.full((3,), 1 + dist.get_rank(), dtype=torch.int64, device=DEVICE)
@@ -223,6 +277,8 @@ CASES = [
     factor_on_the_device,
     times,
     results,
+    threads_with_groups_of_their_own,
+    many_groups,
     blocking_waits,
     integer_average,
 ]
