@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
@@ -145,9 +144,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
     models: dict[str, nn.Module] = {_ALONE: build()}
     for peer in run.peers:
         for buckets, options in _BUCKETS.items():
-            models[f"{peer.name}, {buckets}"] = DistributedDataParallel(
-                build(), process_group=peer.group, **options
-            )
+            models[f"{peer.name}, {buckets}"] = peer.wrap(build(), **options)
     calls = {label: _Step(model, run.device) for label, model in models.items()}
     wrong = dict.fromkeys(models, 0)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.bench.candidate import Candidate, CaseCall
 from fastcoll.bench.collectives import Case
@@ -52,6 +55,10 @@ class Peer(ABC):
         Returns:
             The case, ready to be verified and timed.
         """
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Returns the model under DistributedDataParallel on this backend; for peers that have a group."""
+        return DistributedDataParallel(model, process_group=self.group, **options)
 
     def cpu_seconds(self) -> float:
         """Returns the time that the backend's own processes of this rank have used on all cores."""

@@ -17,12 +17,13 @@ from fastcoll.bench.companion_peer import CompanionPeer
 from fastcoll.bench.control import Control
 from fastcoll.bench.environments import ENVIRONMENTS
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
+from fastcoll.bench.torch_peer import FakePeer, FusedPeer, SharedPeer, TorchPeer
 
 __all__ = ["ADAPTERS", "close_peers", "open_peers"]
 
 ADAPTERS: Mapping[str, type[Peer]] = {
     "fake": FakePeer,
+    "fastcoll-fused": FusedPeer,
     "fastcoll-shared": SharedPeer,
     **dict.fromkeys(ENVIRONMENTS, CompanionPeer),
 }

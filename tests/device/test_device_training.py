@@ -6,6 +6,8 @@ import torch
 from small_network import expected_parameters, network, sharded, train
 from torch.nn.parallel import DistributedDataParallel
 
+from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+
 DEVICE = "recording:0"
 
 
@@ -23,6 +25,23 @@ def with_ddp(options):
     del model
 
 
+def with_fused_hook(wire, tolerance):
+    """fastcoll's hook: its copies before and behind the collectives are ordered too."""
+    expected = expected_parameters()
+    recording_device.clear()
+    with recording_device.no_violations():
+        state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
+        model = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1)
+        model.register_comm_hook(state, fused_allreduce_hook)
+        train(model, DEVICE)
+        norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
+        torch.testing.assert_close(state.grad_norm().cpu().float(), norm.cpu())
+        found = [parameter.detach().cpu() for parameter in model.module.parameters()]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    del model
+
+
 def with_fsdp():
     expected = expected_parameters()
     recording_device.clear()
@@ -37,6 +56,13 @@ def with_fsdp():
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
 def test_ddp(nccl_world, options):
     nccl_world(2).run(with_ddp, options, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("wire", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
+)
+def test_ddp_with_the_fused_hook(nccl_world, wire, tolerance):
+    nccl_world(2).run(with_fused_hook, wire, tolerance, fresh=True)
 
 
 def test_fsdp(nccl_world):
