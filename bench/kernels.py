@@ -10,10 +10,12 @@ the device in the same run. Candidates take turns; every call takes another set 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -31,6 +33,7 @@ __all__ = ["main", "targets"]
 _SMALL = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
 _MESSAGES = (torch.float32, torch.bfloat16)
 _LARGE = 256 << 20  # bytes of the messages whose bandwidth is a target
+_PREPARED = "prepared launch of "  # name of a host time that is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
 
@@ -112,6 +115,7 @@ def _row(case: Any, timings: dict[str, DeviceTiming], copy: float | None) -> dic
 
 def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     """Returns the host time of launches in microseconds."""
+    from fastcoll.bench import peer_cases
     from fastcoll.buckets import BucketLayout
     from fastcoll.kernels import Flatten
 
@@ -120,58 +124,53 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     bucket = layout.new_bucket(torch.float32, device)
     plan = Flatten(layout, torch.float32, torch.float32, device)
     one, other = torch.zeros(1024, device=device), torch.zeros(1024, device=device)
-    return {
-        "prepared launch": host_microseconds(plan.prepare(tensors, bucket), stream),
-        "prepare and launch, 32 tensors": host_microseconds(lambda: plan(tensors, bucket), stream),
-        "torch.mul(out=)": host_microseconds(lambda: torch.mul(one, 0.5, out=other), stream),
+    works = {
+        f"{_PREPARED}flatten": plan.prepare(tensors, bucket),
+        **{
+            f"{_PREPARED}{name}": launch
+            for name, launch in peer_cases.prepared_launches(one, other)
+        },
+        "prepare and launch flatten of 32 tensors": lambda: plan(tensors, bucket),
+        "torch.mul(out=)": lambda: torch.mul(one, 0.5, out=other),
     }
+    return {name: host_microseconds(work, stream) for name, work in works.items()}
 
 
 def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dict[str, Any]]:
-    """Returns what was to be reached beside what was: name, limit, value, whether it is met."""
+    """Returns what was to be reached beside what was: name, limit, value, whether it is met.
 
-    def of(case: str, candidate: str, what: str) -> float:
-        return float(rows[case]["candidates"][candidate][what])
-
+    What was not measured, as time was up before or it failed, is left out.
+    """
     from fastcoll.bench import peer_cases
 
     found: list[dict[str, Any]] = []
 
-    def at_least(name: str, limit: float, value: float) -> None:
-        found.append({"name": name, "at_least": limit, "value": value, "met": value >= limit})
+    def at_least(case: str, name: str, limit: float, candidate: str, what: str) -> None:
+        if case in rows:
+            value = float(rows[case]["candidates"][candidate][what])
+            name = f"{case}: {name}"
+            found.append({"name": name, "at_least": limit, "value": value, "met": value >= limit})
+
+    def share_of_copy(case: str, limit: float) -> None:
+        at_least(case, "share of copy bandwidth", limit, "fastcoll", "of_copy")
 
     for model, share, hook in (("resnet50", 0.75, 6.0), ("gpt2-medium", 0.9, 2.2)):
         for way in ("flatten", "unflatten"):
             case = f"{way} {model}"
-            at_least(f"{case}: share of copy bandwidth", share, of(case, "fastcoll", "of_copy"))
-            at_least(f"{case}: times faster than DDP", 3.0, of(case, "ddp", "times_fastcoll_eager"))
-            at_least(
-                f"{case}: times faster than foreach",
-                1.3,
-                of(case, "foreach", "times_fastcoll_graph"),
-            )
-        case = f"flatten {model}"
-        at_least(f"{case}: times faster than cat", 1.3, of(case, "cat", "times_fastcoll_graph"))
+            share_of_copy(case, share)
+            at_least(case, "times faster than DDP", 3.0, "ddp", "times_fastcoll_eager")
+            at_least(case, "times faster than foreach", 1.3, "foreach", "times_fastcoll_graph")
+        at_least(f"flatten {model}", "times faster than cat", 1.3, "cat", "times_fastcoll_graph")
         case = f"bf16 hook {model}"
-        at_least(
-            f"{case}: times faster than stock", hook, of(case, "stock", "times_fastcoll_eager")
-        )
+        at_least(case, "times faster than stock", hook, "stock", "times_fastcoll_eager")
     for dtype in ("float32", "bfloat16"):
-        case = f"reduce 8 x {dtype}"
-        at_least(f"{case}: share of copy bandwidth", 0.9, of(case, "fastcoll", "of_copy"))
+        share_of_copy(f"reduce 8 x {dtype}", 0.9)
     for algorithm, ranks, message in product(("two_shot", "ring"), (2, 4, 8), _MESSAGES):
-        case = peer_cases.case_name(algorithm, ranks, _LARGE, message)
-        if case in rows:  # not if time was up before
-            at_least(f"{case}: share of copy bandwidth", 0.8, of(case, "fastcoll", "of_copy"))
-    host_time = host["prepared launch"]
-    found.append(
-        {
-            "name": "host microseconds a launch",
-            "at_most": 3.0,
-            "value": host_time,
-            "met": host_time <= 3.0,
-        }
-    )
+        share_of_copy(peer_cases.case_name(algorithm, ranks, _LARGE, message), 0.8)
+    for name, value in host.items():
+        if name.startswith(_PREPARED):
+            text = f"host microseconds of a {name}"
+            found.append({"name": text, "at_most": 3.0, "value": value, "met": value <= 3.0})
     return found
 
 
@@ -236,35 +235,70 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+class _Measurement:
+    """What has been measured so far; whatever fails, that is kept.
+
+    Attributes:
+        rows: By case.
+        host: Host times in microseconds.
+        failed: By case, what was wrong with it.
+        complete: Whether no case was left out.
+    """
+
+    def __init__(self, device: torch.device, rounds: int) -> None:
+        self._device = device
+        self._rounds = rounds
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copy: float | None = None
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.host: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        self.complete = False
+
+    def take_host_times(self) -> None:
+        """Measures what launches cost the host."""
+        with self._failing("host times"), torch.cuda.stream(self._stream):
+            self.host = _host(self._device, self._stream)
+
+    def take_cases(self, sweep: bool, seconds: float) -> None:
+        """Measures the cases; starts none when the seconds are up."""
+        stop = time.monotonic() + seconds
+        with self._failing("cases"), torch.cuda.stream(self._stream):
+            for case in _cases(self._device, small=False, sweep=sweep):
+                if time.monotonic() > stop:
+                    return
+                with self._failing(case.name):
+                    self._take(case)
+                del case
+                torch.cuda.empty_cache()  # raises if the device answers nothing more
+            self.complete = True
+
+    def _take(self, case: Any) -> None:
+        wrong = [candidate for candidate, verify in case.verify.items() if not verify()]
+        if wrong:
+            self.failed[case.name] = f"wrong: {', '.join(wrong)}"
+            return
+        timings = time_on_device(case.works, self._stream, self._rounds)
+        case.check()
+        row = self.rows[case.name] = _row(case, timings, self._copy)
+        if self._copy is None:
+            self._copy = row["candidates"]["copy"]["gigabytes_per_second"]
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.failed[name] = traceback.format_exc()
+
+
 def _measure(options: argparse.Namespace, given: list[str], device: torch.device) -> int:
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    rows: dict[str, dict[str, Any]] = {}
     clocks = [_clocks()]
-    copy: float | None = None
-    stop = time.monotonic() + options.seconds
-    complete = True
-    with torch.cuda.stream(stream):
-        for case in _cases(device, small=False, sweep=options.sweep):
-            if time.monotonic() > stop:
-                complete = False
-                break
-            for candidate, verify in case.verify.items():
-                if not verify():
-                    print(
-                        f"fastcoll.bench.kernels: {case.name}: {candidate} is wrong",
-                        file=sys.stderr,
-                    )
-                    return 1
-            row = _row(case, time_on_device(case.works, stream, options.rounds), copy)
-            case.check()
-            if copy is None:
-                copy = row["candidates"]["copy"]["gigabytes_per_second"]
-            rows[case.name] = row
-            del case
-            torch.cuda.empty_cache()
-        host = _host(device, stream)
+    measured = _Measurement(device, options.rounds)
+    measured.take_host_times()
+    measured.take_cases(options.sweep, options.seconds)
     clocks.append(_clocks())
-    reached = targets(rows, host)
+    reached = targets(measured.rows, measured.host)
     if options.json:
         record = {
             **describe_run(given),
@@ -272,17 +306,20 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
             "machine": describe_machine(device),
             "clocks": clocks,
             "unit": "microseconds; bytes and GB/s count what must be read and written",
-            "complete": complete,
-            "cases": list(rows.values()),
-            "host_microseconds": host,
+            "complete": measured.complete,
+            "failed": measured.failed,
+            "cases": list(measured.rows.values()),
+            "host_microseconds": measured.host,
             "targets": reached,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    _print(rows, host, reached)
-    if not complete:
-        print(f"# {options.seconds:g} seconds were up: cases after the last row were not measured")
-    return 0
+    _print(measured.rows, measured.host, reached)
+    for name, text in measured.failed.items():
+        print(f"fastcoll.bench.kernels: {name}: {text}", file=sys.stderr)
+    if not measured.complete:
+        print("# not measured: cases after the last row")
+    return 1 if measured.failed else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

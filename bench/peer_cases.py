@@ -7,7 +7,7 @@ stays in the L2 cache and may be faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
@@ -24,6 +24,7 @@ __all__ = [
     "all_reduce_cases",
     "case_name",
     "layout_for",
+    "prepared_launches",
     "swept_cases",
     "traffic",
 ]
@@ -152,6 +153,23 @@ def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case
         return
     for ranks, algorithm, size, dtype in product(RANKS, ALGORITHMS, SIZES, _DTYPES):
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, 2, device)
+
+
+def prepared_launches(
+    source: torch.Tensor, out: torch.Tensor
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields name and prepared launch of each kernel between ranks: of one rank, which waits for nobody."""
+    from fastcoll.kernels import all_gather, one_shot, reduce_scatter, ring, two_shot
+
+    (buffers,) = _buffers(1, PeerLayout(2, 8192, 4, 4096), source.device)
+    for name, prepare in (
+        ("one_shot", one_shot.prepare_all_reduce),
+        ("two_shot", two_shot.prepare_all_reduce),
+        ("reduce_scatter", reduce_scatter.prepare_reduce_scatter),
+        ("all_gather", all_gather.prepare_all_gather),
+        ("ring", ring.prepare_all_reduce),
+    ):
+        yield name, prepare(source, out, buffers)
 
 
 def swept_cases(device: torch.device) -> Iterator[partial[Case]]:
