@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,6 @@ __all__ = ["main", "targets"]
 
 _SMALL = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
 _MESSAGES = (torch.float32, torch.bfloat16)
-_LARGE = 256 << 20  # bytes of the messages whose bandwidth is a target
 _PREPARED = "prepared launch of "  # name of a host time that is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
@@ -124,7 +123,7 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     bucket = layout.new_bucket(torch.float32, device)
     plan = Flatten(layout, torch.float32, torch.float32, device)
     one, other = torch.zeros(1024, device=device), torch.zeros(1024, device=device)
-    works = {
+    works: dict[str, Callable[[], object]] = {
         f"{_PREPARED}flatten": plan.prepare(tensors, bucket),
         **{
             f"{_PREPARED}{name}": launch
@@ -165,8 +164,8 @@ def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dic
         at_least(case, "times faster than stock", hook, "stock", "times_fastcoll_eager")
     for dtype in ("float32", "bfloat16"):
         share_of_copy(f"reduce 8 x {dtype}", 0.9)
-    for algorithm, ranks, message in product(("two_shot", "ring"), (2, 4, 8), _MESSAGES):
-        share_of_copy(peer_cases.case_name(algorithm, ranks, _LARGE, message), 0.8)
+    for algorithm, ranks, message in product(peer_cases.TARGETS, peer_cases.RANKS, _MESSAGES):
+        share_of_copy(peer_cases.case_name(algorithm, ranks, peer_cases.LARGE, message), 0.8)
     for name, value in host.items():
         if name.startswith(_PREPARED):
             text = f"host microseconds of a {name}"

@@ -18,8 +18,10 @@ from fastcoll.kernels import PeerBuffers, PeerLayout, reference_ranks
 
 __all__ = [
     "ALGORITHMS",
+    "LARGE",
     "RANKS",
     "SIZES",
+    "TARGETS",
     "all_reduce_case",
     "all_reduce_cases",
     "case_name",
@@ -33,6 +35,10 @@ ALGORITHMS = ("one_shot", "two_shot", "two_shot direct", "ring")
 RANKS = (2, 4, 8)
 SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Bytes of a message."""
+
+LARGE = SIZES[-1]
+TARGETS = ("two_shot", "ring")
+"""Algorithms whose bandwidth with messages of LARGE bytes is a target: these cases are the first."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _SPINS = 2_000_000  # seconds
@@ -151,7 +157,9 @@ def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case
         for algorithm, dtype in product(ALGORITHMS, _DTYPES):
             yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, 1, device)
         return
-    for ranks, algorithm, size, dtype in product(RANKS, ALGORITHMS, SIZES, _DTYPES):
+    every = list(product(RANKS, ALGORITHMS, SIZES, _DTYPES))
+    every.sort(key=lambda case: case[2] != LARGE or case[1] not in TARGETS)
+    for ranks, algorithm, size, dtype in every:
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, 2, device)
 
 
