@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ _PREPARED = "prepared launch of "  # name of a host time that is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
 
-def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
-    """Yields the cases, the most important ones first; none is made before the one before is done with."""
+def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Callable[[], Any]]:
+    """Yields what makes each case, the most important ones first: so that only one holds memory at a time."""
     from fastcoll.bench import peer_cases
 
     models = (
@@ -47,45 +48,45 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
     )
     elements, sets = (9000, 1) if small else (1 << 25, 2)
     yield from _local_cases(models, elements, sets, device)
-    for make in peer_cases.all_reduce_cases(device, small):
-        yield make()
+    yield from peer_cases.all_reduce_cases(device, small)
     if sweep:
         yield from _swept_cases(models, elements, sets, device)
-        for make in [] if small else peer_cases.swept_cases(device):
-            yield make()
+        if not small:
+            yield from peer_cases.swept_cases(device)
 
 
 def _local_cases(
     models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
-) -> Iterator[Any]:
+) -> Iterator[Callable[[], Any]]:
     from fastcoll.bench import kernel_cases as cases
 
-    yield cases.copy_case((1 << 16) if sets == 1 else (1 << 30), sets, device)
+    yield partial(cases.copy_case, (1 << 16) if sets == 1 else (1 << 30), sets, device)
     for name, shapes in models.items():
         buckets = cases.bucketed(shapes)
         rotation = 1 if sets == 1 else (4 if name == "resnet50" else 2)
-        yield cases.flatten_case(name, buckets, rotation, device)
-        yield cases.flatten_case(name, buckets, rotation, device, back=True)
-        yield cases.hook_case(name, buckets, rotation, device)
+        yield partial(cases.flatten_case, name, buckets, rotation, device)
+        yield partial(cases.flatten_case, name, buckets, rotation, device, back=True)
+        yield partial(cases.hook_case, name, buckets, rotation, device)
     for dtype in (torch.float32, torch.bfloat16):
-        yield cases.reduce_case(8, elements, dtype, sets, device)
+        yield partial(cases.reduce_case, 8, elements, dtype, sets, device)
 
 
 def _swept_cases(
     models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
-) -> Iterator[Any]:
+) -> Iterator[Callable[[], Any]]:
     from fastcoll.bench import kernel_cases as cases
     from fastcoll.kernels._plan import Blocking
 
+    def with_blocking(make: Callable[..., Any], *arguments: Any, blocking: Blocking) -> Any:
+        case = make(*arguments, blocking)
+        case.name += f" block {blocking.block} warps {blocking.warps}"
+        return case
+
     for block, warps in _SWEEP:
-        blocking = Blocking(block, warps)
+        make = partial(with_blocking, blocking=Blocking(block, warps))
         for name, shapes in models.items():
-            case = cases.flatten_case(name, cases.bucketed(shapes), sets, device, blocking)
-            case.name += f" block {block} warps {warps}"
-            yield case
-        case = cases.reduce_case(8, elements, torch.float32, sets, device, blocking)
-        case.name += f" block {block} warps {warps}"
-        yield case
+            yield partial(make, cases.flatten_case, name, cases.bucketed(shapes), sets, device)
+        yield partial(make, cases.reduce_case, 8, elements, torch.float32, sets, device)
 
 
 def _row(case: Any, timings: dict[str, DeviceTiming], copy: float | None) -> dict[str, Any]:
@@ -209,7 +210,8 @@ def _print(
 
 def _verify(device: torch.device) -> int:
     wrong = 0
-    for case in _cases(device, small=True, sweep=True):
+    for make in _cases(device, small=True, sweep=True):
+        case = make()
         for candidate, verify in case.verify.items():
             if not verify():
                 wrong += 1
@@ -263,25 +265,27 @@ class _Measurement:
         """Measures the cases; starts none when the seconds are up."""
         stop = time.monotonic() + seconds
         with self._failing("cases"), torch.cuda.stream(self._stream):
-            for case in _cases(self._device, small=False, sweep=sweep):
+            for number, make in enumerate(_cases(self._device, small=False, sweep=sweep)):
                 if time.monotonic() > stop:
                     return
-                with self._failing(case.name):
-                    self._take(case)
-                del case
+                with self._failing(f"case {number}"):
+                    self._take(make())
                 torch.cuda.empty_cache()  # raises if the device answers nothing more
             self.complete = True
 
     def _take(self, case: Any) -> None:
-        wrong = [candidate for candidate, verify in case.verify.items() if not verify()]
-        if wrong:
-            self.failed[case.name] = f"wrong: {', '.join(wrong)}"
-            return
-        timings = time_on_device(case.works, self._stream, self._rounds)
-        case.check()
-        row = self.rows[case.name] = _row(case, timings, self._copy)
-        if self._copy is None:
-            self._copy = row["candidates"]["copy"]["gigabytes_per_second"]
+        with self._failing(case.name):
+            wrong = [candidate for candidate, verify in case.verify.items() if not verify()]
+            if wrong:
+                self.failed[case.name] = f"wrong: {', '.join(wrong)}"
+                return
+            if self._copy is None and "copy" not in case.works:
+                raise RuntimeError("expected the copy to be measured first, and it failed")
+            timings = time_on_device(case.works, self._stream, self._rounds)
+            case.check()
+            row = self.rows[case.name] = _row(case, timings, self._copy)
+            if self._copy is None:
+                self._copy = row["candidates"]["copy"]["gigabytes_per_second"]
 
     @contextlib.contextmanager
     def _failing(self, name: str) -> Iterator[None]:

@@ -150,7 +150,7 @@ def all_reduce_case(
 
 
 def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:
-    """Yields what makes each case, so that only one holds memory at a time."""
+    """Yields what makes each case."""
     if small:
         # Interpreted programs run one after the other: a rank that waits for another would wait forever.
         ranks = 2 if device.type == "cuda" else 1

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from fastcoll.bench import kernel_cases, kernels, peer_cases
 from fastcoll.bench.gradients import gpt2_medium, resnet50
+from fastcoll.bench.kernel_cases import Case
 from fastcoll.kernels import PeerFault
 
 
@@ -97,13 +98,13 @@ class StandIn:
 @pytest.fixture
 def measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[Iterable[kernel_cases.Case]], tuple[int, dict[str, Any]]]:
+) -> Callable[[list[Callable[[], Case]]], tuple[int, dict[str, Any]]]:
     """Measures cases on the CPU: exit status and record."""
 
-    def measure(cases: Iterable[kernel_cases.Case]) -> tuple[int, dict[str, Any]]:
+    def measure(makers: list[Callable[[], Case]]) -> tuple[int, dict[str, Any]]:
         for name in ("Stream", "stream", "Event", "CUDAGraph", "graph"):
             monkeypatch.setattr(torch.cuda, name, StandIn)
-        monkeypatch.setattr(kernels, "_cases", lambda *_, **__: iter(cases))
+        monkeypatch.setattr(kernels, "_cases", lambda *_, **__: iter(makers))
         monkeypatch.setattr(kernels, "host_microseconds", lambda work, _: (work(), 2.5)[1])
         given = ["--rounds", "2", "--json", str(tmp_path / "out" / "record.json")]
         status = kernels._measure(kernels._parse(given), given, torch.device("cpu"))
@@ -119,7 +120,7 @@ def test_a_measurement_is_recorded(measured: Any, capsys: pytest.CaptureFixture[
         kernel_cases.flatten_case("m", [[(9,)]], 1, cpu),
         peer_cases.all_reduce_case("ring", 1, 3008, torch.float32, 1, cpu),
     ]
-    status, record = measured(cases)
+    status, record = measured([lambda case=case: case for case in cases])
     assert (status, record["failed"], record["complete"]) == (0, {}, True)
     assert [row["name"] for row in record["cases"]] == [case.name for case in cases]
     copy = record["cases"][0]["candidates"]["copy"]
@@ -143,17 +144,27 @@ def test_what_fails_is_recorded_and_the_rest_is_measured(measured: Any) -> None:
     late.check = give_up
     fine = kernel_cases.flatten_case("fine", [[(9,)]], 1, cpu)
 
-    def cases() -> Iterable[kernel_cases.Case]:
-        yield from (kernel_cases.copy_case(7000, 1, cpu), wrong, late, fine)
-        raise MemoryError("no room for the next case")
+    def no_room() -> Case:
+        raise MemoryError("no room for it")
 
-    status, record = measured(cases())
-    assert (status, record["complete"]) == (1, False)
+    copy = kernel_cases.copy_case(7000, 1, cpu)
+    status, record = measured([lambda: copy, lambda: wrong, lambda: late, no_room, lambda: fine])
+    assert (status, record["complete"]) == (1, True)
     assert [row["name"] for row in record["cases"]] == ["copy 0 MiB", "flatten fine"]
-    assert list(record["failed"]) == ["flatten wrong", "flatten late", "cases"]
+    assert list(record["failed"]) == ["flatten wrong", "flatten late", "case 3"]
     assert record["failed"]["flatten wrong"] == "wrong: ddp"
     assert "rank 1 is late" in record["failed"]["flatten late"]
-    assert "no room for the next case" in record["failed"]["cases"]
+    assert "no room for it" in record["failed"]["case 3"]
+
+
+def test_without_the_bandwidth_of_a_copy_there_is_no_share_of_it(measured: Any) -> None:
+    cpu = torch.device("cpu")
+    copy = kernel_cases.copy_case(7000, 1, cpu)
+    copy.verify["copy"] = lambda: False
+    flatten = kernel_cases.flatten_case("m", [[(9,)]], 1, cpu)
+    status, record = measured([lambda: copy, lambda: flatten])
+    assert (status, record["cases"]) == (1, [])
+    assert "expected the copy to be measured first" in record["failed"]["flatten m"]
 
 
 @pytest.mark.parametrize(
