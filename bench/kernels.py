@@ -10,12 +10,15 @@ the device in the same run. Candidates take turns; every call takes another set 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,12 +33,12 @@ __all__ = ["main", "targets"]
 
 _SMALL = [(7, 3), (4096,), (5,), (70, 70)]  # for --check
 _MESSAGES = (torch.float32, torch.bfloat16)
-_LARGE = 256 << 20  # bytes of the messages whose bandwidth is a target
+_PREPARED = "prepared launch of "  # name of a host time that is a target
 _SWEEP = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
 
-def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
-    """Yields the cases, the most important ones first; none is made before the one before is done with."""
+def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Callable[[], Any]]:
+    """Yields what makes each case, the most important ones first: so that only one holds memory at a time."""
     from fastcoll.bench import peer_cases
 
     models = (
@@ -45,45 +48,45 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Any]:
     )
     elements, sets = (9000, 1) if small else (1 << 25, 2)
     yield from _local_cases(models, elements, sets, device)
-    for make in peer_cases.all_reduce_cases(device, small):
-        yield make()
+    yield from peer_cases.all_reduce_cases(device, small)
     if sweep:
         yield from _swept_cases(models, elements, sets, device)
-        for make in [] if small else peer_cases.swept_cases(device):
-            yield make()
+        if not small:
+            yield from peer_cases.swept_cases(device)
 
 
 def _local_cases(
     models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
-) -> Iterator[Any]:
+) -> Iterator[Callable[[], Any]]:
     from fastcoll.bench import kernel_cases as cases
 
-    yield cases.copy_case((1 << 16) if sets == 1 else (1 << 30), sets, device)
+    yield partial(cases.copy_case, (1 << 16) if sets == 1 else (1 << 30), sets, device)
     for name, shapes in models.items():
         buckets = cases.bucketed(shapes)
         rotation = 1 if sets == 1 else (4 if name == "resnet50" else 2)
-        yield cases.flatten_case(name, buckets, rotation, device)
-        yield cases.flatten_case(name, buckets, rotation, device, back=True)
-        yield cases.hook_case(name, buckets, rotation, device)
+        yield partial(cases.flatten_case, name, buckets, rotation, device)
+        yield partial(cases.flatten_case, name, buckets, rotation, device, back=True)
+        yield partial(cases.hook_case, name, buckets, rotation, device)
     for dtype in (torch.float32, torch.bfloat16):
-        yield cases.reduce_case(8, elements, dtype, sets, device)
+        yield partial(cases.reduce_case, 8, elements, dtype, sets, device)
 
 
 def _swept_cases(
     models: dict[str, list[tuple[int, ...]]], elements: int, sets: int, device: torch.device
-) -> Iterator[Any]:
+) -> Iterator[Callable[[], Any]]:
     from fastcoll.bench import kernel_cases as cases
     from fastcoll.kernels._plan import Blocking
 
+    def with_blocking(make: Callable[..., Any], *arguments: Any, blocking: Blocking) -> Any:
+        case = make(*arguments, blocking)
+        case.name += f" block {blocking.block} warps {blocking.warps}"
+        return case
+
     for block, warps in _SWEEP:
-        blocking = Blocking(block, warps)
+        make = partial(with_blocking, blocking=Blocking(block, warps))
         for name, shapes in models.items():
-            case = cases.flatten_case(name, cases.bucketed(shapes), sets, device, blocking)
-            case.name += f" block {block} warps {warps}"
-            yield case
-        case = cases.reduce_case(8, elements, torch.float32, sets, device, blocking)
-        case.name += f" block {block} warps {warps}"
-        yield case
+            yield partial(make, cases.flatten_case, name, cases.bucketed(shapes), sets, device)
+        yield partial(make, cases.reduce_case, 8, elements, torch.float32, sets, device)
 
 
 def _row(case: Any, timings: dict[str, DeviceTiming], copy: float | None) -> dict[str, Any]:
@@ -112,6 +115,7 @@ def _row(case: Any, timings: dict[str, DeviceTiming], copy: float | None) -> dic
 
 def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     """Returns the host time of launches in microseconds."""
+    from fastcoll.bench import peer_cases
     from fastcoll.buckets import BucketLayout
     from fastcoll.kernels import Flatten
 
@@ -120,58 +124,53 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     bucket = layout.new_bucket(torch.float32, device)
     plan = Flatten(layout, torch.float32, torch.float32, device)
     one, other = torch.zeros(1024, device=device), torch.zeros(1024, device=device)
-    return {
-        "prepared launch": host_microseconds(plan.prepare(tensors, bucket), stream),
-        "prepare and launch, 32 tensors": host_microseconds(lambda: plan(tensors, bucket), stream),
-        "torch.mul(out=)": host_microseconds(lambda: torch.mul(one, 0.5, out=other), stream),
+    works: dict[str, Callable[[], object]] = {
+        f"{_PREPARED}flatten": plan.prepare(tensors, bucket),
+        **{
+            f"{_PREPARED}{name}": launch
+            for name, launch in peer_cases.prepared_launches(one, other)
+        },
+        "prepare and launch flatten of 32 tensors": lambda: plan(tensors, bucket),
+        "torch.mul(out=)": lambda: torch.mul(one, 0.5, out=other),
     }
+    return {name: host_microseconds(work, stream) for name, work in works.items()}
 
 
 def targets(rows: dict[str, dict[str, Any]], host: dict[str, float]) -> list[dict[str, Any]]:
-    """Returns what was to be reached beside what was: name, limit, value, whether it is met."""
+    """Returns what was to be reached beside what was: name, limit, value, whether it is met.
 
-    def of(case: str, candidate: str, what: str) -> float:
-        return float(rows[case]["candidates"][candidate][what])
-
+    What was not measured, as time was up before or it failed, is left out.
+    """
     from fastcoll.bench import peer_cases
 
     found: list[dict[str, Any]] = []
 
-    def at_least(name: str, limit: float, value: float) -> None:
-        found.append({"name": name, "at_least": limit, "value": value, "met": value >= limit})
+    def at_least(case: str, name: str, limit: float, candidate: str, what: str) -> None:
+        if case in rows:
+            value = float(rows[case]["candidates"][candidate][what])
+            name = f"{case}: {name}"
+            found.append({"name": name, "at_least": limit, "value": value, "met": value >= limit})
+
+    def share_of_copy(case: str, limit: float) -> None:
+        at_least(case, "share of copy bandwidth", limit, "fastcoll", "of_copy")
 
     for model, share, hook in (("resnet50", 0.75, 6.0), ("gpt2-medium", 0.9, 2.2)):
         for way in ("flatten", "unflatten"):
             case = f"{way} {model}"
-            at_least(f"{case}: share of copy bandwidth", share, of(case, "fastcoll", "of_copy"))
-            at_least(f"{case}: times faster than DDP", 3.0, of(case, "ddp", "times_fastcoll_eager"))
-            at_least(
-                f"{case}: times faster than foreach",
-                1.3,
-                of(case, "foreach", "times_fastcoll_graph"),
-            )
-        case = f"flatten {model}"
-        at_least(f"{case}: times faster than cat", 1.3, of(case, "cat", "times_fastcoll_graph"))
+            share_of_copy(case, share)
+            at_least(case, "times faster than DDP", 3.0, "ddp", "times_fastcoll_eager")
+            at_least(case, "times faster than foreach", 1.3, "foreach", "times_fastcoll_graph")
+        at_least(f"flatten {model}", "times faster than cat", 1.3, "cat", "times_fastcoll_graph")
         case = f"bf16 hook {model}"
-        at_least(
-            f"{case}: times faster than stock", hook, of(case, "stock", "times_fastcoll_eager")
-        )
+        at_least(case, "times faster than stock", hook, "stock", "times_fastcoll_eager")
     for dtype in ("float32", "bfloat16"):
-        case = f"reduce 8 x {dtype}"
-        at_least(f"{case}: share of copy bandwidth", 0.9, of(case, "fastcoll", "of_copy"))
-    for algorithm, ranks, message in product(("two_shot", "ring"), (2, 4, 8), _MESSAGES):
-        case = peer_cases.case_name(algorithm, ranks, _LARGE, message)
-        if case in rows:  # not if time was up before
-            at_least(f"{case}: share of copy bandwidth", 0.8, of(case, "fastcoll", "of_copy"))
-    host_time = host["prepared launch"]
-    found.append(
-        {
-            "name": "host microseconds a launch",
-            "at_most": 3.0,
-            "value": host_time,
-            "met": host_time <= 3.0,
-        }
-    )
+        share_of_copy(f"reduce 8 x {dtype}", 0.9)
+    for algorithm, ranks, message in product(peer_cases.TARGETS, peer_cases.RANKS, _MESSAGES):
+        share_of_copy(peer_cases.case_name(algorithm, ranks, peer_cases.LARGE, message), 0.8)
+    for name, value in host.items():
+        if name.startswith(_PREPARED):
+            text = f"host microseconds of a {name}"
+            found.append({"name": text, "at_most": 3.0, "value": value, "met": value <= 3.0})
     return found
 
 
@@ -211,7 +210,8 @@ def _print(
 
 def _verify(device: torch.device) -> int:
     wrong = 0
-    for case in _cases(device, small=True, sweep=True):
+    for make in _cases(device, small=True, sweep=True):
+        case = make()
         for candidate, verify in case.verify.items():
             if not verify():
                 wrong += 1
@@ -236,35 +236,72 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def _measure(options: argparse.Namespace, given: list[str], device: torch.device) -> int:
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    rows: dict[str, dict[str, Any]] = {}
-    clocks = [_clocks()]
-    copy: float | None = None
-    stop = time.monotonic() + options.seconds
-    complete = True
-    with torch.cuda.stream(stream):
-        for case in _cases(device, small=False, sweep=options.sweep):
-            if time.monotonic() > stop:
-                complete = False
-                break
-            for candidate, verify in case.verify.items():
-                if not verify():
-                    print(
-                        f"fastcoll.bench.kernels: {case.name}: {candidate} is wrong",
-                        file=sys.stderr,
-                    )
-                    return 1
-            row = _row(case, time_on_device(case.works, stream, options.rounds), copy)
+class _Measurement:
+    """What has been measured so far; whatever fails, that is kept.
+
+    Attributes:
+        rows: By case.
+        host: Host times in microseconds.
+        failed: By case, what was wrong with it.
+        complete: Whether no case was left out.
+    """
+
+    def __init__(self, device: torch.device, rounds: int) -> None:
+        self._device = device
+        self._rounds = rounds
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copy: float | None = None
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.host: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        self.complete = False
+
+    def take_host_times(self) -> None:
+        """Measures what launches cost the host."""
+        with self._failing("host times"), torch.cuda.stream(self._stream):
+            self.host = _host(self._device, self._stream)
+
+    def take_cases(self, sweep: bool, seconds: float) -> None:
+        """Measures the cases; starts none when the seconds are up."""
+        stop = time.monotonic() + seconds
+        with self._failing("cases"), torch.cuda.stream(self._stream):
+            for number, make in enumerate(_cases(self._device, small=False, sweep=sweep)):
+                if time.monotonic() > stop:
+                    return
+                with self._failing(f"case {number}"):
+                    self._take(make())
+                torch.cuda.empty_cache()  # raises if the device answers nothing more
+            self.complete = True
+
+    def _take(self, case: Any) -> None:
+        with self._failing(case.name):
+            wrong = [candidate for candidate, verify in case.verify.items() if not verify()]
+            if wrong:
+                self.failed[case.name] = f"wrong: {', '.join(wrong)}"
+                return
+            if self._copy is None and "copy" not in case.works:
+                raise RuntimeError("expected the copy to be measured first, and it failed")
+            timings = time_on_device(case.works, self._stream, self._rounds)
             case.check()
-            if copy is None:
-                copy = row["candidates"]["copy"]["gigabytes_per_second"]
-            rows[case.name] = row
-            del case
-            torch.cuda.empty_cache()
-        host = _host(device, stream)
+            row = self.rows[case.name] = _row(case, timings, self._copy)
+            if self._copy is None:
+                self._copy = row["candidates"]["copy"]["gigabytes_per_second"]
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.failed[name] = traceback.format_exc()
+
+
+def _measure(options: argparse.Namespace, given: list[str], device: torch.device) -> int:
+    clocks = [_clocks()]
+    measured = _Measurement(device, options.rounds)
+    measured.take_host_times()
+    measured.take_cases(options.sweep, options.seconds)
     clocks.append(_clocks())
-    reached = targets(rows, host)
+    reached = targets(measured.rows, measured.host)
     if options.json:
         record = {
             **describe_run(given),
@@ -272,17 +309,20 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
             "machine": describe_machine(device),
             "clocks": clocks,
             "unit": "microseconds; bytes and GB/s count what must be read and written",
-            "complete": complete,
-            "cases": list(rows.values()),
-            "host_microseconds": host,
+            "complete": measured.complete,
+            "failed": measured.failed,
+            "cases": list(measured.rows.values()),
+            "host_microseconds": measured.host,
             "targets": reached,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    _print(rows, host, reached)
-    if not complete:
-        print(f"# {options.seconds:g} seconds were up: cases after the last row were not measured")
-    return 0
+    _print(measured.rows, measured.host, reached)
+    for name, text in measured.failed.items():
+        print(f"fastcoll.bench.kernels: {name}: {text}", file=sys.stderr)
+    if not measured.complete:
+        print("# not measured: cases after the last row")
+    return 1 if measured.failed else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

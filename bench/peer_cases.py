@@ -7,7 +7,7 @@ stays in the L2 cache and may be faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
@@ -18,12 +18,15 @@ from fastcoll.kernels import PeerBuffers, PeerLayout, reference_ranks
 
 __all__ = [
     "ALGORITHMS",
+    "LARGE",
     "RANKS",
     "SIZES",
+    "TARGETS",
     "all_reduce_case",
     "all_reduce_cases",
     "case_name",
     "layout_for",
+    "prepared_launches",
     "swept_cases",
     "traffic",
 ]
@@ -32,6 +35,10 @@ ALGORITHMS = ("one_shot", "two_shot", "two_shot direct", "ring")
 RANKS = (2, 4, 8)
 SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Bytes of a message."""
+
+LARGE = SIZES[-1]
+TARGETS = ("two_shot", "ring")
+"""Algorithms whose bandwidth with messages of LARGE bytes is a target: these cases are the first."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _SPINS = 2_000_000  # seconds
@@ -143,15 +150,34 @@ def all_reduce_case(
 
 
 def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:
-    """Yields what makes each case, so that only one holds memory at a time."""
+    """Yields what makes each case."""
     if small:
         # Interpreted programs run one after the other: a rank that waits for another would wait forever.
         ranks = 2 if device.type == "cuda" else 1
         for algorithm, dtype in product(ALGORITHMS, _DTYPES):
             yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, 1, device)
         return
-    for ranks, algorithm, size, dtype in product(RANKS, ALGORITHMS, SIZES, _DTYPES):
+    every = list(product(RANKS, ALGORITHMS, SIZES, _DTYPES))
+    every.sort(key=lambda case: case[2] != LARGE or case[1] not in TARGETS)
+    for ranks, algorithm, size, dtype in every:
         yield partial(all_reduce_case, algorithm, ranks, size, dtype, 2, device)
+
+
+def prepared_launches(
+    source: torch.Tensor, out: torch.Tensor
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields name and prepared launch of each kernel between ranks: of one rank, which waits for nobody."""
+    from fastcoll.kernels import all_gather, one_shot, reduce_scatter, ring, two_shot
+
+    (buffers,) = _buffers(1, PeerLayout(2, 8192, 4, 4096), source.device)
+    for name, prepare in (
+        ("one_shot", one_shot.prepare_all_reduce),
+        ("two_shot", two_shot.prepare_all_reduce),
+        ("reduce_scatter", reduce_scatter.prepare_reduce_scatter),
+        ("all_gather", all_gather.prepare_all_gather),
+        ("ring", ring.prepare_all_reduce),
+    ):
+        yield name, prepare(source, out, buffers)
 
 
 def swept_cases(device: torch.device) -> Iterator[partial[Case]]:

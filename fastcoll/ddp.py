@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import GradBucket
 from torch.futures import Future
 
 __all__ = ["WIRE_DTYPES", "FusedAllreduceState", "fused_allreduce_hook"]

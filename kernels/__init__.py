@@ -18,7 +18,8 @@
     _blocks.py _move.py _dtypes.py _statistics.py   what kernels share inside
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_checks.py _peer_launch.py
                                            the same of those between ranks
-    _plan.py _sides.py _configuration.py _launch.py   what launchers share: checks, tables, specialisations, the launch
+    _plan.py _sides.py _configuration.py _launch.py _prepared.py
+                                           what launchers share: checks, tables, specialisations, the launch
     _ahead_of_time.py _machine_code.py     how the report compiles kernels, and what it reads off them
 
 Importing this package imports no Triton; using one of its names does.

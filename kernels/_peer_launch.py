@@ -12,8 +12,9 @@ import torch
 
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._launch import Launcher, launcher
 from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Message, Registered, expect
+from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = [
@@ -21,16 +22,17 @@ __all__ = [
     "REGISTERS",
     "WARPS",
     "Choice",
+    "PreparedCollective",
     "block_of",
     "channels_for",
     "choices",
     "compiler_options",
     "configuration_of",
     "double_bits",
-    "launch",
+    "pack",
+    "prepare",
     "signature_of",
     "staged_piece",
-    "start",
 ]
 
 INTEGERS = [
@@ -151,7 +153,7 @@ def configuration_of(algorithm: str, kernel: Any, choice: Choice) -> Configurati
 
 
 def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
-    """Returns the number of programs: at most one per block, at most what the layout has.
+    """Returns the number of programs: at most one per block, at most what the layout has; 0 for nothing.
 
     Raises:
         ValueError: The caller asks for more than there are.
@@ -160,7 +162,7 @@ def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | Non
     if channels is not None:
         expect("channels", 1 <= channels <= most, f"1 to {most}", channels)
         most = channels
-    return max(1, min(most, -(-count // block)))
+    return min(most, -(-count // block))
 
 
 def double_bits(value: float) -> int:
@@ -194,18 +196,59 @@ def _choice(message: Message, registered: Registered | None, every_rank: bool) -
     return choice
 
 
-def launch(
+class PreparedCollective(PreparedLaunch):
+    """One launch of a kernel between ranks with everything checked and packed: calling it launches.
+
+    It can be repeated, and captured in a graph, among any other launches on the same buffers, as flags and counters
+    lie on the device; after a fault it touches nothing until they are reset, like any launch. It holds the buffers.
+    """
+
+    __slots__ = ("_peers", "_spins")
+
+    def __init__(
+        self,
+        run: Launcher,
+        grid: int,
+        arguments: tuple[int, ...],
+        held: object,
+        peers: PeerBuffers,
+    ) -> None:
+        super().__init__(run, grid, arguments, held)
+        self._peers = peers
+        self._spins = peers.spins
+
+    def __call__(self) -> None:
+        """Launches.
+
+        Raises:
+            RuntimeError: The current stream is not the one on which this was prepared, the buffers are closed, or
+                their limit of polls is another one by now.
+        """
+        peers = self._peers
+        if peers.closed or peers.spins != self._spins:
+            self._refuse()
+        super().__call__()
+
+    def _refuse(self) -> None:
+        self._peers.require_open()
+        raise RuntimeError(
+            f"fastcoll.kernels: expected the limit of {self._spins} polls with which this launch was prepared, got "
+            f"{self._peers.spins}. Prepare it again."
+        )
+
+
+def prepare(
     algorithm: str,
     kernel: Any,
     message: Message,
     peers: PeerBuffers,
     channels: int | None,
     registered: Registered | None,
-    every_rank: tuple[int, int] | None = None,
+    every_rank: torch.Tensor | None = None,
     shares: int = 1,
     staged_chunks: int = 1,
-) -> None:
-    """Launches a kernel over staging, unless there is nothing to do.
+) -> PreparedCollective:
+    """Returns the launch of a kernel over staging; it launches nothing if there is nothing to do.
 
     Args:
         algorithm: For the name of the configuration.
@@ -214,34 +257,32 @@ def launch(
         peers: The ranks' buffers.
         channels: Programs that the caller allows, or None.
         registered: The ranks' messages, if they are read where they are.
-        every_rank: Addresses of the tables of sources and outs, if one launch plays all ranks.
+        every_rank: Addresses of all ranks' sources and outs, as for :func:`pack`, if one launch plays all ranks.
         shares: Parts of a piece that each start at a multiple of GRAIN elements.
         staged_chunks: Pieces that are staged at a time.
 
     Raises:
+        RuntimeError: The buffers are closed.
         ValueError: The staging is too small for `shares` parts, or the number of channels cannot be.
     """
     if registered is not None:
         registered.require(message.source, peers)
     choice = _choice(message, registered, every_rank is not None)
-    configuration = configuration_of(algorithm, kernel, choice)
-    if message.count == 0:
-        return
     programs = channels_for(
         message.count, block_of(message.source.dtype, message.wire), peers, channels
     )
     grain = GRAIN * shares
-    piece = -(-message.count // (programs * grain)) * grain
+    piece = -(-message.count // (max(programs, 1) * grain)) * grain
     if registered is None:
         piece = min(piece, staged_piece(peers, message.wire.itemsize * staged_chunks, grain))
-    start(
-        configuration,
+    return pack(
+        configuration_of(algorithm, kernel, choice),
         peers,
         programs,
         (message.source, message.out),
         every_rank,
-        peers.table.data_ptr(),
-        peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
+        peers.table,
+        peers.table if registered is None else registered.table,
         arguments=(
             message.count,
             piece,
@@ -255,30 +296,43 @@ def launch(
     )
 
 
-def start(
+def pack(
     configuration: Configuration,
     peers: PeerBuffers,
     programs: int,
     tensors: tuple[torch.Tensor, torch.Tensor],
-    every_rank: tuple[int, int] | None,
-    *tables: int,
+    every_rank: torch.Tensor | None,
+    *tables: torch.Tensor,
     arguments: tuple[int, ...],
-) -> None:
-    """Launches what one rank runs, or with `every_rank` what all ranks run.
+) -> PreparedCollective:
+    """Returns the launch of what one rank runs, or with `every_rank` of what all ranks run.
 
     Args:
         configuration: Of the one or the other.
         peers: The ranks' buffers.
-        programs: Channels.
+        programs: Channels; 0 to launch nothing.
         tensors: Source and out of this rank.
-        every_rank: Addresses of the tables of sources and outs, or None.
-        tables: Addresses of further tables.
+        every_rank: Addresses of all ranks' sources and outs: int64 [2, world size] on the device, contiguous; or None.
+        tables: Further tables on the device.
         arguments: Those that follow the number of channels.
+
+    Raises:
+        RuntimeError: The buffers are closed.
     """
-    run = launcher(configuration, peers.device)
-    addresses = every_rank or tuple(tensor.data_ptr() for tensor in tensors)
-    grid = programs * peers.world_size if every_rank else programs
-    run(grid, *addresses, *tables, peers.rank, peers.world_size, programs, *arguments)
+    peers.require_open()
+    first, second = tensors if every_rank is None else every_rank
+    grid = programs if every_rank is None else programs * peers.world_size
+    return PreparedCollective(
+        launcher(configuration, peers.device),
+        grid,
+        (
+            *(first.data_ptr(), second.data_ptr()),
+            *(table.data_ptr() for table in tables),
+            *(peers.rank, peers.world_size, programs, *arguments),
+        ),
+        (every_rank, *tables),
+        peers,
+    )
 
 
 def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,14 +15,14 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._launch import Launcher, current_stream, launcher
+from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels._statistics import Statistics
 
 __all__ = [
     "DEFAULT_BLOCKING",
     "Blocking",
     "Plan",
-    "PreparedLaunch",
     "configuration_of",
     "constexprs",
     "scale_arguments",
@@ -119,49 +119,6 @@ def scale_arguments(
             "Move it there, or pass a Python float."
         )
     return _float_bits(1.0), scale.data_ptr()
-
-
-class PreparedLaunch:
-    """One launch with everything checked and packed: calling it launches.
-
-    Reads and writes the tensors where they were; holds none of them, only the tables. To be called on the
-    stream on which it was prepared.
-    """
-
-    __slots__ = ("_held", "_index", "_launch", "_stream")
-
-    def __init__(
-        self,
-        run: Launcher,
-        grid: int,
-        arguments: tuple[int, ...],
-        held: object,
-        clear: Callable[[], None] | None,
-    ) -> None:
-        self._held = held
-        self._index = run.device.index if run.device.type == "cuda" else None
-        self._stream = current_stream(run.device)
-        if grid:
-            self._launch = run.pack(self._stream, grid, arguments)
-        else:
-            self._launch = clear or _nothing
-
-    def __call__(self) -> None:
-        """Launches.
-
-        Raises:
-            RuntimeError: The current stream is not the one on which this was prepared.
-        """
-        index = self._index
-        if index is not None and torch._C._cuda_getCurrentRawStream(index) != self._stream:
-            raise RuntimeError(
-                "fastcoll.kernels: expected the stream on which this launch was prepared, got another one: "
-                "the tables it reads are only known to be there on its own. Prepare it on this stream."
-            )
-        self._launch()
-
-
-def _nothing() -> None: ...
 
 
 class Plan:

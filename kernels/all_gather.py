@@ -23,16 +23,18 @@ from fastcoll.kernels._peer_launch import (
     INTEGERS,
     REGISTERS,
     WARPS,
+    PreparedCollective,
     channels_for,
+    pack,
     signature_of,
     staged_piece,
-    start,
 )
 from fastcoll.kernels._pieces import copy_piece
+from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_gather", "configurations"]
+__all__ = ["all_gather", "configurations", "prepare_all_gather"]
 
 _BLOCK_BYTES = 16384
 _GRAIN_BYTES = 4 * GRAIN
@@ -104,15 +106,15 @@ def configurations() -> Iterator[Configuration]:
         yield _configuration(1, staged)
 
 
-def all_gather(
+def prepare_all_gather(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
     *,
     channels: int | None = None,
     registered: Registered | None = None,
-) -> None:
-    """Gathers `source` of all ranks into `out` of all ranks, in rank order.
+) -> PreparedCollective:
+    """Returns a launch that gathers `source` of all ranks into `out` of all ranks, in rank order.
 
     Args:
         source: This rank's chunk: contiguous, any dtype, any number of elements, equal on all ranks.
@@ -122,27 +124,26 @@ def all_gather(
         registered: The addresses of all ranks' chunks, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     chunk = Chunk.of(source, out, peers)
     if registered is not None:
         registered.require(source, peers)
     configuration = _configuration(chunk.item_bytes, registered is None)
-    if chunk.bytes == 0:
-        return
     # In bytes: what a rank's alignment allows must not change where its pieces begin.
     programs = channels_for(chunk.bytes, _BLOCK_BYTES, peers, channels)
-    piece = -(-chunk.bytes // (programs * _GRAIN_BYTES)) * _GRAIN_BYTES
+    piece = -(-chunk.bytes // (max(programs, 1) * _GRAIN_BYTES)) * _GRAIN_BYTES
     if registered is None:
         piece = min(piece, staged_piece(peers, 1, _GRAIN_BYTES))
-    start(
+    return pack(
         configuration,
         peers,
         programs,
         (source, out),
         None,
-        peers.table.data_ptr(),
-        peers.table.data_ptr() if registered is None else registered.table.data_ptr(),
+        peers.table,
+        peers.table if registered is None else registered.table,
         arguments=(
             chunk.bytes // chunk.item_bytes,
             piece // chunk.item_bytes,
@@ -151,3 +152,6 @@ def all_gather(
             int(chunk.aligned),
         ),
     )
+
+
+all_gather = at_once(prepare_all_gather)

@@ -7,8 +7,7 @@ one program after the other, so there it works for one rank only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from fastcoll.kernels import one_shot, ring, two_shot
 from fastcoll.kernels._dtypes import INTERPRETED
 from fastcoll.kernels._peer_checks import Registered
+from fastcoll.kernels._peer_launch import PreparedCollective
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["COLLECTIVES", "launch_every_rank", "prepare_every_rank"]
@@ -39,11 +39,7 @@ def launch_every_rank(
     **options: Any,
 ) -> None:
     """Launches the parts of all ranks at once; arguments and errors are those of :func:`prepare_every_rank`."""
-    launch = prepare_every_rank(algorithm, collective, sources, outs, peers, **options)
-    launch()
-    if peers[0].device.type == "cuda":
-        # The tables are freed on return, and must not be given to another stream before the kernel has read them.
-        launch.keywords["tables"].record_stream(torch.cuda.current_stream(peers[0].device))
+    prepare_every_rank(algorithm, collective, sources, outs, peers, **options)()
 
 
 def prepare_every_rank(
@@ -53,10 +49,11 @@ def prepare_every_rank(
     outs: Sequence[torch.Tensor],
     peers: Sequence[PeerBuffers],
     **options: Any,
-) -> partial[None]:
+) -> PreparedCollective:
     """Returns a launch of the parts of all ranks at once.
 
-    It can be repeated, and captured in a graph, as long as it is kept and the tensors lie where they are.
+    It can be repeated, and captured in a graph, as long as it is kept and the tensors lie where they are. To be
+    called, and captured, on the stream on which it was prepared.
 
     Args:
         algorithm: "one_shot", "two_shot" or "ring".
@@ -110,8 +107,12 @@ def prepare_every_rank(
         dtype=torch.int64,
         device=device,
     )
-    collect = getattr(module, collective)
-    return partial(_launch, collect, sources[0], outs[0], peers[0], options, tables=tables)
+    prepare = getattr(module, f"prepare_{collective}")
+    # Rank 0's tensors stand for all.
+    launch: PreparedCollective = prepare(
+        sources[0], outs[0], peers[0], _every_rank=tables, **options
+    )
+    return launch
 
 
 def _require_places(
@@ -135,20 +136,6 @@ def _require_places(
             f"registered: expected the addresses of sources, {addresses}, got {registered.addresses}. "
             "Register the tensors that are reduced."
         )
-
-
-def _launch(
-    collect: Callable[..., None],
-    source: torch.Tensor,
-    out: torch.Tensor,
-    peers: PeerBuffers,
-    options: dict[str, Any],
-    tables: torch.Tensor,
-) -> None:
-    """Launches; rank 0's tensors stand for all, whose addresses are in the tables."""
-    row = tables.stride(0) * tables.element_size()
-    addresses = (tables.data_ptr(), tables.data_ptr() + row)
-    collect(source, out, peers, _every_rank=addresses, **options)
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -22,12 +22,19 @@ from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
 from fastcoll.kernels._peer_checks import Message, Registered
-from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
+from fastcoll.kernels._peer_launch import (
+    INTEGERS,
+    PreparedCollective,
+    choices,
+    configuration_of,
+    prepare,
+)
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
+from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_reduce", "configurations"]
+__all__ = ["all_reduce", "configurations", "prepare_all_reduce"]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -80,7 +87,7 @@ def configurations() -> Iterator[Configuration]:
         yield configuration_of("one_shot", one_shot_kernel, choice)
 
 
-def all_reduce(
+def prepare_all_reduce(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
@@ -90,9 +97,9 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
-    _every_rank: tuple[int, int] | None = None,
-) -> None:
-    """Reduces `source` of all ranks into `out` of all ranks.
+    _every_rank: torch.Tensor | None = None,
+) -> PreparedCollective:
+    """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     Args:
         source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
@@ -106,7 +113,8 @@ def all_reduce(
         registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype)
     if registered is not None and out.data_ptr() == source.data_ptr() and source.numel():
@@ -114,7 +122,7 @@ def all_reduce(
             "out: expected memory of its own, as the peers read `source` while `out` is written, got `source`. "
             "Give another tensor, or call without `registered`."
         )
-    launch(
+    return prepare(
         "one_shot",
         one_shot_kernel,
         message,
@@ -123,3 +131,6 @@ def all_reduce(
         registered,
         _every_rank,
     )
+
+
+all_reduce = at_once(prepare_all_reduce)

@@ -108,7 +108,9 @@ class PeerBuffers:
         memory: This rank's own region: uint8, contiguous, on the device.
         table: int64 [4, world_size] on the device: addresses of the ranks' flags, staging, slots, state. Only the
             own state is ever touched.
-        spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond.
+        spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond. Another limit is
+            that of launches prepared from then on; those prepared before refuse.
+        closed: Whether :meth:`close` was called.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class PeerBuffers:
         self.layout = layout
         self.memory = memory
         self.spins = spins
+        self.closed = False
         offsets = (layout.flags_at, layout.staging_at, layout.slots_at, 0)
         self.table = torch.tensor(
             [[address + offset for address in addresses] for offset in offsets],
@@ -208,8 +211,27 @@ class PeerBuffers:
         )
 
     def reset(self) -> None:
-        """Forgets all flags, counters and the fault. For all ranks, with a barrier before and after."""
+        """Forgets all flags, counters and the fault. For all ranks, with a barrier before and after.
+
+        Launches that were prepared before, or captured, are as good as before: all that changes lies on the device.
+        """
         self.memory[: self.layout.staging_at].zero_()
+
+    def close(self) -> None:
+        """Makes this rank launch nothing more on these buffers: before the peers' memory is unmapped."""
+        self.closed = True
+
+    def require_open(self) -> None:
+        """Checks that the peers' memory is there.
+
+        Raises:
+            RuntimeError: The buffers are closed.
+        """
+        if self.closed:
+            raise RuntimeError(
+                f"fastcoll.kernels [rank {self.rank}/{self.world_size}]: expected open buffers, got closed ones: the "
+                "peers' memory may be unmapped. Make new buffers, and prepare launches on them."
+            )
 
 
 def _expect(name: str, value: object, holds: bool, expectation: str) -> None:

@@ -39,11 +39,11 @@ from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
     Plan,
-    PreparedLaunch,
     configuration_of,
     constexprs,
     signature_of,
 )
+from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels._sides import Flat, Scattered, require_apart, require_no_overlap
 from fastcoll.kernels._statistics import Statistics, flags_of, record, squares_of
 

@@ -21,12 +21,19 @@ from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
 from fastcoll.kernels._peer_checks import Message, Registered
-from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
+from fastcoll.kernels._peer_launch import (
+    INTEGERS,
+    PreparedCollective,
+    choices,
+    configuration_of,
+    prepare,
+)
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
+from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["configurations", "reduce_scatter"]
+__all__ = ["configurations", "prepare_reduce_scatter", "reduce_scatter"]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -82,7 +89,7 @@ def configurations() -> Iterator[Configuration]:
         yield configuration_of("reduce_scatter", reduce_scatter_kernel, choice)
 
 
-def reduce_scatter(
+def prepare_reduce_scatter(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
@@ -92,8 +99,8 @@ def reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
-) -> None:
-    """Reduces `source` of all ranks; each rank gets the chunk of its number.
+) -> PreparedCollective:
+    """Returns a launch that reduces `source` of all ranks; each rank gets the chunk of its number.
 
     Args:
         source: This rank's message: contiguous, as many chunks as there are ranks, equal on all ranks; float32,
@@ -107,10 +114,11 @@ def reduce_scatter(
         registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype, source_chunks=peers.world_size)
-    launch(
+    return prepare(
         "reduce_scatter",
         reduce_scatter_kernel,
         message,
@@ -120,3 +128,6 @@ def reduce_scatter(
         None,
         staged_chunks=peers.world_size,
     )
+
+
+reduce_scatter = at_once(prepare_reduce_scatter)

@@ -14,15 +14,25 @@ from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Chunk, Message
 from fastcoll.kernels._peer_launch import (
     REGISTERS,
     WARPS,
+    PreparedCollective,
     compiler_options,
     double_bits,
+    pack,
     signature_of,
-    start,
 )
+from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._ring import ring_kernel
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_gather", "all_reduce", "configurations", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "configurations",
+    "prepare_all_gather",
+    "prepare_all_reduce",
+    "prepare_reduce_scatter",
+    "reduce_scatter",
+]
 
 _ITEM = {4: tl.int32, 1: tl.uint8}
 
@@ -88,7 +98,7 @@ def configurations() -> Iterator[Configuration]:
     yield _gathering(1)
 
 
-def all_reduce(
+def prepare_all_reduce(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
@@ -98,9 +108,9 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     partial_dtype: torch.dtype | None = None,
     channels: int | None = None,
-    _every_rank: tuple[int, int] | None = None,
-) -> None:
-    """Reduces `source` of all ranks into `out` of all ranks.
+    _every_rank: torch.Tensor | None = None,
+) -> PreparedCollective:
+    """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     Args:
         source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
@@ -115,17 +125,18 @@ def all_reduce(
         channels: Programs; None for as many as there are segments, up to what the layout has.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype)
     chunk = -(-message.count // (peers.world_size * GRAIN)) * GRAIN
     last = 2 * peers.world_size - 2
-    _reduce(
+    return _reduce(
         message, peers, partial_dtype, channels, (message.count, chunk, chunk, last), _every_rank
     )
 
 
-def reduce_scatter(
+def prepare_reduce_scatter(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
@@ -135,32 +146,35 @@ def reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     partial_dtype: torch.dtype | None = None,
     channels: int | None = None,
-    _every_rank: tuple[int, int] | None = None,
-) -> None:
-    """Reduces `source` of all ranks; each rank gets the chunk of its number.
+    _every_rank: torch.Tensor | None = None,
+) -> PreparedCollective:
+    """Returns a launch that reduces `source` of all ranks; each rank gets the chunk of its number.
 
     Args:
-        source: As many chunks as there are ranks; otherwise as for :func:`all_reduce`.
+        source: As many chunks as there are ranks; otherwise as for :func:`prepare_all_reduce`.
         out: One chunk; may be this rank's chunk of `source`.
-        peers: As for :func:`all_reduce`.
-        op: As for :func:`all_reduce`.
-        scale: As for :func:`all_reduce`.
-        wire_dtype: What the result is rounded to, as in :func:`all_reduce`.
-        partial_dtype: As for :func:`all_reduce`.
-        channels: As for :func:`all_reduce`.
+        peers: As for :func:`prepare_all_reduce`.
+        op: As for :func:`prepare_all_reduce`.
+        scale: As for :func:`prepare_all_reduce`.
+        wire_dtype: What the result is rounded to, as in :func:`prepare_all_reduce`.
+        partial_dtype: As for :func:`prepare_all_reduce`.
+        channels: As for :func:`prepare_all_reduce`.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype, source_chunks=peers.world_size)
     count, last = source.numel(), peers.world_size - 1
-    _reduce(message, peers, partial_dtype, channels, (count, message.count, 0, last), _every_rank)
+    return _reduce(
+        message, peers, partial_dtype, channels, (count, message.count, 0, last), _every_rank
+    )
 
 
-def all_gather(
+def prepare_all_gather(
     source: torch.Tensor, out: torch.Tensor, peers: PeerBuffers, *, channels: int | None = None
-) -> None:
-    """Gathers `source` of all ranks into `out` of all ranks, in rank order.
+) -> PreparedCollective:
+    """Returns a launch that gathers `source` of all ranks into `out` of all ranks, in rank order.
 
     Args:
         source: This rank's chunk: contiguous, any dtype, any number of elements, equal on all ranks.
@@ -169,14 +183,15 @@ def all_gather(
         channels: Programs; None for as many as there are segments, up to what the layout has.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     moved = Chunk.of(source, out, peers)
     configuration = _gathering(moved.item_bytes)
     chunk = moved.bytes // moved.item_bytes
     # In bytes: what a rank's alignment allows must not change where its segments begin.
     segment, programs = _segments(peers, moved.bytes, 1, 4 * GRAIN, channels)
-    _launch(
+    return _packed(
         configuration,
         (source, out),
         peers,
@@ -189,14 +204,19 @@ def all_gather(
     )
 
 
+all_reduce = at_once(prepare_all_reduce)
+reduce_scatter = at_once(prepare_reduce_scatter)
+all_gather = at_once(prepare_all_gather)
+
+
 def _reduce(
     message: Message,
     peers: PeerBuffers,
     partial_dtype: torch.dtype | None,
     channels: int | None,
     geometry: tuple[int, int, int, int],
-    every_rank: tuple[int, int] | None,
-) -> None:
+    every_rank: torch.Tensor | None,
+) -> PreparedCollective:
     count, chunk, out_stride, last = geometry
     partial = message.wire if partial_dtype is None else partial_dtype
     accumulate = accumulate_dtype(message.source.dtype)
@@ -213,7 +233,7 @@ def _reduce(
             f"the launch of every rank: expected aligned float32 or bfloat16 throughout, got "
             f"{configuration.name}. Correct the argument."
         )
-    _launch(
+    return _packed(
         configuration,
         (message.source, message.out),
         peers,
@@ -247,26 +267,24 @@ def _segments(
     return segment, min(most, -(-chunk // segment))
 
 
-def _launch(
+def _packed(
     configuration: Configuration,
     tensors: tuple[torch.Tensor, torch.Tensor],
     peers: PeerBuffers,
     programs: int,
-    every_rank: tuple[int, int] | None,
+    every_rank: torch.Tensor | None,
     geometry: tuple[int, ...],
     steps: tuple[int, int],
     arithmetic: tuple[int, int, int],
     aligned: bool,
-) -> None:
-    if programs == 0:
-        return
+) -> PreparedCollective:
     slots = (peers.layout.slots, peers.layout.slot_bytes)
-    start(
+    return pack(
         configuration,
         peers,
         programs,
         tensors,
         every_rank,
-        peers.table.data_ptr(),
+        peers.table,
         arguments=(*geometry, *slots, *steps, *arithmetic, peers.spins, int(aligned)),
     )

@@ -26,12 +26,19 @@ from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
 from fastcoll.kernels._peer_checks import Message, Registered
-from fastcoll.kernels._peer_launch import INTEGERS, choices, configuration_of, launch
+from fastcoll.kernels._peer_launch import (
+    INTEGERS,
+    PreparedCollective,
+    choices,
+    configuration_of,
+    prepare,
+)
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_piece, reduce_piece
+from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_reduce", "configurations"]
+__all__ = ["all_reduce", "configurations", "prepare_all_reduce"]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -105,7 +112,7 @@ def configurations() -> Iterator[Configuration]:
         yield configuration_of("two_shot", two_shot_kernel, choice)
 
 
-def all_reduce(
+def prepare_all_reduce(
     source: torch.Tensor,
     out: torch.Tensor,
     peers: PeerBuffers,
@@ -115,9 +122,9 @@ def all_reduce(
     wire_dtype: torch.dtype | None = None,
     channels: int | None = None,
     registered: Registered | None = None,
-    _every_rank: tuple[int, int] | None = None,
-) -> None:
-    """Reduces `source` of all ranks into `out` of all ranks.
+    _every_rank: torch.Tensor | None = None,
+) -> PreparedCollective:
+    """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
 
     Args:
         source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
@@ -131,7 +138,8 @@ def all_reduce(
         registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be; nothing was launched.
+        TypeError, ValueError: An argument cannot be.
+        RuntimeError: The buffers are closed.
     """
     message = Message.of(source, out, peers, op, scale, wire_dtype)
     if registered is not None and out.data_ptr() != source.data_ptr():
@@ -139,7 +147,7 @@ def all_reduce(
             "out: expected `source`, as shares of the result are fetched from where the messages are, got another "
             "tensor. Reduce in place, or call without `registered`."
         )
-    launch(
+    return prepare(
         "two_shot",
         two_shot_kernel,
         message,
@@ -149,3 +157,6 @@ def all_reduce(
         _every_rank,
         shares=peers.world_size,
     )
+
+
+all_reduce = at_once(prepare_all_reduce)

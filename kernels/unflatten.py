@@ -27,9 +27,9 @@ from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
     Plan,
-    PreparedLaunch,
     configuration_of,
 )
+from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels._sides import Flat, Scattered, require_apart, require_no_overlap
 from fastcoll.kernels._statistics import Statistics
 

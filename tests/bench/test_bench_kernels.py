@@ -1,12 +1,18 @@
 """The benchmark of the kernels, as far as no GPU is needed."""
 
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastcoll.bench import kernel_cases, kernels, peer_cases
 from fastcoll.bench.gradients import gpt2_medium, resnet50
+from fastcoll.bench.kernel_cases import Case
+from fastcoll.kernels import PeerFault
 
 
 def test_every_candidate_does_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,14 +64,107 @@ def test_targets_are_read_off_the_rows() -> None:
             ("ring 8 ranks", "256 MiB bfloat16"),
         ]
     }
-    found = {row["name"]: row["met"] for row in kernels.targets(rows, {"prepared launch": math.pi})}
+    host = {"prepared launch of ring": math.pi, "torch.mul(out=)": 2.0}
+    found = {row["name"]: row["met"] for row in kernels.targets(rows, host)}
     assert found["flatten resnet50: share of copy bandwidth"]
     assert not found["flatten gpt2-medium: share of copy bandwidth"]
     assert found["flatten resnet50: times faster than DDP"]
     assert not found["flatten resnet50: times faster than cat"]
-    assert not found["host microseconds a launch"]
+    assert not found["host microseconds of a prepared launch of ring"]
+    assert not any("torch.mul" in name for name in found)
     assert found["ring 8 ranks 256 MiB bfloat16: share of copy bandwidth"]
     assert not any(name.startswith("two_shot") for name in found)
+
+
+class StandIn:
+    """What the benchmark asks of torch.cuda; a graph replays nothing, and every event is 7 us after the one before."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def replay(self) -> None: ...
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.007
+
+
+@pytest.fixture
+def measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[list[Callable[[], Case]]], tuple[int, dict[str, Any]]]:
+    """Measures cases on the CPU: exit status and record."""
+
+    def measure(makers: list[Callable[[], Case]]) -> tuple[int, dict[str, Any]]:
+        for name in ("Stream", "stream", "Event", "CUDAGraph", "graph"):
+            monkeypatch.setattr(torch.cuda, name, StandIn)
+        monkeypatch.setattr(kernels, "_cases", lambda *_, **__: iter(makers))
+        monkeypatch.setattr(kernels, "host_microseconds", lambda work, _: (work(), 2.5)[1])
+        given = ["--rounds", "2", "--json", str(tmp_path / "out" / "record.json")]
+        status = kernels._measure(kernels._parse(given), given, torch.device("cpu"))
+        return status, json.loads((tmp_path / "out" / "record.json").read_text())
+
+    return measure
+
+
+def test_a_measurement_is_recorded(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    cpu = torch.device("cpu")
+    cases = [
+        kernel_cases.copy_case(7000, 1, cpu),
+        kernel_cases.flatten_case("m", [[(9,)]], 1, cpu),
+        peer_cases.all_reduce_case("ring", 1, 3008, torch.float32, 1, cpu),
+    ]
+    status, record = measured([lambda case=case: case for case in cases])
+    assert (status, record["failed"], record["complete"]) == (0, {}, True)
+    assert [row["name"] for row in record["cases"]] == [case.name for case in cases]
+    copy = record["cases"][0]["candidates"]["copy"]
+    assert copy["graph"]["median"] == pytest.approx(7.0)
+    assert copy["gigabytes_per_second"] == pytest.approx(2.0)
+    prepared = [row["name"].split()[-1] for row in record["targets"]]
+    assert prepared == ["flatten", "one_shot", "two_shot", "reduce_scatter", "all_gather", "ring"]
+    assert "met    host microseconds of a prepared launch of ring: 2.50" in capsys.readouterr().out
+
+
+def test_what_fails_is_recorded_and_the_rest_is_measured(measured: Any) -> None:
+    """Time on a device is short: one wrong result must not cost all others."""
+    cpu = torch.device("cpu")
+    wrong = kernel_cases.flatten_case("wrong", [[(9,)]], 1, cpu)
+    wrong.verify["ddp"] = lambda: False
+    late = kernel_cases.flatten_case("late", [[(9,)]], 1, cpu)
+
+    def give_up() -> None:
+        raise PeerFault("rank 1 is late", 0, 1, 1, [])
+
+    late.check = give_up
+    fine = kernel_cases.flatten_case("fine", [[(9,)]], 1, cpu)
+
+    def no_room() -> Case:
+        raise MemoryError("no room for it")
+
+    copy = kernel_cases.copy_case(7000, 1, cpu)
+    status, record = measured([lambda: copy, lambda: wrong, lambda: late, no_room, lambda: fine])
+    assert (status, record["complete"]) == (1, True)
+    assert [row["name"] for row in record["cases"]] == ["copy 0 MiB", "flatten fine"]
+    assert list(record["failed"]) == ["flatten wrong", "flatten late", "case 3"]
+    assert record["failed"]["flatten wrong"] == "wrong: ddp"
+    assert "rank 1 is late" in record["failed"]["flatten late"]
+    assert "no room for it" in record["failed"]["case 3"]
+
+
+def test_without_the_bandwidth_of_a_copy_there_is_no_share_of_it(measured: Any) -> None:
+    cpu = torch.device("cpu")
+    copy = kernel_cases.copy_case(7000, 1, cpu)
+    copy.verify["copy"] = lambda: False
+    flatten = kernel_cases.flatten_case("m", [[(9,)]], 1, cpu)
+    status, record = measured([lambda: copy, lambda: flatten])
+    assert (status, record["cases"]) == (1, [])
+    assert "expected the copy to be measured first" in record["failed"]["flatten m"]
 
 
 @pytest.mark.parametrize(

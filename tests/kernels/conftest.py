@@ -47,6 +47,9 @@ def compiled(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        # Each allocation by itself: one from the pool may lie behind the start of what is mapped, and may be mapped
+        # already, for a group that has ended.
+        "TORCH_SYMMMEM_IMPLICIT_POOL": "0",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     worlds = Worlds(tmp_path_factory.mktemp("compiled"), environ=environ)

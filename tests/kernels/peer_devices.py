@@ -57,10 +57,12 @@ class Call:
         gathers = case.collective == "all_gather"
         chunks = ranks if case.collective == "reduce_scatter" else 1
         inputs = [values_of(case, rank, case.count * chunks) for rank in range(ranks)]
-        sources = []
+        sources, addresses = [], []
         for values in inputs:
-            memory = torch.empty(case.offset + len(values), dtype=case.dtype, device=device)
-            sources.append(memory[case.offset :].copy_(values))
+            # One element more: an empty tensor has no address, and peers may read the message where it is.
+            memory = torch.empty(case.offset + len(values) + 1, dtype=case.dtype, device=device)
+            sources.append(memory[case.offset : -1].copy_(values))
+            addresses.append(memory.data_ptr())
         elements = case.count * (ranks if gathers else 1)
         spaces = [
             torch.full((elements + case.offset + _GUARD,), 7, dtype=case.dtype, device=device)
@@ -75,7 +77,6 @@ class Call:
         if case.algorithm == "ring" and not gathers:
             options["partial_dtype"] = case.partial
         if case.direct:
-            addresses = [source.data_ptr() for source in sources]
             options["registered"] = Registered.at(addresses, device)
         return cls(case, sources, outs, spaces, expected_of(case, reference_ranks, inputs), options)
 

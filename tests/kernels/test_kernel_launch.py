@@ -12,7 +12,8 @@ import triton
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Flatten, Reduce, Unflatten, _launch, flatten, reduce, unflatten
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, PreparedLaunch
+from fastcoll.kernels._plan import DEFAULT_BLOCKING
+from fastcoll.kernels._prepared import PreparedLaunch
 
 
 def any_configuration() -> Configuration:
@@ -157,7 +158,7 @@ def test_plans_launch_only_what_configurations_yields(module) -> None:
 def test_a_prepared_launch_refuses_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple] = []
     run = fake_launcher(monkeypatch, calls)
-    prepared = PreparedLaunch(run, 1, (5,), None, None)
+    prepared = PreparedLaunch(run, 1, (5,), None)
     prepared()
     assert calls[0][1:6] == (1, 1, 1, 73, "function")
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 99, raising=False)

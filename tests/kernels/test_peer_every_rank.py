@@ -71,12 +71,15 @@ def test_a_captured_launch_is_replayed(gpu: torch.device, algorithm: str) -> Non
     ranks = 4
     buffers = buffers_on(gpu, ranks, LAYOUT)
     call = Call.of(Case("all_reduce", algorithm, torch.float32, 20_001, seed=1), ranks, gpu)
-    sides = (call.sources, call.outs, buffers)
-    launch = prepare_every_rank(algorithm, "all_reduce", *sides, **call.options)
-    launch()
     torch.cuda.synchronize(gpu)
+    stream = torch.cuda.Stream(gpu)  # a launch is captured on the stream on which it was prepared
+    with torch.cuda.stream(stream):
+        sides = (call.sources, call.outs, buffers)
+        launch = prepare_every_rank(algorithm, "all_reduce", *sides, **call.options)
+        launch()
+    stream.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         launch()
     for _ in range(3):
         for out in call.outs:

@@ -8,6 +8,7 @@ else is as in any call: what the launcher computes, and every index, product and
 
 import mmap
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -62,8 +63,8 @@ class LastProgram:
         self._launcher = _peer_launch.launcher
         monkeypatch.setattr(_peer_launch, "launcher", self._keep)
 
-    def _keep(self, configuration: Any, device: torch.device) -> Callable[..., None]:
-        def run(grid: int, *arguments: int) -> None:
+    def _keep(self, configuration: Any, device: torch.device) -> SimpleNamespace:
+        def pack(stream: int, grid: int, arguments: tuple[int, ...]) -> Callable[[], None]:
             given = dict(zip(configuration.kernel.arg_names, arguments, strict=False))
             self.piece = given.get("piece") or given["segment"]
             unit = given.get("chunk", given["count"])
@@ -73,8 +74,9 @@ class LastProgram:
             self.length = unit - self.start
             assert self.start > 2**31
             self._launch = (configuration, device, arguments)
+            return lambda: None
 
-        return run
+        return SimpleNamespace(device=device, pack=pack)
 
     def run(self) -> None:
         """Runs it, as if every peer had done all before."""

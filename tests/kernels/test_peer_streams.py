@@ -18,6 +18,7 @@ from world import Worlds
 pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda", 0)
+DEADLINE = 100.0  # seconds; the first call starts a context and compiles
 # Not all, as each takes a second to compile.
 TYPES = {torch.float32, torch.bfloat16, torch.int64, torch.uint8, None}
 
@@ -61,7 +62,7 @@ def test_any_calls_on_the_same_buffers_are_the_oracle(
     ]
     assert len(cases) > 40
     for ranks in (2, 4):
-        (compared,) = compiled(1).run(played, cases, ranks, init=False)
+        (compared,) = compiled(1).run(played, cases, ranks, init=False, deadline=DEADLINE)
         assert compared > 10_000
 
 
@@ -84,7 +85,9 @@ def test_a_rank_that_never_launches_is_named_and_a_reset_mends_it(
     collective: str, algorithm: str, compiled: Worlds
 ) -> None:
     absent = 1
-    (faults,) = compiled(1).run(without_rank, collective, algorithm, absent, init=False)
+    (faults,) = compiled(1).run(
+        without_rank, collective, algorithm, absent, init=False, deadline=DEADLINE
+    )
     assert set(faults) == {0, 2}
     for peer, missing, text in faults.values():
         assert peer == absent or (algorithm == "ring" and missing == [absent])
