@@ -406,7 +406,7 @@ void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bo
     try {
       engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
     } catch (...) {
-      trace::fail(record, std::current_exception());
+      trace::fail(record, std::current_exception(), engine_->faulted());
       throw;
     }
     trace::complete(record);

@@ -16,8 +16,9 @@ class MessageNumbers {
                               static_cast<std::uint64_t>(peer) << 32 |
                               static_cast<std::uint32_t>(tag);
     const std::lock_guard<std::mutex> lock(mutex_);
-    // A program that gives every message a tag of its own must not fill the memory.
-    if (counts_.size() >= kMost) counts_.clear();
+    // A program that gives every message a tag of its own must not fill the memory: such messages
+    // have no number, on both ends.
+    if (counts_.size() >= kMost && counts_.find(key) == counts_.end()) return 0;
     return ++counts_[key];
   }
 

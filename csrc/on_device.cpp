@@ -149,7 +149,6 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   one.dtype = task->request.dtype;
   one.pair = pair;
   one.everyone = pair < 0;
-  one.trace = traced();
   if (task->parts.empty()) {
     planOnDevice(task->request, rank_, one.requests);
   } else {
@@ -158,6 +157,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   task->prepare();  // on the caller's stream
   one.used = task->memoryOf();
   one.after = [task] { task->finish(); };
+  one.trace = traced();  // numbered when nothing can fail any more that the other ranks do not see
   WorkRef none;
   const bool collects = collecting(none);
   one.async = call.async || collects;

@@ -116,15 +116,20 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
                      site.name, messages_ + 1, true);
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
-  bool shared = false;
   try {
-    shared = engine_->pointToPointShared(timeout);
-    if (!shared) return launchRemote(site, tensor, send, peer, tag, record);
+    if (!engine_->pointToPointShared(timeout)) {
+      return launchRemote(site, tensor, send, peer, tag, record);
+    }
+    return launchShared(site, tensor, send, peer, tag, record);
   } catch (...) {
-    trace::fail(record, std::current_exception());
+    trace::fail(record, std::current_exception(), engine_->faulted());
     throw;
   }
+}
 
+WorkRef ProcessGroupFastcoll::launchShared(const CallSite& site, at::Tensor& tensor, bool send,
+                                           int peer, int tag, trace::RecordId record) {
+  const bool profiled = at::hasCallbacks();
   auto op = std::make_shared<TensorMessage>();
   op->task.emplace(site);
   if (send) {
@@ -139,8 +144,8 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   op->seq = ++messages_;
   op->trace = record;
   if (peer == kAnySource && record != 0) op->numbers = messageNumbers_;
-  op->timeout = timeout;
-  op->deadline = deadlineAfter(Clock::now(), timeout);
+  op->timeout = options_->timeout;
+  op->deadline = deadlineAfter(Clock::now(), op->timeout);
   // A title makes torch set up its profiler's record, which takes longer than a small message.
   auto work = c10::make_intrusive<PointToPointWork>(
       rank_, typeOf(send, peer), profiled ? titleOf(send, peer) : nullptr,

@@ -17,13 +17,21 @@ using Tensors = ProcessGroupFastcoll::Tensors;
 // Groups that the trace's thread looks at. Pointers, and not references that keep: the last of
 // those may be let go by nobody but the program.
 struct Watched {
+  const std::uint64_t generation = forkGeneration();
   std::mutex mutex;
   std::vector<ProcessGroupFastcoll*> groups;
-  std::uint64_t generation = 0;
 };
+
+/// Those of this process: a forked child begins with none, and with a mutex that nobody holds.
 Watched& watched() {
-  static auto* it = new Watched;  // outlives static destructors
-  return *it;
+  static std::atomic<Watched*> known{nullptr};
+  Watched* now = known.load(std::memory_order_acquire);
+  if (now == nullptr || now->generation != forkGeneration()) {
+    auto* const fresh = new Watched;  // outlives static destructors
+    if (known.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+  }
+  return *now;
 }
 
 void add(trace::Shapes& shapes, bool output, const at::Tensor& tensor, std::int64_t parts = 0) {
@@ -141,8 +149,6 @@ void ProcessGroupFastcoll::beginTrace() {
   auto& all = watched();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.generation != forkGeneration()) all.groups.clear();
-    all.generation = forkGeneration();
     all.groups.push_back(this);
   }
   trace::setLook(&lookAtGroups);
@@ -150,7 +156,7 @@ void ProcessGroupFastcoll::beginTrace() {
 
 void ProcessGroupFastcoll::endTrace() {
   auto& all = watched();
-  if (all.generation == forkGeneration()) {
+  {
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.groups.erase(std::remove(all.groups.begin(), all.groups.end(), this), all.groups.end());
   }
@@ -158,14 +164,18 @@ void ProcessGroupFastcoll::endTrace() {
 }
 
 void ProcessGroupFastcoll::lookAtGroups() {
-  auto& all = watched();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  for (ProcessGroupFastcoll* group : all.groups) {
-    const auto device = group->device();
-    if (group->engine_->faulted() || (device != nullptr && device->faulted())) {
-      trace::groupFailed(group->traceGroup());
+  std::vector<std::uint32_t> failed;
+  {
+    auto& all = watched();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    for (ProcessGroupFastcoll* group : all.groups) {
+      const auto device = group->device();
+      if (group->engine_->faulted() || (device != nullptr && device->faulted())) {
+        failed.push_back(group->traceGroup());
+      }
     }
   }
+  for (const auto group : failed) trace::groupFailed(group);  // writes a file
 }
 
 /// At the first call, when torch has given the group its description.

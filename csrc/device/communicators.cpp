@@ -29,6 +29,7 @@ bool Communicators::add(std::uintptr_t handle, std::string name, std::string ins
   const std::lock_guard<std::mutex> lock(mutex_);
   if (aborted()) return false;
   all_.push_back({handle, std::move(name)});
+  const std::lock_guard<std::mutex> also(meetingsMutex_);
   if (!instance.empty()) meetings_.push_back({std::move(instance), peer});
   return true;
 }
@@ -50,8 +51,7 @@ void Communicators::abortAll() noexcept {
     all.swap(all_);
   }
   // Whoever is about to make the next call sees aborted(), and gives up.
-  std::unique_lock<std::timed_mutex> quiet(calling_, std::defer_lock);
-  (void)quiet.try_lock_for(kCalls);
+  if (calling_.try_lock_for(kCalls)) calling_.unlock();
   // Several at once: the end of one may wait for what another one's kernels keep from running.
   if (all.size() > 1) functionAt<Group>(functions_.groupStart)();
   for (const One& one : all) {
@@ -61,7 +61,7 @@ void Communicators::abortAll() noexcept {
 }
 
 std::vector<Meeting> Communicators::meetings() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(meetingsMutex_);
   return meetings_;
 }
 

@@ -56,6 +56,7 @@ class Communicators {
   std::timed_mutex calling_;
   mutable std::mutex mutex_;
   std::vector<One> all_;
+  mutable std::mutex meetingsMutex_;  // never held while the library is asked, which may hang
   std::vector<Meeting> meetings_;
 };
 

@@ -123,9 +123,13 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
     const c10::DeviceGuard onDevice(device);
     issuer_->prepare(device, pair, captured);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::Value) watchdog_->fail(error.kind(), error.what(), false);
+    if (error.kind() != ErrorKind::Value) {
+      watchdog_->waive();  // the caller is told here
+      watchdog_->fail(error.kind(), error.what(), false);
+    }
     throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
   } catch (...) {
+    watchdog_->waive();
     watchdog_->fail(ErrorKind::Backend, "a call was interrupted before it began", false);
     throw;
   }
@@ -141,9 +145,11 @@ void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* c
     const c10::DeviceGuard onDevice(device);
     issuer_->split(device, color, key, child != nullptr ? child->issuer_.get() : nullptr);
   } catch (const Error& error) {
+    watchdog_->waive();
     watchdog_->fail(error.kind(), error.what(), false);
     throw;
   } catch (...) {
+    watchdog_->waive();
     watchdog_->fail(ErrorKind::Backend, "a split was interrupted", false);
     throw;
   }
@@ -157,7 +163,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
   try {
     return launch(std::move(calls), flight);
   } catch (...) {
-    flight->traceEnd(std::current_exception());
+    flight->traceEnd(std::current_exception(), watchdog_->faulted());
     throw;
   }
 }
@@ -207,10 +213,12 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     }
     throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
   } catch (const c10::Error& error) {
+    watchdog_->waive();
     watchdog_->fail(ErrorKind::Backend,
                     concat(flight->describe(), " failed: ", error.what_without_backtrace()), false);
     throw;
   } catch (...) {
+    watchdog_->waive();
     watchdog_->fail(ErrorKind::Backend, flight->describe() + " was interrupted", false);
     throw;
   }

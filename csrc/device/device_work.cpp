@@ -20,7 +20,11 @@ std::exception_ptr DeviceWork::exception() const {
 void DeviceWork::throwIfFailed() const {
   if (flight_->doomed()) {
     const auto until = deadlineAfter(Clock::now(), kLongestVerdict);
-    translated([&] { waitOnHost([this] { return flight_->fault() != nullptr; }, until); });
+    if (!translated(
+            [&] { return waitOnHost([this] { return flight_->fault() != nullptr; }, until); })) {
+      throwAsTorch(Error(ErrorKind::Backend, concat("fastcoll: the group of ", flight_->describe(),
+                                                    " has failed; the log says why")));
+    }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
 }

@@ -17,8 +17,8 @@ void Flight::traceStart() const {
   for (const auto id : traces) trace::start(id);
 }
 
-void Flight::traceEnd(const std::exception_ptr& fault) const noexcept {
-  for (const auto id : traces) fault ? trace::fail(id, fault) : trace::complete(id);
+void Flight::traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept {
+  for (const auto id : traces) fault ? trace::fail(id, fault, groupFailed) : trace::complete(id);
 }
 
 void Flight::issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end,

@@ -55,7 +55,7 @@ class Flight {
   bool letGoHere();
 
   void traceStart() const;
-  void traceEnd(const std::exception_ptr& fault) const noexcept;
+  void traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept;
 
   /// The call is on its stream between these events. `captured`: the stream is being captured into
   /// a graph, so that no event may be asked, and nothing has begun. `begin` is nullptr unless calls

@@ -177,13 +177,13 @@ void Watchdog::look() {
   note(Clock::now());
   try {
     lookAtFlights();
-    note(std::nullopt);
   } catch (const std::exception& error) {
     note(std::nullopt);
     // The device itself reports an error: of a kernel, or of the card.
     return fail(ErrorKind::Backend, "the device reported an error: " + textOf(error), false);
   }
   const std::string fault = communicators_->asyncError();
+  note(std::nullopt);
   if (!fault.empty()) return fail(ErrorKind::Backend, fault, true);
   const std::string heard = news_->heard();
   if (!heard.empty()) fail(ErrorKind::Backend, "another rank met a fault: " + heard, true);
@@ -224,10 +224,10 @@ void Watchdog::lookAtFlights() {
       const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
       const bool mine = found != flights_.end() && !ended[i];
       if (mine) continue;
-      if (ended[i]) {
+      if (found != flights_.end()) {  // else somebody has told of its end already
         completed_ = std::max(completed_, flights[i]->seq);
         collect(*flights[i], callbacks);
-        flights[i]->traceEnd(nullptr);
+        flights[i]->traceEnd(nullptr, false);
       }
       if (found != flights_.end()) flights_.erase(found);
       // Also what was struck meanwhile: this thread may hold the last reference.
@@ -267,7 +267,13 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     }
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": ", cause, "; the group is aborted"));
-    abortCommunicators();
+    try {
+      abortCommunicators();
+    } catch (const std::exception& error) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      aborting_ = false;
+      log(LogLevel::Warn, concat("no thread could be started for the abort: ", error.what()));
+    }
     // What was heard is answered; what is new is told.
     const bool theirs = !news_->heard().empty() && ask;
     if (!communicators_->meetings().empty()) {
@@ -299,24 +305,24 @@ void Watchdog::abortCommunicators() {
 
 void Watchdog::giveVerdict(const std::string& answers) {
   Callbacks callbacks;
-  std::exception_ptr error;
-  std::vector<std::vector<trace::RecordId>> traces;
+  std::vector<std::pair<std::vector<trace::RecordId>, std::exception_ptr>> traces;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Failing) return;
     phase_ = Phase::Failed;
     cause_ += answers;
     for (const FlightRef& flight : flights_) {
-      error = std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
+      const auto error =
+          std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
       flight->fail(error, told_);
-      traces.push_back(flight->traces);
+      traces.emplace_back(flight->traces, error);
       collect(*flight, callbacks);
       if (flight->keeps()) ended_.push_back(flight);
     }
     flights_.clear();
     changed_.notify_all();
   }
-  for (const auto& ids : traces) {  // not under the lock: it may write a file
+  for (const auto& [ids, error] : traces) {  // not under the lock: it may write a file
     for (const auto id : ids) trace::fail(id, error);
   }
   callLater(std::move(callbacks));

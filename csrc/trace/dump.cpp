@@ -331,8 +331,9 @@ std::string write(const std::string& reason, std::string path) {
                 "fastcoll.trace: nothing is recorded. Make a group first, and leave "
                 "FASTCOLL_TRACE_SIZE above 0.");
   }
-  const std::string bytes = dump(reason);
+  // Taken in the order in which they are written: none may replace a later one.
   const std::lock_guard<std::mutex> lock(all->fileMutex);
+  const std::string bytes = dump(reason);
   if (path.empty()) {
     const std::lock_guard<std::mutex> names(all->mutex);
     path = concat(all->dumpPrefix.empty() ? kDefaultTraceDump : all->dumpPrefix, all->rank);

@@ -100,13 +100,17 @@ RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
 
 void Ring::start(RecordId id, std::int64_t now) {
   if (Claim slot(*this, id); slot) {
-    slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    // Another thread may have seen the end before this one tells of the start.
+    const auto scheduled = static_cast<std::uint64_t>(State::Scheduled);
+    if (slot.get(FASTCOLL_WORD(state)) == scheduled) {
+      slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));
+    }
     slot.set(FASTCOLL_WORD(started), now);
   }
 }
 
 void Ring::end(RecordId id, State state, std::int64_t now) {
-  if (Claim slot(*this, id); slot) {
+  if (Claim slot(*this, id); slot && slot.get(FASTCOLL_WORD(ended)) == 0) {
     slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(state));
     slot.set(FASTCOLL_WORD(ended), now);
   }

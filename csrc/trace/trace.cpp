@@ -152,7 +152,7 @@ void setMessage(RecordId id, int source, std::uint64_t seq) {
   if (id != 0) current.load(std::memory_order_acquire)->ring.setMessage(id, source, seq);
 }
 
-void fail(RecordId id, const std::string& error) noexcept {
+void fail(RecordId id, const std::string& error, bool groupFailed) noexcept {
   if (id == 0) return;
   try {
     Recorder* const mine = recorder();
@@ -161,10 +161,13 @@ void fail(RecordId id, const std::string& error) noexcept {
     all.ring.end(id, State::Failed, all.ticks.now());
     {
       const std::lock_guard<std::mutex> lock(all.mutex);
-      all.errors[id] = error;
-      while (all.errors.size() > kErrors) all.errors.erase(all.errors.begin());
+      // Those that count are the first; those of records that are overwritten count no more.
+      const RecordId last = all.ring.last();
+      const RecordId oldest = last > all.ring.size() ? last - all.ring.size() : 0;
+      all.errors.erase(all.errors.begin(), all.errors.lower_bound(oldest));
+      if (all.errors.size() < kErrors) all.errors[id] = error;
     }
-    if (all.dumpPrefix.empty()) return;
+    if (all.dumpPrefix.empty() || !groupFailed) return;
     const auto group = all.ring.groupOf(id);
     if (mustDump(all, group, Dumped::Met)) dumpByItself("a call failed");
   } catch (...) {
@@ -172,14 +175,14 @@ void fail(RecordId id, const std::string& error) noexcept {
   }
 }
 
-void fail(RecordId id, const std::exception_ptr& error) noexcept {
+void fail(RecordId id, const std::exception_ptr& error, bool groupFailed) noexcept {
   if (id == 0) return;
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& known) {
-    fail(id, known.what());
+    fail(id, known.what(), groupFailed);
   } catch (...) {
-    fail(id, "interrupted");
+    fail(id, "interrupted", groupFailed);
   }
 }
 

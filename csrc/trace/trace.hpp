@@ -55,9 +55,10 @@ void start(RecordId id);
 void complete(RecordId id);
 /// A receive from any rank has found its message.
 void setMessage(RecordId id, int source, std::uint64_t seq);
-/// The call has failed. The first of its group writes the dump, if one is asked for.
-void fail(RecordId id, const std::string& error) noexcept;
-void fail(RecordId id, const std::exception_ptr& error) noexcept;
+/// The call has failed, and the group with it unless it is said otherwise: then the first such call
+/// writes the dump, if one is asked for.
+void fail(RecordId id, const std::string& error, bool groupFailed = true) noexcept;
+void fail(RecordId id, const std::exception_ptr& error, bool groupFailed = true) noexcept;
 /// The group has failed, by what another rank did.
 void groupFailed(std::uint32_t group) noexcept;
 

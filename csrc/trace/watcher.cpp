@@ -28,7 +28,7 @@ struct sigaction before;
 
 std::mutex threadMutex;  // of what follows
 std::thread* thread = nullptr;
-int threadOf = 0;
+std::atomic<int> threadOf{0};
 std::function<void()>* look = nullptr;
 
 void ring(std::uint64_t what) {
@@ -63,8 +63,12 @@ void watch(bool looks) {
       }
     }
     if (looks) {
-      const std::lock_guard<std::mutex> lock(threadMutex);
-      if (look != nullptr) (*look)();
+      std::function<void()> now;
+      {
+        const std::lock_guard<std::mutex> lock(threadMutex);
+        if (look != nullptr) now = *look;
+      }
+      if (now) now();
     }
     if (rung >= kEnd) return;
   }
@@ -108,10 +112,11 @@ void startWatcher(Recorder& recorder) {
 }
 
 void stopWatching() noexcept {
+  if (threadOf != ::getpid()) return;  // before the lock, which a forked child may inherit locked
   std::thread* ends = nullptr;
   {
     const std::lock_guard<std::mutex> lock(threadMutex);
-    if (threadOf == ::getpid()) std::swap(ends, thread);
+    std::swap(ends, thread);
   }
   if (ends == nullptr) return;
   ring(kEnd);

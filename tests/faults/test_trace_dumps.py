@@ -1,8 +1,10 @@
 """Something goes wrong: who was it, say torch's analyser and ours, of the dumps that the ranks wrote by themselves."""
 
 import json
+import pickle
 import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -77,8 +79,15 @@ def test_a_mismatch(jobs, folder, capsys, tmp_path):
     assert any("Culprit rank 1" in message for message in messages)
 
 
+def soon():
+    """From here on calls time out soon; what came before had to wait for ranks that start slowly."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._set_default_timeout(timedelta(seconds=1))
+
+
 def does_not_come(rank: Rank):
-    does_five_steps(rank, timeout=1.0)
+    does_five_steps(rank)
+    soon()
     if rank.rank == ODD:
         rank.hear()
         return None
@@ -138,10 +147,17 @@ def hangs(rank: Rank):
 def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
     job = jobs(2, hangs, environment=environment(folder, FASTCOLL_TRACE_SIGNAL="USR2"))
     assert job.hear(0) == "calls"
-    time.sleep(0.2)
-    for rank in (0, ODD):
-        job.signal(rank, signal.SIGUSR2)
-        wait_for(folder / f"t_{rank}")
+    calls: list[int] = []
+    end = time.monotonic() + 20
+    while 6 not in calls:  # it may not be in the call yet
+        assert time.monotonic() < end
+        (folder / "t_0").unlink(missing_ok=True)
+        job.signal(0, signal.SIGUSR2)
+        wait_for(folder / "t_0")
+        entries = pickle.loads((folder / "t_0").read_bytes())["entries"]
+        calls = [entry["collective_seq_id"] for entry in entries]
+    job.signal(ODD, signal.SIGUSR2)
+    wait_for(folder / f"t_{ODD}")
     status, report, text = said(folder, capsys)
     assert (status, report["guilty"]) == (1, [ODD])
     assert "rank 1 has not come to all_reduce(float32[8], op SUM), seq 6" in text
@@ -154,12 +170,13 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
 
 
 def receives_for_ever(rank: Rank):
-    rank.used(timeout=1.0)
+    rank.used()
     if rank.rank == ODD:
         dist.send(torch.ones(3), 0)
         rank.hear()
         return None
     dist.recv(torch.ones(3), ODD)
+    soon()
     return catch(dist.recv, torch.ones(5), ODD)
 
 
@@ -174,6 +191,49 @@ def test_a_message_that_is_not_sent(jobs, folder, capsys):
     assert report["guilty"] == [ODD]
     assert report["findings"][0]["seq"] == 2
     assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
+
+
+def waits_for_any(rank: Rank):
+    rank.used()
+    if rank.rank == ODD:
+        rank.hear()
+        return None
+    soon()
+    return catch(dist.recv, torch.ones(5))
+
+
+def test_a_message_that_nobody_sends(jobs, folder, capsys):
+    """Nobody is guilty, and nothing is well."""
+    job = jobs(2, waits_for_any, environment=environment(folder))
+    assert "imed out" in job.hear(0).text
+    wait_for(folder / "t_1")
+    job.tell(ODD)
+    job.hear(ODD)
+    job.ended_well()
+    status, report, text = said(folder, capsys)
+    assert status == 1 and "imed out" in report["first_error"][1]
+    assert "No divergence" not in text
+
+
+def fails_at_last(rank: Rank, path: str):
+    """A fault that leaves the group as good as before, and later one that does not."""
+    rank.used()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if rank.rank == 0:
+        options = dist.BarrierOptions()
+        options.timeout = timedelta(milliseconds=300)
+        fault = catch(backend.monitored_barrier, options)
+        assert fault is not None and not Path(path).exists()
+    dist.all_reduce(torch.ones(1))
+    return catch(dist.all_reduce, torch.ones(2 + rank.rank))
+
+
+def test_a_harmless_fault_leaves_the_dump_to_the_real_one(jobs, folder, capsys):
+    job = jobs(2, fails_at_last, str(folder / "t_0"), environment=environment(folder))
+    assert all("Detected mismatch" in fault.text for fault in job.hear_all().values())
+    job.ended_well()
+    _, report, _ = said(folder, capsys)
+    assert report["findings"][0]["kind"] == "mismatch"
 
 
 def fails_and_goes_on(rank: Rank):
