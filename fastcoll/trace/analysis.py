@@ -176,7 +176,9 @@ def _conclude(report: Report) -> None:
     report.verdict += [finding.text for finding in findings]
     if report.first_error and not report.verdict:
         rank, error = report.first_error
-        report.verdict.append(f"a call failed on rank {rank}, and no other rank has to do with it: {error}")
+        report.verdict.append(
+            f"a call failed on rank {rank}, and no other rank has to do with it: {error}"
+        )
     worst = next((finding.guilty for finding in findings if finding.guilty), ())
     mismatch = bool(findings) and findings[0].kind == "mismatch"
     report.guilty = worst if mismatch else tuple(sorted({*report.absent, *worst}))
