@@ -9,6 +9,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from backend import all_gather_single, reduce_scatter_single
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
@@ -249,6 +250,36 @@ def many_groups():
     assert sum(name.startswith(("fastcoll-dog", "fastcoll-news")) for name in names) <= 4, names
 
 
+def the_host_waits_for_nothing():
+    """Neither a call nor wait() waits for the device, which here does not get on."""
+    size = dist.get_world_size()
+    x = rank_values(6 * size)
+    whole = torch.empty(6 * size * size, device=DEVICE)
+    lists = [torch.empty_like(x) for _ in ranks()]
+    dist.all_reduce(x)  # the communicator
+    stream = torch.accelerator.current_stream()
+    before = len(recording_device.log("synchronize"))
+    with recording_device.held(stream):
+        for async_op in (False, True):
+            works = [
+                dist.all_reduce(x, async_op=async_op),
+                dist.broadcast(x, 0, async_op=async_op),
+                dist.reduce(x, 0, async_op=async_op),
+                dist.all_gather(lists, x, async_op=async_op),
+                all_gather_single(whole, x, async_op=async_op),
+                reduce_scatter_single(x[:6], x, async_op=async_op),
+                dist.gather(x, lists if dist.get_rank() == 0 else None, async_op=async_op),
+                dist.scatter(x, lists if dist.get_rank() == 0 else None, async_op=async_op),
+                dist.all_to_all(lists, list(whole.chunk(size)), async_op=async_op),
+                dist.all_to_all_single(whole[: x.numel()], x, async_op=async_op),
+            ]
+            for work in filter(None, works):
+                work.wait()
+        assert not stream.query()
+    assert len(recording_device.log("synchronize")) == before
+    torch.recording.synchronize()
+
+
 def integer_average():
     """As with NCCL: cut off."""
     x = torch.full((3,), 1 + dist.get_rank(), dtype=torch.int64, device=DEVICE)
@@ -278,6 +309,7 @@ CASES = [
     times,
     results,
     threads_with_groups_of_their_own,
+    the_host_waits_for_nothing,
     many_groups,
     blocking_waits,
     integer_average,
