@@ -137,6 +137,7 @@ void leave(Comm* comm);
 Status barrier(Comm* comm);
 void rest(unsigned turn);
 Status hang(Comm* comm, const char* name);
+void release(void);
 
 // faults.c
 typedef struct {

@@ -1,8 +1,11 @@
 """Ways to say init_process_group."""
 
+import contextlib
 import os
+import random
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +18,16 @@ BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port below those that the kernel gives to whoever connects.
+
+    One of these could be taken meanwhile, or a rank that comes first could connect to itself.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, first)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def use_group():
