@@ -390,27 +390,4 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
   });
 }
 
-WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site("barrier");
-    auto task = newTask(site, Collective::Barrier);
-    task->before = behindDevice(opts);
-    return launch(std::move(task),
-                  {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
-  });
-}
-
-void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
-  translated([&] {
-    const trace::RecordId record = tracedMonitoredBarrier(timeoutOr(opts.timeout));
-    try {
-      engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
-    } catch (...) {
-      trace::fail(record, std::current_exception(), engine_->faulted());
-      throw;
-    }
-    trace::complete(record);
-  });
-}
-
 }  // namespace fastcoll

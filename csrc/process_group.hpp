@@ -2,7 +2,7 @@
 // and gives it to the engine of their device.
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
-// coalesced.cpp       collectives of lists of tensors
+// coalesced.cpp       collectives of lists of tensors     barriers.cpp      waiting for each other
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
 // traced.cpp          what the trace is told of each call
@@ -105,6 +105,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
                         std::vector<int64_t>& inputSplits,
                         const c10d::AllToAllOptions& opts) override;
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+
+  // --- barriers (barriers.cpp)
   WorkRef barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) override;
 

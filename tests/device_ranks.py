@@ -2,13 +2,15 @@
 
 import ctypes
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import recording_device
 import torch
 import torch.distributed as dist
 
-__all__ = ["DEVICE", "build", "prepare", "stand_in"]
+__all__ = ["DEVICE", "build", "called", "inject", "prepare", "stand_in", "until"]
 
 DEVICE = "recording"
 _FAKE_NCCL = Path(__file__).parent / "fake_nccl"
@@ -28,6 +30,27 @@ def build() -> Path:
 def stand_in() -> ctypes.CDLL:
     """The stand-in, in this process; it has to be there before CuPy."""
     return ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+
+
+def inject(text: str) -> None:
+    """Adds a fault to the stand-in; see tests/fake_nccl/faults.c."""
+    assert stand_in().fakeNcclInject(text.encode()) == 0, text
+
+
+def called(name: str) -> int:
+    """Returns how often this rank has called a function of the stand-in."""
+    library = stand_in()
+    library.fakeNcclCall.restype = ctypes.c_char_p
+    texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
+    return sum(text.split()[0] == name.encode() for text in texts)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Waits for what a thread of the engine will do."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come to pass"
+        time.sleep(0.02)
 
 
 def prepare() -> None:

@@ -82,7 +82,11 @@ def gradients_of(wire, rows=3000):
     ddp = hooked(FusedAllreduceState(wire_dtype=wire), model)
     ddp(given[dist.get_rank()]).backward()
     exact = given.to(wire).double().mean(0) if wire.itemsize == 2 else given.double().mean(0)
-    return model.weight.grad, exact
+    found = model.weight.grad
+    everywhere = [torch.empty_like(found) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, found)
+    assert all(torch.equal(other, found) for other in everywhere), "the ranks differ"
+    return found, exact
 
 
 def one_rounding(wire):
@@ -91,9 +95,6 @@ def one_rounding(wire):
     # Beside it that of the float32 sum, of numbers up to 5.
     allowed = torch.finfo(wire).eps / 2 * exact.abs() + 5 * dist.get_world_size() * 2.0**-24
     assert ((found.double() - exact).abs() <= allowed).all()
-    everywhere = [torch.empty_like(found) for _ in range(dist.get_world_size())]
-    dist.all_gather(everywhere, found)
-    assert all(torch.equal(other, found) for other in everywhere)
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -110,9 +111,6 @@ def small_error_in_float8(wire):
     # Each rank's gradients and the mean are rounded, relative to themselves or to the smallest number of the scale.
     assert (error <= 2 * step * largest).all()
     assert error.square().mean().sqrt() <= step * exact.square().mean().sqrt() * 1.5
-    everywhere = [torch.empty_like(found) for _ in range(dist.get_world_size())]
-    dist.all_gather(everywhere, found)
-    assert all(torch.equal(other, found) for other in everywhere)
 
 
 @pytest.mark.parametrize("size", [2, 3])

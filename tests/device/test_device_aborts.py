@@ -7,27 +7,16 @@ import time
 from datetime import timedelta
 from unittest import mock
 
-import device_ranks
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_ranks import called, inject, until
 from torch._C._distributed_c10d import ErrorType
 
 from fastcoll.cuda.engine import CudaEngine
 
 DEVICE = "recording:0"
-
-
-def inject(text):
-    assert device_ranks.stand_in().fakeNcclInject(text.encode()) == 0
-
-
-def called(name):
-    library = device_ranks.stand_in()
-    library.fakeNcclCall.restype = ctypes.c_char_p
-    texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
-    return sum(text.split()[0] == name.encode() for text in texts)
 
 
 def group(seconds=60):
@@ -50,13 +39,6 @@ def reduce(own):
 
 def has_failed(own):
     return own._get_backend(torch.device(DEVICE)).get_error() != ErrorType.SUCCESS
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it has not come to pass"
-        time.sleep(0.02)
 
 
 def a_call_that_fails_on_one_rank():

@@ -6,22 +6,16 @@ import device_ranks
 import pytest
 import torch
 import torch.distributed as dist
+from device_ranks import called
 from world_rank import here
 
 DEVICE = "recording:0"
 LIMIT = datetime.timedelta(seconds=40)
 
 
-def called(name):
-    library = device_ranks.stand_in()
-    library.fakeNcclCall.restype = device_ranks.ctypes.c_char_p
-    texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
-    return sum(text.split()[0] == name.encode() for text in texts)
-
-
-def divided():
+def bound():
+    """Makes the default group and returns rank and size."""
     rank, size = here().rank, here().size
-    device_ranks.stand_in().fakeNcclClearCalls()
     store = dist.FileStore(str(here().scratch / "store"), size)
     dist.init_process_group(
         "fastcoll",
@@ -31,6 +25,12 @@ def divided():
         timeout=LIMIT,
         device_id=torch.device(DEVICE),
     )
+    return rank, size
+
+
+def divided():
+    device_ranks.stand_in().fakeNcclClearCalls()
+    rank, size = bound()
     assert called("initRank") == 1
     part = dist.split_group(split_ranks=[[0, 2], [1]])
     last = dist.split_group(split_ranks=[[size - 1, 0]])
@@ -51,16 +51,7 @@ def divided():
 
 def mesh():
     """Two dimensions, as tensor and data parallel training makes them."""
-    rank, size = here().rank, here().size
-    store = dist.FileStore(str(here().scratch / "store"), size)
-    dist.init_process_group(
-        "fastcoll",
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=LIMIT,
-        device_id=torch.device(DEVICE),
-    )
+    rank, _ = bound()
     found = dist.init_device_mesh("recording", (2, 2), mesh_dim_names=("data", "tensor"))
     for name, expected in (("data", 2 * (rank % 2) + 2), ("tensor", 4 * (rank // 2) + 1)):
         x = torch.full((3,), float(rank), device=DEVICE)

@@ -3,18 +3,14 @@
 import time
 from datetime import timedelta
 
-import device_ranks
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_ranks import inject
 from torch._C._distributed_c10d import ErrorType
 
 DEVICE = "recording:0"
-
-
-def inject(text):
-    assert device_ranks.stand_in().fakeNcclInject(text.encode()) == 0
 
 
 def fault_of(call):

@@ -1,12 +1,12 @@
 """What the trace keeps of calls on device tensors, and what two ranks' dumps say of a fault."""
 
-import time
 from datetime import timedelta
 
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_ranks import until
 from torch._C._distributed_c10d import ErrorType
 from torch.distributed.distributed_c10d import _coalescing_manager
 from world import here
@@ -25,13 +25,6 @@ def ours(group):
         if record["fastcoll"]["group"] == group.group_name
         and record["profiling_name"].startswith("nccl:")
     ]
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it has not come to pass"
-        time.sleep(0.02)
 
 
 def calls():

@@ -1,0 +1,31 @@
+// The calls of ProcessGroupFastcoll that move nothing: ranks wait for each other.
+#include "process_group.hpp"
+
+namespace fastcoll {
+
+using WorkRef = ProcessGroupFastcoll::WorkRef;
+
+WorkRef ProcessGroupFastcoll::barrier(const c10d::BarrierOptions& opts) {
+  return guarded([&] {
+    const CallSite site = this->site("barrier");
+    auto task = newTask(site, Collective::Barrier);
+    task->before = behindDevice(opts);
+    return launch(std::move(task),
+                  {c10d::OpType::BARRIER, "fastcoll:barrier", opts.asyncOp, opts.timeout, {}, {}});
+  });
+}
+
+void ProcessGroupFastcoll::monitoredBarrier(const c10d::BarrierOptions& opts, bool waitAllRanks) {
+  translated([&] {
+    const trace::RecordId record = tracedMonitoredBarrier(timeoutOr(opts.timeout));
+    try {
+      engine_->monitoredBarrier(timeoutOr(opts.timeout), waitAllRanks);
+    } catch (...) {
+      trace::fail(record, std::current_exception(), engine_->faulted());
+      throw;
+    }
+    trace::complete(record);
+  });
+}
+
+}  // namespace fastcoll
