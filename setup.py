@@ -41,6 +41,7 @@ VERSION = re.search(
 PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.cuda": "fastcoll/cuda",
+    "fastcoll.ddp": "fastcoll/ddp",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",
