@@ -42,6 +42,7 @@ PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.ddp": "fastcoll/ddp",
+    "fastcoll.fsdp": "fastcoll/fsdp",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",
