@@ -151,7 +151,7 @@ class Platform:
         )
 
 
-_TUNING = "NVIDIA/nccl 5067397c (2.30), src/graph/tuning.cc, Apache-2.0"
+_TUNING = "NVIDIA/nccl 5067397c (2.30.7), src/graph/tuning.cc, Apache-2.0"
 
 HGX_H200 = Platform(
     name="nodes of 8 H200 (NVLink 4, NVSwitch), one InfiniBand NDR card for each GPU",
@@ -170,11 +170,11 @@ HGX_H200 = Platform(
         "GB/s each way, which is what NCCL reckons with (src/graph/topo.h, SM90_NVLINK_BW)",
         "inter_bandwidth": "400 Gb/s each way (NVIDIA ConnectX-7 data sheet); 8 cards for 8 GPUs (DGX H200 data sheet)",
         "memory_bandwidth": "4.8 TB/s (NVIDIA H200 data sheet)",
-        "call": f"6.6 us: baseLatencies of ring with LL; {_TUNING}",
-        "intra_latency": f"0.6, 1.9, 3.4 us: hwLatencies of NVLINK, ring, with LL, LL128 and Simple; {_TUNING}",
-        "inter_latency": "5.0, 8.5, 14 us: hwLatencies of NET, tree, which that model takes where the network's latency "
-        f"is fully exposed; {_TUNING}",
-        "efficiency": "0.5: LL sends 4 bytes of flag with 4 of data; 0.92: what that model takes for LL128",
+        "call": f"baseLatencies of ring with LL; {_TUNING}",
+        "intra_latency": f"hwLatencies of NVLINK, ring; {_TUNING}",
+        "inter_latency": "hwLatencies of NET, tree, which that model takes where all of a network's "
+        f"latency is exposed; {_TUNING}",
+        "efficiency": "LL sends 4 bytes of flag with 4 of data; 0.92 is what NCCL's model takes for LL128",
     },
 )
 """An assumption of what is common, not a machine that anybody here has measured."""

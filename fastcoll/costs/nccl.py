@@ -2,9 +2,9 @@
 
     time = latency + S / bandwidth, for each of ring and tree with LL, LL128 and Simple; the least one is chosen.
 
-Constants and rules are those of NVIDIA/nccl 5067397c (2.30), src/graph/tuning.cc (Apache-2.0), for Hopper and an Intel
-host; NVLS and CollNet, which sum in the switches, are left out. The channels are what its search (src/graph/search.cc,
-src/graph/topo.h) should find for nodes of 8 GPUs with NVSwitch and 8 NDR cards: derived here, not read off a run.
+Constants and rules are those of NVIDIA/nccl 5067397c (2.30.7), src/graph/tuning.cc (Apache-2.0), for Hopper and hosts
+of Intel; NVLS and CollNet, which sum in the switches, are left out. The channels are what its search (search.cc and
+topo.h in src/graph) should find for nodes of 8 GPUs with NVSwitch and 8 NDR cards: derived here, not read off a run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 __all__ = ["SOURCE", "NcclPrediction", "predict"]
 
-SOURCE = "NVIDIA/nccl 5067397c (2.30), src/graph/tuning.cc: ncclTopoTuneModel, ncclTopoGetAlgoTime"
+SOURCE = (
+    "NVIDIA/nccl 5067397c (2.30.7), src/graph/tuning.cc: ncclTopoTuneModel, ncclTopoGetAlgoTime"
+)
 
 _PROTOCOLS = ("LL", "LL128", "Simple")
 
