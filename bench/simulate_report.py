@@ -146,11 +146,11 @@ def draw(record: dict[str, Any], path: str) -> None:
         path: The file; its suffix selects the format.
     """
     counts = list(dict.fromkeys(case["ranks"] for case in record["cases"]))
-    columns = min(3, len(counts))
+    columns = 2 if len(counts) in (2, 4) else min(3, len(counts))
     rows = -(-len(counts) // columns)
     canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
     figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(6 * columns, 4.5 * rows), layout="constrained"
+        figsize=(5 * columns, 3.6 * rows + 1), layout="constrained"
     )
     canvas(figure)
     panels = figure.subplots(rows, columns, squeeze=False).flat
@@ -181,7 +181,10 @@ def draw(record: dict[str, Any], path: str) -> None:
         panel.grid(True, which="major", alpha=0.3)
     for panel in list(figure.axes)[len(counts) :]:
         panel.remove()
-    figure.axes[0].legend(fontsize=7)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.get_lines()}
+    figure.legend(
+        list(lines.values()), list(lines), loc="outside lower center", ncols=3, fontsize=8
+    )
     figure.suptitle(f"A model, not a measurement: {record['platform']['name']}")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
