@@ -42,6 +42,7 @@ PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
+    "fastcoll.ddp": "fastcoll/ddp",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend, ErrorType, Store
+from torch._C._distributed_c10d import Backend, ErrorType, ReduceOp, Store, Work
 
 __all__ = [
     "COLLECTIVES",
@@ -131,6 +131,30 @@ class ProcessGroupFastcoll(Backend):
     def options(self) -> Options: ...
     def transport(self) -> str:
         """Returns what moves the group's bytes: "shm", "gloo", or "none" before the first use."""
+
+    def all_reduce_fused(
+        self,
+        tensors: list[torch.Tensor],
+        op: ReduceOp | ReduceOp.RedOpType,
+        wire_dtype: torch.dtype | None = None,
+        squares: torch.Tensor | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces CPU tensors of one dtype in place, as one message.
+
+        Args:
+            tensors: At least one; any shapes.
+            op: The reduction.
+            wire_dtype: bfloat16 or float16, for float32 tensors: each element is rounded to it before it travels,
+                summed in float32 in rank order, and rounded to it once more.
+            squares: One float64 element: becomes the sum of the squares of this rank's share of the result. The
+                shares of all ranks make up the result.
+            async_op: Whether to return a work at once; squares is then set when it has ended.
+
+        Raises:
+            ValueError: A tensor or squares is not as said.
+            TypeError: The wire dtype does not fit.
+        """
 
     def get_error(self) -> ErrorType: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...

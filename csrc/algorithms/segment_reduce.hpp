@@ -1,5 +1,6 @@
 // What the reducing algorithms share: one call of the kernel over a piece of a segment, from the
-// memory of all ranks in rank order.
+// memory of all ranks in rank order. Where the squares of the result are asked for, they are summed
+// block by block while it is in the first-level cache.
 #pragma once
 
 #include <vector>
@@ -14,8 +15,18 @@ class SegmentReducer {
   SegmentReducer(const Request& request, int ranks)
       : kernel_(reduceFunction(request.dtype, request.op)),
         element_(elementSize(request.dtype)),
+        part_(partOf(request.dtype)),
         factor_(request.factor),
+        squares_(request.squares),
+        squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(request.dtype)),
         sources_(static_cast<std::size_t>(ranks)) {}
+
+  /// The caller reduces more than this rank's share, and measures that itself.
+  void measureNothing() { squares_ = nullptr; }
+  /// Adds the squares of `bytes` of a result; nothing if nobody asked for them.
+  void measure(const Request& request, const std::uint8_t* result, std::size_t bytes) const {
+    if (request.squares != nullptr && bytes > 0) *request.squares += squared(result, bytes);
+  }
 
   /// Address of the piece in rank `rank`'s contribution.
   void source(int rank, const void* piece) { sources_[static_cast<std::size_t>(rank)] = piece; }
@@ -31,33 +42,48 @@ class SegmentReducer {
     source(stream.rank(), own);
   }
 
-  /// Writes the result to [offset, offset + bytes) of a message.
-  void runInto(const Message& out, std::size_t offset, std::size_t bytes,
-               SegmentStream& stream) const {
-    if (bytes == 0) return;
+  /// Writes the result to [offset, offset + bytes) of a message, and returns where it is as
+  /// reduced.
+  const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes,
+                              SegmentStream& stream) {
+    if (bytes == 0) return nullptr;
     std::uint8_t* direct = out.contiguous(offset, bytes);
     std::uint8_t* result = direct != nullptr ? direct : stream.scratch(2 * bytes);
     run(result, bytes);
     if (direct == nullptr) out.write(offset, bytes, result);
+    return result;
   }
 
   /// Writes the result to `out`, and to `copy` while it is in the first-level cache.
   void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead) {
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
+      ahead.fetch(length);
+      reduce(out + at, length);
+      std::memcpy(copy + at, out + at, length);
+    });
+  }
+
+  void run(std::uint8_t* out, std::size_t bytes) {
+    if (squares_ == nullptr) return reduce(out, bytes);
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) { reduce(out + at, length); });
+  }
+
+ private:
+  /// Calls reduceBlock(at, length) with the sources moved on by `at`.
+  template <typename ReduceBlock>
+  void inBlocks(std::size_t bytes, ReduceBlock reduceBlock) {
     constexpr std::size_t kBlock = 4096;  // bytes; a multiple of every element
     const std::vector<const void*> first = sources_;
     for (std::size_t at = 0; at < bytes; at += kBlock) {
-      const std::size_t length = std::min(kBlock, bytes - at);
-      ahead.fetch(length);
       for (std::size_t i = 0; i < first.size(); ++i) {
         sources_[i] = static_cast<const std::uint8_t*>(first[i]) + at;
       }
-      run(out + at, length);
-      std::memcpy(copy + at, out + at, length);
+      reduceBlock(at, std::min(kBlock, bytes - at));
     }
     sources_ = first;
   }
 
-  void run(void* out, std::size_t bytes) const {
+  void reduce(std::uint8_t* out, std::size_t bytes) const {
     ReduceArgs args{};
     args.dst = out;
     args.srcs = sources_.data();
@@ -66,12 +92,20 @@ class SegmentReducer {
     args.factor = factor_;
     args.divisor = static_cast<double>(sources_.size());
     kernel_(args);
+    if (squares_ != nullptr) *squares_ += squared(out, bytes);
   }
 
- private:
+  double squared(const std::uint8_t* result, std::size_t bytes) const {
+    // A complex number's parts are squared one by one.
+    return squaresOf_(result, bytes / elementSize(part_));
+  }
+
   ReduceFn kernel_;
   std::size_t element_;
+  DType part_;
   double factor_;
+  double* squares_;
+  SquaresFn squaresOf_;
   std::vector<const void*> sources_;
 };
 
