@@ -1,8 +1,9 @@
 """``python -m fastcoll.bench.parity``: the same training with gloo and with fastcoll's hook, step by step.
 
-For each task, in one run: stock DDP on gloo; fastcoll's hook in float32; the hook with a bfloat16 wire; and stock DDP
-on gloo again, with other orders of the data. In float32 every loss must be the same, bit for bit. So it is on two
-ranks: a sum of two has one order, and halves are exact. On more ranks gloo sums in another order.
+For each task, in one run: stock DDP on gloo; fastcoll's hook and its GradientSynchronizer in float32; the hook with a
+bfloat16 wire; and stock DDP on gloo again, with other orders of the data. In float32 every loss must be the same, bit
+for bit. So it is on two ranks: a sum of two has one order, and halves are exact. On more ranks gloo sums in another
+order.
 
 What a bfloat16 wire may change is measured, not chosen: the *noise* is the standard deviation that the order of the
 data alone makes in the loss on a fixed held-out set, on gloo. Over the run the wire must move that loss by less, on
@@ -19,7 +20,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from fastcoll.bench import parity_plot, plot
 from fastcoll.bench.launch import launch
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.parity_models import TASKS, Task
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
-__all__ = ["Course", "compare", "judge", "main", "train"]
+__all__ = ["Course", "compare", "hooked", "judge", "main", "stock", "synchronized", "train"]
 
 _MODULE = "fastcoll.bench.parity"
-_HELD_OUT = 128
+_BUCKET_MB = 0.1
+_HELD_OUT = 96
 _POINTS = 15  # of a run, at which the held-out loss is taken
 
 
@@ -57,29 +59,56 @@ class Course:
     weights: Tensor
 
 
-def train(
-    task: Task,
-    steps: int,
-    group: dist.ProcessGroup | None = None,
-    state: FusedAllreduceState | None = None,
-    order: int = 0,
-) -> Course:
-    """Trains on this rank's data; all ranks of a group call it.
+Wrap = Callable[[nn.Module], nn.Module]
+"""Makes a model train in data parallel; returns what is called for its outputs."""
+
+
+def stock(group: dist.ProcessGroup | None) -> Wrap:
+    """Returns DistributedDataParallel."""
+    return lambda model: _ddp(model, group)
+
+
+def hooked(group: dist.ProcessGroup | None, wire_dtype: torch.dtype | None = None) -> Wrap:
+    """Returns DistributedDataParallel with fastcoll's hook."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        ddp = _ddp(model, group)
+        ddp.register_comm_hook(
+            FusedAllreduceState(group, wire_dtype=wire_dtype), fused_allreduce_hook
+        )
+        return ddp
+
+    return wrap
+
+
+def synchronized(group: dist.ProcessGroup | None) -> Wrap:
+    """Returns fastcoll's GradientSynchronizer."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        GradientSynchronizer(model, group, bucket_cap_mb=_BUCKET_MB)
+        return model
+
+    return wrap
+
+
+def _ddp(model: nn.Module, group: dist.ProcessGroup | None) -> DistributedDataParallel:
+    return DistributedDataParallel(model, process_group=group, bucket_cap_mb=_BUCKET_MB)
+
+
+def train(task: Task, steps: int, wrap: Wrap, order: int = 0) -> Course:
+    """Trains on this rank's data; all ranks call it.
 
     Args:
         task: What to learn.
         steps: How many.
-        group: Of DDP; None is the default group.
-        state: Of fastcoll's hook; None: stock DDP.
+        wrap: How gradients are averaged.
         order: Seed of the data's order; the model's start is always the same.
     """
     torch.manual_seed(0)
     model = task.build()
-    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
-    if state is not None:
-        ddp.register_comm_hook(state, fused_allreduce_hook)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=task.learning_rate, momentum=0.9)
-    rank = dist.get_rank(group)
+    ddp = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.learning_rate, momentum=0.9)
+    rank = dist.get_rank()
     data = torch.Generator().manual_seed(1000 + 100 * order + rank)
     fixed = task.sample(_HELD_OUT, torch.Generator().manual_seed(999))
     losses, held_out = [], []
@@ -105,7 +134,7 @@ def _loss_on(model: nn.Module, fixed: tuple[Tensor, Tensor]) -> float:
 
 
 def compare(
-    task: Task, steps: int, orders: int, stock: dist.ProcessGroup, group: dist.ProcessGroup | None
+    task: Task, steps: int, orders: int, gloo: dist.ProcessGroup, group: dist.ProcessGroup | None
 ) -> dict[str, Any]:
     """Trains in all ways; all ranks call it.
 
@@ -113,12 +142,12 @@ def compare(
         task: What to learn.
         steps: Of each training.
         orders: Trainings on the stock backend, each with another order of the data; 3 or more.
-        stock: Group of the stock backend.
+        gloo: Group of the stock backend.
         group: Of fastcoll; None is the default group.
 
     Returns:
-        This rank's view: losses and held-out losses of each training, whether float32 is the same bit for bit,
-        ``noise`` and ``moved``, see the head of this file.
+        This rank's view: losses and held-out losses of each training, ``same``: whether float32 is, bit for
+        bit, ``noise`` and ``moved``, see the head of this file.
 
     Raises:
         ValueError: Fewer than 3 orders.
@@ -127,9 +156,10 @@ def compare(
         raise ValueError(
             f"{_MODULE}: expected 3 orders of the data or more to know a spread, got {orders}"
         )
-    by_stock = [train(task, steps, stock, order=order) for order in range(orders)]
-    same = train(task, steps, group, FusedAllreduceState(group))
-    narrow = train(task, steps, group, FusedAllreduceState(group, wire_dtype=torch.bfloat16))
+    by_stock = [train(task, steps, stock(gloo), order) for order in range(orders)]
+    same = train(task, steps, hooked(group))
+    direct = train(task, steps, synchronized(group))
+    narrow = train(task, steps, hooked(group, torch.bfloat16))
     points = list(zip(*(course.held_out for course in by_stock), strict=True))
     first = by_stock[0]
     return {
@@ -139,8 +169,7 @@ def compare(
             "float32": same.held_out,
             "bfloat16 wire": narrow.held_out,
         },
-        "same_losses": same.losses == first.losses and same.held_out == first.held_out,
-        "same_weights": torch.equal(same.weights, first.weights),
+        "same": {"fused hook": _same(same, first), "GradientSynchronizer": _same(direct, first)},
         "other_weights": not torch.equal(narrow.weights, first.weights),
         "noise": statistics.mean(map(statistics.stdev, points)),
         "moved": statistics.mean(
@@ -149,11 +178,22 @@ def compare(
     }
 
 
+def _same(one: Course, other: Course) -> bool:
+    """Tells whether two trainings are the same, bit for bit."""
+    return (
+        one.losses == other.losses
+        and one.held_out == other.held_out
+        and torch.equal(one.weights, other.weights)
+    )
+
+
 def judge(name: str, case: dict[str, Any]) -> list[str]:
     """Returns what does not hold of a rank's view; see the head of this file."""
-    problems = []
-    if not (case["same_losses"] and case["same_weights"]):
-        problems.append(f"{name}: in float32 the training is not gloo's, bit for bit")
+    problems = [
+        f"{name}: in float32 the training with the {way} is not gloo's, bit for bit"
+        for way, same in case["same"].items()
+        if not same
+    ]
     if not case["other_weights"]:
         problems.append(f"{name}: the bfloat16 wire changed nothing: it was not used")
     if not case["moved"] < case["noise"]:
@@ -171,12 +211,12 @@ def judge(name: str, case: dict[str, Any]) -> list[str]:
 def _run_rank(options: argparse.Namespace, given: list[str]) -> int:
     torch.set_num_threads(1)
     dist.init_process_group("fastcoll")
-    stock = dist.new_group(backend="gloo")
-    assert isinstance(stock, dist.ProcessGroup)
+    gloo = dist.new_group(backend="gloo")
+    assert isinstance(gloo, dist.ProcessGroup)
     cases: dict[str, Any] = {}
     problems: list[str] = []
     for name in options.tasks:
-        case = compare(TASKS[name], options.steps, options.orders, stock, None)
+        case = compare(TASKS[name], options.steps, options.orders, gloo, None)
         problems += judge(name, case)
         views: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(views, (case, problems))
@@ -185,7 +225,7 @@ def _run_rank(options: argparse.Namespace, given: list[str]) -> int:
         if dist.get_rank() == 0:
             print(
                 f"{name}: {options.steps} steps, {options.nproc} ranks: float32 "
-                f"{'the same bit for bit' if case['same_losses'] else 'DIFFERENT'}; held-out loss moved by the "
+                f"{'the same bit for bit' if all(case['same'].values()) else 'DIFFERENT'}; held-out loss moved by the "
                 f"bfloat16 wire {case['moved']:.5f}, by the order of the data {case['noise']:.5f}",
                 flush=True,
             )

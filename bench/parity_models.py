@@ -11,7 +11,7 @@ from torch import Tensor, nn
 __all__ = ["TASKS", "Task"]
 
 _CLASSES = 10
-_SIDE = 16
+_SIDE = 12
 _WORDS = 32
 _LENGTH = 24
 

@@ -11,16 +11,15 @@ from backend import beyond_gloo
 from fastcoll.bench import parity, parity_plot
 from fastcoll.bench.parity import compare, judge, train
 from fastcoll.bench.parity_models import TASKS
-from fastcoll.ddp import FusedAllreduceState
 
 STEPS = 30
 ORDERS = 3
 
 
 def compared(name):
-    stock = dist.new_group(backend="gloo")
-    case = compare(TASKS[name], STEPS, ORDERS, stock, None)
-    dist.destroy_process_group(stock)
+    gloo = dist.new_group(backend="gloo")
+    case = compare(TASKS[name], STEPS, ORDERS, gloo, None)
+    dist.destroy_process_group(gloo)
     assert judge(name, case) == []
     return case
 
@@ -42,11 +41,12 @@ def test_training_is_gloos(world, name, tmp_path):
 
 def alone(name):
     """One rank: nothing is summed, and the average of one is itself."""
-    stock = dist.new_group(backend="gloo")
-    first = train(TASKS[name], 15, stock)
-    dist.destroy_process_group(stock)
-    other = train(TASKS[name], 15, None, FusedAllreduceState())
-    assert other.losses == first.losses and torch.equal(other.weights, first.weights)
+    gloo = dist.new_group(backend="gloo")
+    first = train(TASKS[name], 15, parity.stock(gloo))
+    dist.destroy_process_group(gloo)
+    for wrap in (parity.hooked(None), parity.synchronized(None)):
+        other = train(TASKS[name], 15, wrap)
+        assert other.losses == first.losses and torch.equal(other.weights, first.weights)
 
 
 @beyond_gloo("the hook's average in the all-reduce")
@@ -57,8 +57,7 @@ def test_one_rank(world):
 def good():
     return {
         "losses": {"gloo": [3.0] * 10 + [1.0] * 10},
-        "same_losses": True,
-        "same_weights": True,
+        "same": {"fused hook": True, "GradientSynchronizer": True},
         "other_weights": True,
         "noise": 0.1,
         "moved": 0.01,
@@ -68,8 +67,11 @@ def good():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"same_losses": False}, "bit for bit"),
-        ({"same_weights": False}, "bit for bit"),
+        (
+            {"same": {"fused hook": False, "GradientSynchronizer": True}},
+            "with the fused hook is not",
+        ),
+        ({"same": {"fused hook": True, "GradientSynchronizer": False}}, "with the GradientSyn"),
         ({"other_weights": False}, "was not used"),
         ({"moved": 0.2}, "moves the held-out loss"),
         ({"moved": math.nan}, "moves the held-out loss"),
@@ -97,5 +99,5 @@ def test_command(tmp_path, capfd):
     assert parity.main(flags.split()) == 0, capfd.readouterr()
     record = json.loads(path.read_text())
     assert (record["steps"], record["world_size"], record["problems"]) == (15, 2, [])
-    assert record["tasks"]["transformer"]["same_losses"]
+    assert set(record["tasks"]["transformer"]["same"].values()) == {True}
     assert "the same bit for bit" in capfd.readouterr().out
