@@ -69,17 +69,18 @@ def _traffic() -> list[str]:
 
 def _ddp(name: str) -> list[str]:
     record = _record(name)
-    rows = []
-    for case in record["cases"]:
-        for one in case["cases"]:
-            rows.append([
-                case["model"],
-                one["backend"],
-                one["buckets"],
-                f"{one['added'] / 1e3:.1f}",
-                f"{one['best_added'] / 1e3:.1f}",
-                "-" if one["ratio"] is None else f"{one['ratio']:.2f}x",
-            ])  # fmt: skip
+    rows = [
+        [
+            case["model"],
+            one["backend"],
+            one["buckets"],
+            f"{one['added'] / 1e3:.1f}",
+            f"{one['best_added'] / 1e3:.1f}",
+            "-" if one["ratio"] is None else f"{one['ratio']:.2f}x",
+        ]
+        for case in record["cases"]
+        for one in case["cases"]
+    ]
     head = [
         "model",
         "path",
