@@ -40,6 +40,7 @@ VERSION = re.search(
 # would also install a top-level `kernels`.
 PACKAGES = {
     "fastcoll": "fastcoll",
+    "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.ddp": "fastcoll/ddp",
     "fastcoll.fsdp": "fastcoll/fsdp",
