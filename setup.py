@@ -41,6 +41,7 @@ VERSION = re.search(
 PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.cuda": "fastcoll/cuda",
+    "fastcoll.cuda.algorithms": "fastcoll/cuda/algorithms",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",

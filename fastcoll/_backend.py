@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fastcoll import tuning
 from fastcoll._load import C
+from fastcoll.env import Env
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -50,7 +51,11 @@ def create_device_engine(
     """
     from fastcoll.cuda.engine import CudaEngine
 
-    return CudaEngine(store, group, rank, size, timeout, device_type)
+    return CudaEngine(
+        *(store, group, rank, size, timeout, device_type),
+        thresholds=tuning.load().device,
+        algorithm=Env.read().algo,
+    )
 
 
 def create(

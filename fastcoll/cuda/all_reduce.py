@@ -1,0 +1,258 @@
+"""The all-reduces of a group on one device: from operations of the engine to an algorithm, a plan and its launches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.call import Call
+from fastcoll.cuda.call_options import CallOptions, current_options
+from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.peer_watch import PeerWatch, watch
+from fastcoll.cuda.plans import CudaGraphs, PlanCache, Recorder
+from fastcoll.cuda.selector import Thresholds, fuses, select
+from fastcoll.cuda.symmetric import Region
+
+__all__ = ["AllReduces", "Task"]
+
+_log = logging.getLogger("fastcoll.cuda")
+
+_MOST_CHOICES = 4096
+_left_behind: list[object] = []  # regions that kernels of a failed group may still read
+
+Task = tuple[torch.dtype, str, int, int, int]
+"""One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
+
+
+class AllReduces:
+    """What serves the all-reduces of one group on one device.
+
+    Launches that work on the peers' memory follow each other, on whatever streams: what the kernels count on.
+
+    Args:
+        communicator: NCCL's.
+        region: What the ranks have found out, and mapped.
+        device: As torch names it.
+        kernel_device: As kernels name it.
+        thresholds: From the tuning table.
+        forced: FASTCOLL_ALGO.
+        aborted: Whether the group was aborted.
+        report: Tells the watchdog of a fault.
+
+    Attributes:
+        region: As given.
+        plans: What is repeated.
+        recorder: What captures plans as graphs; None where nothing can.
+        chosen: Name of the algorithm of the last call that came here, for tests and tools.
+    """
+
+    def __init__(
+        self,
+        communicator: NcclCommunicator,
+        region: Region,
+        device: torch.device,
+        kernel_device: torch.device,
+        thresholds: Thresholds,
+        forced: str,
+        aborted: Callable[[], bool],
+        report: Callable[[str], None],
+    ) -> None:
+        self.region = region
+        self.plans = PlanCache()
+        self.recorder: Recorder | None = CudaGraphs(device) if device.type == "cuda" else None
+        self.chosen = ""
+        self._communicator = communicator
+        self._device = device
+        self._kernel_device = kernel_device
+        self._thresholds = thresholds
+        self._forced = forced
+        self._aborted = aborted
+        self._choices: dict[tuple[Call, str], Algorithm] = {}
+        self._singles: dict[tuple[torch.dtype, str, int, CallOptions], Call] = {}
+        self._workspaces: dict[int, Tensor] = {}
+        self._last: tuple[torch.Stream, bool] | None = None  # of a launch with peers; was it recorded
+        self._watch: PeerWatch | None = None
+        if region.peers is not None:
+            self._watch = PeerWatch(communicator.member, region.peers.buffers, aborted, report)
+            watch(self._watch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether NCCL alone serves every call that has no options."""
+        return not self.region.topology.kernels and self._forced in ("auto", "nccl")
+
+    def serve(self, tasks: Sequence[Task], stream: int) -> list[int]:
+        """Puts all-reduces on the current stream that are not NCCL's own.
+
+        Args:
+            tasks: Made together: nobody relies on an order among them.
+            stream: Handle of the current stream.
+
+        Returns:
+            Which of them are left, to be put there by NCCL as they are.
+
+        Raises:
+            ValueError: No algorithm, or not the forced one, can serve a call; nothing was put on the stream.
+            DistBackendError: NCCL failed, or the group was aborted.
+        """
+        options = current_options()
+        left: list[int] = []
+        chosen: list[tuple[Algorithm, Call, list[int]]] = []
+        for call, indices in self._calls(tasks, options):
+            algorithm = self._choose(call, options)
+            self.chosen = algorithm.name
+            if algorithm.name == "nccl" and algorithm.launches(call) == 1:
+                left += indices
+            else:
+                chosen.append((algorithm, call, indices))
+        if not chosen:
+            return left
+        recording = self.recorder is not None and self.recorder.is_recording()
+        plans = []
+        for algorithm, call, indices in chosen:
+            pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
+            key = (algorithm.name, call, pieces, stream)
+            plan = self.plans.find(key)
+            if plan is None:
+                site = Site(
+                    self._communicator,
+                    stream,
+                    self._kernel_device,
+                    self.region.peers,
+                    lambda size: self._workspace(size, stream, recording),
+                )
+                plan = self.plans.add(key, lambda: self._prepared(algorithm, call, pieces, site))  # noqa: B023
+            if recording:
+                self.plans.pin(plan)
+            plans.append(plan)
+        for plan in plans:
+            if plan.prepared.uses_peers:
+                self._follow(recording)
+            plan.run(None if recording else self.recorder)
+        return left
+
+    def close(self) -> None:
+        """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
+        if self._watch is not None:
+            self._watch.close()
+        peers = self.region.peers
+        if peers is not None:
+            peers.close()
+            if self._aborted():
+                _left_behind.append((peers, self.plans))
+                self.plans = PlanCache()
+        self.plans.clear()
+        self._workspaces.clear()
+        self.region = Region(self.region.topology)
+
+    def _calls(
+        self, tasks: Sequence[Task], options: CallOptions
+    ) -> list[tuple[Call, list[int]]]:
+        """Returns the calls that tasks become: each its own, or lists of one dtype and operation."""
+        if len(tasks) == 1:
+            dtype, op, _, _, count = tasks[0]
+            return [(self._single(dtype, op, count, options), [0])]
+        by_type: dict[tuple[torch.dtype, str], list[int]] = {}
+        for index, (dtype, op, *_) in enumerate(tasks):
+            by_type.setdefault((dtype, op), []).append(index)
+        calls: list[tuple[Call, list[int]]] = []
+        for (dtype, op), indices in by_type.items():
+            sizes = tuple(tasks[index][4] for index in indices)
+            together = _call(dtype, op, sizes, options)
+            topology = self.region.topology
+            fused = options.fuse
+            if fused is None:
+                fused = fuses(sizes, together, topology, self._thresholds)
+            if fused and self._serves(together, options):
+                calls.append((together, indices))
+            else:
+                calls += [
+                    (_call(dtype, op, (size,), options), [index])
+                    for size, index in zip(sizes, indices, strict=True)
+                ]
+        return calls
+
+    def _single(self, dtype: torch.dtype, op: str, count: int, options: CallOptions) -> Call:
+        """Returns the call for one tensor; kept, as making one takes longer than a call of NCCL."""
+        key = (dtype, op, count, options)
+        call = self._singles.get(key)
+        if call is None:
+            if len(self._singles) >= _MOST_CHOICES:
+                self._singles.clear()
+            call = self._singles[key] = _call(dtype, op, (count,), options)
+        return call
+
+    def _serves(self, call: Call, options: CallOptions) -> bool:
+        """Whether a list can be reduced as one; else its tensors are, each for itself."""
+        try:
+            self._choose(call, options)
+        except ValueError:
+            return False
+        return True
+
+    def _choose(self, call: Call, options: CallOptions) -> Algorithm:
+        forced = options.algorithm or self._forced
+        found = self._choices.get((call, forced))
+        if found is None:
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
+            try:
+                found = select(call, self.region.topology, self._thresholds, forced)
+            except ValueError as error:
+                raise ValueError(
+                    self._communicator.member.says("all_reduce", str(error))
+                ) from None
+            self._choices[call, forced] = found
+        return found
+
+    def _prepared(
+        self, algorithm: Algorithm, call: Call, pieces: Sequence[Piece], site: Site
+    ) -> Prepared:
+        recorder = self.recorder
+        if recorder is not None and recorder.is_recording() and algorithm.launches(call) > 1:
+            raise ValueError(
+                self._communicator.member.says(
+                    "all_reduce",
+                    f"expected a call that was made before on the stream that is captured, got a first {call} by "
+                    f"{algorithm.name}, whose tables cannot be copied to the device during a capture. Make the same "
+                    "call, with the same tensors, once before the capture on the same stream.",
+                )
+            )
+        return algorithm.prepare(call, pieces, site)
+
+    def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
+        """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""
+        known = self._workspaces.get(stream)
+        if known is not None and known.numel() >= size:
+            return known
+        made = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+        if not recording:  # else it belongs to the graph
+            self._workspaces[stream] = made
+        return made
+
+    def _follow(self, recording: bool) -> None:
+        """Makes the current stream wait for the one that launched before, if that is another."""
+        if self._watch is not None:
+            self._watch.launched()
+        current = torch.accelerator.current_stream(self._device)
+        last, self._last = self._last, (current, recording)
+        if last is None or last[0] == current:
+            return
+        # What a graph captures waits for nothing outside it, and nothing outside for it: when it runs is the user's affair.
+        if recording and (self.recorder is None or not self.recorder.is_recording(last[0])):
+            return
+        if last[1] == recording:
+            current.wait_stream(last[0])
+
+
+def _call(
+    dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions
+) -> Call:
+    wire = options.wire_dtype
+    if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
+        wire = None
+    return Call(dtype, op, sizes, wire, options.scale)
