@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
-from fastcoll.cuda import nccl_library
+from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces, Task
 from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.errors import Member
@@ -133,7 +133,7 @@ class CudaEngine:
         algorithm: str = AUTO,
     ) -> None:
         self.all_reduces: dict[int, AllReduces] = {}
-        self._wish = Wish(algorithm, thresholds)
+        self._wish = Wish(algorithm, thresholds, symmetric.ROOM)
         self.communicators = C.Communicators(nccl_library.load().entry_points())
         self._store = store
         self._member = Member(group, rank, size)

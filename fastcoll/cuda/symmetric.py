@@ -25,17 +25,34 @@ from fastcoll.cuda.mapping import MAPPERS, Mapper
 from fastcoll.cuda.selector import Thresholds
 from fastcoll.env import Env
 
-__all__ = ["BUCKET_BYTES", "PeerMemory", "Region", "Wish", "open_region", "reason_against"]
+__all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-BUCKET_BYTES = 32 << 20
-"""Room for a list's bucket in a rank's region: DDP's buckets have 25 MiB."""
-
 _MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
-_CHANNELS = 64
-_STAGE_BYTES = 128 << 10
-_SLOTS, _SLOT_BYTES = 4, 64 << 10
+
+
+@dataclass(frozen=True)
+class Room:
+    """How large a rank's region is; not tuned on a GPU yet.
+
+    Attributes:
+        bucket_bytes: For a list's bucket: DDP's have 25 MiB.
+        channels: Programs of a launch, at most.
+        stage_bytes: Staging of a channel, for one of its halves.
+        slots: Segments of the ring that may be under way, for each channel.
+        slot_bytes: Size of a slot.
+    """
+
+    bucket_bytes: int = 32 << 20
+    channels: int = 64
+    stage_bytes: int = 128 << 10
+    slots: int = 4
+    slot_bytes: int = 64 << 10
+
+
+ROOM = Room()
+"""Of all regions of this process: 64 MiB each."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +62,12 @@ class Wish:
     Attributes:
         algorithm: FASTCOLL_ALGO.
         thresholds: Of the tuning table.
-        bucket_bytes: As :data:`BUCKET_BYTES`.
-        channels: Of the layout of the regions.
-        stage_bytes: Of the layout of the regions.
-        slot_bytes: Of the layout of the regions.
+        room: Of the regions.
     """
 
     algorithm: str
     thresholds: Thresholds
-    bucket_bytes: int = BUCKET_BYTES
-    channels: int = _CHANNELS
-    stage_bytes: int = _STAGE_BYTES
-    slot_bytes: int = _SLOT_BYTES
+    room: Room
 
 
 class PeerMemory:
@@ -170,6 +181,13 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+_WISHES = {
+    "algorithm": "FASTCOLL_ALGO",
+    "thresholds": "section on devices of the tuning table",
+    "room": "version of fastcoll",
+}
+
+
 def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None:
     """Checks that all ranks were told the same.
 
@@ -180,7 +198,7 @@ def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None
     for rank, record in enumerate(records):
         for name, value in record["wish"].items():
             if value != first[name]:
-                what = "FASTCOLL_ALGO" if name == "algorithm" else f"{name} of the tuning table"
+                what = _WISHES[name]
                 raise member.fault(
                     "init",
                     f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
@@ -240,12 +258,13 @@ def open_region(
 
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
-    layout = PeerLayout(wish.channels, wish.stage_bytes, _SLOTS, wish.slot_bytes)
+    room = wish.room
+    layout = PeerLayout(room.channels, room.stage_bytes, room.slots, room.slot_bytes)
     bucket_at = -(-layout.bytes // 256) * 256
     where = mapper.kernel_device(device)
 
     def allocate() -> Tensor:
-        return mapper.allocate(bucket_at + wish.bucket_bytes, where)
+        return mapper.allocate(bucket_at + room.bucket_bytes, where)
 
     if reason := vote("allocated", allocate):
         return _without(member, kernels, reason, unexpected=True)
@@ -261,7 +280,7 @@ def open_region(
 
     if reason := vote("mapped", map_all):
         return _without(member, kernels, reason, unexpected=True)
-    topology = Topology(member.size, kernels, True, wish.bucket_bytes)
+    topology = Topology(member.size, kernels, True, room.bucket_bytes)
     return Region(topology, made[1])
 
 
