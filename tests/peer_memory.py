@@ -6,9 +6,8 @@ What a kernel touches is reported to the recording device, so that it checks the
 
 import ctypes
 import os
-import tempfile
 import time
-from pathlib import Path
+import weakref
 
 import device_ranks
 import torch
@@ -45,15 +44,17 @@ class SharedFiles:
     def allocate(self, size: int, device: torch.device) -> torch.Tensor:
         if "allocate" in self.refuses:
             raise RuntimeError("no memory in this test")
-        file, name = tempfile.mkstemp(prefix="fastcoll-region-")
+        file = os.memfd_create("region")
         os.ftruncate(file, size)
-        os.close(file)
-        memory = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
-        memory.path = name
+        memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+        memory.path = f"/proc/{os.getpid()}/fd/{file}"
+        memory.closing = weakref.finalize(memory, os.close, file)
         return memory
 
     def map(self, memory, name, member, store) -> list[int]:
         if "map" in self.refuses:
+            store.set(f"file/{member.rank}", memory.path)  # the others find it
+            store.add("mapped", 1)
             raise RuntimeError("no mapping in this test")
         store.set(f"file/{member.rank}", memory.path)
         keys = [f"file/{rank}" for rank in range(member.size)]
@@ -69,7 +70,6 @@ class SharedFiles:
         store.add("mapped", 1)
         while store.add("mapped", 0) < member.size:
             time.sleep(0.002)
-        Path(memory.path).unlink()
         return [one.data_ptr() for one in memory.mapped]
 
     def kernel_device(self, device: torch.device) -> torch.device:
