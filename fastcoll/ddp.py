@@ -179,6 +179,11 @@ def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
 
 def _reduced_as(buffer: Tensor, wire: torch.dtype, state: FusedAllreduceState) -> Future[Tensor]:
     """Fastcoll sums 16-bit types in float32, and divides before it rounds."""
+    if not buffer.is_cpu:
+        from fastcoll.cuda.gradients import reducer_for
+
+        if (start := reducer_for(buffer, state)) is not None:
+            return _then(start(), lambda: buffer)
     sent = buffer.to(wire)
     work = dist.all_reduce(sent, _op(state), group=state.process_group, async_op=True)
     return _then(work, lambda: buffer.copy_(_used_here(sent)))
