@@ -74,8 +74,8 @@ def all_reduce_coalesced(
         op: What ``dist.all_reduce`` takes.
         group: None is the default group.
         async_op: Return a work at once.
-        wire_dtype: bfloat16 or float16: what tensors of a wider floating-point dtype travel as. They are summed in float32
-            in rank order and rounded once. Tensors that are no wider travel as they are.
+        wire_dtype: bfloat16 or float16: what tensors of a wider floating-point dtype travel as. They are summed in
+            float32 in rank order and rounded once. Tensors that are no wider travel as they are.
         scale: Factor of the results; floating-point tensors only. On devices it is applied before the rounding.
 
     Returns:
@@ -87,11 +87,14 @@ def all_reduce_coalesced(
             this device is another one and has no list, wire or factor.
     """
     tensors = _checked(tensors, wire_dtype, scale)
-    group = dist.group.WORLD if group is None else group
-    if group is None or group is dist.GroupMember.NON_GROUP_MEMBER:
-        if group is None:
-            raise ValueError("fastcoll.all_reduce_coalesced: expected a process group, got none")
+    given: Any = group  # torch has a number for ranks that are in no group
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
         return None
+    group = dist.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError(
+            "fastcoll.all_reduce_coalesced: expected a process group, got none. Call init_process_group before."
+        )
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp = op
     options.asyncOp = async_op
@@ -100,8 +103,8 @@ def all_reduce_coalesced(
     if not _is_fastcoll(group, device):
         if not plain:
             raise ValueError(
-                f"fastcoll.all_reduce_coalesced: expected a group of the backend fastcoll for a wire dtype or a factor, "
-                f"got {dist.get_backend(group)} for {device.type}. Make the group with it, or leave them out."
+                "fastcoll.all_reduce_coalesced: expected a group of the backend fastcoll for a wire dtype or a "
+                f"factor, got {dist.get_backend(group)} for {device.type}. Make the group with it, or leave them out."
             )
         work = group.allreduce_coalesced(tensors, options)
         return _ended(work, async_op)
@@ -124,7 +127,9 @@ def all_reduce_coalesced(
         if scale != 1.0:
             torch._foreach_mul_(tensors, scale)
 
-    return _ended(CoalescedWork(group.allreduce_coalesced(sent, options), tensors, finish), async_op)
+    return _ended(
+        CoalescedWork(group.allreduce_coalesced(sent, options), tensors, finish), async_op
+    )
 
 
 def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list[Tensor]:

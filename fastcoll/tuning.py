@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.selector import Thresholds
+from fastcoll.cuda.selector import DEFAULT, Thresholds
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
@@ -42,7 +42,7 @@ class Loaded:
     table: C.Tuning
     source: Path
     machine: str
-    device: Thresholds = Thresholds()
+    device: Thresholds = DEFAULT
 
 
 def machine_name() -> str:
@@ -106,7 +106,7 @@ def _parse_device(section: Any, source: Path) -> Thresholds:
         ValueError: It is not one.
     """
     if section is None:
-        return Thresholds()
+        return DEFAULT
     try:
         values = dict(section["table"])
     except (KeyError, TypeError, ValueError):

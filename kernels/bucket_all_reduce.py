@@ -65,7 +65,10 @@ _INT32 = frozenset({"rank", "world", "channels", "op", "divisor", "shares"})
 
 
 @triton.jit
-def _place(block_map, sizes, bucket_row, output_row, block, item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+def _place(
+    block_map, sizes, bucket_row, output_row, block,
+    item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
     """Returns where a block lies behind the start of a bucket, in bytes, its output's address, and its elements."""
     entry = addressed(block_map, tl.int32) + 2 * block
     tensor = tl.load(entry).to(tl.int64)

@@ -101,7 +101,13 @@ def _report_accesses() -> None:
     from fastcoll.cuda.all_reduce import AllReduces
 
     report = ctypes.CDLL(None).recordingDeviceAccess
-    report.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
+    report.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_char_p,
+    ]
     serve = AllReduces.serve
 
     def reporting(self, tasks, stream):

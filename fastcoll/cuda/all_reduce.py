@@ -74,7 +74,9 @@ class AllReduces:
         self._choices: dict[tuple[Call, str], Algorithm] = {}
         self._singles: dict[tuple[torch.dtype, str, int, CallOptions], Call] = {}
         self._workspaces: dict[int, Tensor] = {}
-        self._last: tuple[torch.Stream, bool] | None = None  # of a launch with peers; was it recorded
+        self._last: tuple[torch.Stream, bool] | None = (
+            None  # of a launch with peers; was it recorded
+        )
         self._watch: PeerWatch | None = None
         if region.peers is not None:
             self._watch = PeerWatch(communicator.member, region.peers.buffers, aborted, report)
@@ -149,9 +151,7 @@ class AllReduces:
         self._workspaces.clear()
         self.region = Region(self.region.topology)
 
-    def _calls(
-        self, tasks: Sequence[Task], options: CallOptions
-    ) -> list[tuple[Call, list[int]]]:
+    def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
         """Returns the calls that tasks become: each its own, or lists of one dtype and operation."""
         if len(tasks) == 1:
             dtype, op, _, _, count = tasks[0]
@@ -203,9 +203,7 @@ class AllReduces:
             try:
                 found = select(call, self.region.topology, self._thresholds, forced)
             except ValueError as error:
-                raise ValueError(
-                    self._communicator.member.says("all_reduce", str(error))
-                ) from None
+                raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
             self._choices[call, forced] = found
         return found
 
@@ -242,16 +240,14 @@ class AllReduces:
         last, self._last = self._last, (current, recording)
         if last is None or last[0] == current:
             return
-        # What a graph captures waits for nothing outside it, and nothing outside for it: when it runs is the user's affair.
+        # What a graph captures waits for nothing outside it, nor the other way: when it runs is the user's affair.
         if recording and (self.recorder is None or not self.recorder.is_recording(last[0])):
             return
         if last[1] == recording:
             current.wait_stream(last[0])
 
 
-def _call(
-    dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions
-) -> Call:
+def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:
     wire = options.wire_dtype
     if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
         wire = None

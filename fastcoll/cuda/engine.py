@@ -1,8 +1,8 @@
 """The engine of device tensors, its half in Python: operations become kernels and calls of NCCL on a stream.
 
 The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls
-:meth:`CudaEngine.issue` with the stream current. Nothing here looks at a tensor or waits for a stream. All-reduces go to
-:mod:`fastcoll.cuda.all_reduce` first, which leaves to NCCL what is best done by it.
+:meth:`CudaEngine.issue` with the stream current. Nothing here looks at a tensor or waits for a stream. All-reduces
+go to :mod:`fastcoll.cuda.all_reduce` first, which leaves to NCCL what is best done by it.
 """
 
 from __future__ import annotations

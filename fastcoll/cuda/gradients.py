@@ -42,8 +42,8 @@ def reducer_for(buffer: Tensor, state: GradientState) -> Callable[[], dist.Work]
         state: The hook's.
 
     Returns:
-        A call that starts it; None where the all-reduce cannot do that, by what all ranks know alike: there is no narrower
-        wire of 16 bits, no Triton on some rank, or no call on a device was made yet.
+        A call that starts it; None where the all-reduce cannot do that, by what all ranks know alike: there is no
+        narrower wire of 16 bits, no Triton on some rank, or no call on a device was made yet.
     """
     wire = state.wire_dtype
     if wire not in _WIRES or buffer.dtype != torch.float32 or buffer.is_cpu:

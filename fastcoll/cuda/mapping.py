@@ -1,4 +1,4 @@
-"""Who maps memory of the peers: torch symmetric memory on CUDA devices. By the type of device, for tests add another."""
+"""Who maps memory of the peers, by type of device: torch symmetric memory on CUDA devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mapper(Protocol):
         """Returns uint8 [size] that can be mapped; of that device, as kernels name it."""
 
     def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
-        """Maps all ranks' memory; all ranks call it. Returns the addresses, in rank order; `memory` keeps them mapped."""
+        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives."""
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device by which kernels know memory of `device`."""

@@ -92,7 +92,7 @@ class PeerWatch:
             function()
             return
         if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):
             function()
             self._stream.synchronize()

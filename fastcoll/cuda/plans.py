@@ -83,8 +83,8 @@ class Plan:
     def run(self, recorder: Recorder | None) -> None:
         """Puts the launches on the current stream.
 
-        Calls of NCCL are never captured here: what the ranks agree on when NCCL is captured they must all do at the same
-        call, and how often addresses repeat is each rank's own.
+        Calls of NCCL are never captured here: NCCL lets ranks agree on things when it is captured, so that all of them
+        would have to do so at the same call, and how often addresses repeat is each rank's own.
 
         Args:
             recorder: What captures; None: nothing does.

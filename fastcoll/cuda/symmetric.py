@@ -271,7 +271,9 @@ def open_region(
     memory: Tensor = made[0]
 
     def map_all() -> PeerMemory:
-        mapper.synchronize(where)  # the peers write flags: it must be zero before they know the address
+        mapper.synchronize(
+            where
+        )  # the peers write flags: it must be zero before they know the address
         name = f"fastcoll/{member.group}/{instance}"
         addresses = mapper.map(memory, name, member, PrefixStore("map", store))
         spins = max(1, int(timeout * mapper.polls_per_second))

@@ -10,7 +10,7 @@ from world import Worlds
 
 sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
-import peer_memory  # noqa: E402
+import peer_memory
 
 
 @pytest.fixture(scope="session")

@@ -102,15 +102,21 @@ def test_lists_of_all_kinds(peer_world):
 def refused():
     with pytest.raises(ValueError, match="expected at least one tensor"):
         fastcoll.all_reduce_coalesced([])
-    with pytest.raises(TypeError, match=r"expected a list of tensors, got a tensor\. Use dist\.all_reduce"):
+    with pytest.raises(
+        TypeError, match=r"expected a list of tensors, got a tensor\. Use dist\.all_reduce"
+    ):
         fastcoll.all_reduce_coalesced(torch.ones(3))
     with pytest.raises(TypeError, match="expected tensors, got float at 1"):
         fastcoll.all_reduce_coalesced([torch.ones(3), 1.0])
-    with pytest.raises(ValueError, match="expected tensors of one device, got cpu at 0 and recording:0 at 1"):
+    with pytest.raises(
+        ValueError, match="expected tensors of one device, got cpu at 0 and recording:0 at 1"
+    ):
         fastcoll.all_reduce_coalesced([torch.ones(3), torch.ones(3, device=peer_memory.DEVICE)])
     with pytest.raises(ValueError, match="expected a wire_dtype of"):
         fastcoll.all_reduce_coalesced([torch.ones(3)], wire_dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"floating-point tensors for a factor, got torch\.int64 at 0"):
+    with pytest.raises(
+        ValueError, match=r"floating-point tensors for a factor, got torch\.int64 at 0"
+    ):
         fastcoll.all_reduce_coalesced([torch.ones(3, dtype=torch.int64)], scale=2.0)
     with pytest.raises(ValueError, match="expected a finite scale"):
         fastcoll.all_reduce_coalesced([torch.ones(3)], scale=math.inf)

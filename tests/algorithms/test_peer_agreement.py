@@ -137,7 +137,9 @@ def forced_without_peers():
     try:
         group = dist.new_group()
         x = torch.ones(4, device=DEVICE)
-        with pytest.raises(ValueError, match="the ranks map no memory of each other: rank 0: nothing is mapped"):
+        with pytest.raises(
+            ValueError, match="the ranks map no memory of each other: rank 0: nothing is mapped"
+        ):
             dist.all_reduce(x, group=group)
         dist.broadcast(x, 0, group=group)
     finally:
@@ -181,5 +183,3 @@ def tuned_differently():
 
 def test_ranks_with_different_tables_are_told(peer_world):
     peer_world(2).run(tuned_differently, fresh=True)
-
-

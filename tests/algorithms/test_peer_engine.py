@@ -1,4 +1,4 @@
-"""All-reduces of device tensors over peer memory, from torch.distributed to the kernels: bits, order of streams, choices.
+"""All-reduces of device tensors over peer memory, from torch.distributed to the kernels: bits, order, choices.
 
 Ranks are processes over shared memory with interpreted kernels; results are compared with the kernels' oracle.
 """
@@ -39,7 +39,14 @@ def every_case(algorithm, async_op):
     seed = 0
     with recording_device.no_violations():
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            for count, op in ((1, "SUM"), (37, "AVG"), (1000, "MAX"), (4099, "SUM"), (130, "MIN"), (65, "PRODUCT")):
+            for count, op in (
+                (1, "SUM"),
+                (37, "AVG"),
+                (1000, "MAX"),
+                (4099, "SUM"),
+                (130, "MIN"),
+                (65, "PRODUCT"),
+            ):
                 seed += 1
                 inputs = inputs_of(count, dtype, seed)
                 x = inputs[dist.get_rank()].to(DEVICE)
@@ -132,7 +139,12 @@ def every_list(algorithm, sizes):
 def _bucket(lists):
     """Each list as one, with the gaps that a bucket has."""
     return [
-        torch.cat([torch.nn.functional.pad(t, (0, -len(t) % 16 if at + 1 < len(ts) else 0)) for at, t in enumerate(ts)])
+        torch.cat(
+            [
+                torch.nn.functional.pad(t, (0, -len(t) % 16 if at + 1 < len(ts) else 0))
+                for at, t in enumerate(ts)
+            ]
+        )
         for ts in lists
     ]
 

@@ -22,8 +22,14 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def described(call: Call, topology: Topology) -> list[dict[str, object]]:
-    """Returns what each algorithm would cost a call: its name, steps, launches, the bytes that a rank receives, and
-    why it cannot serve the call, or "".
+    """Returns what each algorithm would cost a call.
+
+    Args:
+        call: What is called.
+        topology: Of the group.
+
+    Returns:
+        For each its name, steps, launches, the bytes that a rank receives, and why it cannot serve the call, or "".
     """
     return [
         {

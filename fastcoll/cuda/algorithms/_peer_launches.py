@@ -11,7 +11,9 @@ from fastcoll.cuda.algorithms.call import Call
 __all__ = ["in_bucket", "staged"]
 
 
-def staged(prepare: Callable[..., Any], call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
+def staged(
+    prepare: Callable[..., Any], call: Call, pieces: Sequence[Piece], site: Site
+) -> Prepared:
     """Returns the one launch for a tensor that lies anywhere."""
     assert site.peers is not None
     (piece,) = pieces

@@ -38,7 +38,9 @@ class AllToAll(Algorithm):
         if call.op not in ("SUM", "AVG"):
             return f"its sums are SUM and AVG, not {call.op}"
         if call.wire_dtype not in _WIRES.get(call.dtype, ()):
-            return f"it takes float32, bfloat16 and float16, not {call.dtype} over {call.wire_dtype}"
+            return (
+                f"it takes float32, bfloat16 and float16, not {call.dtype} over {call.wire_dtype}"
+            )
         return ""
 
     def steps(self, call: Call, ranks: int) -> int:
@@ -96,12 +98,10 @@ class AllToAll(Algorithm):
             own_share = gathered + member.rank * share * item
             communicator.all_gather(own_share, gathered, share, wire, stream)
 
-        launches = (*before, exchange, summed, gather, *behind)
+        launches: tuple[Launch, ...] = (*before, exchange, summed, gather, *behind)
         return Prepared(launches, held=(memory, reduce), uses_nccl=True)
 
     @staticmethod
     def _needs_no_copy(call: Call, ranks: int) -> bool:
         """Whether the message itself is cut into the shares; by what all ranks know alike."""
-        return (
-            call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0
-        )
+        return call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0

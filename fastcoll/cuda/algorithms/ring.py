@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fastcoll.cuda.algorithms.algorithm import PeerAlgorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.algorithm import Launch, PeerAlgorithm, Piece, Prepared, Site
 from fastcoll.cuda.algorithms.call import Call
 
 __all__ = ["Ring"]
@@ -51,7 +51,7 @@ class Ring(PeerAlgorithm):
         memory = site.workspace(elements * call.dtype.itemsize)
         bucket = site.view(memory.data_ptr(), elements, call.dtype)
         whole = [Piece(bucket.data_ptr(), bucket.data_ptr(), elements)]
-        launches = (
+        launches: tuple[Launch, ...] = (
             copy_in(pieces, call.dtype, bucket, site),
             *staged(prepare, call, whole, site).launches,
             copy_out(pieces, call.dtype, bucket, site),

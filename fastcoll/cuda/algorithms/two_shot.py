@@ -1,4 +1,4 @@
-"""Two-shot all-reduce by the kernel of fastcoll.kernels.two_shot: every rank reduces its share, then fetches the others.
+"""Two-shot all-reduce by the kernel of fastcoll.kernels.two_shot: a rank reduces its share, then fetches the others.
 
 Phases: stage the message (cast to the wire), exchange flags, reduce the own share, exchange flags, fetch the others'.
 A list is flattened into this rank's part of the mapped memory, reduced there, and fetched into the tensors.
