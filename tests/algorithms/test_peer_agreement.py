@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from peer_memory import DEVICE
 
+from fastcoll import info
 from fastcoll.cuda.selector import Thresholds
 from fastcoll.cuda.symmetric import reason_against
 
@@ -69,11 +70,15 @@ def without_peers(change):
     assert reduces.chosen == "nccl" and reduces.region.peers is None
     said = [text for text in records if "by NCCL alone" in text]
     assert len(said) == (dist.get_rank() == 0)
+    told = {each["name"]: each.get("devices") for each in info.groups()}
+    reason = reduces.region.topology.reason
+    assert told[group.group_name] == {0: {"peers": False, "reason": reason}}
     # The default group's ranks still can.
     x = torch.ones(10, device=DEVICE)
     dist.all_reduce(x)
     assert peer_memory.reduces_of().chosen == "one_shot"
-    return reduces.region.topology.reason
+    assert info.groups()[0]["devices"] == {0: {"peers": True, "reason": ""}}
+    return reason
 
 
 @pytest.mark.parametrize(
