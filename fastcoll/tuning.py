@@ -37,12 +37,18 @@ class Loaded:
         source: The file.
         machine: On which it was measured.
         device: The section on all-reduces of device tensors; estimates where the table has none.
+        device_name: Of the devices on which that was measured; "" where the table has none.
     """
 
     table: C.Tuning
     source: Path
     machine: str
     device: Thresholds = DEFAULT
+    device_name: str = ""
+
+    def thresholds_on(self, name: str) -> Thresholds:
+        """Returns the section for devices of that name; estimates where it was measured on others."""
+        return self.device if name == self.device_name else DEFAULT
 
 
 def machine_name() -> str:
@@ -96,7 +102,9 @@ def parse(text: str, source: Path) -> Loaded:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             raise ValueError(f"{source}: expected {name} to be a number of bytes, got {value!r}")
         setattr(table, name, value)
-    return Loaded(table, source, str(machine), _parse_device(record.get("device"), source))
+    section = record.get("device")
+    name = str(section.get("name", "")) if isinstance(section, dict) else ""
+    return Loaded(table, source, str(machine), _parse_device(section, source), name)
 
 
 def _parse_device(section: Any, source: Path) -> Thresholds:
