@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ class Ballot:
         self._member = member
         self._timeout = timeout
         self._aborted = aborted
+        self._last = ""
 
     def gather(self, what: str, text: str) -> list[str]:
         """Returns what each rank has said, in rank order.
@@ -54,6 +56,10 @@ class Ballot:
                 raise self._late(what, keys)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
+        if self._last:  # all have read the round before, or they would not be in this one
+            with contextlib.suppress(RuntimeError):  # stores need not be able to delete
+                self._store.delete_key(self._last)
+        self._last = keys[self._member.rank]
         return [self._store.get(key).decode()[1:] for key in keys]
 
     def _late(self, what: str, keys: list[str]) -> dist.DistBackendError:

@@ -204,3 +204,38 @@ def streams_in_turn():
 
 def test_launches_on_different_streams_follow_each_other(peer_world):
     peer_world(2).run(streams_in_turn, fresh=True)
+
+
+class Recording(Graphs):
+    """The current stream is being captured by the user."""
+
+    def is_recording(self, stream=None):
+        return True
+
+
+def captured_by_the_user():
+    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new."""
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(tensors)
+    reduces.recorder = graphs = Recording()
+    for _ in range(5):
+        fastcoll.all_reduce_coalesced(tensors)
+    assert all(tensor.cpu().eq(2.0**6).all() for tensor in tensors)
+    assert graphs.recorded == [] and len(reduces.plans._pinned) == 1
+    single = torch.ones(77, device=DEVICE)
+    dist.all_reduce(single)  # one launch needs no table
+    assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 2
+    others = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    with pytest.raises(
+        ValueError, match="expected a call that was made before on the stream that is captured"
+    ):
+        fastcoll.all_reduce_coalesced(others)
+    reduces.recorder = None
+    fastcoll.all_reduce_coalesced(others)  # the group is as good as before
+    assert all(tensor.cpu().eq(2).all() for tensor in others)
+
+
+def test_captures_of_the_user(peer_world):
+    peer_world(2).run(captured_by_the_user, fresh=True)
