@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,10 +22,21 @@ __all__ = ["AllReduces", "Task"]
 _log = logging.getLogger("fastcoll.cuda")
 
 _MOST_CHOICES = 4096
+_Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # regions that kernels of a failed group may still read
 
 Task = tuple[torch.dtype, str, int, int, int]
 """One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
+
+
+class _Known(set[Hashable]):
+    """What is NCCL's own, by dtype, operation, elements and options: found faster than it is chosen."""
+
+    def add(self, what: Hashable) -> None:
+        """Adds it, and forgets the others when they are too many."""
+        if len(self) >= _MOST_CHOICES:
+            self.clear()
+        super().add(what)
 
 
 class AllReduces:
@@ -71,12 +82,10 @@ class AllReduces:
         self._thresholds = thresholds
         self._forced = forced
         self._aborted = aborted
-        self._choices: dict[tuple[Call, str], Algorithm] = {}
-        self._singles: dict[tuple[torch.dtype, str, int, CallOptions], Call] = {}
+        self._plain = _Known()
         self._workspaces: dict[int, Tensor] = {}
-        self._last: tuple[torch.Stream, bool] | None = (
-            None  # of a launch with peers; was it recorded
-        )
+        # Stream of the last launch with peers, and whether a graph has it.
+        self._last: tuple[torch.Stream, bool] | None = None
         self._watch: PeerWatch | None = None
         if region.peers is not None:
             self._watch = PeerWatch(communicator.member, region.peers.buffers, aborted, report)
@@ -102,40 +111,29 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
-        left: list[int] = []
-        chosen: list[tuple[Algorithm, Call, list[int]]] = []
-        for call, indices in self._calls(tasks, options):
-            algorithm = self._choose(call, options)
-            self.chosen = algorithm.name
-            if algorithm.name == "nccl" and algorithm.launches(call) == 1:
-                left += indices
-            else:
-                chosen.append((algorithm, call, indices))
-        if not chosen:
-            return left
+        alone = len(tasks) == 1
+        if alone:
+            dtype, op, _, _, count = tasks[0]
+            if (dtype, op, count, options) in self._plain:
+                return [0]
+        key = (tuple(tasks), stream, options)
+        plan = self.plans.find(key)
         recording = self.recorder is not None and self.recorder.is_recording()
-        plans = []
-        for algorithm, call, indices in chosen:
-            pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
-            key = (algorithm.name, call, pieces, stream)
-            plan = self.plans.find(key)
-            if plan is None:
-                site = Site(
-                    self._communicator,
-                    stream,
-                    self._kernel_device,
-                    self.region.peers,
-                    lambda size: self._workspace(size, stream, recording),
-                )
-                plan = self.plans.add(key, lambda: self._prepared(algorithm, call, pieces, site))  # noqa: B023
-            if recording:
-                self.plans.pin(plan)
-            plans.append(plan)
-        for plan in plans:
-            if plan.prepared.uses_peers:
-                self._follow(recording)
-            plan.run(None if recording else self.recorder)
-        return left
+        if plan is None:
+            chosen, left = self._chosen(tasks, options)
+            if not chosen:
+                if alone:
+                    self._plain.add((dtype, op, count, options))
+                return left
+            plan = self.plans.add(
+                key, lambda: self._prepared(chosen, tasks, stream, recording), left
+            )
+        if recording:
+            self.plans.pin(plan)
+        if plan.prepared.uses_peers:
+            self._follow(recording)
+        plan.run(None if recording else self.recorder)
+        return plan.left
 
     def close(self) -> None:
         """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
@@ -151,11 +149,23 @@ class AllReduces:
         self._workspaces.clear()
         self.region = Region(self.region.topology)
 
+    def _chosen(
+        self, tasks: Sequence[Task], options: CallOptions
+    ) -> tuple[list[_Chosen], list[int]]:
+        """Returns algorithm, call and tasks of what goes by kernels, and which tasks are left to NCCL."""
+        chosen: list[_Chosen] = []
+        left: list[int] = []
+        for call, indices in self._calls(tasks, options):
+            algorithm = self._choose(call, options)
+            self.chosen = algorithm.name
+            if algorithm.name == "nccl" and algorithm.launches(call) == 1:
+                left += indices
+            else:
+                chosen.append((algorithm, call, indices))
+        return chosen, left
+
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
         """Returns the calls that tasks become: each its own, or lists of one dtype and operation."""
-        if len(tasks) == 1:
-            dtype, op, _, _, count = tasks[0]
-            return [(self._single(dtype, op, count, options), [0])]
         by_type: dict[tuple[torch.dtype, str], list[int]] = {}
         for index, (dtype, op, *_) in enumerate(tasks):
             by_type.setdefault((dtype, op), []).append(index)
@@ -163,11 +173,10 @@ class AllReduces:
         for (dtype, op), indices in by_type.items():
             sizes = tuple(tasks[index][4] for index in indices)
             together = _call(dtype, op, sizes, options)
-            topology = self.region.topology
             fused = options.fuse
             if fused is None:
-                fused = fuses(sizes, together, topology, self._thresholds)
-            if fused and self._serves(together, options):
+                fused = fuses(sizes, together, self.region.topology, self._thresholds)
+            if fused and len(sizes) > 1 and self._serves(together, options):
                 calls.append((together, indices))
             else:
                 calls += [
@@ -175,16 +184,6 @@ class AllReduces:
                     for size, index in zip(sizes, indices, strict=True)
                 ]
         return calls
-
-    def _single(self, dtype: torch.dtype, op: str, count: int, options: CallOptions) -> Call:
-        """Returns the call for one tensor; kept, as making one takes longer than a call of NCCL."""
-        key = (dtype, op, count, options)
-        call = self._singles.get(key)
-        if call is None:
-            if len(self._singles) >= _MOST_CHOICES:
-                self._singles.clear()
-            call = self._singles[key] = _call(dtype, op, (count,), options)
-        return call
 
     def _serves(self, call: Call, options: CallOptions) -> bool:
         """Whether a list can be reduced as one; else its tensors are, each for itself."""
@@ -196,31 +195,41 @@ class AllReduces:
 
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
         forced = options.algorithm or self._forced
-        found = self._choices.get((call, forced))
-        if found is None:
-            if len(self._choices) >= _MOST_CHOICES:
-                self._choices.clear()
-            try:
-                found = select(call, self.region.topology, self._thresholds, forced)
-            except ValueError as error:
-                raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
-            self._choices[call, forced] = found
-        return found
+        try:
+            return select(call, self.region.topology, self._thresholds, forced)
+        except ValueError as error:
+            raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
 
     def _prepared(
-        self, algorithm: Algorithm, call: Call, pieces: Sequence[Piece], site: Site
+        self, chosen: Sequence[_Chosen], tasks: Sequence[Task], stream: int, recording: bool
     ) -> Prepared:
-        recorder = self.recorder
-        if recorder is not None and recorder.is_recording() and algorithm.launches(call) > 1:
-            raise ValueError(
-                self._communicator.member.says(
-                    "all_reduce",
-                    f"expected a call that was made before on the stream that is captured, got a first {call} by "
-                    f"{algorithm.name}, whose tables cannot be copied to the device during a capture. Make the same "
-                    "call, with the same tensors, once before the capture on the same stream.",
+        """Returns the launches of all calls, one behind the other."""
+        site = Site(
+            self._communicator,
+            stream,
+            self._kernel_device,
+            self.region.peers,
+            lambda size: self._workspace(size, stream, recording),
+        )
+        parts = []
+        for algorithm, call, indices in chosen:
+            if recording and algorithm.launches(call) > 1:
+                raise ValueError(
+                    self._communicator.member.says(
+                        "all_reduce",
+                        f"expected a call that was made before on the stream that is captured, got a first {call} by "
+                        f"{algorithm.name}, whose tables cannot be copied to the device during a capture. Make the "
+                        "same call, with the same tensors, once before the capture on the same stream.",
+                    )
                 )
-            )
-        return algorithm.prepare(call, pieces, site)
+            pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
+            parts.append(algorithm.prepare(call, pieces, site))
+        return Prepared(
+            tuple(launch for part in parts for launch in part.launches),
+            [part.held for part in parts],
+            any(part.uses_peers for part in parts),
+            any(part.uses_nccl for part in parts),
+        )
 
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
         """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""

@@ -270,6 +270,12 @@ class CudaEngine:
         reduces = self.all_reduces[device]
         if reduces.is_idle and current_options() == _NO_OPTIONS:
             return operations
+        if len(operations) == 1:
+            collective, kind, number, _, _, _, source, count, target, _ = operations[0]
+            if collective != _ALL_REDUCE:
+                return operations
+            task = (_DTYPES[kind], C.REDUCE_OPS[number], source, target, count)
+            return operations if reduces.serve((task,), stream) else ()
         indices = [index for index, one in enumerate(operations) if one[0] == _ALL_REDUCE]
         if not indices:
             return operations

@@ -69,13 +69,15 @@ class Plan:
     """The launches of a call, and what they have become.
 
     Attributes:
-        prepared: As an algorithm made it.
+        prepared: As the algorithms made it.
+        left: Which of the caller's tasks are none of it.
         uses: How often it was run.
         is_captured: Whether it runs as one graph.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, left: list[int] | None = None) -> None:
         self.prepared = prepared
+        self.left = left or []
         self.uses = 0
         self.is_captured = False
         self._launches = prepared.launches
@@ -130,9 +132,11 @@ class PlanCache:
             self._plans.move_to_end(key)
         return plan
 
-    def add(self, key: Hashable, build: Callable[[], Prepared]) -> Plan:
+    def add(
+        self, key: Hashable, build: Callable[[], Prepared], left: list[int] | None = None
+    ) -> Plan:
         """Makes a plan and returns it."""
-        plan = self._plans[key] = Plan(build())
+        plan = self._plans[key] = Plan(build(), left)
         self.built += 1
         if len(self._plans) > self._most:
             self._plans.popitem(last=False)

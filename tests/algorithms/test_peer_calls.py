@@ -30,8 +30,7 @@ def every_call(async_op):
     assert peer_memory.reduces_of().plans.built
 
 
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "async_op"), [(2, False), (3, True)], ids=["2-sync", "3-async"])
 def test_every_call(peer_world, size, async_op):
     peer_world(size).run(every_call, async_op)
 
