@@ -80,6 +80,7 @@ class Plan:
         self.left = left or []
         self.uses = 0
         self.is_captured = False
+        self._is_tried = len(prepared.launches) < 2 or prepared.uses_nccl
         self._launches = prepared.launches
 
     def run(self, recorder: Recorder | None) -> None:
@@ -92,12 +93,8 @@ class Plan:
             recorder: What captures; None: nothing does.
         """
         self.uses += 1
-        if (
-            recorder is not None
-            and self.uses == CAPTURE_AFTER
-            and len(self._launches) > 1
-            and not self.prepared.uses_nccl
-        ):
+        if recorder is not None and self.uses >= CAPTURE_AFTER and not self._is_tried:
+            self._is_tried = True
             replay = recorder.record(self._launches)
             if replay is not None:
                 self._launches = (replay,)

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import peer_memory
 import pytest
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from peer_memory import DEVICE
 
 from fastcoll import info
+from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.errors import Member
 from fastcoll.cuda.selector import Thresholds
 from fastcoll.cuda.symmetric import reason_against
 
@@ -188,3 +191,43 @@ def tuned_differently():
 
 def test_ranks_with_different_tables_are_told(peer_world):
     peer_world(2).run(tuned_differently, fresh=True)
+
+
+def rounds(size, late=()):
+    """What the ranks of a ballot hear, each on a thread."""
+    store = dist.HashStore()
+
+    def vote(rank):
+        ballot = Ballot(store, Member("g", rank, size), 0.5, lambda: False)
+        heard = [ballot.gather("first", f"{rank} is here")]
+        if rank in late:
+            return heard
+        return [*heard, ballot.gather("second", "")]
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(vote, rank) for rank in range(size)]
+    left = [key for key in ("first/0", "first/1", "second/0") if store.check([key])]
+    return futures, left
+
+
+def test_every_rank_hears_all_and_leaves_the_last_round_only():
+    futures, left = rounds(3)
+    texts = ["0 is here", "1 is here", "2 is here"]
+    assert [future.result() for future in futures] == [[texts, ["", "", ""]]] * 3
+    assert left == ["second/0"]
+
+
+def test_a_rank_that_does_not_vote_is_named():
+    futures, _ = rounds(3, late={1, 2})
+    with pytest.raises(
+        dist.DistBackendError,
+        match=r"rank 0/3\]: timed out after 500 ms: ranks 1, 2 have not come to map memory of the peers \(second\)",
+    ):
+        futures[0].result()
+
+
+def test_a_ballot_ends_with_the_group():
+    store = dist.HashStore()
+    ballot = Ballot(store, Member("g", 0, 2), 30, lambda: True)
+    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+        ballot.gather("first", "")

@@ -115,6 +115,11 @@ def odd_inputs():
     views = [whole[at * 16 : at * 16 + 15] for at in range(4)]  # neighbours, at odd addresses too
     fastcoll.all_reduce_coalesced([*views, whole[63:]])
     assert whole.cpu()[15::16].tolist() == [1, 1, 1, 2] and whole.cpu()[:15].eq(2).all()
+    factor = torch.ones(40, device=device)
+    dist.all_reduce(
+        factor, dist._make_nccl_premul_sum(1.0 + me)
+    )  # NCCL's own: each rank may have another factor
+    assert factor.cpu().eq(3).all()
     same = torch.ones(9, device=device)
     with pytest.raises(ValueError, match="expected tensors apart from one another"):
         fastcoll.all_reduce_coalesced([same] * 5)

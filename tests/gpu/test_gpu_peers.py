@@ -225,26 +225,26 @@ def test_the_hook(gpu_peer_world, wire, algorithm):
 
 def a_rank_that_never_arrives():
     """The watchdog's deadline ends it, and the kernel that waits is let go."""
-    group = forced_group("two_shot", timeout=timedelta(seconds=3))
+    group = forced_group("two_shot", timeout=timedelta(seconds=8))
     x = torch.ones(3000, device=DEVICE)
     dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
         if dist.get_rank() == 0:
-            dist.all_reduce(x, group=group, async_op=True).wait(timedelta(seconds=30))
+            dist.all_reduce(x, group=group, async_op=True).wait(timedelta(seconds=40))
         backend = group._get_backend(torch.device(DEVICE))
         while backend.get_error() == ErrorType.SUCCESS:
             time.sleep(0.1)
-            assert time.monotonic() - start < 30
+            assert time.monotonic() - start < 40
         dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     took = time.monotonic() - start
-    assert 2.5 < took < 25
+    assert 7 < took < 40
     text = str(caught.value)
     assert f"[group '{group.group_name}', rank {dist.get_rank()}/2" in text
     if dist.get_rank() == 0:
-        assert "timed out after 3000 ms" in text
+        assert "timed out after 8000 ms" in text
         assert "rank 1 completed call 2 of 2, under way: nothing" in text
 
 
