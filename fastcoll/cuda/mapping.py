@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from fastcoll.cuda.errors import Member
 
-__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory"]
+__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
 
 
 class Mapper(Protocol):
@@ -88,11 +89,8 @@ class TorchSymmetricMemory:
 
     def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
         """Returns the addresses of all ranks' memory."""
-        from torch._C._distributed_c10d import _SymmetricMemory
-
         with torch.cuda.device(memory.device):
-            _SymmetricMemory.set_group_info(name, member.rank, member.size, store)
-            handle: Any = _SymmetricMemory.rendezvous(memory, name)
+            handle = rendezvous(memory, name, member, store)
         memory.symmetric_memory = handle  # type: ignore[attr-defined]
         return list(handle.buffer_ptrs)
 
@@ -103,6 +101,34 @@ class TorchSymmetricMemory:
     def synchronize(self, device: torch.device) -> None:
         """Waits for the device."""
         torch.cuda.synchronize(device)
+
+
+def rendezvous(memory: Tensor, name: str, member: Member, store: Store) -> Any:
+    """Returns torch's handle of memory that all ranks have mapped; all ranks call it.
+
+    Releases of torch look up the ranks and their store by the name of a process group, or in a table of their own.
+    The caller's group may not be registered yet, so one is made for this.
+
+    Args:
+        memory: From ``_SymmetricMemory.empty_strided_p2p``.
+        name: Of no other group.
+        member: This rank.
+        store: For this call alone.
+    """
+    c10d: Any = torch._C._distributed_c10d  # whose names for groups are types of their own
+    group = dist.ProcessGroup(store, member.rank, member.size)  # the registry does not keep it
+    c10d._register_process_group(name, group)
+    try:
+        try:
+            return c10d._SymmetricMemory.rendezvous(memory, name)
+        except RuntimeError as error:
+            if "no group info" not in str(error):
+                raise
+        c10d._SymmetricMemory.set_group_info(name, member.rank, member.size, store)
+        return c10d._SymmetricMemory.rendezvous(memory, name)
+    finally:
+        c10d._unregister_process_group(name)
+        del group
 
 
 MAPPERS: dict[str, Mapper] = {"cuda": TorchSymmetricMemory()}

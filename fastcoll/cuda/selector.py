@@ -114,6 +114,7 @@ def fuses(sizes: Sequence[int], call: Call, topology: Topology, thresholds: Thre
     """
     return (
         topology.kernels
+        and topology.ranks > 1
         and call.dtype in FLOATS
         and len(sizes) >= thresholds.list_tensors
         and sum(sizes) * call.dtype.itemsize <= thresholds.list_bytes * len(sizes)

@@ -120,6 +120,9 @@ def odd_inputs():
         factor, dist._make_nccl_premul_sum(1.0 + me)
     )  # NCCL's own: each rank may have another factor
     assert factor.cpu().eq(3).all()
+    many = [torch.ones(8, device=device) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(1.0 + me))
+    assert all(tensor.cpu().eq(3).all() for tensor in many)
     same = torch.ones(9, device=device)
     with pytest.raises(ValueError, match="expected tensors apart from one another"):
         fastcoll.all_reduce_coalesced([same] * 5)

@@ -116,7 +116,7 @@ def every_list(algorithm, sizes):
                 continue
             lists = lists_of(dtype, 10 * seed, sizes)
             tensors = [tensor.to(DEVICE) for tensor in lists[dist.get_rank()]]
-            with call_options(algorithm=algorithm, wire_dtype=wire):
+            with call_options(algorithm=algorithm, wire_dtype=wire, fuse=True):
                 reduce_list(tensors, dist.ReduceOp.AVG, how)
             reduces = peer_memory.reduces_of()
             assert reduces.chosen == algorithm

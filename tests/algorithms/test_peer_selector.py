@@ -72,6 +72,7 @@ def test_a_table_moves_the_limits() -> None:
         (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "no kernel takes float64 over bfloat16"),
         (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
         (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
+        (call(8, op="PREMUL_SUM", tensors=2), NCCL, "auto", "nccl: no bucket is reduced by PREMUL_SUM"),
         (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "its sums are SUM and AVG, not MAX"),
         (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
     ],
@@ -94,6 +95,7 @@ def test_what_is_fused() -> None:
     assert fused(PEERS, 1, 2, 3, 4) and fused(NCCL, 1, 2, 3, 4)
     assert not fused(PEERS, 1, 2, 3)
     assert not fused(BARE, 1, 2, 3, 4)
+    assert not fused(Topology(1, kernels=True), 1, 2, 3, 4)
     assert not fused(NCCL, 1, 2, 3, 4, dtype=torch.int32)
     assert fused(NCCL, *[256 * KIB] * 4) and not fused(NCCL, *[256 * KIB] * 3, 256 * KIB + 1)
 

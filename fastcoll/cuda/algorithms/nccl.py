@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from fastcoll.cuda.algorithms.algorithm import FLOATS, Algorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.algorithm import FLOATS, OPS, Algorithm, Piece, Prepared, Site
 from fastcoll.cuda.algorithms.call import Call, Topology
 
 __all__ = ["Nccl"]
@@ -31,6 +31,8 @@ class Nccl(Algorithm):
             return "the kernels that fuse tensors need Triton on all ranks"
         if (call.is_list or call.scale != 1.0) and call.dtype not in FLOATS:
             return f"no kernel fuses tensors of {call.dtype}"
+        if (call.is_list or call.scale != 1.0) and call.op not in OPS:
+            return f"no bucket is reduced by {call.op}"
         return ""
 
     def steps(self, call: Call, ranks: int) -> int:
