@@ -3,7 +3,7 @@
 A kernel waits on the device, where no watchdog sees it. Its limit of polls lies beyond the group's timeout, so that the
 watchdog's deadline comes first and says how far every rank came. Then the group is aborted, and this thread lets
 its kernels go: it marks the buffers as failed and sets all flags. One thread for all groups of the process, from the
-first launch on; it reads two words of each region ten times a second, by a stream of its own.
+first launch on; it reads two words of each region four times a second, by a stream of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PeerWatch", "watch"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-_TICK = 0.1  # seconds between two looks
+_TICK = 0.25  # seconds between two looks
 _RELAXED = 2  # the driver's mode in which a capture of another thread forbids this one nothing
 
 

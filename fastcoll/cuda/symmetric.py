@@ -45,14 +45,14 @@ class Room:
     """
 
     bucket_bytes: int = 32 << 20
-    channels: int = 64
-    stage_bytes: int = 128 << 10
+    channels: int = 32
+    stage_bytes: int = 64 << 10
     slots: int = 4
-    slot_bytes: int = 64 << 10
+    slot_bytes: int = 32 << 10
 
 
 ROOM = Room()
-"""Of all regions of this process: 64 MiB each."""
+"""Of all regions of this process: 40 MiB each, one for each group and device."""
 
 
 @dataclass(frozen=True)
