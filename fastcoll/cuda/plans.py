@@ -7,6 +7,8 @@ at the same place is the same to a launch. Plans that are no longer used are dro
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
@@ -16,6 +18,8 @@ import torch
 from fastcoll.cuda.algorithms.algorithm import Launch, Prepared
 
 __all__ = ["CAPTURE_AFTER", "MOST_PLANS", "CudaGraphs", "Plan", "PlanCache", "Recorder"]
+
+_log = logging.getLogger("fastcoll.cuda")
 
 CAPTURE_AFTER = 3
 """Uses of a plan before it is captured: a step that is not repeated is not worth the capture."""
@@ -45,16 +49,25 @@ class CudaGraphs:
         self._device = device
 
     def record(self, launches: Sequence[Launch]) -> Launch | None:
-        """Returns the replay of a graph; None on the default stream."""
+        """Returns the replay of a graph; None on the default stream, and where the capture failed, which is logged."""
         if torch.cuda.current_stream(self._device) == torch.cuda.default_stream(self._device):
             return None
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for launch in launches:
-                launch()
-        finally:
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for launch in launches:
+                    launch()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the first error says more
+                    graph.capture_end()
+                raise
             graph.capture_end()
+        except RuntimeError as error:  # nothing was launched: it can be without a graph
+            _log.warning(
+                "fastcoll: a plan of %d launches is not captured: %s", len(launches), error
+            )
+            return None
         return graph.replay
 
     def is_recording(self, stream: torch.Stream | None = None) -> bool:

@@ -133,22 +133,27 @@ class Region:
 
 
 def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str, Any]:
+    """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
+    found = {"triton": "", "missing": "", "host": "", "device": "", "wish": asdict(wish)}
+    if mapper is None:
+        found["missing"] = f"no way is known to map memory of {device.type} devices"
+        return found
     try:
         import triton
 
-        release = str(triton.__version__)
-    except ImportError:
-        release = ""
-    missing = f"no way is known to map memory of {device.type} devices"
-    if mapper is not None:
-        missing = mapper.missing()
-    return {
-        "triton": release,
-        "missing": missing,
-        "host": mapper.host() if mapper is not None else "",
-        "device": mapper.device_identity(device) if mapper is not None and not missing else "",
-        "wish": asdict(wish),
-    }
+        found["triton"] = str(triton.__version__)
+    except Exception as error:  # no Triton, or one that does not work here
+        text = f"Triton cannot be imported: {type(error).__name__}: {error}"
+        found["missing"] = f"{text[:400]}. pip install 'fastcoll[triton]'"
+        return found
+    try:
+        found["missing"] = mapper.missing()
+        if not found["missing"]:
+            found["host"] = mapper.host()
+            found["device"] = mapper.device_identity(device)
+    except Exception as error:
+        found["missing"] = f"{type(error).__name__}: {error}"[:500]
+    return found
 
 
 def reason_against(records: Sequence[dict[str, Any]]) -> str:
@@ -162,8 +167,6 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
         return "FASTCOLL_ALGO is nccl"
     if len(records) > _MOST_RANKS:
         return f"there are {len(records)} ranks, and the kernels have flags for {_MOST_RANKS}"
-    if without := [rank for rank in ranks if not records[rank]["triton"]]:
-        return f"no Triton on {names_of(without)}: pip install 'fastcoll[triton]'"
     for rank in ranks:
         if records[rank]["missing"]:
             return f"rank {rank}: {records[rank]['missing']}"

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import peer_memory
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from peer_memory import DEVICE
 from torch._C import _distributed_c10d as c10d
 
+import fastcoll
 from fastcoll import info
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
@@ -33,7 +35,6 @@ def record(**changes):
         ([record(device="gpu 0"), record(device="gpu 1")], ""),
         ([record(), record(host="b"), record(host="b")], "ranks 1, 2 and rank 0 are on different hosts"),
         ([record(device="gpu 0"), record(device="gpu 0")], "ranks 0 and 1 are on one device. Give each rank one"),
-        ([record(), record(triton="")], "no Triton on rank 1: pip install"),
         ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
         ([record()] * 33, "there are 33 ranks, and the kernels have flags for 32"),
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
@@ -42,6 +43,39 @@ def record(**changes):
 def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, reason):
     found = reason_against(records)
     assert found == "" if not reason else found.startswith(reason)
+
+
+def test_as_many_ranks_as_the_kernels_have_flags_for():
+    from fastcoll.cuda import symmetric
+    from fastcoll.kernels.peers import MAX_RANKS
+
+    assert symmetric._MOST_RANKS == MAX_RANKS
+
+
+def with_a_broken_triton():
+    """On one rank alone: none has kernels, and NCCL serves."""
+    if dist.get_rank() == 1:
+        triton, sys.modules["triton"] = sys.modules["triton"], None
+    try:
+        group = dist.new_group()
+        x = torch.ones(30, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(2).all()
+    finally:
+        if dist.get_rank() == 1:
+            sys.modules["triton"] = triton
+    topology = peer_memory.reduces_of(group).region.topology
+    assert not topology.kernels and not topology.peers
+    assert topology.reason.startswith("rank 1: Triton cannot be imported: ModuleNotFoundError")
+    with pytest.raises(ValueError, match="all_to_all: the kernels need Triton on all ranks"):
+        fastcoll.all_reduce_coalesced([x], group=group, wire_dtype=torch.bfloat16)
+    many = [torch.ones(30, device=DEVICE) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(many, group=group)
+    assert all(tensor.cpu().eq(2).all() for tensor in many)
+
+
+def test_a_triton_that_does_not_work_on_one_rank(peer_world):
+    peer_world(2).run(with_a_broken_triton)
 
 
 def without_peers(change):

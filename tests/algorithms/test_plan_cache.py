@@ -1,10 +1,13 @@
 """Plans are kept for what they were made for, captured when they repeat, and dropped oldest first."""
 
+from typing import ClassVar
+
 import pytest
+import torch
 from test_peer_training import Graphs
 
 from fastcoll.cuda.algorithms.algorithm import Prepared
-from fastcoll.cuda.plans import CAPTURE_AFTER, Plan, PlanCache
+from fastcoll.cuda.plans import CAPTURE_AFTER, CudaGraphs, Plan, PlanCache
 
 
 def counting(log, *names, **kind):
@@ -90,3 +93,69 @@ def test_a_pinned_plan_lives_with_the_cache() -> None:
     assert cache.find("a") is None and cache._pinned == [first]
     cache.clear()
     assert cache._pinned == [] and len(cache) == 0
+
+
+class Graph:
+    """torch.cuda.CUDAGraph, as far as plans use it."""
+
+    made: ClassVar[list["Graph"]] = []
+
+    def __init__(self):
+        self.log = []
+        self.made.append(self)
+
+    def capture_begin(self, capture_error_mode):
+        self.log.append(f"begin {capture_error_mode}")
+
+    def capture_end(self):
+        self.log.append("end")
+        if "failed" in self.log:
+            raise RuntimeError("the capture was invalidated")
+
+    def replay(self):
+        self.log.append("replay")
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    Graph.made.clear()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "side")
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    return CudaGraphs(torch.device("cuda", 0))
+
+
+def test_a_graph_holds_the_launches(graphs):
+    def launch(name):
+        return lambda: Graph.made[0].log.append(name)
+
+    plan = Plan(Prepared((launch("flatten"), launch("reduce"))))
+    plan.uses = CAPTURE_AFTER - 1
+    plan.run(graphs)
+    plan.run(graphs)
+    (graph,) = Graph.made
+    assert graph.log == ["begin thread_local", "flatten", "reduce", "end", "replay", "replay"]
+
+
+def test_the_default_stream_is_not_captured(graphs, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "default")
+    assert graphs.record([lambda: None] * 2) is None and Graph.made == []
+
+
+def test_a_capture_that_fails_leaves_the_launches(graphs, caplog):
+    log = []
+
+    def launch():
+        if Graph.made and "end" not in Graph.made[0].log:
+            Graph.made[0].log.append("failed")
+            raise RuntimeError("an operation is not permitted in a capture")
+        log.append("launched")
+
+    plan = Plan(Prepared((launch, launch)))
+    for _ in range(5):
+        plan.run(graphs)
+    assert log == ["launched"] * 10 and not plan.is_captured and len(Graph.made) == 1
+    (entry,) = caplog.records
+    assert (
+        "a plan of 2 launches is not captured: an operation is not permitted" in entry.getMessage()
+    )
