@@ -71,7 +71,7 @@ gpu-engine:
 	$(MAKE) build/package
 	cd build/package
 	status=0
-	timeout 240 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
+	timeout 350 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?

@@ -42,6 +42,7 @@ PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
+    "fastcoll.cuda.algorithms": "fastcoll/cuda/algorithms",
     "fastcoll.ddp": "fastcoll/ddp",
     "fastcoll.fsdp": "fastcoll/fsdp",
     "fastcoll.trace": "fastcoll/trace",

@@ -152,6 +152,8 @@ void bindDevice(py::module_& m) {
            py::arg("peer"), py::call_guard<py::gil_scoped_release>())
       .def("remove", &Communicators::remove, py::arg("handle"),
            py::call_guard<py::gil_scoped_release>())
+      .def("report", &Communicators::report, py::arg("text"),
+           py::call_guard<py::gil_scoped_release>())
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));

@@ -52,6 +52,9 @@ class Communicators:
     def remove(self, handle: int) -> bool:
         """Takes a communicator back, to be ended by the caller; False if it was aborted."""
 
+    def report(self, text: str) -> None:
+        """Tells the watchdog, which then fails the group, of an error that NCCL does not know of."""
+
     def abort_all(self) -> None:
         """Aborts all, and returns when NCCL does, which may be never."""
 

@@ -14,8 +14,9 @@ from fastcoll._version import __version__
 
 if TYPE_CHECKING:
     from fastcoll._C import Options
+    from fastcoll.coalesced import all_reduce_coalesced
 
-__all__ = ["Options", "__version__", "is_available"]
+__all__ = ["Options", "__version__", "all_reduce_coalesced", "is_available"]
 
 register()
 
@@ -39,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from fastcoll._load import C
 
         return C.Options
+    if name == "all_reduce_coalesced":
+        from fastcoll.coalesced import all_reduce_coalesced
+
+        return all_reduce_coalesced
     raise AttributeError(f"module 'fastcoll' has no attribute {name!r}")
 
 

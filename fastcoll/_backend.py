@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from fastcoll import tuning
 from fastcoll._load import C
+from fastcoll.env import Env
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -50,7 +52,15 @@ def create_device_engine(
     """
     from fastcoll.cuda.engine import CudaEngine
 
-    return CudaEngine(store, group, rank, size, timeout, device_type)
+    return CudaEngine(
+        *(store, group, rank, size, timeout, device_type),
+        thresholds=tuning.load().thresholds_on(_name_of(device_type)),
+        algorithm=Env.read().algo,
+    )
+
+
+def _name_of(device_type: str) -> str:
+    return torch.cuda.get_device_name() if device_type == "cuda" else device_type
 
 
 def create(

@@ -131,6 +131,15 @@ class Env:
         read_in_cpp=False,
     )
 
+    algo: str = _variable(
+        "ALGO",
+        "auto",
+        "Algorithm of every all_reduce of CUDA tensors, equal on all ranks; a call that it cannot serve is an error. "
+        "auto chooses by size and topology, nccl uses no memory of peers.",
+        ("auto", "nccl", "one_shot", "two_shot", "ring"),
+        read_in_cpp=False,
+    )
+
     trace_size: int = _variable(
         "TRACE_SIZE",
         2000,

@@ -31,9 +31,22 @@ _LIBRARIES = {
 
 
 def groups() -> list[dict[str, Any]]:
-    """Returns name, rank, size, transport and the reason for it of each fastcoll group of this process."""
+    """Returns name, rank, size, transport and the reason for it of each fastcoll group of this process.
+
+    Of one that has used devices also "devices": for each whether its ranks map memory of each other ("peers"), and if
+    not, why ("reason").
+    """
     compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
-    return [] if compiled is None else list(compiled.groups())
+    found = [] if compiled is None else [dict(group) for group in compiled.groups()]
+    engine = sys.modules.get("fastcoll.cuda.engine")
+    known = {} if engine is None else {one.group: one.all_reduces for one in engine.engines()}
+    for group in found:
+        if reduces := known.get(group["name"]):
+            group["devices"] = {
+                index: {"peers": one.region.topology.peers, "reason": one.region.topology.reason}
+                for index, one in reduces.items()
+            }
+    return found
 
 
 def libraries() -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
     python -m fastcoll.tune                  measure with 2 ranks, write the table of this host
     python -m fastcoll.tune --nproc 8 --output tuning.json       use it with FASTCOLL_TUNING=tuning.json
+    python -m fastcoll.tune --nproc 8 --device cuda              the table's section on devices (fastcoll.tune_device)
 
 Each value is measured by groups that differ in nothing else, in turns, so that the machine's noise meets all
 alike; medians decide. Do it on an idle machine, with the number of ranks of the runs to come.
@@ -223,14 +224,60 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", type=int, default=15, help="turns of each candidate (%(default)s)"
     )
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on (%(default)s)"
+    )
+    parser.add_argument(
         "--output", type=Path, default=None, help=f"file to write ({tuning.host_path()})"
     )
     options = parser.parse_args(arguments)
     if options.nproc < 2:
         parser.error("--nproc: expected at least 2 ranks")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no CUDA device")
     if options.rounds < 1:
         parser.error("--rounds: expected at least 1")
     return options
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """Returns what a file holds that was written on this machine: each half of the table is measured by itself."""
+    try:
+        record = json.loads(path.read_text())
+        tuning.parse(json.dumps(record), path)
+    except (OSError, ValueError):
+        return {}
+    return dict(record) if record["machine"] == tuning.machine_name() else {}
+
+
+def _write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {path}")
+
+
+def _run_device_rank(options: argparse.Namespace) -> None:
+    from fastcoll.tune_device import COUNTS, LIST_SIZES, SIZES, measure_device
+
+    store, rank, ranks = next(rendezvous("env://"))
+    control = Control(PrefixStore("fastcoll.tune", store), rank, ranks)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "fastcoll", store=PrefixStore("groups", store), rank=rank, world_size=ranks
+    )
+    plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
+    turns = plan.turns * (4 * len(SIZES) + 2 * len(COUNTS) + 2 * len(LIST_SIZES))
+    with progress_bar("fastcoll.tune", turns, rank == 0) as advance:
+        section = measure_device(control, plan, device, advance=advance)
+    if rank == 0:
+        for name, value in section["table"].items():
+            print(f"{name:20} {value:>20}", flush=True)
+        path = options.output or tuning.host_path()
+        shipped = json.loads(tuning.SHIPPED.read_text())
+        basis = {"machine": tuning.machine_name(), "table": shipped["table"]}
+        _write(path, {**basis, **_kept(path), "device": section})
+    control.barrier()
+    dist.destroy_process_group()
 
 
 def _run_rank(options: argparse.Namespace) -> None:
@@ -267,9 +314,9 @@ def _run_rank(options: argparse.Namespace) -> None:
             "measured": measured,
         }
         path = options.output or tuning.host_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"written: {path}")
+        if section := _kept(path).get("device"):
+            record["device"] = section
+        _write(path, record)
     control.barrier()
     dist.destroy_process_group()
 
@@ -278,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Is one rank where RANK is set, and else starts ``--nproc`` of them; returns the exit status."""
     options = _options(arguments)
     if "RANK" in os.environ:
-        _run_rank(options)
+        (_run_rank if options.device == "cpu" else _run_device_rank)(options)
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     return launch([sys.executable, "-m", "fastcoll.tune", *given], options.nproc)

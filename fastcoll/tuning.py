@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
+from fastcoll.cuda.selector import DEFAULT, Thresholds
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
@@ -35,11 +36,19 @@ class Loaded:
         table: As ``fastcoll.Options(tuning=...)`` takes it.
         source: The file.
         machine: On which it was measured.
+        device: The section on all-reduces of device tensors; estimates where the table has none.
+        device_name: Of the devices on which that was measured; "" where the table has none.
     """
 
     table: C.Tuning
     source: Path
     machine: str
+    device: Thresholds = DEFAULT
+    device_name: str = ""
+
+    def thresholds_on(self, name: str) -> Thresholds:
+        """Returns the section for devices of that name; estimates where it was measured on others."""
+        return self.device if name == self.device_name else DEFAULT
 
 
 def machine_name() -> str:
@@ -93,7 +102,35 @@ def parse(text: str, source: Path) -> Loaded:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             raise ValueError(f"{source}: expected {name} to be a number of bytes, got {value!r}")
         setattr(table, name, value)
-    return Loaded(table, source, str(machine))
+    section = record.get("device")
+    name = str(section.get("name", "")) if isinstance(section, dict) else ""
+    return Loaded(table, source, str(machine), _parse_device(section, source), name)
+
+
+def _parse_device(section: Any, source: Path) -> Thresholds:
+    """Reads the section on devices: {"device": name of the GPU, "ranks": n, "table": {...}}, or None.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    if section is None:
+        return DEFAULT
+    try:
+        values = dict(section["table"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{source}: expected the section on devices to have a table, got {section!r}. Write it anew with "
+            "`python -m fastcoll.tune --device cuda`."
+        ) from None
+    if wrong := sorted(set(values) ^ set(Thresholds.names())):
+        raise ValueError(
+            f"{source}: expected a table on devices of {', '.join(Thresholds.names())}; missing or unknown: "
+            f"{', '.join(wrong)}. Write it anew with `python -m fastcoll.tune --device cuda`."
+        )
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            raise ValueError(f"{source}: expected {name} of devices to be a number, got {value!r}")
+    return Thresholds(**values)
 
 
 @functools.cache

@@ -23,7 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build what the device's tests need, if there are any: here, where no test's time limit runs."""
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if used & {"device_world", "nccl_world"} and not session.config.option.collectonly:
+    if (
+        used & {"device_world", "nccl_world", "peer_world"}
+        and not session.config.option.collectonly
+    ):
         with contextlib.suppress(
             RuntimeError
         ):  # for the fixture to raise, in the tests that need it

@@ -65,7 +65,16 @@ std::vector<Meeting> Communicators::meetings() const {
   return meetings_;
 }
 
+void Communicators::report(std::string text) {
+  const std::lock_guard<std::mutex> lock(reportedMutex_);
+  if (reported_.empty()) reported_ = std::move(text);
+}
+
 std::string Communicators::asyncError() const {
+  {
+    const std::lock_guard<std::mutex> lock(reportedMutex_);
+    if (!reported_.empty()) return reported_;
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const One& one : all_) {
     int status = kSuccess;

@@ -41,8 +41,10 @@ class Communicators {
   /// between two calls of a group, and no longer, so that it ends one that hangs.
   std::timed_mutex& calling() { return calling_; }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  /// What the library reports of one of them, or "".
+  /// What the library reports of one of them, or what was reported, or "".
   std::string asyncError() const;
+  /// For the watchdog: an error that the library does not know of; the first one counts.
+  void report(std::string text);
   /// The meetings of all that were ever added.
   std::vector<Meeting> meetings() const;
 
@@ -56,6 +58,8 @@ class Communicators {
   std::timed_mutex calling_;
   mutable std::mutex mutex_;
   std::vector<One> all_;
+  mutable std::mutex reportedMutex_;
+  std::string reported_;
   mutable std::mutex meetingsMutex_;  // never held while the library is asked, which may hang
   std::vector<Meeting> meetings_;
 };

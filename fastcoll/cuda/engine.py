@@ -1,7 +1,8 @@
-"""The engine of device tensors, its half in Python: operations become calls of NCCL on a stream.
+"""The engine of device tensors, its half in Python: operations become kernels and calls of NCCL on a stream.
 
 The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls
-:meth:`CudaEngine.issue` with the stream current. Nothing here looks at a tensor or waits for a stream.
+:meth:`CudaEngine.issue` with the stream current. Nothing here looks at a tensor or waits for a stream. All-reduces
+go to :mod:`fastcoll.cuda.all_reduce` first, which leaves to NCCL what is best done by it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -20,13 +22,18 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
-from fastcoll.cuda import nccl_library
+from fastcoll.cuda import nccl_library, symmetric
+from fastcoll.cuda.all_reduce import AllReduces, Task
+from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.errors import Member
+from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_reductions import FactorOnDevice
 from fastcoll.cuda.nccl_types import Reduction, reduced
+from fastcoll.cuda.selector import AUTO, DEFAULT, Thresholds
+from fastcoll.cuda.symmetric import Wish, open_region
 
-__all__ = ["CudaEngine", "Operation"]
+__all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
@@ -60,6 +67,19 @@ _PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
     )
 )
 
+_NO_OPTIONS = CallOptions()
+_engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictionary()
+
+
+def engine_of(group: str) -> CudaEngine | None:
+    """Returns the engine of a group of this process, by its name; None before its first call on a device."""
+    return _engines.get(group)
+
+
+def engines() -> list[CudaEngine]:
+    """Returns all engines of this process."""
+    return list(_engines.values())
+
 
 class _Aborted:
     """What a communicator that is being made looks at: whether the watchdog has aborted the group."""
@@ -90,9 +110,12 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
+        thresholds: Where all-reduce algorithms give way to each other.
+        algorithm: FASTCOLL_ALGO.
 
     Attributes:
         communicators: What the watchdog asks and aborts, without Python.
+        all_reduces: What serves all-reduces, by index of the device.
 
     Raises:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
@@ -106,7 +129,11 @@ class CudaEngine:
         size: int,
         timeout: timedelta,
         device_type: str = "cuda",
+        thresholds: Thresholds = DEFAULT,
+        algorithm: str = AUTO,
     ) -> None:
+        self.all_reduces: dict[int, AllReduces] = {}
+        self._wish = Wish(algorithm, thresholds, symmetric.ROOM)
         self.communicators = C.Communicators(nccl_library.load().entry_points())
         self._store = store
         self._member = Member(group, rank, size)
@@ -118,6 +145,7 @@ class CudaEngine:
         self._splits = 0
         self._reductions: dict[tuple[int, int], Reduction] = {}
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
+        _engines[group] = self
 
     def prepare(self, device: int, pair: int, captured: bool) -> None:
         """Makes the communicator of a device, or of a pair of ranks on it, if there is none.
@@ -146,6 +174,33 @@ class CudaEngine:
             where = torch.device(self._device_type, device)
             made = self._for_all(where) if pair < 0 else self._for_pair(where, pair)
             self._take(device, pair, made, made.instance)
+            if pair < 0:
+                self._open_region(device)
+
+    def _open_region(self, device: int) -> None:
+        """Finds out with the other ranks what they can do beside NCCL; the communicator is there."""
+        communicator = self._known[device, -1]
+        where = torch.device(self._device_type, device)
+        mapper = MAPPERS.get(self._device_type)
+        region = open_region(
+            PrefixStore(f"region/{communicator.instance}", self._store),
+            self._member,
+            where,
+            self._timeout.total_seconds(),
+            self._wish,
+            lambda: self.communicators.aborted,
+            communicator.instance,
+        )
+        self.all_reduces[device] = AllReduces(
+            communicator,
+            region,
+            where,
+            where if mapper is None else mapper.kernel_device(where),
+            self._wish.thresholds,
+            self._wish.algorithm,
+            lambda: self.communicators.aborted,
+            self.communicators.report,
+        )
 
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Notes a communicator, and shows it to the watchdog."""
@@ -156,6 +211,11 @@ class CudaEngine:
         made.instance = instance
         made.ended_elsewhere = self._aborted
         self._known[device, pair] = made
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._member.group
 
     def split(self, device: int, color: int, key: int, child: CudaEngine | None) -> None:
         """Divides the ranks of a device's communicator; all of them call it.
@@ -175,6 +235,7 @@ class CudaEngine:
         part = whole.split(color, key, name)
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
+            child._open_region(device)
 
     def issue(self, operations: Sequence[Operation], stream: int, device: int, pair: int) -> None:
         """Puts operations on a stream, together where they are several.
@@ -187,9 +248,14 @@ class CudaEngine:
 
         Raises:
             TypeError: NCCL has no such reduction; nothing was put on the stream.
+            ValueError: No algorithm can serve a call as it is asked for; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
         communicator = self._known[device, pair]
+        if pair < 0:
+            operations = self._left_to_nccl(operations, stream, device)
+        if not operations:
+            return
         if len(operations) == 1:
             self._call(communicator, operations[0], stream, pair)
         else:
@@ -197,8 +263,35 @@ class CudaEngine:
                 for operation in operations:
                     self._call(communicator, operation, stream, pair)
 
+    def _left_to_nccl(
+        self, operations: Sequence[Operation], stream: int, device: int
+    ) -> Sequence[Operation]:
+        """Puts the all-reduces on the stream that are not NCCL's own, and returns the other operations."""
+        reduces = self.all_reduces[device]
+        if reduces.is_idle and current_options() == _NO_OPTIONS:
+            return operations
+        if len(operations) == 1:
+            collective, kind, number, _, _, _, source, count, target, _ = operations[0]
+            if collective != _ALL_REDUCE:
+                return operations
+            task = (_DTYPES[kind], C.REDUCE_OPS[number], source, target, count)
+            return operations if reduces.serve((task,), stream) else ()
+        indices = [index for index, one in enumerate(operations) if one[0] == _ALL_REDUCE]
+        if not indices:
+            return operations
+        tasks: list[Task] = []
+        for index in indices:
+            _, kind, number, _, _, _, source, count, target, _ = operations[index]
+            tasks.append((_DTYPES[kind], C.REDUCE_OPS[number], source, target, count))
+        left = {indices[at] for at in reduces.serve(tasks, stream)}
+        taken = set(indices) - left
+        return [one for index, one in enumerate(operations) if index not in taken]
+
     def close(self) -> None:
         """Destroys what lives; what was aborted is left alone."""
+        for reduces in self.all_reduces.values():
+            reduces.close()
+        self.all_reduces.clear()
         for communicator in self._known.values():
             if communicator.closed is None and self.communicators.remove(communicator.handle):
                 communicator.ended_elsewhere = None

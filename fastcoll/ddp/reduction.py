@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
+from fastcoll.coalesced import all_reduce_coalesced, is_fastcoll
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "cpu_backend",
     "measure",
     "reduce_bucket",
+    "share_of_list",
     "shares_of",
 ]
 
@@ -111,7 +114,8 @@ class BucketReduction:
 def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduction:
     """Begins to reduce tensors of one dtype and device in place. A wire dtype of 8 bits is not for here.
 
-    On the CPU they are one message, rounded and measured on its way; else many are copied to one and back.
+    On the CPU they are one message, rounded and measured on its way; on a device fastcoll chooses how many tensors
+    become one message. For another backend they are copied to one, and back.
     """
     first = tensors[0]
     wire = settings.wire_of(first.dtype)
@@ -122,6 +126,9 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
         return BucketReduction(work, None, square)
     if len(tensors) == 1:
         return _composed(first, wire, settings)
+    ours = is_fastcoll(settings.process_group or dist.group.WORLD, first.device)
+    if ours and (wire is None or _casting(first, settings) is not None):
+        return _coalesced(tensors, wire, settings)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     inner = _composed(flat, wire, settings)
 
@@ -136,9 +143,12 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
     """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
     group = settings.process_group
-    sent = tensor if wire is None else tensor.to(wire)
     square = _new_square(tensor) if settings.gradient_norm else None
-    work = dist.all_reduce(sent, settings.op, group=group, async_op=True)
+    start = _casting(tensor, settings) if wire is not None else None
+    sent = tensor if wire is None or start is not None else tensor.to(wire)
+    if start is None:
+        start = partial(dist.all_reduce, sent, settings.op, group, async_op=True)
+    work = start()
 
     def finish() -> None:
         if sent is not tensor:
@@ -147,6 +157,33 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             measure(tensor, group, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+
+
+def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
+    """Returns what starts an all-reduce with the cast in it, where the device's engine can do that."""
+    if tensor.is_cpu:
+        return None
+    from fastcoll.cuda.gradients import reducer_for
+
+    return reducer_for(tensor, settings)
+
+
+def _coalesced(
+    tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
+) -> BucketReduction:
+    """By fastcoll's all-reduce of lists, which casts on its way."""
+    group = settings.process_group
+    square = _new_square(tensors[0]) if settings.gradient_norm else None
+    work = all_reduce_coalesced(tensors, settings.op, group, async_op=True, wire_dtype=wire)
+
+    def finish() -> None:
+        if square is not None:
+            rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+            norms = torch._foreach_norm(share_of_list(tensors, rank, ranks), dtype=torch.float64)
+            if norms:
+                used_here(square).copy_(torch.stack(norms).square().sum())
+
+    return BucketReduction(work, finish, square)
 
 
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -162,6 +199,19 @@ def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None
     share = shares_of(reduced, group)[dist.get_rank(group)]
     # In float64 no square of a float32 overflows, so that the norm is finite where the gradients are.
     square.copy_(torch.linalg.vector_norm(share, dtype=torch.float64).square())
+
+
+def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    """Returns the parts of tensors that make up a rank's share of all their elements."""
+    total = sum(tensor.numel() for tensor in tensors)
+    each = -(-total // ranks)
+    begin, end, at, parts = rank * each, (rank + 1) * each, 0, []
+    for tensor in tensors:
+        first, last = max(begin - at, 0), min(end - at, tensor.numel())
+        if first < last:
+            parts.append(tensor.reshape(-1)[first:last])
+        at += tensor.numel()
+    return parts
 
 
 def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:

@@ -11,22 +11,38 @@ from world import Worlds
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
 
+_ENVIRON = {
+    "FASTCOLL_TEST_DEVICE": "cuda:0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+}
+
 
 @pytest.fixture(scope="session")
 def gpu_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Like ``world``, of ranks that share a GPU and reach each other by NCCL over sockets."""
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
+    worlds = Worlds(tmp_path_factory.mktemp("gpu-worlds"), prepare=own_host, environ=_ENVIRON)
+    yield worlds
+    worlds.close()
+
+
+@pytest.fixture(scope="session")
+def gpu_peer_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """Like ``gpu_world``, of ranks that also map memory of each other."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device")
     environ = {
-        "FASTCOLL_TEST_DEVICE": "cuda:0",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_NET": "Socket",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MAX_CTAS": "2",
+        **_ENVIRON,
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
-    worlds = Worlds(tmp_path_factory.mktemp("gpu-worlds"), prepare=own_host, environ=environ)
+    worlds = Worlds(tmp_path_factory.mktemp("gpu-peers"), prepare=own_host, environ=environ)
     yield worlds
     worlds.close()

@@ -1,5 +1,6 @@
 """A peer that is late, dead or ahead of itself: waits end, say whom they were for, and matter."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -133,8 +134,9 @@ def die_when_set(flags: torch.Tensor) -> None:
 def wait_for_end(pid: int) -> None:
     """Waits until the process is gone, or is only waiting to be reaped."""
     state = Path(f"/proc/{pid}/stat")
-    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        time.sleep(0.001)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.001)
 
 
 @pytest.mark.parametrize("algorithm, collective", [SHOTS[0], SHOTS[3], RINGS[0]])

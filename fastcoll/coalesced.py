@@ -1,0 +1,193 @@
+"""``fastcoll.all_reduce_coalesced``: one all-reduce of a list of tensors.
+
+On CPU the list is one message, gathered from the tensors segment by segment. On devices many small tensors are one
+bucket: flattened by one kernel and reduced into the tensors by the next where ranks map memory of each other, or
+flattened, reduced by NCCL and unflattened; the plan of a list is kept for when it comes again. A few large tensors are
+reduced each for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.futures import Future
+
+__all__ = ["CoalescedWork", "all_reduce_coalesced", "is_fastcoll"]
+
+_WIRES = (torch.bfloat16, torch.float16)
+
+
+class CoalescedWork(dist.Work):
+    """A work with something to do on its tensors when it has ended; done once, whoever waits.
+
+    Args:
+        work: The all-reduce.
+        tensors: What it is of.
+        finish: What is done then.
+    """
+
+    def __init__(self, work: dist.Work, tensors: list[Tensor], finish: Any) -> None:
+        super().__init__()
+        self._work = work
+
+        def call(done: Future[Any]) -> list[Tensor]:
+            done.value()
+            finish()
+            return tensors
+
+        self._future: Future[list[Tensor]] = work.get_future().then(call)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits for the results; raises what the all-reduce raises."""
+        self._work.wait(timeout) if timeout else self._work.wait()
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the results are there."""
+        return bool(self._future.done())
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """Returns what becomes the list of tensors."""
+        return self._future
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor],
+    op: Any = dist.ReduceOp.SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    wire_dtype: torch.dtype | None = None,
+    scale: float = 1.0,
+) -> dist.Work | None:
+    """Reduces each tensor of a list with those of its place on the other ranks, in place.
+
+    Args:
+        tensors: At least one, all on one device; the same shapes and dtypes in the same order on all ranks.
+        op: What ``dist.all_reduce`` takes.
+        group: None is the default group.
+        async_op: Return a work at once.
+        wire_dtype: bfloat16 or float16: what tensors of a wider floating-point dtype travel as. They are summed in
+            float32 in rank order and rounded once. Tensors that are no wider travel as they are.
+        scale: Factor of the results; floating-point tensors only. On devices it is applied before the rounding.
+
+    Returns:
+        A work with ``async_op``, else None; None too on ranks that are not in the group.
+
+    Raises:
+        TypeError: Something is no tensor.
+        ValueError: The list is empty or of several devices, the wire or the factor cannot be, the group's backend for
+            this device is another one and has no list, wire or factor.
+    """
+    tensors = _checked(tensors, wire_dtype, scale)
+    given: Any = group  # torch has a number for ranks that are in no group
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    group = dist.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError(
+            "fastcoll.all_reduce_coalesced: expected a process group, got none. Call init_process_group before."
+        )
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = op
+    options.asyncOp = async_op
+    plain = wire_dtype is None and scale == 1.0
+    device = tensors[0].device
+    if not is_fastcoll(group, device):
+        if not plain:
+            raise ValueError(
+                "fastcoll.all_reduce_coalesced: expected a group of the backend fastcoll for a wire dtype or a "
+                f"factor, got {dist.get_backend(group)} for {device.type}. Make the group with it, or leave them out."
+            )
+        work = group.allreduce_coalesced(tensors, options)
+        return _ended(work, async_op)
+    if plain:
+        return _ended(group.allreduce_coalesced(tensors, options), async_op)
+    if device.type != "cpu":
+        from fastcoll.cuda.call_options import call_options
+
+        with call_options(wire_dtype=wire_dtype, scale=scale):
+            return _ended(group.allreduce_coalesced(tensors, options), async_op)
+    options.asyncOp = True
+    with torch.no_grad():
+        sent = [_as_sent(tensor, wire_dtype) for tensor in tensors]
+
+    @torch.no_grad()
+    def finish() -> None:
+        for tensor, result in zip(tensors, sent, strict=True):
+            if result is not tensor:
+                tensor.copy_(result)
+        if scale != 1.0:
+            torch._foreach_mul_(tensors, scale)
+
+    return _ended(
+        CoalescedWork(group.allreduce_coalesced(sent, options), tensors, finish), async_op
+    )
+
+
+def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list[Tensor]:
+    """Returns the tensors as a list.
+
+    Raises:
+        TypeError, ValueError: As the call.
+    """
+    where = "fastcoll.all_reduce_coalesced"
+    if isinstance(tensors, Tensor):
+        raise TypeError(f"{where}: expected a list of tensors, got a tensor. Use dist.all_reduce.")
+    found = list(tensors)
+    if not found:
+        raise ValueError(f"{where}: expected at least one tensor, got an empty list")
+    for index, tensor in enumerate(found):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{where}: expected tensors, got {type(tensor).__name__} at {index}")
+        if tensor.device != found[0].device:
+            raise ValueError(
+                f"{where}: expected tensors of one device, got {found[0].device} at 0 and {tensor.device} at {index}. "
+                "Make a call for each."
+            )
+        if scale != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ValueError(
+                f"{where}: expected floating-point tensors for a factor, got {tensor.dtype} at {index}"
+            )
+    if wire_dtype is not None and wire_dtype not in _WIRES:
+        raise ValueError(
+            f"{where}: expected a wire_dtype of {', '.join(map(str, _WIRES))} or None, got {wire_dtype}"
+        )
+    if not math.isfinite(scale):
+        raise ValueError(f"{where}: expected a finite scale, got {scale}")
+    return found
+
+
+def is_fastcoll(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Tells whether a group's tensors on a device are fastcoll's."""
+    if group is None:
+        return False
+    try:
+        return bool(group._get_backend(device).name() == "fastcoll")
+    except RuntimeError:  # it has none for this device
+        return False
+
+
+def _as_sent(tensor: Tensor, wire_dtype: torch.dtype | None) -> Tensor:
+    if (
+        wire_dtype is None
+        or not tensor.is_floating_point()
+        or wire_dtype.itemsize >= tensor.element_size()
+    ):
+        return tensor
+    return tensor.to(wire_dtype)
+
+
+def _ended(work: dist.Work | None, async_op: bool) -> dist.Work | None:
+    if async_op:
+        return work
+    if work is not None:
+        work.wait()
+    return None

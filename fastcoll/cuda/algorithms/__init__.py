@@ -1,0 +1,43 @@
+"""All-reduce algorithms for tensors on devices, one a file, each with phases, steps and bytes at its top.
+
+Importing this package imports neither Triton nor CuPy; preparing a call does.
+"""
+
+from __future__ import annotations
+
+from fastcoll.cuda.algorithms.algorithm import Algorithm
+from fastcoll.cuda.algorithms.all_to_all import AllToAll
+from fastcoll.cuda.algorithms.call import Call, Topology
+from fastcoll.cuda.algorithms.nccl import Nccl
+from fastcoll.cuda.algorithms.one_shot import OneShot
+from fastcoll.cuda.algorithms.ring import Ring
+from fastcoll.cuda.algorithms.two_shot import TwoShot
+
+__all__ = ["ALGORITHMS", "Algorithm", "Call", "Topology", "described"]
+
+ALGORITHMS: dict[str, Algorithm] = {
+    algorithm.name: algorithm for algorithm in (OneShot(), TwoShot(), Ring(), Nccl(), AllToAll())
+}
+"""By name."""
+
+
+def described(call: Call, topology: Topology) -> list[dict[str, object]]:
+    """Returns what each algorithm would cost a call.
+
+    Args:
+        call: What is called.
+        topology: Of the group.
+
+    Returns:
+        For each its name, steps, launches, the bytes that a rank receives, and why it cannot serve the call, or "".
+    """
+    return [
+        {
+            "name": algorithm.name,
+            "steps": algorithm.steps(call, topology.ranks),
+            "launches": algorithm.launches(call),
+            "bytes_on_wire": algorithm.bytes_on_wire(call, topology.ranks),
+            "refusal": algorithm.refusal(call, topology),
+        }
+        for algorithm in ALGORITHMS.values()
+    ]

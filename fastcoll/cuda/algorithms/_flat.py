@@ -1,0 +1,65 @@
+"""Lists of tensors as one bucket: the launches that gather them into it and scatter them from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN, Piece, Site
+from fastcoll.kernels._prepared import PreparedLaunch
+from fastcoll.kernels.flatten import Flatten
+from fastcoll.kernels.unflatten import Unflatten
+
+__all__ = ["copy_in", "copy_out", "layout_of", "outs_of", "sources_of"]
+
+
+@functools.lru_cache(maxsize=64)
+def layout_of(sizes: tuple[int, ...]) -> BucketLayout:
+    """Returns the layout of tensors of these sizes, the same on all ranks; its tables on devices are kept with it."""
+    return BucketLayout(sizes, BUCKET_GRAIN)
+
+
+@functools.lru_cache(maxsize=64)
+def _flatten(
+    sizes: tuple[int, ...], dtype: torch.dtype, wire: torch.dtype, device: torch.device
+) -> Flatten:
+    return Flatten(layout_of(sizes), dtype, wire, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _unflatten(
+    sizes: tuple[int, ...], wire: torch.dtype, dtype: torch.dtype, device: torch.device
+) -> Unflatten:
+    return Unflatten(layout_of(sizes), wire, dtype, device)
+
+
+def sources_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Tensor]:
+    """Returns what a rank gives, as tensors."""
+    return [site.view(piece.source, piece.count, dtype) for piece in pieces]
+
+
+def outs_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Tensor]:
+    """Returns what a rank gets, as tensors."""
+    return [site.view(piece.out, piece.count, dtype) for piece in pieces]
+
+
+def copy_in(
+    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site, scale: float = 1.0
+) -> PreparedLaunch:
+    """Returns the launch that fills a bucket, in the bucket's dtype."""
+    sizes = tuple(piece.count for piece in pieces)
+    flatten = _flatten(sizes, dtype, bucket.dtype, site.device)
+    return flatten.prepare(sources_of(pieces, dtype, site), bucket, scale)
+
+
+def copy_out(
+    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site, scale: float = 1.0
+) -> PreparedLaunch:
+    """Returns the launch that empties it into the tensors."""
+    sizes = tuple(piece.count for piece in pieces)
+    unflatten = _unflatten(sizes, bucket.dtype, dtype, site.device)
+    return unflatten.prepare(bucket, outs_of(pieces, dtype, site), scale)

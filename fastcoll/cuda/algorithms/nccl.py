@@ -1,0 +1,76 @@
+"""NCCL's own all-reduce; a list goes through one bucket: copy-in, collective, copy-out.
+
+Phases: the library's. Bytes: 2 (n - 1) / n of the message, as by a ring. Steps: those of a ring, 2 (n - 1); NCCL
+may use a tree or the switch, which takes fewer.
+Chosen for messages that no other algorithm is faster for, and for what the kernels do not do. It adds in an order
+of its own, and rounds 16-bit sums on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from fastcoll.cuda.algorithms.algorithm import FLOATS, OPS, Algorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.call import Call, Topology
+
+__all__ = ["Nccl"]
+
+
+class Nccl(Algorithm):
+    """See the head of the file."""
+
+    name = "nccl"
+
+    def refusal(self, call: Call, topology: Topology) -> str:
+        """Returns why it cannot serve a call, or ""."""
+        if call.wire is not None:
+            return "NCCL rounds every partial sum to the dtype that travels; all_to_all does not"
+        if (call.is_list or call.scale != 1.0) and not topology.kernels:
+            return "the kernels that fuse tensors need Triton on all ranks"
+        if (call.is_list or call.scale != 1.0) and call.dtype not in FLOATS:
+            return f"no kernel fuses tensors of {call.dtype}"
+        if (call.is_list or call.scale != 1.0) and call.op not in OPS:
+            return f"no bucket is reduced by {call.op}"
+        return ""
+
+    def steps(self, call: Call, ranks: int) -> int:
+        """Returns those of a ring."""
+        return 2 * (ranks - 1)
+
+    def bytes_on_wire(self, call: Call, ranks: int) -> int:
+        """Returns those of a ring."""
+        return 2 * (ranks - 1) * call.wire_bytes // ranks
+
+    def launches(self, call: Call) -> int:
+        """Returns 1, or 3 with copy-in and copy-out."""
+        return 3 if call.is_list or call.scale != 1.0 else 1
+
+    def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
+        """Returns the launches for a call."""
+        op = getattr(dist.ReduceOp, call.op)
+        dtype, stream, communicator = call.dtype, site.stream, site.communicator
+        if self.launches(call) == 1:
+            (piece,) = pieces
+
+            def reduce() -> None:
+                communicator.all_reduce(piece.source, piece.out, piece.count, dtype, op, stream)
+
+            return Prepared((reduce,), uses_nccl=True)
+        from fastcoll.cuda.algorithms._flat import copy_in, copy_out, layout_of
+
+        elements = layout_of(call.sizes).elements
+        memory = site.workspace(elements * dtype.itemsize)
+        address = memory.data_ptr()
+        bucket = site.view(address, elements, dtype)
+
+        def reduce_bucket() -> None:
+            communicator.all_reduce(address, address, elements, dtype, op, stream)
+
+        launches = (
+            copy_in(pieces, dtype, bucket, site),
+            reduce_bucket,
+            copy_out(pieces, dtype, bucket, site, call.scale),
+        )
+        return Prepared(launches, held=memory, uses_nccl=True)

@@ -1,0 +1,63 @@
+"""Ring all-reduce by the kernel of fastcoll.kernels.ring, through slots of the right neighbour.
+
+Phases: n - 1 hops in which partial sums go round, n - 1 in which results do, in a pipeline of segments.
+Partial sums travel in the accumulate dtype, so that there is one rounding; their order differs from chunk to chunk.
+Bytes: (n - 1) / n of the message in the accumulate dtype and as much in the wire dtype. Steps: 2 (n - 1).
+Launches: 1; 3 for a list, which goes through a bucket.
+Chosen where each rank has a fast link to its neighbours only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from fastcoll.cuda.algorithms.algorithm import Launch, PeerAlgorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.call import Call
+
+__all__ = ["Ring"]
+
+
+class Ring(PeerAlgorithm):
+    """See the head of the file."""
+
+    name = "ring"
+
+    def steps(self, call: Call, ranks: int) -> int:
+        """Returns the hops."""
+        return 2 * (ranks - 1)
+
+    def bytes_on_wire(self, call: Call, ranks: int) -> int:
+        """Returns what a rank is sent by its neighbour."""
+        partial = call.elements * _partial(call).itemsize
+        return (ranks - 1) * (partial + call.wire_bytes) // ranks
+
+    def launches(self, call: Call) -> int:
+        """Returns 1, or 3 for a list."""
+        return 3 if call.is_list else 1
+
+    def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
+        """Returns the launches for a call."""
+        from fastcoll.cuda.algorithms._flat import copy_in, copy_out, layout_of
+        from fastcoll.cuda.algorithms._peer_launches import staged
+        from fastcoll.kernels import ring
+
+        prepare = functools.partial(ring.prepare_all_reduce, partial_dtype=_partial(call))
+        if not call.is_list:
+            return staged(prepare, call, pieces, site)
+        elements = layout_of(call.sizes).elements
+        memory = site.workspace(elements * call.dtype.itemsize)
+        bucket = site.view(memory.data_ptr(), elements, call.dtype)
+        whole = [Piece(bucket.data_ptr(), bucket.data_ptr(), elements)]
+        launches: tuple[Launch, ...] = (
+            copy_in(pieces, call.dtype, bucket, site),
+            *staged(prepare, call, whole, site).launches,
+            copy_out(pieces, call.dtype, bucket, site),
+        )
+        return Prepared(launches, held=memory, uses_peers=True)
+
+
+def _partial(call: Call) -> torch.dtype:
+    return torch.float64 if call.dtype == torch.float64 else torch.float32

@@ -1,0 +1,263 @@
+"""The all-reduces of a group on one device: from operations of the engine to an algorithm, a plan and its launches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.call import Call
+from fastcoll.cuda.call_options import CallOptions, current_options
+from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.peer_watch import PeerWatch, watch
+from fastcoll.cuda.plans import CudaGraphs, PlanCache, Recorder
+from fastcoll.cuda.selector import Thresholds, fuses, select
+from fastcoll.cuda.symmetric import Region
+
+__all__ = ["AllReduces", "Task"]
+
+_log = logging.getLogger("fastcoll.cuda")
+
+_MOST_CHOICES = 4096
+_Chosen = tuple[Algorithm, Call, list[int]]
+_left_behind: list[object] = []  # regions that kernels of a failed group may still read
+
+Task = tuple[torch.dtype, str, int, int, int]
+"""One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
+
+
+class _Known(set[Hashable]):
+    """What is NCCL's own, by dtype, operation, elements and options: found faster than it is chosen."""
+
+    def add(self, what: Hashable) -> None:
+        """Adds it, and forgets the others when they are too many."""
+        if len(self) >= _MOST_CHOICES:
+            self.clear()
+        super().add(what)
+
+
+class AllReduces:
+    """What serves the all-reduces of one group on one device.
+
+    Launches that work on the peers' memory follow each other, on whatever streams: what the kernels count on.
+
+    Args:
+        communicator: NCCL's.
+        region: What the ranks have found out, and mapped.
+        device: As torch names it.
+        kernel_device: As kernels name it.
+        thresholds: From the tuning table.
+        forced: FASTCOLL_ALGO.
+        aborted: Whether the group was aborted.
+        report: Tells the watchdog of a fault.
+
+    Attributes:
+        region: As given.
+        plans: What is repeated.
+        recorder: What captures plans as graphs; None where nothing can.
+        chosen: Name of the algorithm of the last call that came here, for tests and tools.
+    """
+
+    def __init__(
+        self,
+        communicator: NcclCommunicator,
+        region: Region,
+        device: torch.device,
+        kernel_device: torch.device,
+        thresholds: Thresholds,
+        forced: str,
+        aborted: Callable[[], bool],
+        report: Callable[[str], None],
+    ) -> None:
+        self.region = region
+        self.plans = PlanCache()
+        self.recorder: Recorder | None = CudaGraphs(device) if device.type == "cuda" else None
+        self.chosen = ""
+        self._communicator = communicator
+        self._device = device
+        self._kernel_device = kernel_device
+        self._thresholds = thresholds
+        self._forced = forced
+        self._aborted = aborted
+        self._plain = _Known()
+        self._workspaces: dict[int, Tensor] = {}
+        # Stream of the last launch with peers, and whether a graph has it.
+        self._last: tuple[torch.Stream, bool] | None = None
+        self._watch: PeerWatch | None = None
+        if region.peers is not None:
+            self._watch = PeerWatch(communicator.member, region.peers.buffers, aborted, report)
+            watch(self._watch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether NCCL alone serves every call that has no options."""
+        return not self.region.topology.kernels and self._forced in ("auto", "nccl")
+
+    def serve(self, tasks: Sequence[Task], stream: int) -> list[int]:
+        """Puts all-reduces on the current stream that are not NCCL's own.
+
+        Args:
+            tasks: Made together: nobody relies on an order among them.
+            stream: Handle of the current stream.
+
+        Returns:
+            Which of them are left, to be put there by NCCL as they are.
+
+        Raises:
+            ValueError: No algorithm, or not the forced one, can serve a call; nothing was put on the stream.
+            DistBackendError: NCCL failed, or the group was aborted.
+        """
+        options = current_options()
+        alone = len(tasks) == 1
+        if alone:
+            dtype, op, _, _, count = tasks[0]
+            if (dtype, op, count, options) in self._plain:
+                return [0]
+        key = (tuple(tasks), stream, options)
+        plan = self.plans.find(key)
+        recording = self.recorder is not None and self.recorder.is_recording()
+        if plan is None:
+            chosen, left = self._chosen(tasks, options)
+            if not chosen:
+                if alone:
+                    self._plain.add((dtype, op, count, options))
+                return left
+            plan = self.plans.add(
+                key, lambda: self._prepared(chosen, tasks, stream, recording), left
+            )
+        if recording:
+            self.plans.pin(plan)
+        if plan.prepared.uses_peers:
+            self._follow(recording)
+        plan.run(None if recording else self.recorder)
+        return plan.left
+
+    def close(self) -> None:
+        """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
+        if self._watch is not None:
+            self._watch.close()
+        peers = self.region.peers
+        if peers is not None:
+            peers.close()
+            if self._aborted():
+                _left_behind.append((peers, self.plans))
+                self.plans = PlanCache()
+        self.plans.clear()
+        self._workspaces.clear()
+        self.region = Region(self.region.topology)
+
+    def _chosen(
+        self, tasks: Sequence[Task], options: CallOptions
+    ) -> tuple[list[_Chosen], list[int]]:
+        """Returns algorithm, call and tasks of what goes by kernels, and which tasks are left to NCCL."""
+        chosen: list[_Chosen] = []
+        left: list[int] = []
+        for call, indices in self._calls(tasks, options):
+            algorithm = self._choose(call, options)
+            self.chosen = algorithm.name
+            if algorithm.name == "nccl" and algorithm.launches(call) == 1:
+                left += indices
+            else:
+                chosen.append((algorithm, call, indices))
+        return chosen, left
+
+    def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
+        """Returns the calls that tasks become: each its own, or lists of one dtype and operation."""
+        by_type: dict[tuple[torch.dtype, str], list[int]] = {}
+        for index, (dtype, op, *_) in enumerate(tasks):
+            by_type.setdefault((dtype, op), []).append(index)
+        calls: list[tuple[Call, list[int]]] = []
+        for (dtype, op), indices in by_type.items():
+            sizes = tuple(tasks[index][4] for index in indices)
+            together = _call(dtype, op, sizes, options)
+            fused = options.fuse
+            if fused is None:
+                fused = fuses(sizes, together, self.region.topology, self._thresholds)
+            if fused and len(sizes) > 1 and self._serves(together, options):
+                calls.append((together, indices))
+            else:
+                calls += [
+                    (_call(dtype, op, (size,), options), [index])
+                    for size, index in zip(sizes, indices, strict=True)
+                ]
+        return calls
+
+    def _serves(self, call: Call, options: CallOptions) -> bool:
+        """Whether a list can be reduced as one; else its tensors are, each for itself."""
+        try:
+            self._choose(call, options)
+        except ValueError:
+            return False
+        return True
+
+    def _choose(self, call: Call, options: CallOptions) -> Algorithm:
+        forced = options.algorithm or self._forced
+        try:
+            return select(call, self.region.topology, self._thresholds, forced)
+        except ValueError as error:
+            raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
+
+    def _prepared(
+        self, chosen: Sequence[_Chosen], tasks: Sequence[Task], stream: int, recording: bool
+    ) -> Prepared:
+        """Returns the launches of all calls, one behind the other."""
+        site = Site(
+            self._communicator,
+            stream,
+            self._kernel_device,
+            self.region.peers,
+            lambda size: self._workspace(size, stream, recording),
+        )
+        parts = []
+        for algorithm, call, indices in chosen:
+            if recording and algorithm.launches(call) > 1:
+                raise ValueError(
+                    self._communicator.member.says(
+                        "all_reduce",
+                        f"expected a call that was made before on the stream that is captured, got a first {call} by "
+                        f"{algorithm.name}, whose tables cannot be copied to the device during a capture. Make the "
+                        "same call, with the same tensors, once before the capture on the same stream.",
+                    )
+                )
+            pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
+            parts.append(algorithm.prepare(call, pieces, site))
+        return Prepared(
+            tuple(launch for part in parts for launch in part.launches),
+            [part.held for part in parts],
+            any(part.uses_peers for part in parts),
+            any(part.uses_nccl for part in parts),
+        )
+
+    def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
+        """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""
+        known = self._workspaces.get(stream)
+        if known is not None and known.numel() >= size:
+            return known
+        made = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+        if not recording:  # else it belongs to the graph
+            self._workspaces[stream] = made
+        return made
+
+    def _follow(self, recording: bool) -> None:
+        """Makes the current stream wait for the one that launched before, if that is another."""
+        if self._watch is not None:
+            self._watch.launched()
+        current = torch.accelerator.current_stream(self._device)
+        last, self._last = self._last, (current, recording)
+        if last is None or last[0] == current:
+            return
+        # What a graph captures waits for nothing outside it, nor the other way: when it runs is the user's affair.
+        if recording and (self.recorder is None or not self.recorder.is_recording(last[0])):
+            return
+        if last[1] == recording:
+            current.wait_stream(last[0])
+
+
+def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:
+    wire = options.wire_dtype
+    if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
+        wire = None
+    return Call(dtype, op, sizes, wire, options.scale)

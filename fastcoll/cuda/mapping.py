@@ -1,0 +1,135 @@
+"""Who maps memory of the peers, by type of device: torch symmetric memory on CUDA devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from fastcoll.cuda.errors import Member
+
+__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
+
+
+class Mapper(Protocol):
+    """Makes memory that the ranks of a group map of each other.
+
+    Attributes:
+        polls_per_second: How often a wait of a kernel looks at a flag, at most.
+    """
+
+    polls_per_second: int
+
+    def host(self) -> str:
+        """Returns what ranks have in common that can map memory of each other."""
+
+    def device_identity(self, device: torch.device) -> str:
+        """Returns what no other device of the host has; "" where ranks may share one."""
+
+    def missing(self) -> str:
+        """Returns what is missing for it in this process, or ""."""
+
+    def allocate(self, size: int, device: torch.device) -> Tensor:
+        """Returns uint8 [size] that can be mapped; of that device, as kernels name it."""
+
+    def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
+        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives."""
+
+    def kernel_device(self, device: torch.device) -> torch.device:
+        """Returns the device by which kernels know memory of `device`."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Waits for what was begun on the device."""
+
+
+class TorchSymmetricMemory:
+    """CUDA memory, by ``torch.distributed._symmetric_memory``.
+
+    Several ranks on one device are possible with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which torch reads too;
+    the device then gives each process a slice of time in turn, so that a step takes milliseconds.
+    """
+
+    # A poll crosses no link: the flag lies in the own memory. A GPU does about a million in a second; with less, a wait
+    # would end before the group's timeout, and with more it ends after it, when the watchdog has spoken.
+    polls_per_second = 4_000_000
+
+    def host(self) -> str:
+        """Returns the boot's id; memory is mapped through sockets of the host."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return os.uname().nodename
+
+    def device_identity(self, device: torch.device) -> str:
+        """Returns the GPU's UUID; "" if devices may overlap."""
+        if os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1":
+            return ""
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
+
+    def missing(self) -> str:
+        """Returns what torch lacks, or ""."""
+        try:
+            from torch._C._distributed_c10d import _SymmetricMemory  # noqa: F401
+        except ImportError:
+            return f"torch {torch.__version__} has no symmetric memory"
+        return ""
+
+    def allocate(self, size: int, device: torch.device) -> Tensor:
+        """Returns an allocation by itself: one from a pool may lie behind the start of what is mapped."""
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        memory: Tensor = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
+        return memory.zero_()
+
+    def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
+        """Returns the addresses of all ranks' memory."""
+        with torch.cuda.device(memory.device):
+            handle = rendezvous(memory, name, member, store)
+        memory.symmetric_memory = handle  # type: ignore[attr-defined]
+        return list(handle.buffer_ptrs)
+
+    def kernel_device(self, device: torch.device) -> torch.device:
+        """Returns the device itself."""
+        return device
+
+    def synchronize(self, device: torch.device) -> None:
+        """Waits for the device."""
+        torch.cuda.synchronize(device)
+
+
+def rendezvous(memory: Tensor, name: str, member: Member, store: Store) -> Any:
+    """Returns torch's handle of memory that all ranks have mapped; all ranks call it.
+
+    Releases of torch look up the ranks and their store by the name of a process group, or in a table of their own.
+    The caller's group may not be registered yet, so one is made for this.
+
+    Args:
+        memory: From ``_SymmetricMemory.empty_strided_p2p``.
+        name: Of no other group.
+        member: This rank.
+        store: For this call alone.
+    """
+    c10d: Any = torch._C._distributed_c10d  # whose names for groups are types of their own
+    group = dist.ProcessGroup(store, member.rank, member.size)  # the registry does not keep it
+    c10d._register_process_group(name, group)
+    try:
+        try:
+            return c10d._SymmetricMemory.rendezvous(memory, name)
+        except RuntimeError as error:
+            if "no group info" not in str(error):
+                raise
+        c10d._SymmetricMemory.set_group_info(name, member.rank, member.size, store)
+        return c10d._SymmetricMemory.rendezvous(memory, name)
+    finally:
+        c10d._unregister_process_group(name)
+        del group
+
+
+MAPPERS: dict[str, Mapper] = {"cuda": TorchSymmetricMemory()}
+"""By type of device."""

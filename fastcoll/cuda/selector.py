@@ -1,0 +1,121 @@
+"""Which all-reduce algorithm serves a call: pure functions of what all ranks of a group know alike.
+
+Nothing here looks at an address, a clock or the environment, so all ranks choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
+from fastcoll.cuda.algorithms.algorithm import FLOATS
+
+__all__ = ["AUTO", "DEFAULT", "Thresholds", "candidates", "fuses", "select"]
+
+AUTO = "auto"
+_RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring", "ring_bytes"))
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where one algorithm gives way to the next: the section of the tuning table that is about devices.
+
+    The defaults are estimates from the kernels' bytes and exchanges; no machine has measured them.
+
+    Attributes:
+        one_shot_bytes: Largest message, as it travels, that one_shot takes. In bytes, as all but `list_tensors`.
+        two_shot_bytes: Largest that two_shot takes; beyond come ring and NCCL.
+        ring_bytes: Largest that ring takes.
+        list_tensors: Least number of tensors reduced together that are fused into a bucket.
+        list_bytes: Largest mean size of such tensors.
+    """
+
+    one_shot_bytes: int = 256 << 10
+    two_shot_bytes: int = 8 << 20
+    ring_bytes: int = 0
+    list_tensors: int = 4
+    list_bytes: int = 1 << 20
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Returns the names of the fields."""
+        return tuple(field.name for field in fields(cls))
+
+
+DEFAULT = Thresholds()
+
+
+def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT) -> Iterator[str]:
+    """Yields names of algorithms, the one to be preferred first; some may refuse the call.
+
+    Args:
+        call: What is called.
+        topology: Of the group.
+        thresholds: From the tuning table.
+    """
+    size = call.wire_bytes
+    if topology.peers and topology.ranks > 1:
+        for name, limit in _RING:
+            if size <= getattr(thresholds, limit):
+                yield name
+                break
+        if call.wire is not None:  # with NCCL it takes two collectives and three kernels
+            yield from ("two_shot", "one_shot")
+    yield from ("nccl", "all_to_all")
+
+
+def select(
+    call: Call, topology: Topology, thresholds: Thresholds = DEFAULT, forced: str = AUTO
+) -> Algorithm:
+    """Returns the algorithm for a call.
+
+    Args:
+        call: What is called.
+        topology: Of the group.
+        thresholds: From the tuning table.
+        forced: The name of an algorithm, or "auto". "nccl" forces the library and no algorithm: a narrower wire, which
+            its all-reduce would round at every hop, goes through it by all_to_all.
+
+    Raises:
+        ValueError: The forced one, or none at all, can serve the call; the message says why.
+    """
+    if forced == AUTO:
+        names = list(candidates(call, topology, thresholds))
+    elif forced == "nccl":
+        names = ["nccl", "all_to_all"]
+    elif forced in ALGORITHMS:
+        names = [forced]
+    else:
+        raise ValueError(
+            f"expected an algorithm of {', '.join([AUTO, *ALGORITHMS])}, got {forced!r}. Correct the name."
+        )
+    refusals = []
+    for name in dict.fromkeys(names):
+        refusal = ALGORITHMS[name].refusal(call, topology)
+        if not refusal:
+            return ALGORITHMS[name]
+        refusals.append(f"{name}: {refusal}")
+    what = "an algorithm" if forced == AUTO else f"the algorithm {forced}, which is asked for,"
+    raise ValueError(
+        f"expected {what} to serve {call} on {topology.ranks} ranks, got refusals: {'; '.join(refusals)}. "
+        "Set FASTCOLL_ALGO=auto, or change the call."
+    )
+
+
+def fuses(sizes: Sequence[int], call: Call, topology: Topology, thresholds: Thresholds) -> bool:
+    """Tells whether tensors that are reduced together are many and small enough to be fused into one bucket.
+
+    Args:
+        sizes: Their elements.
+        call: All of them as one list.
+        topology: Of the group.
+        thresholds: From the tuning table.
+    """
+    return (
+        topology.kernels
+        and topology.ranks > 1
+        and call.dtype in FLOATS
+        and len(sizes) >= thresholds.list_tensors
+        and sum(sizes) * call.dtype.itemsize <= thresholds.list_bytes * len(sizes)
+    )

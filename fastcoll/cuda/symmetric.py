@@ -1,0 +1,297 @@
+"""Regions that all ranks of a group map, made once for a device: what one_shot, two_shot and ring work in.
+
+The ranks agree on every step through the store, for one rank that went another way would leave the others waiting:
+first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether each could
+allocate, then on whether each could map. Where one could not, all go by NCCL, and rank 0 logs why, once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from fastcoll.cuda import deadline
+from fastcoll.cuda.algorithms.call import Topology
+from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.mapping import MAPPERS, Mapper
+from fastcoll.cuda.selector import Thresholds
+from fastcoll.env import Env
+
+__all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
+
+_log = logging.getLogger("fastcoll.cuda")
+
+_MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
+
+
+@dataclass(frozen=True)
+class Room:
+    """How large a rank's region is; not tuned on a GPU yet.
+
+    Attributes:
+        bucket_bytes: For a list's bucket: DDP's have 25 MiB.
+        channels: Programs of a launch, at most.
+        stage_bytes: Staging of a channel, for one of its halves.
+        slots: Segments of the ring that may be under way, for each channel.
+        slot_bytes: Size of a slot.
+    """
+
+    bucket_bytes: int = 32 << 20
+    channels: int = 32
+    stage_bytes: int = 64 << 10
+    slots: int = 4
+    slot_bytes: int = 32 << 10
+
+
+ROOM = Room()
+"""Of all regions of this process: 40 MiB each, one for each group and device."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a rank was told, which must be the same on all.
+
+    Attributes:
+        algorithm: FASTCOLL_ALGO.
+        thresholds: Of the tuning table.
+        room: Of the regions.
+    """
+
+    algorithm: str
+    thresholds: Thresholds
+    room: Room
+
+
+class PeerMemory:
+    """The regions of all ranks, as this rank maps them: the kernels' buffers, and behind them a bucket.
+
+    Args:
+        buffers: A ``PeerBuffers`` of fastcoll.kernels, over the first part of the regions.
+        memory: This rank's region; keeps the peers' mapped.
+        addresses: Of all ranks' regions.
+        bucket_at: Where the bucket begins in a region, in bytes.
+        mapper: Who mapped them.
+
+    Attributes:
+        buffers: As given.
+        buckets: Where all ranks' buckets are, as kernels take it.
+    """
+
+    def __init__(
+        self,
+        buffers: Any,
+        memory: Tensor,
+        addresses: Sequence[int],
+        bucket_at: int,
+        mapper: Mapper,
+    ) -> None:
+        from fastcoll.kernels._peer_checks import Registered
+
+        self.buffers = buffers
+        self.mapper = mapper
+        self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
+        self._bucket = memory[bucket_at:]
+        self._memory = memory
+
+    def bucket(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Returns this rank's bucket.
+
+        Raises:
+            ValueError: It has not so much room.
+        """
+        size = elements * dtype.itemsize
+        if size > self._bucket.numel():
+            raise ValueError(
+                f"expected a bucket of at most {self._bucket.numel()} bytes, got {size}. Use fewer tensors."
+            )
+        return self._bucket[:size].view(dtype)
+
+    def close(self) -> None:
+        """Launches nothing more; to be called when nothing is under way."""
+        self.buffers.close()
+
+
+@dataclass(frozen=True)
+class Region:
+    """What :func:`open_region` has come to; the topology is equal on all ranks.
+
+    Attributes:
+        topology: What the group can do.
+        peers: The memory, if it is mapped.
+    """
+
+    topology: Topology
+    peers: PeerMemory | None = None
+
+
+def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str, Any]:
+    """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
+    found = {"triton": "", "missing": "", "host": "", "device": "", "wish": asdict(wish)}
+    if mapper is None:
+        found["missing"] = f"no way is known to map memory of {device.type} devices"
+        return found
+    try:
+        import triton
+
+        found["triton"] = str(triton.__version__)
+    except Exception as error:  # no Triton, or one that does not work here
+        text = f"Triton cannot be imported: {type(error).__name__}: {error}"
+        found["missing"] = f"{text[:400]}. pip install 'fastcoll[triton]'"
+        return found
+    try:
+        found["missing"] = mapper.missing()
+        if not found["missing"]:
+            found["host"] = mapper.host()
+            found["device"] = mapper.device_identity(device)
+    except Exception as error:
+        found["missing"] = f"{type(error).__name__}: {error}"[:500]
+    return found
+
+
+def reason_against(records: Sequence[dict[str, Any]]) -> str:
+    """Returns why ranks with these records do not map memory of each other, or "".
+
+    Args:
+        records: What each rank has, in rank order.
+    """
+    ranks = range(len(records))
+    if records[0]["wish"]["algorithm"] == "nccl":
+        return "FASTCOLL_ALGO is nccl"
+    if len(records) > _MOST_RANKS:
+        return f"there are {len(records)} ranks, and the kernels have flags for {_MOST_RANKS}"
+    for rank in ranks:
+        if records[rank]["missing"]:
+            return f"rank {rank}: {records[rank]['missing']}"
+    if other := [rank for rank in ranks if records[rank]["host"] != records[0]["host"]]:
+        return f"{names_of(other)} and rank 0 are on different hosts"
+    seen: dict[str, int] = {}
+    for rank in ranks:
+        identity = records[rank]["device"]
+        if identity and identity in seen:
+            return (
+                f"ranks {seen[identity]} and {rank} are on one device. Give each rank one of its own, or set "
+                "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 for a test"
+            )
+        seen[identity] = rank
+    return ""
+
+
+_WISHES = {
+    "algorithm": "FASTCOLL_ALGO",
+    "thresholds": "section on devices of the tuning table",
+    "room": "version of fastcoll",
+}
+
+
+def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None:
+    """Checks that all ranks were told the same.
+
+    Raises:
+        DistBackendError: They were not.
+    """
+    first = records[0]["wish"]
+    for rank, record in enumerate(records):
+        for name, value in record["wish"].items():
+            if value != first[name]:
+                what = _WISHES[name]
+                raise member.fault(
+                    "init",
+                    f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
+                    "Set FASTCOLL_ALGO and FASTCOLL_TUNING to the same on all ranks.",
+                )
+
+
+def open_region(
+    store: Store,
+    member: Member,
+    device: torch.device,
+    timeout: float,
+    wish: Wish,
+    aborted: Callable[[], bool],
+    instance: str = "",
+) -> Region:
+    """Finds out what the ranks of a group can do together, and maps their memory where they can; all ranks call it.
+
+    Args:
+        store: For this call alone.
+        member: This rank.
+        device: Where its tensors lie.
+        timeout: Seconds for each step.
+        wish: What this rank was told.
+        aborted: Whether the group was aborted meanwhile.
+        instance: Equal on all ranks, and no other group's of this process.
+
+    Raises:
+        DistBackendError: A rank has not come in time, or the ranks were told different things.
+    """
+    mapper = MAPPERS.get(device.type)
+    ballot = Ballot(store, member, timeout, aborted)
+    own = json.dumps(_record(mapper, device, wish))
+    records = [json.loads(text) for text in ballot.gather("record", own)]
+    _require_one_wish(member, records)
+    kernels = all(record["triton"] for record in records) and mapper is not None
+    reason = reason_against(records)
+    if member.size == 1 and wish.algorithm in ("auto", "nccl"):
+        reason = reason or "there is one rank"
+    if reason or mapper is None:
+        return _without(member, kernels, reason)
+
+    made: list[Any] = []
+
+    def vote(what: str, function: Callable[[], Any]) -> str:
+        """Returns why a rank could not, or "" if all could."""
+        refusal = ""
+        try:
+            call = deadline.start(function)  # it may hang where a peer has died
+            if not call.wait(timeout):
+                raise member.fault("init", f"{what} timed out after {timeout * 1000:.0f} ms")
+            made.append(call.result())
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+        answers = ballot.gather(what, refusal)
+        return next((f"rank {rank}: {text}" for rank, text in enumerate(answers) if text), "")
+
+    from fastcoll.kernels.peers import PeerBuffers, PeerLayout
+
+    room = wish.room
+    layout = PeerLayout(room.channels, room.stage_bytes, room.slots, room.slot_bytes)
+    bucket_at = -(-layout.bytes // 256) * 256
+    where = mapper.kernel_device(device)
+
+    def allocate() -> Tensor:
+        return mapper.allocate(bucket_at + room.bucket_bytes, where)
+
+    if reason := vote("allocated", allocate):
+        return _without(member, kernels, reason, unexpected=True)
+    memory: Tensor = made[0]
+
+    def map_all() -> PeerMemory:
+        mapper.synchronize(
+            where
+        )  # the peers write flags: it must be zero before they know the address
+        name = f"fastcoll/{member.group}/{instance}"
+        addresses = mapper.map(memory, name, member, PrefixStore("map", store))
+        spins = max(1, int(timeout * mapper.polls_per_second))
+        buffers = PeerBuffers(member.rank, memory, addresses, layout, spins)
+        return PeerMemory(buffers, memory, addresses, bucket_at, mapper)
+
+    if reason := vote("mapped", map_all):
+        return _without(member, kernels, reason, unexpected=True)
+    topology = Topology(member.size, kernels, True, room.bucket_bytes)
+    return Region(topology, made[1])
+
+
+def _without(member: Member, kernels: bool, reason: str, unexpected: bool = False) -> Region:
+    if member.rank == 0:
+        asked = Env.read().debug in ("INFO", "TRACE")
+        level = logging.WARNING if unexpected or asked else logging.INFO
+        _log.log(level, member.says("init", f"device tensors are reduced by NCCL alone: {reason}"))
+    return Region(Topology(member.size, kernels, reason=reason))

@@ -1,0 +1,255 @@
+"""All-reduce of buckets that lie in the peers' mapped memory, straight into the tensors: unflatten is part of it.
+
+Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] op ... op bucket_{n-1}[offset[t] + i]), in fp32 (float64 in
+float64), in rank order, rounded once to the wire dtype; then, where the tensors' dtype is wider, cast without loss.
+The bits are those of one_shot and two_shot.
+
+A bucket is cut into blocks of one tensor. A channel has every so-and-so-manyeth of them. With shares, the k-th
+block of a channel is reduced by rank k % n, in place in its bucket, and fetched by the others; without, every rank
+reduces all blocks for itself.
+
+Bytes for a bucket of W bytes in the wire dtype, tensors of S: without shares reads (n - 1) W over the link and W at
+home, writes S. With shares reads W / n of each rank, writes W / n and S / n; then reads W / n of each other rank and
+writes the rest of S: over the link 2 (n - 1) W / n.
+Bound: those bytes over the link, plus two exchanges of flags (with shares three): the last one says that nobody
+reads this rank's bucket any more, so that it can be filled anew, and the launch captured and replayed.
+
+Who fills the bucket does it before, on the same stream: the first exchange releases what the stream has written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.kernels._arithmetic import OPERATIONS, averager, factor_of
+from fastcoll.kernels._configuration import Configuration
+from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
+from fastcoll.kernels._exchange import begin, end, meet, table_at
+from fastcoll.kernels._launch import launcher
+from fastcoll.kernels._peer_checks import Registered, expect
+from fastcoll.kernels._peer_launch import (
+    WARPS,
+    PreparedCollective,
+    block_of,
+    channels_for,
+    compiler_options,
+    double_bits,
+)
+from fastcoll.kernels._pieces import copy_piece, reduce_piece
+from fastcoll.kernels._sides import Scattered, require_apart
+from fastcoll.kernels._signals import READY, REDUCED
+from fastcoll.kernels.peers import PeerBuffers
+
+__all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
+
+_PAIRS = (
+    *((dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+)
+_PIECE = 8192
+"""Elements of a block of the bucket."""
+
+_INTEGERS = [
+    *("block_map", "sizes", "blocks", "peers", "buckets", "bucket_row", "output_row", "rank"),
+    *("world", "channels", "op", "scale", "divisor", "spins", "shares"),
+]
+_INT32 = frozenset({"rank", "world", "channels", "op", "divisor", "shares"})
+
+
+@triton.jit
+def _place(
+    block_map, sizes, bucket_row, output_row, block,
+    item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Returns where a block lies behind the start of a bucket, in bytes, its output's address, and its elements."""
+    entry = addressed(block_map, tl.int32) + 2 * block
+    tensor = tl.load(entry).to(tl.int64)
+    start = tl.load(entry + 1).to(tl.int64) * PIECE
+    length = tl.minimum(tl.load(addressed(sizes, tl.int64) + tensor) - start, PIECE)
+    offset = tl.load(addressed(bucket_row, tl.int64) + tensor) + start * size
+    return offset, tl.load(addressed(output_row, tl.int64) + tensor) + start * item, length
+
+
+@triton.jit(do_not_specialize=_INTEGERS)
+def bucket_kernel(
+    block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
+    op, scale, divisor, spins, shares,
+    WIRE: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """A rank's part, a program per channel; see the head of the file."""
+    channel = tl.program_id(0)
+    peers = table_at(peers)
+    buckets = table_at(buckets)
+    item: tl.constexpr = OUTPUT.primitive_bitwidth // 8
+    size: tl.constexpr = WIRE.primitive_bitwidth // 8
+    alive, number = begin(peers, world, rank, channel, 0)
+    factor = factor_of(scale, ACCUMULATE)
+    average = averager(divisor, ACCUMULATE)
+    own = tl.load(buckets + rank)
+    blocks = blocks.to(tl.int64)
+    number += 1
+    if alive:
+        alive = meet(peers, world, rank, channel, READY, 1, number, spins)
+    turn = tl.zeros([], tl.int64)
+    block = channel.to(tl.int64)
+    while (block < blocks) & alive:
+        if (shares == 0) | (turn % world == rank):
+            offset, out, length = _place(
+                block_map, sizes, bucket_row, output_row, block, item, size, PIECE
+            )
+            wide = (((own + offset) | out) % 16 == 0).to(tl.int32)
+            if shares != 0:
+                reduce_piece(
+                    buckets, world, offset, length, wide, op, factor, average,
+                    own + offset, out, True, WIRE, OUTPUT, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+            else:
+                reduce_piece(
+                    buckets, world, offset, length, wide, op, factor, average,
+                    out, out, False, WIRE, OUTPUT, ACCUMULATE, BLOCK,
+                )  # fmt: skip
+        turn += 1
+        block += channels
+    if (shares != 0) & alive:
+        alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
+        turn = tl.zeros([], tl.int64)
+        block = channel.to(tl.int64)
+        while (block < blocks) & alive:
+            owner = turn % world
+            if owner != rank:
+                offset, out, length = _place(
+                    block_map, sizes, bucket_row, output_row, block, item, size, PIECE
+                )
+                source = tl.load(buckets + owner) + offset
+                wide = ((source | out) % 16 == 0).to(tl.int32)
+                copy_piece(source, out, length, wide, WIRE, OUTPUT, ACCUMULATE, BLOCK)
+            turn += 1
+            block += channels
+    if alive:
+        number += 1
+        alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+    end(peers, world, rank, channel, 0, number, alive)
+
+
+@functools.cache
+def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
+    types = dtype_name(wire) + (f"->{dtype_name(output)}" if output != wire else "")
+    return Configuration(
+        name=f"bucket_all_reduce {types}",
+        kernel=bucket_kernel,
+        signature={
+            name: "i32" if name in _INT32 else "i64"
+            for name in bucket_kernel.arg_names
+            if not name.isupper()
+        },
+        constexprs={
+            "WIRE": ELEMENT[wire],
+            "OUTPUT": ELEMENT[output],
+            "ACCUMULATE": ELEMENT[accumulate_dtype(output)],
+            "BLOCK": block_of(output, wire),
+            "PIECE": _PIECE,
+        },
+        num_warps=WARPS,
+        options=compiler_options(False),
+    )
+
+
+def configurations() -> Iterator[Configuration]:
+    """Yields all that :class:`BucketAllReduce` can launch."""
+    for wire, output in _PAIRS:
+        yield _configuration(wire, output)
+
+
+class BucketAllReduce:
+    """All-reduces of buckets of one layout into tensors.
+
+    Args:
+        layout: Which tensor lies where in a bucket; the same on all ranks, tensors at multiples of 16 elements.
+        wire_dtype: Of the buckets.
+        dtype: Of the tensors: that of the buckets, or float32.
+        peers: The ranks' buffers.
+        buckets: Where each rank's bucket begins, as this rank's device maps it.
+
+    Raises:
+        TypeError: There is no kernel for these dtypes.
+        ValueError: The layout has gaps of another size, or kernels cannot run on that device.
+    """
+
+    def __init__(
+        self,
+        layout: BucketLayout,
+        wire_dtype: torch.dtype,
+        dtype: torch.dtype,
+        peers: PeerBuffers,
+        buckets: Registered,
+    ) -> None:
+        if (wire_dtype, dtype) not in _PAIRS:
+            known = "; ".join(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in _PAIRS)
+            raise TypeError(
+                f"fastcoll.kernels.BucketAllReduce: expected one of {known}, got {dtype_name(wire_dtype)} -> "
+                f"{dtype_name(dtype)}. Convert the tensors, or use another wire dtype."
+            )
+        misplaced = [offset for offset in layout.offsets if offset % 16]
+        expect("the layout's offsets", not misplaced, "multiples of 16 elements", misplaced[:1])
+        expect("addresses of buckets", len(buckets.addresses) == peers.world_size, peers.world_size,
+               len(buckets.addresses))  # fmt: skip
+        self.layout = layout
+        self._peers = peers
+        self._buckets = buckets
+        self._launcher = launcher(_configuration(wire_dtype, dtype), peers.device)
+        self._targets = Scattered(layout, dtype, peers.device)
+        self._tables = (
+            layout.block_map(_PIECE, peers.device),
+            layout.device_sizes(peers.device),
+            layout.byte_offsets(wire_dtype, peers.device),
+        )
+        self._itemsize = dtype.itemsize
+
+    def prepare(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        op: str = "sum",
+        scale: float = 1.0,
+        shares: bool = True,
+        channels: int | None = None,
+    ) -> PreparedCollective:
+        """Returns a launch that can be repeated as long as the tensors lie where they are.
+
+        Args:
+            tensors: Of the layout; each dense, none overlapping another, none in a bucket.
+            op: "sum", "avg", "min", "max" or "product".
+            scale: The result is multiplied by it before it is rounded.
+            shares: Whether every rank reduces its share of the blocks, or all of them.
+            channels: Programs; None for as many as there are blocks, up to what the peers' layout has.
+
+        Raises:
+            TypeError: A dtype is not that of the tensors.
+            ValueError: Tensors do not fit the layout, overlap, or are elsewhere; there is no such `op`.
+            RuntimeError: The buffers are closed.
+        """
+        peers = self._peers
+        peers.require_open()
+        expect("op", op in OPERATIONS, f"one of {sorted(OPERATIONS)}", op)
+        row, addresses = self._targets.rows([tensors], "tensors")
+        require_apart(self.layout.sizes, addresses, self._itemsize, "tensors")
+        blocks = self.layout.blocks(_PIECE)
+        programs = channels_for(blocks, 1, peers, channels)
+        block_map, sizes, bucket_row = (table.data_ptr() for table in self._tables)
+        arguments = (
+            *(block_map, sizes, blocks, peers.table.data_ptr(), self._buckets.table.data_ptr()),
+            *(bucket_row, row.data_ptr(), peers.rank, peers.world_size, programs),
+            *(OPERATIONS[op], double_bits(scale), peers.world_size if op == "avg" else 1),
+            *(peers.spins, int(shares)),
+        )
+        held = (self._tables, self._buckets, row)
+        return PreparedCollective(self._launcher, programs, arguments, held, peers)

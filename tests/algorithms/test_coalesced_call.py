@@ -1,0 +1,141 @@
+"""fastcoll.all_reduce_coalesced on CPU and device tensors."""
+
+import math
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from test_peer_engine import inputs_of, lists_of, oracle
+
+import fastcoll
+
+SIZES = (5, 0, 300, 4097, 1, 33)
+
+
+def on(device, wire, async_op):
+    lists = lists_of(torch.float32, 3, SIZES)
+    tensors = [tensor.to(device, copy=True) for tensor in lists[dist.get_rank()]]
+    work = fastcoll.all_reduce_coalesced(
+        tensors, dist.ReduceOp.AVG, wire_dtype=wire, scale=0.5, async_op=async_op
+    )
+    if async_op:
+        assert work.wait() is True
+        assert all(a is b for a, b in zip(work.get_future().wait(), tensors, strict=True))
+    else:
+        assert work is None
+    for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
+        expected = oracle(inputs, "avg", 0.5, wire)
+        assert torch.equal(tensor.cpu(), expected), (tensor[:3].cpu(), expected[:3])
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("device", ["cpu", peer_memory.DEVICE])
+@pytest.mark.parametrize(("size", "wire"), [(2, None), (2, torch.float16), (3, torch.bfloat16)])
+def test_the_same_bits_on_cpu_and_device(peer_world, size, device, wire, async_op):
+    """The factor is a power of two, so that it does not matter where it comes in."""
+    peer_world(size).run(on, device, wire, async_op)
+
+
+def kept():
+    """A list that comes again is not prepared again; one that lies elsewhere is."""
+    lists = lists_of(torch.float32, 4)
+    tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
+    reduces = None
+    built = []
+    for _ in range(3):
+        for tensor, source in zip(tensors, lists[dist.get_rank()], strict=True):
+            tensor.copy_(source)
+        fastcoll.all_reduce_coalesced(tensors)
+        reduces = reduces or peer_memory.reduces_of()
+        built.append(reduces.plans.built)
+        for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
+            assert torch.equal(tensor.cpu(), oracle(inputs))
+    moved = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
+    fastcoll.all_reduce_coalesced(moved)
+    assert built[0] == built[2] and reduces.plans.built == built[0] + 1
+    for tensor, inputs in zip(moved, zip(*lists, strict=True), strict=True):
+        assert torch.equal(tensor.cpu(), oracle(inputs))
+
+
+def test_a_plan_is_kept_for_the_tensors_it_was_made_for(peer_world):
+    peer_world(2).run(kept, fresh=True)
+
+
+def few_ones():
+    """Few tensors go each for itself, with no copy."""
+    inputs = [inputs_of(3000, torch.float32, seed) for seed in range(3)]
+    tensors = [each[dist.get_rank()].to(peer_memory.DEVICE) for each in inputs]
+    fastcoll.all_reduce_coalesced(tensors)
+    (plan,) = peer_memory.reduces_of().plans._plans.values()
+    assert len(plan.prepared.launches) == 3
+    for tensor, given in zip(tensors, inputs, strict=True):
+        assert torch.equal(tensor.cpu(), oracle(given))
+
+
+def mixed():
+    """Several dtypes, integers among them, and tensors with gaps."""
+    me, device = dist.get_rank(), peer_memory.DEVICE
+    recording_device.clear()
+    with recording_device.no_violations():
+        whole = torch.arange(200.0).view(20, 10).to(device) + me
+        tensors = [
+            torch.full((9,), me + 1, dtype=torch.int64, device=device),
+            whole[:, ::2],
+            *[torch.full((k,), 1.5 + me, dtype=torch.bfloat16, device=device) for k in range(1, 7)],
+            torch.full((8,), 2.0 + me, device=device),
+        ]
+        fastcoll.all_reduce_coalesced(tensors, async_op=True).wait()
+        assert tensors[0].tolist() == [3] * 9
+        expected = 2 * torch.arange(200.0).view(20, 10)[:, ::2] + 1
+        assert torch.equal(tensors[1].cpu(), expected)
+        assert all(tensor.cpu().eq(4.0).all() for tensor in tensors[2:-1])
+        assert tensors[-1].cpu().eq(5.0).all()
+
+
+def test_lists_of_all_kinds(peer_world):
+    peer_world(2).run(mixed)
+
+
+def refused():
+    with pytest.raises(ValueError, match="expected at least one tensor"):
+        fastcoll.all_reduce_coalesced([])
+    with pytest.raises(
+        TypeError, match=r"expected a list of tensors, got a tensor\. Use dist\.all_reduce"
+    ):
+        fastcoll.all_reduce_coalesced(torch.ones(3))
+    with pytest.raises(TypeError, match="expected tensors, got float at 1"):
+        fastcoll.all_reduce_coalesced([torch.ones(3), 1.0])
+    with pytest.raises(
+        ValueError, match="expected tensors of one device, got cpu at 0 and recording:0 at 1"
+    ):
+        fastcoll.all_reduce_coalesced([torch.ones(3), torch.ones(3, device=peer_memory.DEVICE)])
+    with pytest.raises(ValueError, match="expected a wire_dtype of"):
+        fastcoll.all_reduce_coalesced([torch.ones(3)], wire_dtype=torch.int8)
+    with pytest.raises(
+        ValueError, match=r"floating-point tensors for a factor, got torch\.int64 at 0"
+    ):
+        fastcoll.all_reduce_coalesced([torch.ones(3, dtype=torch.int64)], scale=2.0)
+    with pytest.raises(ValueError, match="expected a finite scale"):
+        fastcoll.all_reduce_coalesced([torch.ones(3)], scale=math.inf)
+    doubles = [torch.ones(3, dtype=torch.float64, device=peer_memory.DEVICE)] * 1
+    with pytest.raises(ValueError, match="no kernel takes float64 over bfloat16"):
+        fastcoll.all_reduce_coalesced(doubles, wire_dtype=torch.bfloat16)
+    own = dist.new_group(backend="gloo")
+    x = [torch.ones(3), torch.ones(4)]
+    fastcoll.all_reduce_coalesced(x, group=own)
+    assert all(tensor.eq(2).all() for tensor in x)
+    with pytest.raises(ValueError, match="expected a group of the backend fastcoll"):
+        fastcoll.all_reduce_coalesced(x, group=own, scale=2.0)
+    part = dist.new_group([0])
+    if dist.get_rank() == 1:
+        assert fastcoll.all_reduce_coalesced(x, group=part) is None
+
+
+def test_what_cannot_be_is_refused_before_anything_travels(peer_world):
+    peer_world(2).run(refused)
+
+
+def test_few_tensors_are_not_copied(peer_world):
+    peer_world(2).run(few_ones, fresh=True)

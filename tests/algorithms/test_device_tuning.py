@@ -1,0 +1,112 @@
+"""The section on devices of the tuning table: found from times, measured with stand-ins, written, read, refused."""
+
+import json
+
+import peer_memory
+import pytest
+import torch
+import torch.distributed as dist
+
+from fastcoll import tune, tuning
+from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.tune_device import limits, list_limits, measure_device
+
+
+def test_limits_are_those_of_the_least_times() -> None:
+    times = {
+        1: {"one_shot": 1, "two_shot": 2, "ring": 9, "nccl": 5},
+        2: {"one_shot": 2, "two_shot": 2.5, "ring": 9, "nccl": 5},
+        4: {"one_shot": 6, "two_shot": 3, "ring": 9, "nccl": 5},
+        8: {"one_shot": 9, "two_shot": 9, "ring": 6, "nccl": 7},
+        16: {"one_shot": 20, "two_shot": 20, "ring": 20, "nccl": 12},
+    }
+    assert limits(times) == (2, 4, 8)
+    assert limits({size: {"nccl": 1.0} for size in times}) == (0, 0, 0)
+    assert limits({size: {"nccl": 2, "two_shot": 1} for size in times}) == (0, 16, 0)
+    slow = {1: {"one_shot": 1, "nccl": 2}, 2: {"one_shot": 3, "nccl": 2}}
+    assert limits(slow) == (1, 0, 0)
+
+
+def test_what_lists_are_fused() -> None:
+    counts = {2: {"fused": 3, "apart": 2}, 4: {"fused": 3, "apart": 4}, 8: {"fused": 3, "apart": 8}}
+    sizes = {
+        10: {"fused": 1, "apart": 2},
+        20: {"fused": 2, "apart": 3},
+        40: {"fused": 9, "apart": 4},
+    }
+    assert list_limits(counts, sizes) == (4, 20)
+    never = {2: {"fused": 3, "apart": 2}}
+    assert list_limits(never, {10: {"fused": 3, "apart": 2}}) == (1 << 30, 0)
+
+
+def measured():
+    from fastcoll.bench.control import Control
+    from fastcoll.bench.timing import Plan
+
+    store = dist.PrefixStore("tune", dist.distributed_c10d._get_default_store())
+    control = Control(store, dist.get_rank(), dist.get_world_size())
+    turns = [0]
+
+    def advance():
+        turns[0] += 1
+
+    device = torch.device(peer_memory.DEVICE)
+    section = measure_device(control, Plan(1, 1, 0), device, (64, 512), (2,), (64,), advance)
+    assert turns[0] == 2 * 4 + 2 + 2
+    return section
+
+
+def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
+    first, second = peer_world(2).run(measured, fresh=True)
+    assert first["table"] == second["table"]  # all ranks come to the same
+    assert set(first["measured"]["sizes"][64]) == {"one_shot", "two_shot", "ring", "nccl"}
+    assert set(first["measured"]["list_tensors"][2]) == {"fused", "apart"}
+    assert (first["name"], first["ranks"], first["without peers"]) == ("recording", 2, "")
+    path = tmp_path / "table.json"
+    shipped = json.loads(tuning.SHIPPED.read_text())
+    basis = {"machine": tuning.machine_name(), "table": shipped["table"]}
+    tune._write(path, {**basis, "device": first})
+    monkeypatch.setenv("FASTCOLL_TUNING", str(path))
+    tuning._load.cache_clear()
+    loaded = tuning.load()
+    assert loaded.device == Thresholds(**first["table"])
+    assert loaded.thresholds_on("recording") == loaded.device
+    assert loaded.thresholds_on("another device") == DEFAULT
+    assert tune._kept(path)["device"]["table"] == first["table"]
+    tuning._load.cache_clear()
+
+
+def test_a_table_of_another_machine_is_not_kept(tmp_path) -> None:
+    path = tmp_path / "table.json"
+    assert tune._kept(path) == {}
+    path.write_text(tuning.SHIPPED.read_text())
+    assert tune._kept(path) == {}
+
+
+def test_the_shipped_table_has_estimates_for_devices() -> None:
+    shipped = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED)
+    assert shipped.device == DEFAULT and shipped.device_name == ""
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        (7, "expected the section on devices to have a table, got 7"),
+        ({"table": {"one_shot_bytes": 1}}, "missing or unknown: list_bytes, list_tensors"),
+        ({"table": {**dict.fromkeys(Thresholds.names(), 1), "x": 1}}, "missing or unknown: x"),
+        ({"table": dict.fromkeys(Thresholds.names(), -1)}, "to be a number, got -1"),
+        ({"table": dict.fromkeys(Thresholds.names(), "1")}, "to be a number, got '1'"),
+    ],
+)
+def test_a_wrong_section_is_refused_by_name(section, complaint, tmp_path):
+    record = {**json.loads(tuning.SHIPPED.read_text()), "device": section}
+    with pytest.raises(ValueError, match=r"some\.json") as caught:
+        tuning.parse(json.dumps(record), tmp_path / "some.json")
+    assert complaint in str(caught.value)
+
+
+def test_tuning_on_a_device_that_is_not_there(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        tune.main(["--device", "cuda"])
+    assert "--device cuda: torch finds no CUDA device" in capsys.readouterr().err

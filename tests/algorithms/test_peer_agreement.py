@@ -1,0 +1,323 @@
+"""Ranks agree on whether they map memory of each other, and on how all-reduces are forced."""
+
+import json
+import logging
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import peer_memory
+import pytest
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+from torch._C import _distributed_c10d as c10d
+
+import fastcoll
+from fastcoll import info
+from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.mapping import rendezvous
+from fastcoll.cuda.selector import Thresholds
+from fastcoll.cuda.symmetric import reason_against
+
+
+def record(**changes):
+    wish = {"algorithm": changes.pop("algorithm", "auto")}
+    given = {"triton": "3.7", "missing": "", "host": "a", "device": "", "wish": wish}
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        ([record(), record()], ""),
+        ([record(device="gpu 0"), record(device="gpu 1")], ""),
+        ([record(), record(host="b"), record(host="b")], "ranks 1, 2 and rank 0 are on different hosts"),
+        ([record(device="gpu 0"), record(device="gpu 0")], "ranks 0 and 1 are on one device. Give each rank one"),
+        ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
+        ([record()] * 33, "there are 33 ranks, and the kernels have flags for 32"),
+        ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
+    ],
+)  # fmt: skip
+def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, reason):
+    found = reason_against(records)
+    assert found == "" if not reason else found.startswith(reason)
+
+
+def test_as_many_ranks_as_the_kernels_have_flags_for():
+    from fastcoll.cuda import symmetric
+    from fastcoll.kernels.peers import MAX_RANKS
+
+    assert symmetric._MOST_RANKS == MAX_RANKS
+
+
+def with_a_broken_triton():
+    """On one rank alone: none has kernels, and NCCL serves."""
+    if dist.get_rank() == 1:
+        triton, sys.modules["triton"] = sys.modules["triton"], None
+    try:
+        group = dist.new_group()
+        x = torch.ones(30, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(2).all()
+    finally:
+        if dist.get_rank() == 1:
+            sys.modules["triton"] = triton
+    topology = peer_memory.reduces_of(group).region.topology
+    assert not topology.kernels and not topology.peers
+    assert topology.reason.startswith("rank 1: Triton cannot be imported: ModuleNotFoundError")
+    with pytest.raises(ValueError, match="all_to_all: the kernels need Triton on all ranks"):
+        fastcoll.all_reduce_coalesced([x], group=group, wire_dtype=torch.bfloat16)
+    many = [torch.ones(30, device=DEVICE) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(many, group=group)
+    assert all(tensor.cpu().eq(2).all() for tensor in many)
+
+
+def test_a_triton_that_does_not_work_on_one_rank(peer_world):
+    peer_world(2).run(with_a_broken_triton)
+
+
+def without_peers(change):
+    """One rank alone cannot: none does, and all can say why."""
+    mapper = peer_memory.MAPPER
+    if dist.get_rank() == 1:
+        if change == "host":
+            mapper.on_host = "another host"
+        elif change == "device":
+            pass
+        else:
+            mapper.refuses = {change}
+    if change == "device":
+        mapper.identity = "the only GPU"
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda entry: records.append(entry.getMessage())
+    log = logging.getLogger("fastcoll.cuda")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        group = dist.new_group()
+        for _ in range(2):
+            x = torch.full((100,), 1.0 + dist.get_rank(), device=DEVICE)
+            dist.all_reduce(x, group=group)
+            assert x.cpu().eq(6).all()
+    finally:
+        log.removeHandler(handler)
+        mapper.refuses, mapper.on_host, mapper.identity = set(), "one host", ""
+    reduces = peer_memory.reduces_of(group)
+    assert reduces.chosen == "nccl" and reduces.region.peers is None
+    said = [text for text in records if "by NCCL alone" in text]
+    assert len(said) == (dist.get_rank() == 0)
+    told = {each["name"]: each.get("devices") for each in info.groups()}
+    reason = reduces.region.topology.reason
+    assert told[group.group_name] == {0: {"peers": False, "reason": reason}}
+    # The default group's ranks still can.
+    x = torch.ones(10, device=DEVICE)
+    dist.all_reduce(x)
+    assert peer_memory.reduces_of().chosen == "one_shot"
+    assert info.groups()[0]["devices"] == {0: {"peers": True, "reason": ""}}
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("host", "rank 1 and rank 0 are on different hosts"),
+        ("device", "ranks 0 and 1 are on one device"),
+        ("missing", "rank 1: nothing is mapped in this test"),
+        ("allocate", "rank 1: RuntimeError: no memory in this test"),
+        ("map", "rank 1: RuntimeError: no mapping in this test"),
+    ],
+)
+def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
+    reasons = peer_world(3).run(without_peers, change)
+    assert len(set(reasons)) == 1 and reasons[0].startswith(reason)
+
+
+def forced(algorithm):
+    os.environ["FASTCOLL_ALGO"] = algorithm
+    group = dist.new_group()
+    ranks = dist.get_world_size()
+    x = torch.full((50,), 1.0, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    assert x.cpu().eq(ranks).all()
+    reduces = peer_memory.reduces_of(group)
+    assert reduces.chosen == algorithm
+    assert (reduces.region.peers is None) == (algorithm == "nccl")
+    # Calls for which there is one way only are none of its business.
+    dist.broadcast(x, 0, group=group)
+    outputs = [torch.empty_like(x) for _ in range(ranks)]
+    dist.all_gather(outputs, x, group=group)
+    assert all(output.cpu().eq(ranks).all() for output in outputs)
+    if algorithm == "nccl":
+        numbers = torch.ones(3, dtype=torch.int64, device=DEVICE)
+        dist.all_reduce(numbers, group=group)
+        assert numbers.tolist() == [ranks] * 3
+        return
+    for refused, why in (
+        (lambda: dist.all_reduce(torch.ones(3, dtype=torch.int64, device=DEVICE), group=group),
+         "the kernels add float32, float16, bfloat16, float64, not int64"),
+        (lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0), group=group),
+         "the kernels have SUM, AVG, MIN, MAX, PRODUCT, not PREMUL_SUM"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=why) as caught:
+            refused()
+        assert f"rank {dist.get_rank()}/{ranks}" in str(caught.value)
+        assert f"expected the algorithm {algorithm}, which is asked for," in str(caught.value)
+    dist.all_reduce(x, group=group)  # the group is as good as before
+    assert x.cpu().eq(ranks * ranks).all()
+
+
+@pytest.mark.parametrize("algorithm", ["nccl", "one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_algorithm_is_forced_or_refused_by_name(peer_world, size, algorithm):
+    peer_world(size).run(forced, algorithm)
+
+
+def forced_without_peers():
+    os.environ["FASTCOLL_ALGO"] = "two_shot"
+    peer_memory.MAPPER.refuses = {"missing"}
+    try:
+        group = dist.new_group()
+        x = torch.ones(4, device=DEVICE)
+        with pytest.raises(
+            ValueError, match="the ranks map no memory of each other: rank 0: nothing is mapped"
+        ):
+            dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0, group=group)
+    finally:
+        peer_memory.MAPPER.refuses = set()
+
+
+def test_a_forced_algorithm_without_its_memory_is_an_error(peer_world):
+    peer_world(2).run(forced_without_peers)
+
+
+def forced_differently():
+    os.environ["FASTCOLL_ALGO"] = "ring" if dist.get_rank() == 1 else "auto"
+    group = dist.new_group()
+    with pytest.raises(
+        dist.DistBackendError,
+        match="expected the same FASTCOLL_ALGO on all ranks, got auto on rank 0 and ring on rank 1",
+    ):
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+
+
+def test_ranks_with_different_orders_are_told(peer_world):
+    peer_world(2).run(forced_differently, fresh=True)
+
+
+def tuned_differently():
+    from fastcoll import tuning
+
+    record = json.loads(tuning.SHIPPED.read_text())
+    values = dict.fromkeys(Thresholds.names(), 7 + dist.get_rank())
+    record["device"] = {"name": "recording", "ranks": 2, "table": values}
+    from world import here
+
+    path = here().scratch / f"table{dist.get_rank()}.json"
+    path.write_text(json.dumps(record))
+    os.environ["FASTCOLL_TUNING"] = str(path)
+    assert tuning.load().device.one_shot_bytes == 7 + dist.get_rank()
+    group = dist.new_group()
+    with pytest.raises(dist.DistBackendError, match="expected the same section on devices"):
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+
+
+def test_ranks_with_different_tables_are_told(peer_world):
+    peer_world(2).run(tuned_differently, fresh=True)
+
+
+def rounds(size, late=()):
+    """What the ranks of a ballot hear, each on a thread."""
+    store = dist.HashStore()
+
+    def vote(rank):
+        ballot = Ballot(store, Member("g", rank, size), 0.5, lambda: False)
+        heard = [ballot.gather("first", f"{rank} is here")]
+        if rank in late:
+            return heard
+        return [*heard, ballot.gather("second", "")]
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(vote, rank) for rank in range(size)]
+    left = [key for key in ("first/0", "first/1", "second/0") if store.check([key])]
+    return futures, left
+
+
+def test_every_rank_hears_all_and_leaves_the_last_round_only():
+    futures, left = rounds(3)
+    texts = ["0 is here", "1 is here", "2 is here"]
+    assert [future.result() for future in futures] == [[texts, ["", "", ""]]] * 3
+    assert left == ["second/0"]
+
+
+def test_a_rank_that_does_not_vote_is_named():
+    futures, _ = rounds(3, late={1, 2})
+    with pytest.raises(
+        dist.DistBackendError,
+        match=r"rank 0/3\]: timed out after 500 ms: ranks 1, 2 have not come to map memory of the peers \(second\)",
+    ):
+        futures[0].result()
+
+
+def test_a_ballot_ends_with_the_group():
+    store = dist.HashStore()
+    ballot = Ballot(store, Member("g", 0, 2), 30, lambda: True)
+    with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+        ballot.gather("first", "")
+
+
+class OfRelease:
+    """torch's symmetric memory, as one release or another looks up the ranks: by a process group, or in a table."""
+
+    def __init__(self, by_table):
+        self.by_table = by_table
+        self.table = {}
+        self.found = []
+
+    def set_group_info(self, name, rank, size, store):
+        assert name not in self.table
+        self.table[name] = (rank, size)
+
+    def rendezvous(self, memory, name):
+        if self.by_table:
+            if name not in self.table:
+                raise RuntimeError(
+                    f"get_group_info: no group info associated with the group name {name}"
+                )
+            self.found.append(self.table[name])
+        else:
+            group = c10d._resolve_process_group(name)
+            self.found.append((group.rank(), group.size()))
+        return "handle"
+
+
+@pytest.mark.parametrize("by_table", [False, True])
+def test_the_ranks_are_found_by_every_release_of_torch(by_table, monkeypatch):
+    """No release for CUDA is at hand; what is asked of it is."""
+    release = OfRelease(by_table)
+    monkeypatch.setattr(c10d, "_SymmetricMemory", release)
+    for instance in ("first", "second"):
+        member = Member("g", 1, 3)
+        assert (
+            rendezvous(torch.zeros(1), f"fastcoll/g/{instance}", member, dist.HashStore())
+            == "handle"
+        )
+        with pytest.raises(RuntimeError, match="Could not resolve"):
+            c10d._resolve_process_group(f"fastcoll/g/{instance}")
+    assert release.found == [(1, 3)] * 2
+    assert len(release.table) == 2 * by_table
+
+
+def test_another_error_of_torch_is_passed_on(monkeypatch):
+    class Fails(OfRelease):
+        def rendezvous(self, memory, name):
+            raise RuntimeError("overlapping devices")
+
+    monkeypatch.setattr(c10d, "_SymmetricMemory", Fails(False))
+    with pytest.raises(RuntimeError, match="overlapping devices"):
+        rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore())
+    with pytest.raises(RuntimeError, match="Could not resolve"):
+        c10d._resolve_process_group("fastcoll/g/third")

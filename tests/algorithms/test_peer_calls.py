@@ -1,0 +1,134 @@
+"""Every call on device tensors in groups whose ranks map memory of each other: kernels beside NCCL."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "device"))
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from engine_cases import BETWEEN, CASES
+from small_network import expected_parameters, sharded, train
+from test_peer_engine import inputs_of, lists_of, oracle
+from world import here
+
+import fastcoll
+
+
+def every_call(async_op):
+    for case in CASES:
+        if dist.get_world_size() == 1 and case in BETWEEN:
+            continue
+        recording_device.clear()
+        with recording_device.no_violations():
+            case(async_op)
+    assert peer_memory.reduces_of().plans.built
+
+
+@pytest.mark.parametrize(("size", "async_op"), [(2, False), (3, True)], ids=["2-sync", "3-async"])
+def test_every_call(peer_world, size, async_op):
+    peer_world(size).run(every_call, async_op)
+
+
+def at_level_detail():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        dist.init_process_group(
+            "fastcoll",
+            init_method=f"file://{here().scratch}/store",
+            rank=here().rank,
+            world_size=here().size,
+            timeout=timedelta(seconds=30),
+        )
+        for async_op in (False, True):
+            every_call(async_op)
+        tensors = [torch.ones(30, device=peer_memory.DEVICE) for _ in range(6)]
+        fastcoll.all_reduce_coalesced(tensors)
+        assert all(tensor.cpu().eq(2).all() for tensor in tensors)
+        dist.destroy_process_group()
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+def test_every_call_at_level_detail_with_peers(peer_world):
+    peer_world(2).run(at_level_detail, init=False)
+
+
+def with_fsdp():
+    expected = expected_parameters()
+    recording_device.clear()
+    with recording_device.no_violations():
+        model = sharded(peer_memory.DEVICE)
+        train(model, peer_memory.DEVICE)
+        found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_fsdp_with_peers(peer_world):
+    peer_world(2).run(with_fsdp, fresh=True)
+
+
+def eight():
+    """More ranks than cores, and more pieces than channels."""
+    for seed, (algorithm, dtype, wire, count) in enumerate(
+        [("one_shot", torch.bfloat16, None, 3000), ("two_shot", torch.float32, torch.bfloat16, 3001)]
+    ):  # fmt: skip
+        os.environ["FASTCOLL_ALGO"] = algorithm
+        group = dist.new_group()
+        inputs = inputs_of(count, dtype, seed)
+        x = inputs[dist.get_rank()].to(peer_memory.DEVICE)
+        from fastcoll.cuda.call_options import call_options
+
+        with call_options(wire_dtype=wire):
+            dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
+        assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, wire))
+        lists = lists_of(dtype, seed, (1, 17, 0, 1000, 3))
+        tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
+        fastcoll.all_reduce_coalesced(tensors, dist.ReduceOp.AVG, group, wire_dtype=wire)
+        for tensor, given in zip(tensors, zip(*lists, strict=True), strict=True):
+            assert torch.equal(tensor.cpu(), oracle(given, "avg", 1.0, wire))
+
+
+def test_eight_ranks(peer_world):
+    peer_world(8).run(eight)
+
+
+def odd_inputs():
+    """Empty tensors, tensors with gaps or out of order, scalars, and one tensor beside itself."""
+    device, me = peer_memory.DEVICE, dist.get_rank()
+    empty = torch.empty(0, device=device)
+    dist.all_reduce(empty)
+    fastcoll.all_reduce_coalesced([empty, empty])
+    scalar = torch.tensor(1.0 + me, device=device)
+    dist.all_reduce(scalar)
+    assert scalar.item() == 3
+    transposed = (torch.arange(12.0).view(3, 4).to(device) + me).t()
+    dist.all_reduce(transposed)
+    assert torch.equal(transposed.cpu(), (2 * torch.arange(12.0).view(3, 4) + 1).t())
+    whole = torch.ones(64, device=device)
+    views = [whole[at * 16 : at * 16 + 15] for at in range(4)]  # neighbours, at odd addresses too
+    fastcoll.all_reduce_coalesced([*views, whole[63:]])
+    assert whole.cpu()[15::16].tolist() == [1, 1, 1, 2] and whole.cpu()[:15].eq(2).all()
+    factor = torch.ones(40, device=device)
+    dist.all_reduce(
+        factor, dist._make_nccl_premul_sum(1.0 + me)
+    )  # NCCL's own: each rank may have another factor
+    assert factor.cpu().eq(3).all()
+    many = [torch.ones(8, device=device) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(many, dist._make_nccl_premul_sum(1.0 + me))
+    assert all(tensor.cpu().eq(3).all() for tensor in many)
+    same = torch.ones(9, device=device)
+    with pytest.raises(ValueError, match="expected tensors apart from one another"):
+        fastcoll.all_reduce_coalesced([same] * 5)
+    dist.all_reduce(same)
+    assert same.cpu().eq(2).all()
+
+
+def test_odd_inputs(peer_world):
+    peer_world(2).run(odd_inputs)

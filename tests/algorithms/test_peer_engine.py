@@ -1,0 +1,180 @@
+"""All-reduces of device tensors over peer memory, from torch.distributed to the kernels: bits, order, choices.
+
+Ranks are processes over shared memory with interpreted kernels; results are compared with the kernels' oracle.
+"""
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+
+OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+
+
+def values(rank, count, dtype, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def oracle(inputs, op="sum", scale=1.0, wire=None, algorithm="one_shot"):
+    from fastcoll.kernels import reference_ranks
+
+    if algorithm == "ring":
+        accumulate = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
+        return reference_ranks.ring_all_reduce(inputs, op, scale, wire, accumulate)
+    return reference_ranks.all_reduce(inputs, op, scale, wire)
+
+
+def inputs_of(count, dtype, seed=0):
+    return [values(rank, count, dtype, seed) for rank in range(dist.get_world_size())]
+
+
+def every_case(algorithm, async_op):
+    from fastcoll.cuda.call_options import call_options
+
+    reduces = None
+    recording_device.clear()
+    seed = 0
+    with recording_device.no_violations():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            for count, op in (
+                (1, "SUM"),
+                (37, "AVG"),
+                (1000, "MAX"),
+                (4099, "SUM"),
+                (130, "MIN"),
+                (65, "PRODUCT"),
+            ):
+                seed += 1
+                inputs = inputs_of(count, dtype, seed)
+                x = inputs[dist.get_rank()].to(DEVICE)
+                with call_options(algorithm=algorithm):
+                    work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=async_op)
+                if async_op:
+                    work.wait()
+                x += 0  # on the caller's stream
+                expected = oracle(inputs, OPS[op], algorithm=algorithm)
+                assert torch.equal(x.cpu(), expected), (dtype, count, op)
+                reduces = reduces or peer_memory.reduces_of()
+                assert reduces.chosen == algorithm
+        for wire in (torch.bfloat16, torch.float16):
+            inputs = inputs_of(2777, torch.float32, seed)
+            x = inputs[dist.get_rank()].to(DEVICE)
+            with call_options(algorithm=algorithm, wire_dtype=wire, scale=0.5):
+                work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op)
+            if async_op:
+                work.wait()
+            expected = oracle(inputs, "avg", 0.5, wire, algorithm)
+            assert torch.equal(x.cpu(), expected), wire
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize(("size", "async_op"), [(2, False), (3, True)], ids=["2-sync", "3-async"])
+def test_every_algorithm_gives_the_oracles_bits(peer_world, size, algorithm, async_op):
+    peer_world(size).run(every_case, algorithm, async_op)
+
+
+LIST = (5, 300, 9000, 1, 16, 4097)
+SHORT = (5, 300, 1, 16, 700)
+
+
+def lists_of(dtype, seed, sizes=LIST):
+    return [[values(rank, size, dtype, seed + index) for index, size in enumerate(sizes)]
+            for rank in range(dist.get_world_size())]  # fmt: skip
+
+
+def reduce_list(tensors, op, how):
+    """By each of torch's ways to reduce tensors together."""
+    if how == "coalesced":
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = op
+        dist.group.WORLD.allreduce_coalesced(tensors, options).wait()
+        return
+    with dist.distributed_c10d._coalescing_manager(async_ops=how == "async manager") as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor, op)
+    if how == "async manager":
+        manager.wait()
+
+
+def every_list(algorithm, sizes):
+    from fastcoll.cuda.call_options import call_options
+
+    recording_device.clear()
+    with recording_device.no_violations():
+        for seed, (dtype, wire, how) in enumerate((
+            (torch.float32, None, "coalesced"),
+            (torch.bfloat16, None, "manager"),
+            (torch.float32, torch.bfloat16, "async manager"),
+            (torch.float64, None, "coalesced"),
+        )):  # fmt: skip
+            if algorithm == "all_to_all" and dtype == torch.float64:
+                continue
+            if algorithm == "nccl" and wire is not None:
+                continue
+            lists = lists_of(dtype, 10 * seed, sizes)
+            tensors = [tensor.to(DEVICE) for tensor in lists[dist.get_rank()]]
+            with call_options(algorithm=algorithm, wire_dtype=wire, fuse=True):
+                reduce_list(tensors, dist.ReduceOp.AVG, how)
+            reduces = peer_memory.reduces_of()
+            assert reduces.chosen == algorithm
+            assert reduces.plans.built
+            for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
+                if algorithm == "ring":
+                    continue
+                expected = oracle(inputs, "avg", 1.0, wire)
+                if algorithm == "nccl":
+                    torch.testing.assert_close(tensor.cpu(), expected)
+                else:
+                    assert torch.equal(tensor.cpu(), expected), (dtype, wire, tensor.shape)
+            if algorithm == "ring":
+                whole = _bucket(lists)
+                expected = oracle(whole, "avg", 1.0, wire, "ring")
+                assert torch.equal(_bucket([[t.cpu() for t in tensors]])[0], expected)
+    return reduces.plans.built
+
+
+def _bucket(lists):
+    """Each list as one, with the gaps that a bucket has."""
+    return [
+        torch.cat(
+            [
+                torch.nn.functional.pad(t, (0, -len(t) % 16 if at + 1 < len(ts) else 0))
+                for at, t in enumerate(ts)
+            ]
+        )
+        for ts in lists
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring", "nccl", "all_to_all"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_lists_are_fused(peer_world, size, algorithm):
+    peer_world(size).run(every_list, algorithm, SHORT if algorithm == "ring" else LIST)
+
+
+@pytest.mark.parametrize("algorithm", ["nccl", "all_to_all"])
+def test_lists_are_fused_on_one_rank(peer_world, algorithm):
+    peer_world(1).run(every_list, algorithm, LIST)
+
+
+def sixteen_bits_over_nccl(sizes):
+    from fastcoll.cuda.call_options import call_options
+
+    for seed, (dtype, wire, count) in enumerate(
+        (d, w, c) for c in sizes for d, w in (
+            (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+            (torch.bfloat16, None), (torch.float16, None))
+    ):  # fmt: skip
+        inputs = inputs_of(count, dtype, seed)
+        x = inputs[dist.get_rank()].to(DEVICE)
+        with call_options(algorithm="all_to_all", wire_dtype=wire, scale=2.0):
+            dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
+        assert torch.equal(x.cpu(), oracle(inputs, "avg", 2.0, wire)), (dtype, wire, count)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_a_sum_over_nccl_with_one_rounding(peer_world, size):
+    peer_world(size).run(sixteen_bits_over_nccl, (1, 16, 17, 48 * 8, 5000))

@@ -1,0 +1,138 @@
+"""A rank that never comes: the error names it, and the group fails like after any other fault."""
+
+import gc
+import time
+import weakref
+from datetime import timedelta
+from functools import partial
+
+import peer_memory
+import pytest
+import torch
+import torch.distributed as dist
+from device_ranks import until
+from peer_memory import DEVICE
+from torch._C._distributed_c10d import ErrorType
+
+
+def failed(group):
+    backend = group._get_backend(torch.device(DEVICE))
+    until(lambda: backend.get_error() != ErrorType.SUCCESS)
+
+
+def error_of_next_call(group):
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(5, device=DEVICE), group=group)
+    return str(caught.value)
+
+
+def gives_up(algorithm):
+    """The limit of polls is reached before the group's timeout."""
+    from fastcoll.cuda.call_options import call_options
+
+    peer_memory.MAPPER.polls_per_second = 10
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=30))
+        x = torch.ones(700, device=DEVICE)
+        dist.all_reduce(x, group=group)
+    finally:
+        peer_memory.MAPPER.polls_per_second = 100_000
+    if dist.get_rank() != 1:
+        with call_options(algorithm=algorithm):
+            dist.all_reduce(x, group=group)
+    failed(group)
+    text = error_of_next_call(group)
+    y = torch.ones(5, device=DEVICE)
+    dist.all_reduce(y)  # the default group lives
+    assert y.cpu().eq(3).all()
+    return group.group_name, text
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(peer_world, algorithm):
+    answers = peer_world(3).run(gives_up, algorithm)
+    for rank, (group, text) in enumerate(answers):
+        assert f"[group '{group}', rank {rank}/3" in text
+        named = "expected rank 1 " in text or "Not launched at all on rank 1." in text
+        assert named and "within 300 polls, got no sign of it" in text, text
+        if rank == 1:
+            assert "another rank met a fault: rank " in text
+
+
+def deadline_comes_first():
+    """As on a GPU: the kernel would wait for longer than the group's timeout, and is let go."""
+    group = dist.new_group(timeout=timedelta(seconds=1.5))
+    x = torch.ones(700, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    start = time.monotonic()
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.all_reduce(x, group=group, async_op=True).wait()
+            dist.all_reduce(x, group=group)
+        text = str(caught.value)
+    else:
+        failed(group)
+        text = error_of_next_call(group)
+    return group.group_name, text, time.monotonic() - start
+
+
+def test_the_watchdogs_deadline_ends_a_kernel_that_waits(peer_world):
+    answers = peer_world(2).run(deadline_comes_first)
+    for rank, (group, text, took) in enumerate(answers):
+        assert f"[group '{group}', rank {rank}/2" in text
+        assert took < 20, took
+    assert (
+        "timed out after 1500 ms" in answers[0][1]
+        and "rank 1 completed call 1 of 1" in answers[0][1]
+    )
+    assert "another rank met a fault: rank 0: all_reduce(seq 2" in answers[1][1]
+
+
+def released():
+    group = dist.new_group()
+    x = torch.ones(700, device=DEVICE)
+    for _ in range(3):
+        dist.all_reduce(x, group=group)
+    reduces = peer_memory.reduces_of(group)
+    buffers = reduces.region.peers.buffers
+    memory = weakref.ref(buffers.memory)
+    plan = reduces.plans.find(next(iter(reduces.plans._plans)))
+    dist.destroy_process_group(group)
+    assert buffers.closed
+    assert reduces.region.peers is None and not len(reduces.plans)
+    with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
+        plan.run(None)
+    del plan, buffers, reduces, group
+    gc.collect()
+    assert memory() is None, gc.get_referrers(memory())
+
+
+def test_the_memory_goes_with_the_group(peer_world):
+    peer_world(2).run(released)
+
+
+def was_let_go(state):
+    """Kernels that wait are let go, and later ones touch nothing."""
+    return int(state[0, 0]) == -1
+
+
+def after_an_abort():
+    """What a kernel may still read stays mapped."""
+    group = dist.new_group()
+    x = torch.ones(700, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    buffers = peer_memory.reduces_of(group).region.peers.buffers
+    group._get_backend(torch.device(DEVICE)).abort()
+    text = error_of_next_call(group)
+    assert "abort" in text
+    until(partial(was_let_go, buffers.state))
+    memory = weakref.ref(buffers.memory)
+    del buffers
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert memory() is not None
+
+
+def test_the_memory_of_an_aborted_group_stays(peer_world):
+    peer_world(2).run(after_an_abort)

@@ -1,0 +1,89 @@
+"""Groups that are divided, or made anew: each maps memory of its own, and of its own life."""
+
+import datetime
+
+import peer_memory
+import pytest
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+from world import here
+
+
+def bound():
+    """Makes the default group, told its device."""
+    store = dist.FileStore(str(here().scratch / "store"), here().size)
+    dist.init_process_group(
+        "fastcoll",
+        store=store,
+        rank=here().rank,
+        world_size=here().size,
+        timeout=datetime.timedelta(seconds=40),
+        device_id=torch.device(DEVICE),
+    )
+    return here().rank
+
+
+def divided():
+    rank = bound()
+    part = dist.split_group(split_ranks=[[0, 2], [1]])
+    x = torch.full((400,), 1.0 + rank, device=DEVICE)
+    dist.all_reduce(x, group=part)
+    assert x.cpu().eq({0: 4.0, 1: 2.0, 2: 4.0}[rank]).all()
+    topology = peer_memory.reduces_of(part).region.topology
+    assert (topology.ranks, topology.peers) == ((1, False) if rank == 1 else (2, True))
+    assert topology.reason == ("there is one rank" if rank == 1 else "")
+    dist.all_reduce(x)
+    assert x.cpu().eq(10).all()
+    dist.destroy_process_group()
+
+
+def test_a_part_of_a_group_maps_memory_of_its_own(peer_world):
+    peer_world(3).run(divided, init=False)
+
+
+def made_anew():
+    """The same name and store again, as after a restart: nothing of the earlier life is read."""
+    size = dist.get_world_size()
+    for life in range(3):
+        group = dist.new_group(group_desc="again")
+        x = torch.full((300,), 1.0 + life, device=DEVICE)
+        dist.all_reduce(x, group=group)
+        assert x.cpu().eq(size * (1.0 + life)).all()
+        assert peer_memory.reduces_of(group).region.topology.peers
+        dist.destroy_process_group(group)
+
+
+def lives():
+    """One store for several lives of the default group."""
+    store = dist.FileStore(str(here().scratch / "store"), here().size)
+    for life in range(3):
+        dist.init_process_group("fastcoll", store=store, rank=here().rank, world_size=here().size)
+        x = torch.full((300,), 1.0 + life, device=DEVICE)
+        dist.all_reduce(x)
+        assert x.cpu().eq(here().size * (1.0 + life)).all()
+        assert peer_memory.reduces_of().chosen == "one_shot"
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("case", "init"), [(made_anew, True), (lives, False)])
+def test_lives_of_a_group(peer_world, case, init):
+    peer_world(2).run(case, init=init)
+
+
+def overlapping():
+    """Two groups in turns on one device, each with its own region."""
+    first, second = dist.new_group(), dist.new_group()
+    x = torch.ones(700, device=DEVICE)
+    works = []
+    for group in (first, second, first, second):
+        works.append(dist.all_reduce(x, group=group, async_op=True))
+        works[-1].wait()
+    assert x.cpu().eq(2.0**4).all()
+    regions = [peer_memory.reduces_of(group).region.peers for group in (first, second)]
+    assert regions[0].buffers.memory.data_ptr() != regions[1].buffers.memory.data_ptr()
+
+
+def test_two_groups_on_one_device(peer_world):
+    peer_world(2).run(overlapping)

@@ -1,0 +1,144 @@
+"""The selector: pure functions of what all ranks know alike; and what a list of algorithms says of costs."""
+
+import pytest
+import torch
+
+from fastcoll import env
+from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology, described
+from fastcoll.cuda.algorithms.algorithm import bucket_elements
+from fastcoll.cuda.call_options import CallOptions, call_options, current_options
+from fastcoll.cuda.selector import DEFAULT, Thresholds, fuses, select
+
+KIB, MIB = 1 << 10, 1 << 20
+PEERS = Topology(8, kernels=True, peers=True, bucket_bytes=32 * MIB)
+NCCL = Topology(8, kernels=True, reason="ranks are on different hosts")
+BARE = Topology(8, reason="no Triton on rank 1")
+
+
+def call(size, dtype=torch.float32, op="SUM", wire=None, scale=1.0, tensors=1):
+    """A call of so many bytes in the tensors' dtype."""
+    elements = size // dtype.itemsize // tensors
+    return Call(dtype, op, (elements,) * tensors, wire, scale)
+
+
+@pytest.mark.parametrize(
+    ("what", "topology", "name"),
+    [
+        (call(4), PEERS, "one_shot"),
+        (call(256 * KIB), PEERS, "one_shot"),
+        (call(256 * KIB + 4), PEERS, "two_shot"),
+        (call(8 * MIB), PEERS, "two_shot"),
+        (call(8 * MIB + 4), PEERS, "nccl"),
+        # The size is that of what travels, and NCCL has no wire of its own.
+        (call(512 * KIB, wire=torch.bfloat16), PEERS, "one_shot"),
+        (call(64 * MIB, wire=torch.bfloat16), PEERS, "two_shot"),
+        (call(4, wire=torch.bfloat16), NCCL, "all_to_all"),
+        (call(64 * MIB, torch.bfloat16), NCCL, "nccl"),
+        (call(4, torch.int64), PEERS, "nccl"),
+        (call(4, op="BOR"), PEERS, "nccl"),
+        (call(4, op="PREMUL_SUM"), PEERS, "nccl"),
+        (call(4, torch.complex64), PEERS, "nccl"),
+        (call(4), BARE, "nccl"),
+        (call(4, scale=0.5), NCCL, "nccl"),
+        (call(KIB, tensors=16), PEERS, "one_shot"),
+        (call(MIB, tensors=16), PEERS, "two_shot"),
+        (call(64 * MIB, tensors=16), PEERS, "nccl"),
+        (call(KIB, tensors=16), NCCL, "nccl"),
+        (call(4, torch.float64), PEERS, "one_shot"),
+    ],
+)  # fmt: skip
+def test_what_is_chosen(what, topology, name):
+    assert select(what, topology).name == name
+
+
+def test_one_rank_has_no_use_for_peers() -> None:
+    alone = Topology(1, kernels=True, peers=True, bucket_bytes=MIB)
+    assert select(call(4), alone).name == "nccl"
+    assert select(call(4), alone, forced="one_shot").name == "one_shot"
+
+
+def test_a_table_moves_the_limits() -> None:
+    table = Thresholds(one_shot_bytes=100, two_shot_bytes=200, ring_bytes=400)
+    chosen = [select(call(size), PEERS, table).name for size in (100, 104, 200, 204, 400, 404)]
+    assert chosen == ["one_shot", "two_shot", "two_shot", "ring", "ring", "nccl"]
+
+
+@pytest.mark.parametrize(
+    ("what", "topology", "forced", "why"),
+    [
+        (call(4), NCCL, "ring", "ring: the ranks map no memory of each other: ranks are on different hosts"),
+        (call(4, torch.int32), PEERS, "two_shot", "the kernels add float32, float16, bfloat16, float64, not int32"),
+        (call(4, op="BXOR"), PEERS, "one_shot", "the kernels have SUM, AVG, MIN, MAX, PRODUCT, not BXOR"),
+        (call(8, torch.float64, wire=torch.bfloat16), PEERS, "auto", "no kernel takes float64 over bfloat16"),
+        (call(4, wire=torch.bfloat16), BARE, "nccl", "all_to_all: the kernels need Triton on all ranks"),
+        (call(64 * MIB, tensors=4), PEERS, "two_shot", "a bucket of 67108864 bytes does not fit into the 33554432"),
+        (call(8, op="PREMUL_SUM", tensors=2), NCCL, "auto", "nccl: no bucket is reduced by PREMUL_SUM"),
+        (call(4, op="MAX", wire=torch.float16), NCCL, "auto", "its sums are SUM and AVG, not MAX"),
+        (call(4), PEERS, "tree", "expected an algorithm of auto, one_shot, two_shot, ring, nccl, all_to_all"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_why(what, topology, forced, why):
+    with pytest.raises(ValueError) as caught:
+        select(what, topology, forced=forced)
+    assert why in str(caught.value)
+
+
+def test_nccl_is_a_library_and_no_algorithm() -> None:
+    assert select(call(4, wire=torch.bfloat16), PEERS, forced="nccl").name == "all_to_all"
+    assert select(call(4), PEERS, forced="nccl").name == "nccl"
+
+
+def test_what_is_fused() -> None:
+    def fused(topology, *sizes, dtype=torch.float32):
+        return fuses(sizes, Call(dtype, "SUM", sizes), topology, DEFAULT)
+
+    assert fused(PEERS, 1, 2, 3, 4) and fused(NCCL, 1, 2, 3, 4)
+    assert not fused(PEERS, 1, 2, 3)
+    assert not fused(BARE, 1, 2, 3, 4)
+    assert not fused(Topology(1, kernels=True), 1, 2, 3, 4)
+    assert not fused(NCCL, 1, 2, 3, 4, dtype=torch.int32)
+    assert fused(NCCL, *[256 * KIB] * 4) and not fused(NCCL, *[256 * KIB] * 3, 256 * KIB + 1)
+
+
+def test_costs() -> None:
+    found = {row["name"]: row for row in described(call(8 * MIB), PEERS)}
+    assert set(found) == set(ALGORITHMS)
+    assert found["one_shot"] | {"refusal": ""} == {
+        "name": "one_shot", "steps": 1, "launches": 1, "bytes_on_wire": 56 * MIB, "refusal": "",
+    }  # fmt: skip
+    assert found["two_shot"]["bytes_on_wire"] == found["ring"]["bytes_on_wire"] == 14 * MIB
+    assert (found["two_shot"]["steps"], found["ring"]["steps"], found["nccl"]["steps"]) == (
+        2,
+        14,
+        14,
+    )
+    listed = {row["name"]: row["launches"] for row in described(call(MIB, tensors=8), PEERS)}
+    assert listed == {"one_shot": 2, "two_shot": 2, "ring": 3, "nccl": 3, "all_to_all": 5}
+    narrow = {row["name"]: row for row in described(call(8 * MIB, wire=torch.bfloat16), NCCL)}
+    assert narrow["all_to_all"]["bytes_on_wire"] == 7 * MIB and not narrow["all_to_all"]["refusal"]
+    assert narrow["nccl"]["refusal"] and narrow["one_shot"]["refusal"]
+    assert narrow["ring"]["bytes_on_wire"] == 7 * (8 + 4) * MIB // 8  # partial sums in float32
+
+
+def test_a_call_says_what_it_is() -> None:
+    text = str(call(96, wire=torch.bfloat16, scale=0.5, tensors=3))
+    assert text == "SUM of 3 tensors of float32[24] over bfloat16, times 0.5"
+    assert bucket_elements((1, 16, 17)) == 64
+
+
+def test_options_are_those_of_the_innermost_body() -> None:
+    assert current_options() == CallOptions()
+    with call_options(wire_dtype=torch.bfloat16), pytest.raises(KeyError):
+        with call_options(scale=2):
+            assert current_options() == CallOptions(scale=2.0)
+        assert current_options().wire_dtype == torch.bfloat16
+        raise KeyError
+    assert current_options() == CallOptions()
+
+
+def test_the_variable_is_checked() -> None:
+    assert env.Env.read({"FASTCOLL_ALGO": "Two_Shot"}).algo == "two_shot"
+    with pytest.raises(
+        ValueError, match="FASTCOLL_ALGO=tree: expected one of auto, nccl, one_shot, two_shot, ring"
+    ):
+        env.Env.read({"FASTCOLL_ALGO": "tree"})

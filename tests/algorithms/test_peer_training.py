@@ -1,0 +1,248 @@
+"""Training over peer memory: the bits that CPU ranks come to, whatever changes between steps."""
+
+import os
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fastcoll
+from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+
+
+class Graphs:
+    """In place of CUDA graphs: what was recorded is replayed as it was then.
+
+    Attributes:
+        recorded: How many launches each graph has.
+        replays: How many times one was run.
+    """
+
+    def __init__(self):
+        self.recorded = []
+        self.replays = 0
+
+    def record(self, launches):
+        kept = list(launches)
+        self.recorded.append(len(kept))
+
+        def replay():
+            self.replays += 1
+            for launch in kept:
+                launch()
+
+        return replay
+
+    def is_recording(self, stream=None):
+        return False
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 3)
+    )
+
+
+def batch(step):
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(5, 6, generator=generator)
+
+
+def hooked(device, wire, options):
+    """Trains with DDP and the hook; in between a part is frozen, which makes DDP anew, and thawed."""
+    model = network().to(device)
+    states = []
+    for frozen, steps in (((), 3), ((0, 2), 2), ((), 3)):
+        for index, layer in enumerate(model):
+            layer.requires_grad_(index not in frozen)
+        state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **options)
+        ddp.register_comm_hook(state, fused_allreduce_hook)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            ddp(batch(step).to(device)).square().mean().backward()
+            optimizer.step()
+            states.append(float(state.grad_norm()))
+        del ddp
+    return [p.detach().cpu() for p in model.parameters()], states
+
+
+def hook_on_both(wire, algorithm, options):
+    if algorithm != "auto":
+        os.environ["FASTCOLL_ALGO"] = algorithm
+    expected, norms = hooked("cpu", wire, options)
+    recording_device.clear()
+    with recording_device.no_violations():
+        found, same = hooked(DEVICE, wire, options)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    torch.testing.assert_close(same, norms)
+    return peer_memory.reduces_of().plans.built
+
+
+@pytest.mark.parametrize(
+    ("wire", "algorithm", "options"),
+    [
+        (torch.bfloat16, "auto", {}),
+        (torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
+        (torch.bfloat16, "nccl", {"gradient_as_bucket_view": True}),
+        (torch.float16, "nccl", {}),
+        (torch.float16, "two_shot", {}),
+    ],
+)
+def test_the_hook_comes_to_the_bits_of_the_cpu(peer_world, wire, algorithm, options):
+    """Over NCCL too: its sums have one rounding."""
+    built = peer_world(2).run(hook_on_both, wire, algorithm, options, fresh=True)
+    assert all(number > 1 for number in built)
+
+
+def test_the_hook_without_a_wire_comes_to_the_bits_of_the_cpu(peer_world):
+    peer_world(3).run(hook_on_both, None, "auto", {}, fresh=True)
+
+
+def launches_of_a_bucket():
+    """One for a flat bucket: average and casts are in it."""
+    from fastcoll.cuda import gradients
+
+    x = torch.randn(700, device=DEVICE)
+    dist.all_reduce(x)
+    reduces = peer_memory.reduces_of()
+    state = FusedAllreduceState(wire_dtype=torch.bfloat16)
+    gradients.reducer_for(x, state.settings)().wait()
+    plan = reduces.plans._plans[next(reversed(reduces.plans._plans))]
+    assert len(plan.prepared.launches) == 1
+    fastcoll.all_reduce_coalesced([torch.randn(70, device=DEVICE) for _ in range(9)])
+    plan = reduces.plans._plans[next(reversed(reduces.plans._plans))]
+    assert len(plan.prepared.launches) == 2
+
+
+def test_a_bucket_takes_at_most_two_launches(peer_world):
+    peer_world(2).run(launches_of_a_bucket, fresh=True)
+
+
+def steps_by_list(device):
+    """Gradients are reduced as a list; layers are frozen and thawed, gradients kept in place and set to None."""
+    model = network().to(device)
+    seen = []
+    phases = (((), 5, False), ((0,), 5, False), ((), 4, False), ((2,), 4, True), ((), 5, True))
+    step = 0
+    for frozen, steps, to_none in phases:
+        for index, layer in enumerate(model):
+            layer.requires_grad_(index not in frozen)
+            if index in frozen:
+                layer.zero_grad(set_to_none=True)
+        for _ in range(steps):
+            step += 1
+            model.zero_grad(set_to_none=to_none)
+            model(batch(step).to(device)).square().mean().backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            fastcoll.all_reduce_coalesced(gradients, dist.ReduceOp.AVG)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
+            seen.append(torch.cat([p.detach().cpu().flatten() for p in model.parameters()]))
+    return seen
+
+
+def captured_steps(algorithm):
+    os.environ["FASTCOLL_ALGO"] = algorithm
+    expected = steps_by_list("cpu")
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    reduces.recorder = graphs = Graphs()
+    with recording_device.no_violations():
+        found = steps_by_list(DEVICE)
+    for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(ours, theirs), step
+    return graphs.recorded, graphs.replays, reduces.plans.built
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+def test_captured_plans_give_no_wrong_result_when_gradients_change(peer_world, algorithm):
+    for recorded, replays, built in peer_world(2).run(captured_steps, algorithm, fresh=True):
+        assert len(recorded) >= 3 and set(recorded) == {
+            2
+        }  # each phase with gradients in place has one
+        assert replays >= len(recorded)
+        assert built >= 4
+
+
+def nccl_is_not_captured():
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    reduces.recorder = graphs = Graphs()
+    tensors = [torch.ones(70, device=DEVICE) for _ in range(9)]
+    for _ in range(6):
+        fastcoll.all_reduce_coalesced(tensors, dist.ReduceOp.AVG)
+    assert reduces.plans.built == 1 and graphs.recorded == []
+
+
+def test_what_calls_nccl_is_not_captured(peer_world):
+    peer_world(2).run(nccl_is_not_captured, fresh=True)
+
+
+def streams_in_turn():
+    """Launches on the caller's stream and on the communication stream follow each other."""
+    x, y = torch.ones(500, device=DEVICE), torch.ones(500, device=DEVICE)
+    dist.all_reduce(x)
+    recording_device.clear()
+    with recording_device.no_violations():
+        work = dist.all_reduce(y, async_op=True)
+        dist.all_reduce(x)
+        work.wait()
+    current = recording_device.name_of(torch.accelerator.current_stream())
+    marks = recording_device.log("record", "block", "launch")
+    kernels = [at for at, e in enumerate(marks) if e.kind == "launch" and e.what == "kernels"]
+    between = marks[kernels[1] + 1 : kernels[2]]
+    assert marks[kernels[0]].stream != marks[kernels[2]].stream == current
+    waits = [e.event for e in between if e.kind == "block" and e.stream == current]
+    made = [e.event for e in marks if e.kind == "record" and e.stream == marks[kernels[0]].stream]
+    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
+
+
+def test_launches_on_different_streams_follow_each_other(peer_world):
+    peer_world(2).run(streams_in_turn, fresh=True)
+
+
+class Recording(Graphs):
+    """The current stream is being captured by the user."""
+
+    def is_recording(self, stream=None):
+        return True
+
+
+def captured_by_the_user():
+    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new."""
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(tensors)
+    reduces.recorder = graphs = Recording()
+    for _ in range(5):
+        fastcoll.all_reduce_coalesced(tensors)
+    assert all(tensor.cpu().eq(2.0**6).all() for tensor in tensors)
+    assert graphs.recorded == [] and len(reduces.plans._pinned) == 1
+    single = torch.ones(77, device=DEVICE)
+    dist.all_reduce(single)  # one launch needs no table
+    assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 2
+    others = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    with pytest.raises(
+        ValueError, match="expected a call that was made before on the stream that is captured"
+    ):
+        fastcoll.all_reduce_coalesced(others)
+    reduces.recorder = None
+    fastcoll.all_reduce_coalesced(others)  # the group is as good as before
+    assert all(tensor.cpu().eq(2).all() for tensor in others)
+
+
+def test_captures_of_the_user(peer_world):
+    peer_world(2).run(captured_by_the_user, fresh=True)

@@ -1,0 +1,267 @@
+"""All-reduces over peer memory on a GPU: what tests/algorithms shows with interpreted kernels, compiled and captured.
+
+Several ranks share the GPU, which gives each process a slice of time in turn: few and small calls. One rank alone has
+itself for a peer where FASTCOLL_ALGO asks for it.
+"""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import ErrorType
+from torch.nn.parallel import DistributedDataParallel
+
+import fastcoll
+from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda:0"
+ALGORITHMS = ("one_shot", "two_shot", "ring")
+
+
+def reduces_of(group):
+    from fastcoll.cuda.engine import engine_of
+
+    return engine_of(group.group_name).all_reduces[0]
+
+
+def forced_group(algorithm, **options):
+    """A group of all ranks; its first call on the device makes the region."""
+    os.environ["FASTCOLL_ALGO"] = algorithm
+    group = dist.new_group(**options)
+    dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
+    del os.environ["FASTCOLL_ALGO"]
+    topology = reduces_of(group).region.topology
+    assert topology.peers or algorithm in ("nccl", "auto"), topology.reason
+    return group
+
+
+def values(count, dtype, seed):
+    made = []
+    for rank in range(dist.get_world_size()):
+        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        made.append(torch.randn(count, generator=generator, dtype=torch.float64).to(dtype))
+    return made
+
+
+def oracle(inputs, op, scale, wire, algorithm):
+    from fastcoll.kernels import reference_ranks
+
+    if algorithm == "ring":
+        partial = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
+        return reference_ranks.ring_all_reduce(inputs, op, scale, wire, partial)
+    return reference_ranks.all_reduce(inputs, op, scale, wire)
+
+
+def calls_are_the_oracle(algorithm):
+    from fastcoll.cuda.call_options import call_options
+
+    group = forced_group(algorithm)
+    me = dist.get_rank()
+    cases = (
+        (torch.float32, None, "SUM", 1),
+        (torch.float32, None, "AVG", 70_001),
+        (torch.bfloat16, None, "MAX", 4099),
+        (torch.float16, None, "SUM", 1 << 15),
+        (torch.float64, None, "MIN", 777),
+        (torch.float32, torch.bfloat16, "AVG", 50_003),
+        (torch.float32, torch.float16, "SUM", 16),
+    )
+    for seed, (dtype, wire, op, count) in enumerate(cases):
+        inputs = values(count, dtype, seed)
+        for async_op in (False, True):
+            x = inputs[me].to(DEVICE)
+            with call_options(wire_dtype=wire, scale=0.5):
+                work = dist.all_reduce(
+                    x, getattr(dist.ReduceOp, op), group=group, async_op=async_op
+                )
+            if async_op:
+                work.wait()
+            expected = oracle(inputs, op.lower(), 0.5, wire, algorithm)
+            assert torch.equal(x.cpu(), expected), (dtype, wire, op, count, async_op)
+    assert reduces_of(group).chosen == algorithm
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_are_the_oracle(gpu_peer_world, size, algorithm):
+    gpu_peer_world(size).run(calls_are_the_oracle, algorithm)
+
+
+def one_rounding_over_nccl():
+    from fastcoll.cuda.call_options import call_options
+
+    group = forced_group("nccl")
+    for seed, (dtype, wire, count) in enumerate(
+        [(torch.float32, torch.bfloat16, 5001), (torch.bfloat16, None, 32 * 48), (torch.float16, None, 7)]
+    ):  # fmt: skip
+        inputs = values(count, dtype, seed)
+        x = inputs[dist.get_rank()].to(DEVICE)
+        with call_options(wire_dtype=wire, algorithm="all_to_all"):
+            dist.all_reduce(x, dist.ReduceOp.AVG, group=group, async_op=True).wait()
+        assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, wire, "all_to_all"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_one_rounding_over_nccl(gpu_peer_world, size):
+    gpu_peer_world(size).run(one_rounding_over_nccl)
+
+
+SIZES = (5, 300, 9001, 1, 16, 70_000)
+
+
+def lists_are_captured(algorithm, captured):
+    """Tensors that stay where they are: the plan becomes a graph; others that lie elsewhere get a plan of their own."""
+    group = forced_group(algorithm)
+    lists = [values(size, torch.float32, seed) for seed, size in enumerate(SIZES)]
+    expected = [oracle(each, "avg", 1.0, torch.bfloat16, algorithm) for each in lists]
+    me = dist.get_rank()
+    tensors = [each[me].to(DEVICE) for each in lists]
+    plans = reduces_of(group).plans
+
+    def check(tensors):
+        for tensor, each in zip(tensors, lists, strict=True):
+            tensor.copy_(each[me])
+        fastcoll.all_reduce_coalesced(
+            tensors, dist.ReduceOp.AVG, group, async_op=True, wire_dtype=torch.bfloat16
+        ).wait()
+        for tensor, right in zip(tensors, expected, strict=True):
+            assert torch.equal(tensor.cpu(), right)
+
+    for _ in range(6):
+        check(tensors)
+    plan = plans._plans[next(reversed(plans._plans))]
+    assert plan.uses == 6 and plan.is_captured == captured
+    elsewhere = [torch.empty_like(tensor) for tensor in tensors]
+    for _ in range(6):
+        check(elsewhere)
+        check(tensors)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "captured"), [("one_shot", True), ("two_shot", True), ("nccl", False)]
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_lists_are_captured(gpu_peer_world, size, algorithm, captured):
+    gpu_peer_world(size).run(lists_are_captured, algorithm, captured)
+
+
+def in_a_graph_of_the_users(algorithm):
+    group = forced_group(algorithm)
+    size = dist.get_world_size()
+    x, many = torch.ones(3000, device=DEVICE), [torch.ones(50, device=DEVICE) for _ in range(8)]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(
+        stream
+    ):  # tables are made before the capture, on the stream that is captured
+        dist.all_reduce(x, group=group)
+        fastcoll.all_reduce_coalesced(many, group=group)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        dist.all_reduce(x, group=group)
+        fastcoll.all_reduce_coalesced(many, group=group)
+        x += 1
+    x.fill_(1)
+    for tensor in many:
+        tensor.fill_(1)
+    expected = 1.0
+    for _ in range(3):
+        graph.replay()
+        expected = size * expected + 1
+    assert x.cpu().eq(expected).all()
+    assert all(tensor.cpu().eq(float(size**3)).all() for tensor in many)
+    torch.cuda.synchronize()
+    dist.all_reduce(x, group=group)
+    assert x.cpu().eq(size * expected).all()
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_in_a_graph_of_the_users(gpu_peer_world, size, algorithm):
+    gpu_peer_world(size).run(in_a_graph_of_the_users, algorithm)
+
+
+def with_the_hook(wire, algorithm):
+    """Ranks end with the same parameters, near those without the hook."""
+    group = forced_group(algorithm)
+
+    def trained(hook):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4)).to(DEVICE)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.001, process_group=group)
+        state = FusedAllreduceState(group, wire_dtype=wire, gradient_norm=True)
+        if hook:
+            ddp.register_comm_hook(state, fused_allreduce_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(4):
+            optimizer.zero_grad()
+            ddp(torch.randn(6, 8, generator=generator).to(DEVICE)).square().mean().backward()
+            optimizer.step()
+        if hook:
+            norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
+            torch.testing.assert_close(state.grad_norm().float(), norm)
+        return [p.detach().cpu() for p in model.parameters()]
+
+    ours, stock = trained(True), trained(False)
+    for a, b in zip(ours, stock, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
+        others = [torch.empty_like(a) for _ in range(dist.get_world_size())]
+        dist.all_gather(others, a)
+        assert all(torch.equal(other, a) for other in others)
+
+
+@pytest.mark.parametrize("algorithm", ["two_shot", "nccl"])
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_the_hook(gpu_peer_world, wire, algorithm):
+    gpu_peer_world(2).run(with_the_hook, wire, algorithm)
+
+
+def a_rank_that_never_arrives():
+    """The watchdog's deadline ends it, and the kernel that waits is let go."""
+    group = forced_group("two_shot", timeout=timedelta(seconds=8))
+    x = torch.ones(3000, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        if dist.get_rank() == 0:
+            dist.all_reduce(x, group=group, async_op=True).wait(timedelta(seconds=40))
+        backend = group._get_backend(torch.device(DEVICE))
+        while backend.get_error() == ErrorType.SUCCESS:
+            time.sleep(0.1)
+            assert time.monotonic() - start < 40
+        dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+    took = time.monotonic() - start
+    assert 7 < took < 40
+    text = str(caught.value)
+    assert f"[group '{group.group_name}', rank {dist.get_rank()}/2" in text
+    if dist.get_rank() == 0:
+        assert "timed out after 8000 ms" in text
+        assert "rank 1 completed call 2 of 2, under way: nothing" in text
+
+
+def test_a_rank_that_never_arrives_on_peers(gpu_peer_world):
+    gpu_peer_world(2).run(a_rank_that_never_arrives, fresh=True)
+
+
+def devices_of_their_own():
+    """Without the variable ranks that share a GPU map nothing, and say why."""
+    del os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"]
+    group = forced_group("auto")
+    x = torch.ones(30, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    assert x.cpu().eq(2).all()
+    topology = reduces_of(group).region.topology
+    assert topology.kernels and "ranks 0 and 1 are on one device" in topology.reason
+
+
+def test_ranks_on_one_device_fall_back(gpu_peer_world):
+    gpu_peer_world(2).run(devices_of_their_own)

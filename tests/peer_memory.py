@@ -1,0 +1,131 @@
+"""Memory that ranks map of each other without a GPU: files that all ranks map, and kernels that are interpreted.
+
+The engine's tensors are the recording device's, whose memory is the host's; a kernel sees the same memory as the CPU's.
+What a kernel touches is reported to the recording device, so that it checks the order of streams here too.
+"""
+
+import ctypes
+import os
+import time
+import weakref
+
+import device_ranks
+import torch
+
+__all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of"]
+
+DEVICE = "recording:0"
+
+
+class SharedFiles:
+    """A mapper, as fastcoll.cuda.mapping has it.
+
+    Attributes:
+        refuses: Steps that fail on this rank: "allocate", "map"; or "missing".
+        on_host: What ranks have in common that share a host.
+        identity: Of this rank's device; "" where ranks may share one.
+    """
+
+    def __init__(self) -> None:
+        self.polls_per_second = 100_000
+        self.refuses: set[str] = set()
+        self.on_host = "one host"
+        self.identity = ""
+
+    def host(self) -> str:
+        return self.on_host
+
+    def device_identity(self, device: torch.device) -> str:
+        return self.identity
+
+    def missing(self) -> str:
+        return "nothing is mapped in this test" if "missing" in self.refuses else ""
+
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        if "allocate" in self.refuses:
+            raise RuntimeError("no memory in this test")
+        file = os.memfd_create("region")
+        os.ftruncate(file, size)
+        memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+        memory.path = f"/proc/{os.getpid()}/fd/{file}"
+        memory.closing = weakref.finalize(memory, os.close, file)
+        return memory
+
+    def map(self, memory, name, member, store) -> list[int]:
+        if "map" in self.refuses:
+            store.set(f"file/{member.rank}", memory.path)  # the others find it
+            store.add("mapped", 1)
+            raise RuntimeError("no mapping in this test")
+        store.set(f"file/{member.rank}", memory.path)
+        keys = [f"file/{rank}" for rank in range(member.size)]
+        while not store.check(keys):
+            time.sleep(0.002)
+        paths = [store.get(key).decode() for key in keys]
+        memory.mapped = [
+            memory
+            if rank == member.rank
+            else torch.from_file(path, shared=True, size=memory.numel(), dtype=torch.uint8)
+            for rank, path in enumerate(paths)
+        ]
+        store.add("mapped", 1)
+        while store.add("mapped", 0) < member.size:
+            time.sleep(0.002)
+        return [one.data_ptr() for one in memory.mapped]
+
+    def kernel_device(self, device: torch.device) -> torch.device:
+        return torch.device("cpu")
+
+    def synchronize(self, device: torch.device) -> None:
+        pass
+
+
+MAPPER = SharedFiles()
+
+
+def prepare() -> None:
+    """Readies a rank: device, libraries, and memory that the ranks map."""
+    device_ranks.prepare()
+    import quick_interpreter
+
+    quick_interpreter.install()
+    from fastcoll.cuda import symmetric
+    from fastcoll.cuda.mapping import MAPPERS
+
+    MAPPERS["recording"] = MAPPER
+    # Files of a megabyte, and several pieces of a message in the smallest of it.
+    symmetric.ROOM = symmetric.Room(1 << 20, 3, 2048, 4, 1024)
+    _report_accesses()
+
+
+def _report_accesses() -> None:
+    from fastcoll.cuda.all_reduce import AllReduces
+
+    report = ctypes.CDLL(None).recordingDeviceAccess
+    report.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_char_p,
+    ]
+    serve = AllReduces.serve
+
+    def reporting(self, tasks, stream):
+        left = serve(self, tasks, stream)
+        for index, (dtype, _, source, out, count) in enumerate(tasks):
+            if index not in left:
+                report(stream, source, count * dtype.itemsize, 0, b"kernels")
+                report(stream, out, count * dtype.itemsize, 1, b"kernels")
+        return left
+
+    AllReduces.serve = reporting
+
+
+def reduces_of(group=None):
+    """Returns what serves a group's all-reduces on the device."""
+    import torch.distributed as dist
+
+    from fastcoll.cuda.engine import engine_of
+
+    group = group or dist.group.WORLD
+    return engine_of(group.group_name).all_reduces[0]
