@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 from cost_cases import EVERY, exact_machine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcoll.costs import ALGORITHMS, HGX_H200, Link, Machine, double_tree, predict
@@ -40,6 +40,7 @@ def shapes(algorithm):
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_bounds(collective, algorithm, data):
     ranks, per_node = data.draw(st.sampled_from(shapes(algorithm)))
@@ -140,6 +141,7 @@ def test_a_ring_uses_every_network_card_and_a_pairwise_exchange_sends_all_of_it_
     assert cost["pairwise"] == Fraction(2 * 56, 64) * size
 
 
+@settings(deadline=None)
 @given(ranks=st.integers(2, 5000), size=st.integers(1, 1 << 30))
 def test_the_best_number_of_segments_is_the_best(ranks, size):
     machine = exact_machine(per_node=1)
@@ -182,6 +184,7 @@ def test_a_machine_that_is_none_is_refused():
             Machine(**arguments)
 
 
+@settings(deadline=None)
 @given(ranks=st.sampled_from([1, 2, 5, 8, 64, 16384]), size=st.integers(0, 1 << 34))
 def test_a_prediction_takes_the_best_protocol(ranks, size):
     for found in predict("all_reduce", ranks, size, HGX_H200):
