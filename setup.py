@@ -43,6 +43,7 @@ PACKAGES = {
     "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.ddp": "fastcoll/ddp",
+    "fastcoll.fsdp": "fastcoll/fsdp",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",

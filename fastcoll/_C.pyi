@@ -156,6 +156,31 @@ class ProcessGroupFastcoll(Backend):
             TypeError: The wire dtype does not fit.
         """
 
+    def reduce_scatter_fused(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType,
+        wire_dtype: torch.dtype | None = None,
+        squares: torch.Tensor | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces CPU tensors, and leaves on each rank its part, in rank order of the input.
+
+        Args:
+            output: Any number of elements; float32, or the dtype that travels.
+            input: As many for each rank.
+            op: The reduction.
+            wire_dtype: bfloat16 or float16, for a float32 input: what it is rounded to before it travels. The sum is
+                taken in float32, and is not rounded if the output is float32.
+            squares: One float64 element: becomes the sum of the squares of the output.
+            async_op: Whether to return a work at once.
+
+        Raises:
+            ValueError: A size, or squares, is not as said.
+            TypeError: The dtypes do not fit.
+        """
+
     def get_error(self) -> ErrorType: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...
     def comm_split_count(self) -> int: ...

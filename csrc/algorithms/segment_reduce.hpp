@@ -13,13 +13,19 @@ namespace fastcoll {
 class SegmentReducer {
  public:
   SegmentReducer(const Request& request, int ranks)
-      : kernel_(reduceFunction(request.dtype, request.op)),
+      : result_(request.widened ? DType::Float32 : request.dtype),
+        kernel_(reduceFunction(result_, request.op)),
+        cast_(request.widened ? &wireCast(request.dtype) : nullptr),
         element_(elementSize(request.dtype)),
-        part_(partOf(request.dtype)),
+        widening_(elementSize(result_) / element_),
         factor_(request.factor),
         squares_(request.squares),
-        squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(request.dtype)),
-        sources_(static_cast<std::size_t>(ranks)) {}
+        squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(result_)),
+        sources_(static_cast<std::size_t>(ranks)),
+        rows_(cast_ == nullptr ? 0 : sources_.size() * kBlock * widening_) {}
+
+  /// How many times as long a result is as what is read for it.
+  std::size_t widening() const { return widening_; }
 
   /// The caller reduces more than this rank's share, and measures that itself.
   void measureNothing() { squares_ = nullptr; }
@@ -35,22 +41,23 @@ class SegmentReducer {
     const std::uint8_t* own = in.contiguous(offset, bytes);
     if (own == nullptr) {
       // Behind the part of the scratch memory that may receive the result.
-      std::uint8_t* spare = stream.scratch(2 * bytes) + bytes;
+      std::uint8_t* spare = stream.scratch((widening_ + 1) * bytes) + widening_ * bytes;
       in.read(offset, bytes, spare);
       own = spare;
     }
     source(stream.rank(), own);
   }
 
-  /// Writes the result to [offset, offset + bytes) of a message, and returns where it is as
-  /// reduced.
+  /// Writes the result of `bytes` of each source to its place in a message, `offset` being that in
+  /// the sources' message, and returns where it is as reduced.
   const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes,
                               SegmentStream& stream) {
     if (bytes == 0) return nullptr;
-    std::uint8_t* direct = out.contiguous(offset, bytes);
-    std::uint8_t* result = direct != nullptr ? direct : stream.scratch(2 * bytes);
+    const std::size_t at = offset * widening_, length = bytes * widening_;
+    std::uint8_t* direct = out.contiguous(at, length);
+    std::uint8_t* result = direct != nullptr ? direct : stream.scratch(length + bytes);
     run(result, bytes);
-    if (direct == nullptr) out.write(offset, bytes, result);
+    if (direct == nullptr) out.write(at, length, result);
     return result;
   }
 
@@ -64,15 +71,17 @@ class SegmentReducer {
   }
 
   void run(std::uint8_t* out, std::size_t bytes) {
-    if (squares_ == nullptr) return reduce(out, bytes);
-    inBlocks(bytes, [&](std::size_t at, std::size_t length) { reduce(out + at, length); });
+    if (squares_ == nullptr && cast_ == nullptr) return reduce(out, bytes);
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
+      if (cast_ != nullptr) widenSources(length);
+      reduce(out + at * widening_, length);
+    });
   }
 
  private:
   /// Calls reduceBlock(at, length) with the sources moved on by `at`.
   template <typename ReduceBlock>
   void inBlocks(std::size_t bytes, ReduceBlock reduceBlock) {
-    constexpr std::size_t kBlock = 4096;  // bytes; a multiple of every element
     const std::vector<const void*> first = sources_;
     for (std::size_t at = 0; at < bytes; at += kBlock) {
       for (std::size_t i = 0; i < first.size(); ++i) {
@@ -81,6 +90,14 @@ class SegmentReducer {
       reduceBlock(at, std::min(kBlock, bytes - at));
     }
     sources_ = first;
+  }
+
+  void widenSources(std::size_t bytes) {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      std::uint8_t* row = rows_.data() + i * kBlock * widening_;
+      cast_->widen(row, sources_[i], bytes / element_);
+      sources_[i] = row;
+    }
   }
 
   void reduce(std::uint8_t* out, std::size_t bytes) const {
@@ -92,21 +109,26 @@ class SegmentReducer {
     args.factor = factor_;
     args.divisor = static_cast<double>(sources_.size());
     kernel_(args);
-    if (squares_ != nullptr) *squares_ += squared(out, bytes);
+    if (squares_ != nullptr) *squares_ += squared(out, bytes * widening_);
   }
 
   double squared(const std::uint8_t* result, std::size_t bytes) const {
     // A complex number's parts are squared one by one.
-    return squaresOf_(result, bytes / elementSize(part_));
+    return squaresOf_(result, bytes / elementSize(partOf(result_)));
   }
 
+  static constexpr std::size_t kBlock = 4096;  // bytes of a source; a multiple of every element
+
+  DType result_;
   ReduceFn kernel_;
-  std::size_t element_;
-  DType part_;
+  const WireCast* cast_;  // of sources that are narrower than the result
+  std::size_t element_;   // bytes, of a source
+  std::size_t widening_;
   double factor_;
   double* squares_;
   SquaresFn squaresOf_;
   std::vector<const void*> sources_;
+  std::vector<std::uint8_t> rows_;  // a block of each source, widened
 };
 
 }  // namespace fastcoll

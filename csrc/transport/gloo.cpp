@@ -249,7 +249,8 @@ class Exchange {
   }
 
   void reduceScatter() {
-    const std::size_t bytes = request_.out[0].bytes();
+    const std::size_t bytes = request_.in[me_].bytes();
+    const std::size_t widening = request_.out[0].bytes() / std::max<std::size_t>(bytes, 1);
     for (std::size_t start = 0; start < bytes; start += kChunkBytes) {
       const std::size_t length = std::min(kChunkBytes, bytes - start);
       const Counts each(ranks_, static_cast<int64_t>(length));
@@ -259,9 +260,9 @@ class Exchange {
       }
       std::uint8_t* pieces = receive_.get(length * ranks_);
       allToAll(send, each, pieces, each);
-      std::uint8_t* result = result_.get(length);
+      std::uint8_t* result = result_.get(length * widening);
       reduceSlices(pieces, length, length, result);
-      request_.out[0].write(start, length, result);
+      request_.out[0].write(start * widening, length * widening, result);
     }
   }
 

@@ -14,7 +14,17 @@ from torch.futures import Future
 
 from fastcoll.ddp.statistics import used_here
 
-__all__ = ["FLOAT8", "WIRE_DTYPES", "BucketReduction", "Settings", "reduce_bucket", "shares_of"]
+__all__ = [
+    "FLOAT8",
+    "WIRE_DTYPES",
+    "BucketReduction",
+    "Settings",
+    "copy_back",
+    "cpu_backend",
+    "measure",
+    "reduce_bucket",
+    "shares_of",
+]
 
 WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 """What gradients may travel as."""
@@ -105,7 +115,7 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
     """
     first = tensors[0]
     wire = settings.wire_of(first.dtype)
-    backend = _fused_backend(settings.process_group, first.device)
+    backend = cpu_backend(settings.process_group, first.device)
     if backend is not None and (wire is None or first.dtype == torch.float32):
         square = _new_square(first) if settings.gradient_norm else None
         work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op=True)
@@ -165,8 +175,11 @@ def _new_square(like: Tensor) -> Tensor:
     return torch.zeros(1, dtype=torch.float64, device=like.device)
 
 
-def _fused_backend(group: ProcessGroup | None, device: torch.device):  # type: ignore[no-untyped-def]
-    """Returns the backend of a group if it can fuse, below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds."""
+def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
+    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another.
+
+    It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
+    """
     if device.type != "cpu":
         return None
     backend = (group or dist.group.WORLD)._get_backend(device)  # type: ignore[union-attr]

@@ -127,7 +127,7 @@ void testCasts(const std::vector<std::string>& isas) {
       for (const std::size_t count :
            {floats.size(), std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{33}}) {
         for (const std::size_t offset : {0, 1, 3}) {  // bytes, of neither buffer's element
-          std::vector<char> in(4 * count + offset), out(2 * count + offset + 2, 0x55);
+          std::vector<char> in(4 * count + offset + 1), out(2 * count + offset + 2, 0x55);
           std::memcpy(in.data() + offset, floats.data(), 4 * count);
           cast.narrow(out.data() + offset, in.data() + offset, count);
           for (std::size_t i = 0; i < count; ++i) {

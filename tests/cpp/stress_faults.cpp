@@ -133,6 +133,7 @@ void mismatches(Rank& me) {
           break;
         case 2:
           plan.dtype = DType::Int32;
+          plan.narrow = plan.measured = false;
           break;
         case 3:
           plan.collective = Collective::AllGather, plan.op = ReduceOp::None;
