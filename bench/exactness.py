@@ -29,7 +29,7 @@ from fastcoll.bench.launch import launch
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.kernels import reference_ranks
 
-__all__ = ["Error", "error_of", "gradients", "main", "ring_mean", "rounded_once"]
+__all__ = ["Deviation", "error_of", "gradients", "main", "ring_mean", "rounded_once"]
 
 BACKENDS = ("fastcoll", "gloo")
 WIRE = torch.bfloat16
@@ -37,7 +37,7 @@ _MODULE = "fastcoll.bench.exactness"
 
 
 @dataclass(frozen=True)
-class Error:
+class Deviation:
     """How far a result in bfloat16 is from the exact one.
 
     Attributes:
@@ -66,7 +66,7 @@ def gradients(ranks: int, elements: int, seed: int = 0) -> Tensor:
     return (size * (normal(elements) + normal(ranks, elements))).to(WIRE)
 
 
-def error_of(found: Tensor, given: Tensor) -> Error:
+def error_of(found: Tensor, given: Tensor) -> Deviation:
     """Compares a mean with the float64 mean of what the ranks had.
 
     Args:
@@ -76,7 +76,7 @@ def error_of(found: Tensor, given: Tensor) -> Error:
     exact = given.double().mean(0)
     difference = (found.double() - exact).abs()
     allowed = exact.abs() * torch.finfo(WIRE).eps / 2
-    return Error(
+    return Deviation(
         relative=(difference.norm() / exact.norm()).item(),
         roundings=(difference / allowed)[allowed > 0].max().item(),
         not_nearest=(found != exact.to(WIRE)).double().mean().item(),
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": describe_machine(torch.device("cpu")),
         "elements": options.elements,
         "seed": options.seed,
-        "unit": "see fastcoll.bench.exactness.Error",
+        "unit": "see fastcoll.bench.exactness.Deviation",
         "cases": cases,
     }
     if options.json:

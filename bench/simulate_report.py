@@ -15,7 +15,7 @@ from fastcoll.costs import ALGORITHMS
 
 __all__ = ["draw", "print_formulas", "print_predictions"]
 
-_WIDE = 240  # columns where no terminal says how many
+_WIDE = 400  # columns where no terminal says how many
 _BEST = "*"
 
 
@@ -73,9 +73,9 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
     console.print("A MODEL, NOT A MEASUREMENT: no GPU was used for these numbers.", style="bold")
     console.print("\n".join(_constants(record["platform"])), soft_wrap=True)
     console.print(
-        "Steps are in lockstep, and phases follow each other: on several nodes the flat ring pays the network's "
-        "latency in every step, where NCCL's model counts only the hops that cross nodes, and hierarchical algorithms "
-        "leave one kind of link idle at a time.",
+        "Steps are in lockstep: on several nodes the flat ring pays the network's latency in every step, where NCCL's "
+        "model counts only the hops that cross nodes. Only the pipelined algorithms use the links in nodes and those "
+        "between them at once, beside the flat ring.",
         soft_wrap=True,
     )
     console.print(
@@ -94,7 +94,9 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
         )
         table.add_column("message", justify="right", no_wrap=True)
         for name in names:
-            table.add_column(name.replace("hierarchical_", "hierarchical\n"), justify="right")
+            table.add_column(
+                name.replace("l_", "l\n").replace("pipelined_", "pipelined\n"), justify="right"
+            )
         for name in theirs:
             table.add_column(f"NCCL's model:\n{name}", justify="right")
         for case in record["cases"]:
@@ -119,8 +121,8 @@ def print_formulas(stream: TextIO) -> None:
     console = _console(stream)
     console.print(
         "n ranks, R of a node, N nodes, S bytes of the message; a and b: latency and seconds per byte of a link in the "
-        "node, A and B: between nodes; c: seconds to reduce a byte; k: segments of the tree, the best. Bytes: the most "
-        "that a rank sends. Formulas for powers of two, flat algorithms in one node.",
+        "node, A and B: between nodes; c: seconds to reduce a byte; k: segments of the tree, p: parts of a pipeline, "
+        "both the best. Bytes: the most that a rank sends. Formulas for powers of two, flat algorithms in one node.",
         soft_wrap=True,
     )
     for collective, algorithms in ALGORITHMS.items():

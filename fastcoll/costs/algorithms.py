@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastcoll.costs import direct, double_tree, hierarchical, pairwise, powers, ring
+from fastcoll.costs import direct, double_tree, hierarchical, pairwise, pipelined, powers, ring
 from fastcoll.costs.cost import Cost
 from fastcoll.costs.machine import Machine, Number
 from fastcoll.costs.schedule import Schedule
@@ -22,7 +22,8 @@ class Algorithm:
     """An algorithm of one collective and its model.
 
     The formulas are Python expressions in the words of the package's docstring, with log2, and k the segments of the
-    tree. They hold for powers of two: of 4 or more ranks in one node (n) or, hierarchical ones, 4 or more nodes (N).
+    tree, p the parts of a pipeline, 2 or more. They hold for powers of two: of 4 or more ranks in one node (n) or,
+    hierarchical and pipelined ones, 4 or more nodes (N).
 
     Attributes:
         name: Of the algorithm.
@@ -155,6 +156,40 @@ def _hierarchical(collective: str, flat: Algorithm) -> Algorithm:
     )
 
 
+_CHO = "Cho et al. 2019"
+
+# Of a step: what a slice of a part takes in the node, beside what the flat algorithm does between nodes.
+_OVERLAPPED = {
+    "ring": (
+        "2*(N-1)",
+        "2*(N-1)*max(A + S/(R*N*p)*B, a + {q}*(R-1)/R*S/(p*2*(N-1))*b)",
+    ),
+    "halving_doubling": (
+        "2*log2(N)",
+        "2*sum(max(A + S/(R*p*2**i)*B, a + {q}*(R-1)/R*S/(p*2*log2(N))*b) for i in range(1, log2(N)+1))",
+    ),
+}
+
+
+def _pipelined(flat: Algorithm) -> Algorithm:
+    steps, overlapped = _OVERLAPPED[flat.name]
+    ends = "2*a + 2*(R-1)/R*S/p*b"
+    sums = "((R-1)/R*S + (N-1)/N*S/R)*c"
+    return Algorithm(
+        f"pipelined_{flat.name}",
+        f"2 + p*{steps}",
+        f"2*(R-1)/R*S + {_between(flat.wire_bytes)}",
+        f"{ends} + 2*{overlapped.format(q=1)} + (p-2)*{overlapped.format(q=2)} + {sums}",
+        f"{_CHO}; {flat.source}",
+        pipelined.cost_with(flat.cost),
+        pipelined.schedule_with(flat.schedule),
+        lambda ranks, machine: (
+            hierarchical.unsupported(ranks, machine)
+            or flat.unsupported(machine.nodes(ranks), machine.spread())
+        ),
+    )
+
+
 _ACROSS = ("ring", "tree", "halving_doubling", "recursive_halving", "recursive_doubling")
 
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
@@ -163,6 +198,11 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
         for algorithm in (
             *flat,
             *(_hierarchical(collective, one) for one in flat if one.name in _ACROSS),
+            *(
+                _pipelined(one)
+                for one in flat
+                if collective == "all_reduce" and one.name in _OVERLAPPED
+            ),
         )
     }
     for collective, flat in _FLAT.items()

@@ -34,7 +34,8 @@ _TREE_LL128_MOST = (36.7, 36.7, 29.0)
 _TREE_MOST = (38.7, 41.4, 36.0)
 
 # (channels, GB/s of each). One node: 370.8 GB/s of NVLink; 60 is the first speed of the list that fits, 6 times, and
-# channels of 50 and more are halved into twice as many. Several: 8 cards of 50 GB/s; 48 is the first one.
+# channels of 50 and more are halved into twice as many. Several: 48 is the first speed that fits a card of 50 GB/s, for
+# each card; more than 8 would not fit the NVLink of a GPU, as all rings pass through it.
 _ONE_NODE = (12, 30.0)
 _NODES = (8, 48.0)
 
@@ -70,6 +71,14 @@ class NcclPrediction:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Shape:
+    ranks: int
+    nodes: int
+    channels: int
+    each: float  # GB/s of a channel
+
+
 def predict(collective: str, ranks: int, size: int, per_node: int = 8) -> list[NcclPrediction]:
     """Returns NCCL's prediction for the algorithms that it has for a collective.
 
@@ -77,23 +86,29 @@ def predict(collective: str, ranks: int, size: int, per_node: int = 8) -> list[N
         collective: "all_reduce", "reduce_scatter" or "all_gather"; the latter two have the ring only.
         ranks: On one node, or on full ones; 2 or more.
         size: Bytes of the message; for reduce_scatter and all_gather of the whole one, as NCCL's model takes it.
-        per_node: GPUs of a node. The channels are those of 8.
+        per_node: GPUs of a node, each with a network card.
 
     Raises:
-        ValueError: The collective is none of these, or there is one rank.
+        ValueError: The collective is none of these, there is one rank, or the last of several nodes is not full.
     """
     if collective not in ("all_reduce", "reduce_scatter", "all_gather"):
         raise ValueError(f"fastcoll.costs.nccl: no model of {collective!r}")
     if ranks < 2:
         raise ValueError(f"fastcoll.costs.nccl: expected 2 ranks or more, got {ranks}")
+    if per_node < 1 or (ranks > per_node and ranks % per_node):
+        raise ValueError(
+            f"fastcoll.costs.nccl: expected one node or full ones of {per_node}, got {ranks} ranks"
+        )
     nodes = max(1, ranks // per_node)
+    channels, each = _ONE_NODE if nodes == 1 else (min(per_node, _NODES[0]), _NODES[1])
+    shape = _Shape(ranks, nodes, channels, each)
     found = []
     for algorithm in ("ring", "tree") if collective == "all_reduce" else ("ring",):
         options = [
             NcclPrediction(
                 algorithm,
                 protocol,
-                1e-6 * _microseconds(algorithm, protocol, collective, ranks, nodes, size),
+                1e-6 * _microseconds(algorithm, protocol, collective, shape, size),
             )
             for protocol in _PROTOCOLS
         ]
@@ -102,15 +117,15 @@ def predict(collective: str, ranks: int, size: int, per_node: int = 8) -> list[N
 
 
 def _microseconds(
-    algorithm: str, protocol: str, collective: str, ranks: int, nodes: int, size: int
+    algorithm: str, protocol: str, collective: str, shape: _Shape, size: int
 ) -> float:
+    ranks, nodes = shape.ranks, shape.nodes
     steps = 2 * (ranks - 1) if collective == "all_reduce" else ranks - 1
-    bandwidth = _bus_bandwidth(algorithm, protocol, nodes)
+    bandwidth = _bus_bandwidth(algorithm, protocol, shape)
     if algorithm == "ring":
         bandwidth *= ranks / steps
         latency = _ring_latency(protocol, collective, steps, nodes)
-        channels = _ONE_NODE[0] if nodes == 1 else _NODES[0]
-        long = size / (channels * ranks) >= 64
+        long = size / (shape.channels * ranks) >= 64
         if protocol == "Simple" and nodes > 1 and collective == "all_reduce" and long:
             latency *= _RING_PLATEAU
     else:
@@ -119,10 +134,10 @@ def _microseconds(
     return latency + size / (1e3 * bandwidth)
 
 
-def _bus_bandwidth(algorithm: str, protocol: str, nodes: int) -> float:
+def _bus_bandwidth(algorithm: str, protocol: str, shape: _Shape) -> float:
     """Returns GB/s of all channels together."""
-    channels, each = _ONE_NODE if nodes == 1 else _NODES
-    bandwidth, which = channels * each, min(nodes, 3) - 1
+    channels, nodes = shape.channels, shape.nodes
+    bandwidth, which = channels * shape.each, min(nodes, 3) - 1
     if algorithm == "ring":
         if protocol == "LL":
             return min(_LL_MOST[which], bandwidth * 0.5)

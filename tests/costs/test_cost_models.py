@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 from cost_cases import EVERY, exact_machine
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll.costs import ALGORITHMS, HGX_H200, Link, Machine, double_tree, predict
+from fastcoll.costs import ALGORITHMS, HGX_H200, Link, Machine, double_tree, pipelined, predict
 
 whole = st.integers(1, 10**6)
 sizes = st.builds(Fraction, st.integers(0, 1 << 34), st.integers(1, 3))
@@ -40,6 +40,7 @@ def shapes(algorithm):
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_bounds(collective, algorithm, data):
     ranks, per_node = data.draw(st.sampled_from(shapes(algorithm)))
@@ -65,7 +66,7 @@ def test_bounds(collective, algorithm, data):
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 def test_one_rank_sends_nothing(collective, algorithm):
     machine = exact_machine()
-    if algorithm.name.startswith("hierarchical"):
+    if algorithm.name.startswith(("hierarchical", "pipelined")):
         assert algorithm.unsupported(1, machine) == "one node"
         return
     cost = algorithm.cost(1, 1024, machine)
@@ -75,7 +76,7 @@ def test_one_rank_sends_nothing(collective, algorithm):
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
 @pytest.mark.parametrize("per_node", [4, 8, 64])
 def test_printed_formulas_are_those_of_the_code(collective, algorithm, per_node):
-    across = algorithm.name.startswith("hierarchical")
+    across = algorithm.name.startswith(("hierarchical", "pipelined"))
     size, machine = Fraction(1 << 20), exact_machine(per_node)
     for nodes in (4, 16) if across else (1,):
         ranks = nodes * per_node
@@ -85,7 +86,13 @@ def test_printed_formulas_are_those_of_the_code(collective, algorithm, per_node)
             share, seen = (size / per_node, machine.spread()) if across else (size, machine)
             k = double_tree.best_segments(nodes if across else ranks, share, seen)
             assert k > 1
+        p = 1
+        if algorithm.name.startswith("pipelined"):
+            flat = ALGORITHMS["all_reduce"][algorithm.name.removeprefix("pipelined_")]
+            p = pipelined.best_parts(flat.cost, ranks, size, machine)
+            assert p > 1
         words = {
+            "p": p, "range": range, "sum": sum, "max": max, "Fraction": Fraction,
             "n": ranks, "N": nodes, "R": per_node, "S": size, "k": k,
             "a": machine.intra.latency, "b": machine.intra.seconds_per_byte,
             "A": machine.inter.latency, "B": machine.inter.seconds_per_byte,
@@ -93,7 +100,7 @@ def test_printed_formulas_are_those_of_the_code(collective, algorithm, per_node)
             "log2": lambda number: int(number).bit_length() - 1,
         }  # fmt: skip
         found = [
-            Fraction(eval(formula.replace("/", "*Fraction(1)/"), {"Fraction": Fraction}, words))
+            Fraction(eval(formula.replace("/", "*Fraction(1)/"), words))
             for formula in (algorithm.steps, algorithm.wire_bytes, algorithm.time)
         ]
         assert found == [cost.steps, cost.wire_bytes, cost.seconds(machine) - machine.call]
@@ -140,6 +147,7 @@ def test_a_ring_uses_every_network_card_and_a_pairwise_exchange_sends_all_of_it_
     assert cost["pairwise"] == Fraction(2 * 56, 64) * size
 
 
+@settings(deadline=None)
 @given(ranks=st.integers(2, 5000), size=st.integers(1, 1 << 30))
 def test_the_best_number_of_segments_is_the_best(ranks, size):
     machine = exact_machine(per_node=1)
@@ -182,6 +190,7 @@ def test_a_machine_that_is_none_is_refused():
             Machine(**arguments)
 
 
+@settings(deadline=None)
 @given(ranks=st.sampled_from([1, 2, 5, 8, 64, 16384]), size=st.integers(0, 1 << 34))
 def test_a_prediction_takes_the_best_protocol(ranks, size):
     for found in predict("all_reduce", ranks, size, HGX_H200):

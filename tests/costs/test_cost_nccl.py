@@ -1,7 +1,7 @@
 """NCCL's own model: values worked out by hand from its rules, and what must hold of any."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcoll.costs import nccl
@@ -41,6 +41,7 @@ def test_by_hand(collective, ranks, size, algorithm, protocol, microseconds):
     assert time == pytest.approx(microseconds, rel=1e-12)
 
 
+@settings(deadline=None)
 @given(
     collective=st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"]),
     ranks=st.sampled_from([2, 4, 8, 16, 64, 1024, 16384]),
@@ -61,7 +62,21 @@ def test_a_tree_takes_over_from_the_ring_with_more_nodes():
     assert found("all_reduce", 8, 1 << 30)["ring"][1] < found("all_reduce", 8, 1 << 30)["tree"][1]
 
 
-@pytest.mark.parametrize("arguments", [("broadcast", 8, 8), ("all_reduce", 1, 8)])
+def test_one_gpu_per_node():
+    # 6.6 + 14 * 5, the tree's latency, and 6.8 + 2 * 3 * 5; one card of 50 GB/s
+    ring, tree = nccl.predict("all_reduce", 8, 0, per_node=1)
+    assert (ring.seconds * 1e6, tree.seconds * 1e6) == pytest.approx((76.6, 36.8))
+    ring, _ = nccl.predict("all_reduce", 8, 1 << 33, per_node=1)
+    assert ring.protocol == "Simple"
+    assert ring.seconds * 1e6 == pytest.approx(
+        1.4 * (8.4 + 14 * 14) + 2**33 / (48e3 * 8 / 14), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("broadcast", 8, 8), ("all_reduce", 1, 8), ("all_reduce", 12, 8), ("all_reduce", 8, 8, 0)],
+)
 def test_other_questions_have_no_model(arguments):
     with pytest.raises(ValueError, match=r"costs\.nccl"):
         nccl.predict(*arguments)

@@ -95,9 +95,9 @@ def test_wrong_flags(flags):
 
 def test_command(tmp_path, capfd):
     path = tmp_path / "parity.json"
-    flags = f"--steps 15 --orders 3 --tasks transformer --json {path}"
+    flags = f"--nproc 1 --steps 15 --orders 3 --tasks transformer --json {path}"
     assert parity.main(flags.split()) == 0, capfd.readouterr()
     record = json.loads(path.read_text())
-    assert (record["steps"], record["world_size"], record["problems"]) == (15, 2, [])
+    assert (record["steps"], record["world_size"], record["problems"]) == (15, 1, [])
     assert set(record["tasks"]["transformer"]["same"].values()) == {True}
     assert "the same bit for bit" in capfd.readouterr().out
