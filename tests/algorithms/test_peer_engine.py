@@ -171,10 +171,14 @@ def sixteen_bits_over_nccl(sizes):
             (torch.bfloat16, None), (torch.float16, None))
     ):  # fmt: skip
         inputs = inputs_of(count, dtype, seed)
-        x = inputs[dist.get_rank()].to(DEVICE)
-        with call_options(algorithm="all_to_all", wire_dtype=wire, scale=2.0):
-            dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
-        assert torch.equal(x.cpu(), oracle(inputs, "avg", 2.0, wire)), (dtype, wire, count)
+        for scale in (1.0, 0.3):
+            x = inputs[dist.get_rank()].to(DEVICE)
+            with call_options(algorithm="all_to_all", wire_dtype=wire, scale=scale):
+                dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
+            assert torch.equal(x.cpu(), oracle(inputs, "avg", scale, wire)), (dtype, wire, count)
+    if dist.get_world_size() == 1:
+        plans = peer_memory.reduces_of().plans._plans.values()
+        assert {len(plan.prepared.launches) for plan in plans} == {0, 2, 3, 5}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
