@@ -40,8 +40,11 @@ VERSION = re.search(
 # would also install a top-level `kernels`.
 PACKAGES = {
     "fastcoll": "fastcoll",
+    "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.cuda.algorithms": "fastcoll/cuda/algorithms",
+    "fastcoll.ddp": "fastcoll/ddp",
+    "fastcoll.fsdp": "fastcoll/fsdp",
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",

@@ -17,13 +17,18 @@ from fastcoll.bench.companion_peer import CompanionPeer
 from fastcoll.bench.control import Control
 from fastcoll.bench.environments import ENVIRONMENTS
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.torch_peer import FakePeer, FusedPeer, SharedPeer, TorchPeer
+from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
+from fastcoll.bench.training_peers import BatchedPeer, HookPeer, SynchronizerPeer
 
 __all__ = ["ADAPTERS", "close_peers", "open_peers"]
 
 ADAPTERS: Mapping[str, type[Peer]] = {
     "fake": FakePeer,
-    "fastcoll-fused": FusedPeer,
+    "fastcoll-batched": BatchedPeer,
+    "fastcoll-fused": HookPeer,
+    "fastcoll-sync": SynchronizerPeer,
+    "fastcoll-sync-bf16": SynchronizerPeer,
+    "gloo-batched": BatchedPeer,
     "fastcoll-shared": SharedPeer,
     **dict.fromkeys(ENVIRONMENTS, CompanionPeer),
 }

@@ -7,12 +7,9 @@ import importlib
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll._version import __version__
 from fastcoll.bench.candidate import Candidate
@@ -20,9 +17,8 @@ from fastcoll.bench.collectives import Case
 from fastcoll.bench.control import Control
 from fastcoll.bench.peer import LocalPeer
 from fastcoll.bench.turn import Call
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
-__all__ = ["FakePeer", "FusedPeer", "SharedPeer", "TorchPeer"]
+__all__ = ["FakePeer", "SharedPeer", "TorchPeer"]
 
 # The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -141,27 +137,6 @@ class SharedPeer(TorchPeer):
             like.numel(), dtype=like.dtype, device=like.device
         )
         return tensor
-
-
-class FusedPeer(TorchPeer):
-    """fastcoll with its own hook in DDP, whose gradients are the buckets: "fastcoll-fused"."""
-
-    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
-        super().__init__("fastcoll", control, timeout)
-        self.name = name
-
-    @classmethod
-    def missing(cls, name: str, device: torch.device) -> str:
-        """Asks as for fastcoll."""
-        return super().missing("fastcoll", device)
-
-    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Registers the hook."""
-        ddp = DistributedDataParallel(
-            model, process_group=self.group, gradient_as_bucket_view=True, **options
-        )
-        ddp.register_comm_hook(FusedAllreduceState(self.group), fused_allreduce_hook)
-        return ddp
 
 
 class FakePeer(TorchPeer):

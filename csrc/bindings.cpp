@@ -151,6 +151,31 @@ PYBIND11_MODULE(_C, m) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &ProcessGroupFastcoll::options)
       .def("transport", [](const ProcessGroupFastcoll& g) { return g.info().transport; })
+      .def(
+          "all_reduce_fused",
+          [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,
+             std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares, bool async) {
+            c10d::AllreduceOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            return g.allreduceFused(tensors, opts, wire, std::move(squares));
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
+          py::arg("squares") = std::nullopt, py::arg("async_op") = false,
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reduce_scatter_fused",
+          [](ProcessGroupFastcoll& g, const at::Tensor& output, const at::Tensor& input,
+             c10d::ReduceOp op, std::optional<at::ScalarType> wire,
+             std::optional<at::Tensor> squares, bool async) {
+            c10d::ReduceScatterOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            return g.reduceScatterFused(output, input, opts, wire, std::move(squares));
+          },
+          py::arg("output"), py::arg("input"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
+          py::arg("squares") = std::nullopt, py::arg("async_op") = false,
+          py::call_guard<py::gil_scoped_release>())
       .def("get_error", &ProcessGroupFastcoll::getError, py::call_guard<py::gil_scoped_release>())
       .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
       // Ranks outside a split have nothing to do: there is no communicator to take part in.

@@ -17,6 +17,16 @@ inline void expect(bool fine, const CallSite& site, const std::string& expected,
   }
 }
 
+/// Calls something of a lower floor, whose errors do not say which call it was.
+template <typename Body>
+auto named(const CallSite& site, Body body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    throw Error(error.kind(), site.prefix() + error.what());
+  }
+}
+
 inline at::Tensor& single(const CallSite& site, std::vector<at::Tensor>& tensors) {
   expect(tensors.size() == 1, site, "one tensor", concat(tensors.size(), " tensors"));
   return tensors[0];

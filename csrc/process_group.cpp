@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "call_checks.hpp"
 #include "engine/worker_pool.hpp"
 #include "reduce/reduce.hpp"
 #include "store_adapter.hpp"
@@ -259,11 +260,7 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, 
                                         "PREMUL_SUM");
   }
   if (onDevice) return;  // the library says what it can reduce
-  try {
-    reduceFunction(request.dtype, request.op);
-  } catch (const Error& error) {
-    throw Error(error.kind(), site.prefix() + error.what());
-  }
+  named(site, [&] { reduceFunction(request.dtype, request.op); });
 }
 
 void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int rank) const {

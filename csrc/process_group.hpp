@@ -3,6 +3,7 @@
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
 // coalesced.cpp       collectives of lists of tensors     barriers.cpp      waiting for each other
+// fused.cpp           gradients, with a wire dtype and statistics
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
 // traced.cpp          what the trace is told of each call
@@ -82,6 +83,16 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
+  /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp).
+  /// `wire`: float32 travels as it, is summed in float32, and rounded once more. `squares`: one
+  /// float64 for the sum of the squares of this rank's share of the result.
+  WorkRef allreduceFused(Tensors tensors, const c10d::AllreduceOptions& opts,
+                         std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
+  /// As _reduce_scatter_base on the CPU, likewise; the output may be float32 where 16 bits travel,
+  /// and then the sum is not rounded.
+  WorkRef reduceScatterFused(at::Tensor output, at::Tensor input,
+                             const c10d::ReduceScatterOptions& opts,
+                             std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
   WorkRef allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override;

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend, ErrorType, Store
+from torch._C._distributed_c10d import Backend, ErrorType, ReduceOp, Store, Work
 
 __all__ = [
     "COLLECTIVES",
@@ -134,6 +134,55 @@ class ProcessGroupFastcoll(Backend):
     def options(self) -> Options: ...
     def transport(self) -> str:
         """Returns what moves the group's bytes: "shm", "gloo", or "none" before the first use."""
+
+    def all_reduce_fused(
+        self,
+        tensors: list[torch.Tensor],
+        op: ReduceOp | ReduceOp.RedOpType,
+        wire_dtype: torch.dtype | None = None,
+        squares: torch.Tensor | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces CPU tensors of one dtype in place, as one message.
+
+        Args:
+            tensors: At least one; any shapes.
+            op: The reduction.
+            wire_dtype: bfloat16 or float16, for float32 tensors: each element is rounded to it before it travels,
+                summed in float32 in rank order, and rounded to it once more.
+            squares: One float64 element: becomes the sum of the squares of this rank's share of the result. The
+                shares of all ranks make up the result.
+            async_op: Whether to return a work at once; squares is then set when it has ended.
+
+        Raises:
+            ValueError: A tensor or squares is not as said.
+            TypeError: The wire dtype does not fit.
+        """
+
+    def reduce_scatter_fused(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: ReduceOp | ReduceOp.RedOpType,
+        wire_dtype: torch.dtype | None = None,
+        squares: torch.Tensor | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces CPU tensors, and leaves on each rank its part, in rank order of the input.
+
+        Args:
+            output: Any number of elements; float32, or the dtype that travels.
+            input: As many for each rank.
+            op: The reduction.
+            wire_dtype: bfloat16 or float16, for a float32 input: what it is rounded to before it travels. The sum is
+                taken in float32, and is not rounded if the output is float32.
+            squares: One float64 element: becomes the sum of the squares of the output.
+            async_op: Whether to return a work at once.
+
+        Raises:
+            ValueError: A size, or squares, is not as said.
+            TypeError: The dtypes do not fit.
+        """
 
     def get_error(self) -> ErrorType: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...

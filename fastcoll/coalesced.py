@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-__all__ = ["CoalescedWork", "all_reduce_coalesced"]
+__all__ = ["CoalescedWork", "all_reduce_coalesced", "is_fastcoll"]
 
 _WIRES = (torch.bfloat16, torch.float16)
 
@@ -100,7 +100,7 @@ def all_reduce_coalesced(
     options.asyncOp = async_op
     plain = wire_dtype is None and scale == 1.0
     device = tensors[0].device
-    if not _is_fastcoll(group, device):
+    if not is_fastcoll(group, device):
         if not plain:
             raise ValueError(
                 "fastcoll.all_reduce_coalesced: expected a group of the backend fastcoll for a wire dtype or a "
@@ -165,7 +165,10 @@ def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list
     return found
 
 
-def _is_fastcoll(group: ProcessGroup, device: torch.device) -> bool:
+def is_fastcoll(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Tells whether a group's tensors on a device are fastcoll's."""
+    if group is None:
+        return False
     try:
         return bool(group._get_backend(device).name() == "fastcoll")
     except RuntimeError:  # it has none for this device

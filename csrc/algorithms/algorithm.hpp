@@ -42,6 +42,11 @@ struct Request {
   std::vector<Message> out;
   /// The parts of all ranks lie one behind the other, by the form of the call, so on every rank.
   bool joined = false;
+  /// ReduceScatter: `dtype` has 16 bits, and `out` is float32, which the sum is not rounded from.
+  bool widened = false;
+  /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
+  /// nullptr. The shares of all ranks make up the result.
+  double* squares = nullptr;
   /// Elements that each peer must announce, where they differ from `count`; else empty.
   std::vector<std::uint64_t> expectedCount;
 

@@ -11,9 +11,9 @@ namespace fastcoll {
 
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& out = request.out[0];
-  const std::size_t bytes = out.bytes();
   const auto mine = static_cast<std::size_t>(stream.rank());
   const Message& own = request.in[mine];
+  const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
   const bool mayBeDirect = bytes >= tuning.directBytes;
   Arrival arrival = request.arrival();

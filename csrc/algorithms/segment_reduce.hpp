@@ -1,5 +1,6 @@
 // What the reducing algorithms share: one call of the kernel over a piece of a segment, from the
-// memory of all ranks in rank order.
+// memory of all ranks in rank order. Where the squares of the result are asked for, they are summed
+// block by block while it is in the first-level cache.
 #pragma once
 
 #include <vector>
@@ -12,10 +13,26 @@ namespace fastcoll {
 class SegmentReducer {
  public:
   SegmentReducer(const Request& request, int ranks)
-      : kernel_(reduceFunction(request.dtype, request.op)),
+      : result_(request.widened ? DType::Float32 : request.dtype),
+        kernel_(reduceFunction(result_, request.op)),
+        cast_(request.widened ? &wireCast(request.dtype) : nullptr),
         element_(elementSize(request.dtype)),
+        widening_(elementSize(result_) / element_),
         factor_(request.factor),
-        sources_(static_cast<std::size_t>(ranks)) {}
+        squares_(request.squares),
+        squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(result_)),
+        sources_(static_cast<std::size_t>(ranks)),
+        rows_(cast_ == nullptr ? 0 : sources_.size() * kBlock * widening_) {}
+
+  /// How many times as long a result is as what is read for it.
+  std::size_t widening() const { return widening_; }
+
+  /// The caller reduces more than this rank's share, and measures that itself.
+  void measureNothing() { squares_ = nullptr; }
+  /// Adds the squares of `bytes` of a result; nothing if nobody asked for them.
+  void measure(const Request& request, const std::uint8_t* result, std::size_t bytes) const {
+    if (request.squares != nullptr && bytes > 0) *request.squares += squared(result, bytes);
+  }
 
   /// Address of the piece in rank `rank`'s contribution.
   void source(int rank, const void* piece) { sources_[static_cast<std::size_t>(rank)] = piece; }
@@ -24,40 +41,66 @@ class SegmentReducer {
     const std::uint8_t* own = in.contiguous(offset, bytes);
     if (own == nullptr) {
       // Behind the part of the scratch memory that may receive the result.
-      std::uint8_t* spare = stream.scratch(2 * bytes) + bytes;
+      std::uint8_t* spare = stream.scratch((widening_ + 1) * bytes) + widening_ * bytes;
       in.read(offset, bytes, spare);
       own = spare;
     }
     source(stream.rank(), own);
   }
 
-  /// Writes the result to [offset, offset + bytes) of a message.
-  void runInto(const Message& out, std::size_t offset, std::size_t bytes,
-               SegmentStream& stream) const {
-    if (bytes == 0) return;
-    std::uint8_t* direct = out.contiguous(offset, bytes);
-    std::uint8_t* result = direct != nullptr ? direct : stream.scratch(2 * bytes);
+  /// Writes the result of `bytes` of each source to its place in a message, `offset` being that in
+  /// the sources' message, and returns where it is as reduced.
+  const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes,
+                              SegmentStream& stream) {
+    if (bytes == 0) return nullptr;
+    const std::size_t at = offset * widening_, length = bytes * widening_;
+    std::uint8_t* direct = out.contiguous(at, length);
+    std::uint8_t* result = direct != nullptr ? direct : stream.scratch(length + bytes);
     run(result, bytes);
-    if (direct == nullptr) out.write(offset, bytes, result);
+    if (direct == nullptr) out.write(at, length, result);
+    return result;
   }
 
   /// Writes the result to `out`, and to `copy` while it is in the first-level cache.
   void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead) {
-    constexpr std::size_t kBlock = 4096;  // bytes; a multiple of every element
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
+      ahead.fetch(length);
+      reduce(out + at, length);
+      std::memcpy(copy + at, out + at, length);
+    });
+  }
+
+  void run(std::uint8_t* out, std::size_t bytes) {
+    if (squares_ == nullptr && cast_ == nullptr) return reduce(out, bytes);
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
+      if (cast_ != nullptr) widenSources(length);
+      reduce(out + at * widening_, length);
+    });
+  }
+
+ private:
+  /// Calls reduceBlock(at, length) with the sources moved on by `at`.
+  template <typename ReduceBlock>
+  void inBlocks(std::size_t bytes, ReduceBlock reduceBlock) {
     const std::vector<const void*> first = sources_;
     for (std::size_t at = 0; at < bytes; at += kBlock) {
-      const std::size_t length = std::min(kBlock, bytes - at);
-      ahead.fetch(length);
       for (std::size_t i = 0; i < first.size(); ++i) {
         sources_[i] = static_cast<const std::uint8_t*>(first[i]) + at;
       }
-      run(out + at, length);
-      std::memcpy(copy + at, out + at, length);
+      reduceBlock(at, std::min(kBlock, bytes - at));
     }
     sources_ = first;
   }
 
-  void run(void* out, std::size_t bytes) const {
+  void widenSources(std::size_t bytes) {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      std::uint8_t* row = rows_.data() + i * kBlock * widening_;
+      cast_->widen(row, sources_[i], bytes / element_);
+      sources_[i] = row;
+    }
+  }
+
+  void reduce(std::uint8_t* out, std::size_t bytes) const {
     ReduceArgs args{};
     args.dst = out;
     args.srcs = sources_.data();
@@ -66,13 +109,26 @@ class SegmentReducer {
     args.factor = factor_;
     args.divisor = static_cast<double>(sources_.size());
     kernel_(args);
+    if (squares_ != nullptr) *squares_ += squared(out, bytes * widening_);
   }
 
- private:
+  double squared(const std::uint8_t* result, std::size_t bytes) const {
+    // A complex number's parts are squared one by one.
+    return squaresOf_(result, bytes / elementSize(partOf(result_)));
+  }
+
+  static constexpr std::size_t kBlock = 4096;  // bytes of a source; a multiple of every element
+
+  DType result_;
   ReduceFn kernel_;
-  std::size_t element_;
+  const WireCast* cast_;  // of sources that are narrower than the result
+  std::size_t element_;   // bytes, of a source
+  std::size_t widening_;
   double factor_;
+  double* squares_;
+  SquaresFn squaresOf_;
   std::vector<const void*> sources_;
+  std::vector<std::uint8_t> rows_;  // a block of each source, widened
 };
 
 }  // namespace fastcoll

@@ -11,19 +11,22 @@ void runSingleRank(const Request& request) {
   if (request.op != ReduceOp::None) {
     SegmentReducer reducer(request, 1);
     constexpr std::size_t kChunk = 1 << 16;  // a multiple of every element size
-    std::vector<std::uint8_t> scratch(std::min(kChunk, in.bytes()));
+    const std::size_t widening = reducer.widening();
+    const std::size_t most = std::min(kChunk, in.bytes());
+    std::vector<std::uint8_t> scratch(most * (widening + 1));
+    std::uint8_t* const spare = scratch.data() + most * widening;
     for (std::size_t at = 0; at < in.bytes(); at += kChunk) {
       const std::size_t length = std::min(kChunk, in.bytes() - at);
       const std::uint8_t* source = in.contiguous(at, length);
-      std::uint8_t* direct = out.contiguous(at, length);
+      std::uint8_t* direct = out.contiguous(at * widening, length * widening);
       if (source == nullptr) {
-        in.read(at, length, scratch.data());
-        source = scratch.data();
+        in.read(at, length, spare);
+        source = spare;
       }
       reducer.source(0, source);
       std::uint8_t* result = direct != nullptr ? direct : scratch.data();
       reducer.run(result, length);
-      if (direct == nullptr) out.write(at, length, result);
+      if (direct == nullptr) out.write(at * widening, length * widening, result);
     }
   } else if (!request.in.empty()) {
     in.copyTo(out);

@@ -21,6 +21,9 @@ struct Pair {
 };
 using Words = Vec<std::uint32_t>;
 
+/// As many 16-bit elements as a vector has float32 lanes: how they lie beside float32 in memory.
+using Half = VectorOf<std::uint16_t, kWidth / 2>::type;
+
 struct BFloat16 {
   using Lane = float;
   using Raw = Words;
@@ -32,6 +35,12 @@ struct BFloat16 {
   }
   static FASTCOLL_INLINE Raw pack(Acc acc) {
     return (round(acc.low) >> 16) | (round(acc.high) & 0xffff0000u);
+  }
+  static FASTCOLL_INLINE Half narrow(Vec<float> v) {
+    return __builtin_convertvector(round(v) >> 16, Half);
+  }
+  static FASTCOLL_INLINE Vec<float> widen(Half half) {
+    return as<float>(__builtin_convertvector(half, Words) << 16);
   }
 
  private:
@@ -68,6 +77,8 @@ struct Float16 {
     return (Raw)_mm256_cvtps_ph((__m256)canonicalNan<float>(acc), _MM_FROUND_TO_NEAREST_INT);
   }
 #endif
+  static FASTCOLL_INLINE Half narrow(Vec<float> v) { return pack(v); }
+  static FASTCOLL_INLINE Vec<float> widen(Half half) { return unpack(half); }
 };
 
 #elif defined(__aarch64__)
@@ -82,6 +93,8 @@ struct Float16 {
   static FASTCOLL_INLINE Raw pack(Acc acc) {
     return (Raw)vcvt_f16_f32((float32x4_t)canonicalNan<float>(acc));
   }
+  static FASTCOLL_INLINE Half narrow(Vec<float> v) { return pack(v); }
+  static FASTCOLL_INLINE Vec<float> widen(Half half) { return unpack(half); }
 };
 
 #else
@@ -95,13 +108,19 @@ struct Float16 {
   using Acc = Pair;
   static constexpr std::size_t kElement = 2;
 
-  static FASTCOLL_INLINE Acc unpack(Raw raw) { return {widen(raw & 0xffffu), widen(raw >> 16)}; }
+  static FASTCOLL_INLINE Acc unpack(Raw raw) { return {expand(raw & 0xffffu), expand(raw >> 16)}; }
   static FASTCOLL_INLINE Raw pack(Acc acc) { return round(acc.low) | (round(acc.high) << 16); }
+  static FASTCOLL_INLINE Half narrow(Vec<float> v) {
+    return __builtin_convertvector(round(v), Half);
+  }
+  static FASTCOLL_INLINE Vec<float> widen(Half half) {
+    return expand(__builtin_convertvector(half, Words));
+  }
 
  private:
   static constexpr std::uint32_t kRebias = (127u - 15u) << 23;
 
-  static FASTCOLL_INLINE Vec<float> widen(Words half) {
+  static FASTCOLL_INLINE Vec<float> expand(Words half) {
     const Words magnitude = (half & 0x7fffu) << 13;
     const Words exponent = magnitude & (0x1fu << 23);
     const Words normal = magnitude + kRebias;

@@ -1,4 +1,4 @@
-// The look-up of every kernel of one ISA; included by one unit per ISA, which sets the vector
+// All kernels of one ISA; included by one unit per ISA, which sets the vector
 // width.
 //
 // Everything here and in the files it includes has internal linkage, and nothing of the standard
@@ -37,6 +37,7 @@ namespace {
 #include "float_kernels.inl"
 #include "integer_kernels.inl"
 #include "loops.inl"
+#include "wire_kernels.inl"
 // clang-format on
 
 template <class Format, bool kComplex>
@@ -107,9 +108,7 @@ ReduceFn boolKernel(ReduceOp op) {
   }
 }
 
-}  // namespace
-
-ReduceFn FASTCOLL_KERNEL_LOOKUP(DType dtype, ReduceOp op) noexcept {
+ReduceFn reductionOf(DType dtype, ReduceOp op) noexcept {
   switch (dtype) {
     case DType::UInt8:
       return integerKernel<std::uint8_t>(op);
@@ -145,5 +144,27 @@ ReduceFn FASTCOLL_KERNEL_LOOKUP(DType dtype, ReduceOp op) noexcept {
       return nullptr;
   }
 }
+
+SquaresFn squaresOf(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::Float16:
+      return squaresOfHalves<Float16>;
+    case DType::BFloat16:
+      return squaresOfHalves<BFloat16>;
+    case DType::Float32:
+      return squaresOf<float>;
+    case DType::Float64:
+      return squaresOf<double>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+const IsaKernels FASTCOLL_KERNELS = {reductionOf,
+                                     squaresOf,
+                                     {narrowAll<BFloat16>, widenAll<BFloat16>},
+                                     {narrowAll<Float16>, widenAll<Float16>}};
 
 }  // namespace fastcoll

@@ -11,7 +11,7 @@
 #endif
 
 #define FASTCOLL_VECTOR_BYTES 32
-#define FASTCOLL_KERNEL_LOOKUP reduceKernelAvx2
+#define FASTCOLL_KERNELS kernelsAvx2
 #include "kernels.inl"
 
 #if defined(__clang__)

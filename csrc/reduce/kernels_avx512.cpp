@@ -12,7 +12,7 @@
 #endif
 
 #define FASTCOLL_VECTOR_BYTES 64
-#define FASTCOLL_KERNEL_LOOKUP reduceKernelAvx512
+#define FASTCOLL_KERNELS kernelsAvx512
 #include "kernels.inl"
 
 #if defined(__clang__)

@@ -8,5 +8,5 @@
 #endif
 
 #define FASTCOLL_VECTOR_BYTES 16
-#define FASTCOLL_KERNEL_LOOKUP reduceKernelBaseline
+#define FASTCOLL_KERNELS kernelsBaseline
 #include "kernels.inl"

@@ -16,7 +16,7 @@ namespace {
 
 struct Isa {
   const char* name;
-  ReduceFn (*lookUp)(DType, ReduceOp) noexcept;
+  const IsaKernels* kernels;
   bool (*available)();
 };
 
@@ -41,10 +41,10 @@ bool cpuHasAvx512() {
 // Best first.
 const Isa kIsas[] = {
 #if defined(__x86_64__)
-    {"avx512", reduceKernelAvx512, cpuHasAvx512},
-    {"avx2", reduceKernelAvx2, cpuHasAvx2},
+    {"avx512", &kernelsAvx512, cpuHasAvx512},
+    {"avx2", &kernelsAvx2, cpuHasAvx2},
 #endif
-    {"baseline", reduceKernelBaseline, [] { return true; }},
+    {"baseline", &kernelsBaseline, [] { return true; }},
 };
 
 const Isa* bestIsa() {
@@ -56,6 +56,10 @@ const Isa* bestIsa() {
 std::atomic<const Isa*>& currentIsa() {
   static std::atomic<const Isa*> isa{bestIsa()};
   return isa;
+}
+
+const IsaKernels& kernels() {
+  return *currentIsa().load(std::memory_order_relaxed)->kernels;
 }
 
 std::string whyNot(DType dtype, ReduceOp op) {
@@ -96,9 +100,22 @@ std::string whyNot(DType dtype, ReduceOp op) {
 }  // namespace
 
 ReduceFn reduceFunction(DType dtype, ReduceOp op) {
-  const Isa* isa = currentIsa().load(std::memory_order_relaxed);
-  if (ReduceFn fn = isa->lookUp(dtype, op)) return fn;
+  if (ReduceFn fn = kernels().reduction(dtype, op)) return fn;
   throw Error(ErrorKind::Value, whyNot(dtype, op));
+}
+
+SquaresFn squaresFunction(DType dtype) {
+  if (SquaresFn fn = kernels().squares(partOf(dtype))) return fn;
+  throw Error(ErrorKind::Type,
+              concat("expected floating-point numbers whose squares are to be summed, got ",
+                     dtypeName(dtype), "; leave the statistics out"));
+}
+
+const WireCast& wireCast(DType wire) {
+  if (wire == DType::BFloat16) return kernels().bfloat16;
+  if (wire == DType::Float16) return kernels().float16;
+  throw Error(ErrorKind::Type, concat("expected a wire dtype of bfloat16 or float16, got ",
+                                      dtypeName(wire), "; cast before and after the collective"));
 }
 
 const char* reduceIsa() {

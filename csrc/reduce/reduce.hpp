@@ -37,6 +37,23 @@ using ReduceFn = void (*)(const ReduceArgs&);
 /// (bitwise on floats, AVG and PREMUL_SUM on integers, MIN and MAX on complex, anything on fp8).
 ReduceFn reduceFunction(DType dtype, ReduceOp op);
 
+/// Sums the squares of `count` elements, in float64: not finite if an element is not. In no fixed
+/// order, so that the last bits hang on the machine.
+using SquaresFn = double (*)(const void* from, std::size_t count) noexcept;
+
+/// Of the numbers' parts, of complex types; or throws Error(Type): they are not floating-point.
+SquaresFn squaresFunction(DType dtype);
+
+/// Between float32 in memory and a 16-bit float on the wire: rounds to nearest even, and widens
+/// exactly. `to` and `from` do not overlap.
+struct WireCast {
+  void (*narrow)(void* to, const void* from, std::size_t count) noexcept;
+  void (*widen)(void* to, const void* from, std::size_t count) noexcept;
+};
+
+/// The casts between float32 and Float16 or BFloat16, or throws Error(Type).
+const WireCast& wireCast(DType wire);
+
 /// Name of the instruction set in use: "avx512", "avx2", "baseline".
 const char* reduceIsa();
 

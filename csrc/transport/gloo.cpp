@@ -177,8 +177,13 @@ class Exchange {
   }
 
   /// Reduces `bytes` of every rank, `stride` apart from `slices` on, in rank order.
-  void reduceSlices(const std::uint8_t* slices, std::size_t stride, std::size_t bytes, void* out) {
+  void reduceSlices(const std::uint8_t* slices, std::size_t stride, std::size_t bytes,
+                    std::uint8_t* out) {
     SegmentReducer reducer(request_, static_cast<int>(ranks_));
+    sumSlices(reducer, slices, stride, bytes, out);
+  }
+  void sumSlices(SegmentReducer& reducer, const std::uint8_t* slices, std::size_t stride,
+                 std::size_t bytes, std::uint8_t* out) {
     for (std::size_t peer = 0; peer < ranks_; ++peer) {
       reducer.source(static_cast<int>(peer), slices + stride * peer);
     }
@@ -192,7 +197,11 @@ class Exchange {
     const std::size_t bytes = in.bytes();
     if (bytes <= kInlineBytes) {
       std::uint8_t* result = result_.get(std::max<std::size_t>(bytes, 1));
-      reduceSlices(frames_ + sizeof(Arrival), kFrameBytes, bytes, result);
+      SegmentReducer reducer(request_, static_cast<int>(ranks_));
+      reducer.measureNothing();  // everybody reduces all
+      sumSlices(reducer, frames_ + sizeof(Arrival), kFrameBytes, bytes, result);
+      const Piece mine = pieceOf(bytes / element_, static_cast<int>(ranks_), static_cast<int>(me_));
+      reducer.measure(request_, result + mine.start * element_, mine.count * element_);
       return out.write(0, bytes, result);
     }
     const std::size_t chunk = kChunkBytes * ranks_;  // whole chunks have equal pieces
@@ -240,7 +249,8 @@ class Exchange {
   }
 
   void reduceScatter() {
-    const std::size_t bytes = request_.out[0].bytes();
+    const std::size_t bytes = request_.in[me_].bytes();
+    const std::size_t widening = request_.out[0].bytes() / std::max<std::size_t>(bytes, 1);
     for (std::size_t start = 0; start < bytes; start += kChunkBytes) {
       const std::size_t length = std::min(kChunkBytes, bytes - start);
       const Counts each(ranks_, static_cast<int64_t>(length));
@@ -250,9 +260,9 @@ class Exchange {
       }
       std::uint8_t* pieces = receive_.get(length * ranks_);
       allToAll(send, each, pieces, each);
-      std::uint8_t* result = result_.get(length);
+      std::uint8_t* result = result_.get(length * widening);
       reduceSlices(pieces, length, length, result);
-      request_.out[0].write(start, length, result);
+      request_.out[0].write(start * widening, length * widening, result);
     }
   }
 

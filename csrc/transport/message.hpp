@@ -1,6 +1,7 @@
 // A message: the caller's bytes, in one piece or in many. Coalesced collectives treat a list of
 // tensors as one message, so that they need no flat copy: segments are gathered straight from the
-// tensors into the slots of shared memory and scattered straight back.
+// tensors into the slots of shared memory and scattered straight back. With a cast, what lies in
+// memory is float32 and what travels is 16 bits wide: then it lies nowhere in one piece.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../reduce/reduce.hpp"
 #include "copy.hpp"
 
 namespace fastcoll {
@@ -21,49 +23,52 @@ struct Span {
 class Message {
  public:
   Message() = default;
+  /// Of float32 that travels in fewer bits; all sizes and offsets are those on the wire.
+  explicit Message(const WireCast& cast) : cast_(&cast) {}
   Message(void* data, std::size_t bytes) : first_{static_cast<std::uint8_t*>(data), bytes} {
     bytes_ = bytes;
   }
 
+  /// Adds `bytes` of memory to the end.
   void append(void* data, std::size_t bytes) {
     if (bytes == 0) return;
+    if (cast_ != nullptr) bytes /= kNarrowing;
     if (bytes_ == 0) {
       first_ = {static_cast<std::uint8_t*>(data), bytes};
     } else {
-      more_.push_back({static_cast<std::uint8_t*>(data), bytes});
+      more_.push_back({{static_cast<std::uint8_t*>(data), bytes}, bytes_});
     }
     bytes_ += bytes;
   }
 
   std::size_t bytes() const { return bytes_; }
-  /// The pieces, none of them empty.
+  /// The pieces, none of them empty. Of a message without a cast.
   std::vector<Span> spans() const {
     if (bytes_ == 0) return {};
     std::vector<Span> all{first_};
-    all.insert(all.end(), more_.begin(), more_.end());
+    for (const Placed& placed : more_) all.push_back(placed.span);
     return all;
   }
 
   /// The address of [offset, offset + length) if it lies in one piece, else nullptr.
   std::uint8_t* contiguous(std::size_t offset, std::size_t length) const {
+    if (cast_ != nullptr) return nullptr;
     if (offset + length <= first_.bytes) return first_.data + offset;
-    std::size_t start = first_.bytes;
-    for (const Span& span : more_) {
-      if (offset < start + span.bytes) {
-        return offset >= start && offset + length <= start + span.bytes
-                   ? span.data + (offset - start)
-                   : nullptr;
-      }
-      start += span.bytes;
-    }
-    return nullptr;
+    if (offset < first_.bytes || offset >= bytes_) return nullptr;
+    const Placed& placed = *find(offset);
+    const std::size_t within = offset - placed.start;
+    return within + length <= placed.span.bytes ? placed.span.data + within : nullptr;
   }
 
   /// Copies [offset, offset + length) of the message to `to`.
   void read(std::size_t offset, std::size_t length, void* to) const {
     auto* out = static_cast<std::uint8_t*>(to);
-    visit(offset, length, [&out](std::uint8_t* data, std::size_t bytes) {
-      std::memcpy(out, data, bytes);
+    visit(offset, length, [&out, this](std::uint8_t* data, std::size_t bytes) {
+      if (cast_ != nullptr) {
+        cast_->narrow(out, data, bytes / kWireElement);
+      } else {
+        std::memcpy(out, data, bytes);
+      }
       out += bytes;
     });
   }
@@ -72,14 +77,18 @@ class Message {
   void write(std::size_t offset, std::size_t length, const void* from,
              bool streaming = false) const {
     const auto* in = static_cast<const std::uint8_t*>(from);
-    visit(offset, length, [&in, streaming](std::uint8_t* data, std::size_t bytes) {
-      // A tensor gathered in place is already where it should be.
-      if (data != in) streaming ? copyStreaming(data, in, bytes) : copyPlain(data, in, bytes);
+    visit(offset, length, [&in, streaming, this](std::uint8_t* data, std::size_t bytes) {
+      if (cast_ != nullptr) {
+        cast_->widen(data, in, bytes / kWireElement);
+      } else if (data != in) {  // a tensor gathered in place is already where it should be
+        streaming ? copyStreaming(data, in, bytes) : copyPlain(data, in, bytes);
+      }
       in += bytes;
     });
   }
 
-  /// Copies this whole message over `target`, which has the same number of bytes.
+  /// Copies this whole message over `target`, which has the same number of bytes. Neither has a
+  /// cast.
   void copyTo(const Message& target, bool streaming = false) const {
     std::size_t offset = 0;
     visit(0, bytes_, [&](std::uint8_t* data, std::size_t bytes) {
@@ -89,30 +98,41 @@ class Message {
   }
 
  private:
+  static constexpr std::size_t kWireElement = 2;
+  static constexpr std::size_t kNarrowing = sizeof(float) / kWireElement;
+
+  struct Placed {
+    Span span;
+    std::size_t start;  // in the message
+  };
+
+  /// The later piece that holds byte `offset`; there is one.
+  std::vector<Placed>::const_iterator find(std::size_t offset) const {
+    return std::upper_bound(more_.begin(), more_.end(), offset,
+                            [](std::size_t at, const Placed& p) { return at < p.start; }) -
+           1;
+  }
+
   template <typename Use>
   void visit(std::size_t offset, std::size_t length, Use use) const {
-    if (length == 0) return;
-    std::size_t start = 0;
-    auto one = [&](const Span& span) {
-      if (length > 0 && offset < start + span.bytes) {
-        const std::size_t skip = offset - start;
-        const std::size_t take = std::min(length, span.bytes - skip);
-        use(span.data + skip, take);
-        offset += take;
-        length -= take;
-      }
-      start += span.bytes;
+    const std::size_t scale = cast_ != nullptr ? kNarrowing : 1;
+    auto one = [&](const Span& span, std::size_t skip) {
+      const std::size_t take = std::min(length, span.bytes - skip);
+      use(span.data + skip * scale, take);
+      offset += take;
+      length -= take;
     };
-    one(first_);
-    for (const Span& span : more_) {
-      if (length == 0) break;
-      one(span);
+    if (length > 0 && offset < first_.bytes) one(first_, offset);
+    if (length == 0) return;
+    for (auto placed = find(offset); length > 0; ++placed) {
+      one(placed->span, offset - placed->start);
     }
   }
 
   Span first_;
-  std::vector<Span> more_;
+  std::vector<Placed> more_;
   std::size_t bytes_ = 0;
+  const WireCast* cast_ = nullptr;
 };
 
 }  // namespace fastcoll

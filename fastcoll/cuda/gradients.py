@@ -18,17 +18,19 @@ _WIRES = (torch.bfloat16, torch.float16)
 
 
 class GradientState(Protocol):
-    """What of the hook's state counts here.
+    """What of the hook's settings counts here."""
 
-    Attributes:
-        process_group: DDP's; None is the default group.
-        wire_dtype: What gradients travel as; None for their own dtype.
-        average: Whether the sum is divided by the number of ranks.
-    """
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """DDP's; None is the default group."""
 
-    process_group: ProcessGroup | None
-    wire_dtype: torch.dtype | None
-    average: bool
+    @property
+    def wire_dtype(self) -> torch.dtype | None:
+        """What gradients travel as; None for their own dtype."""
+
+    @property
+    def average(self) -> bool:
+        """Whether the sum is divided by the number of ranks."""
 
 
 def reducer_for(buffer: Tensor, state: GradientState) -> Callable[[], dist.Work] | None:

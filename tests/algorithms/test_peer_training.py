@@ -115,7 +115,7 @@ def launches_of_a_bucket():
     dist.all_reduce(x)
     reduces = peer_memory.reduces_of()
     state = FusedAllreduceState(wire_dtype=torch.bfloat16)
-    gradients.reducer_for(x, state)().wait()
+    gradients.reducer_for(x, state.settings)().wait()
     plan = reduces.plans._plans[next(reversed(reduces.plans._plans))]
     assert len(plan.prepared.launches) == 1
     fastcoll.all_reduce_coalesced([torch.randn(70, device=DEVICE) for _ in range(9)])

@@ -5,6 +5,7 @@
 //
 // and once more with -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all.
 #include <chrono>
+#include <utility>
 
 #include "reduce_case.hpp"
 
@@ -97,6 +98,98 @@ void testAllHalves(const std::vector<std::string>& isas) {
   }
 }
 
+/// Every 16-bit float widened; and of float32 every exponent with fractions around each rounding,
+/// and random bits, narrowed.
+void testCasts(const std::vector<std::string>& isas) {
+  constexpr std::size_t kAll = 65536;
+  std::vector<std::uint16_t> all(kAll);
+  for (std::size_t i = 0; i < kAll; ++i) all[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> floats;
+  for (std::uint64_t high = 0; high < 1u << 12; ++high)  // sign, exponent, three bits of fraction
+    for (const std::uint64_t low : {0x0ull, 0x1ull, 0xfffull, 0x1000ull, 0x1001ull, 0x3000ull,
+                                    0x7fffull, 0x8000ull, 0x8001ull, 0x18000ull, 0xfffffull})
+      floats.push_back(oracle::fromBits<float>(high << 20 | low));
+  for (int i = 0; i < 100000; ++i) floats.push_back(oracle::fromBits<float>(random64()));
+  for (const auto& [wire, format] :
+       {std::pair(DType::Float16, oracle::kFloat16), std::pair(DType::BFloat16, oracle::kBFloat16)})
+    for (const std::string& isa : isas) {
+      fastcoll::setReduceIsa(isa.c_str());
+      const fastcoll::WireCast& cast = fastcoll::wireCast(wire);
+      std::vector<float> wide(kAll);
+      cast.widen(wide.data(), all.data(), kAll);
+      for (std::size_t i = 0; i < kAll; ++i) {
+        const double expected = format.decode(static_cast<std::uint32_t>(i));
+        CHECK(std::isnan(expected)
+                  ? std::isnan(wide[i])
+                  : wide[i] == expected && std::signbit(wide[i]) == std::signbit(expected),
+              isa, " ", dtypeName(wire), " ", i);
+      }
+      for (const std::size_t count :
+           {floats.size(), std::size_t{0}, std::size_t{1}, std::size_t{31}, std::size_t{33}}) {
+        for (const std::size_t offset : {0, 1, 3}) {  // bytes, of neither buffer's element
+          std::vector<char> in(4 * count + offset + 1), out(2 * count + offset + 2, 0x55);
+          std::memcpy(in.data() + offset, floats.data(), 4 * count);
+          cast.narrow(out.data() + offset, in.data() + offset, count);
+          for (std::size_t i = 0; i < count; ++i) {
+            std::uint16_t half;
+            std::memcpy(&half, out.data() + offset + 2 * i, sizeof half);
+            CHECK(half == format.encode(floats[i]), isa, " ", dtypeName(wire), " ", floats[i]);
+          }
+          CHECK(out[out.size() - 1] == 0x55 && out[out.size() - 2] == 0x55, isa, " went beyond");
+        }
+      }
+    }
+}
+
+/// Numbers whose squares' sums are exact in any order; and what is not finite shows.
+void testSquares(const std::vector<std::string>& isas) {
+  for (const std::string& isa : isas) {
+    fastcoll::setReduceIsa(isa.c_str());
+    for (const std::size_t count : {0, 1, 7, 64, 1025, 5000}) {
+      std::vector<float> floats(count);
+      std::vector<double> doubles(count);
+      std::vector<std::uint16_t> halves(count), brains(count);
+      double expected = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        floats[i] = static_cast<float>(i % 17) - 8;
+        doubles[i] = floats[i];
+        halves[i] = static_cast<std::uint16_t>(oracle::kFloat16.encode(floats[i]));
+        brains[i] = static_cast<std::uint16_t>(oracle::kBFloat16.encode(floats[i]));
+        expected += doubles[i] * doubles[i];
+      }
+      const auto check = [&](DType dtype, const void* data, std::size_t numbers) {
+        const double found = fastcoll::squaresFunction(dtype)(data, numbers);
+        CHECK(found == expected, isa, " ", dtypeName(dtype), " ", count, ": ", found);
+      };
+      check(DType::Float32, floats.data(), count);
+      check(DType::Complex64, floats.data(), count);
+      check(DType::Float64, doubles.data(), count);
+      check(DType::Float16, halves.data(), count);
+      check(DType::BFloat16, brains.data(), count);
+      for (const float odd : {HUGE_VALF, -HUGE_VALF, std::nanf("")})
+        for (std::size_t i = 0; i < count; i += 61) {
+          const float kept = std::exchange(floats[i], odd);
+          CHECK(!std::isfinite(fastcoll::squaresFunction(DType::Float32)(floats.data(), count)),
+                isa, " ", odd, " at ", i);
+          floats[i] = kept;
+        }
+      if (count > 0) {
+        floats[0] = 0x1p127f;  // whose square no float32 holds
+        CHECK(std::isfinite(fastcoll::squaresFunction(DType::Float32)(floats.data(), count)), isa);
+      }
+    }
+    for (const DType dtype : {DType::Int32, DType::Bool, DType::Float8E5M2}) {
+      bool refused = false;
+      try {
+        fastcoll::squaresFunction(dtype);
+      } catch (const fastcoll::Error& error) {
+        refused = error.kind() == fastcoll::ErrorKind::Type;
+      }
+      CHECK(refused, isa, " sums squares of ", dtypeName(dtype));
+    }
+  }
+}
+
 void testErrors(const std::vector<std::string>& isas) {
   for (const std::string& isa : isas) {
     fastcoll::setReduceIsa(isa.c_str());
@@ -170,6 +263,8 @@ int main(int argc, char** argv) {
   }
   testErrors(isas);
   testAllHalves(isas);
+  testCasts(isas);
+  testSquares(isas);
   testValues(isas);
   std::printf("%ld checks, %ld failures\n", checks, failures);
   return failures == 0 ? 0 : 1;

@@ -61,6 +61,7 @@ void largeSegments(Rank& me) {
   for (const Collective collective : kCollectives) {
     Plan plan = draw(random, collective, 2200001, me.size);
     plan.dtype = DType::UInt8;
+    plan.narrow = plan.measured = false;
     if (plan.op != ReduceOp::None) plan.op = ReduceOp::Sum;
     runChecked(me, *engine, plan);
   }

@@ -89,7 +89,9 @@ struct Plan {
   std::size_t count = 0;  // elements: of the message, or of a rank's largest one where they differ
   bool uneven = false;    // all_gather, all_to_all: the ranks' messages differ
   bool inPlace = false;
-  bool spans = false;  // messages in several pieces
+  bool spans = false;     // messages in several pieces
+  bool narrow = false;    // float32 that travels as bfloat16
+  bool measured = false;  // the squares of the result are summed
   std::uint64_t seed = 0;
 };
 std::string describe(const Plan& plan);
@@ -123,7 +125,9 @@ class Job : public Task {
   };
   std::uint8_t* buffer(std::size_t bytes);
   std::uint8_t* given(std::size_t bytes);
-  Message message(std::uint8_t* data, std::size_t bytes);
+  void verifySquares() const;
+  /// `whole`: travels as it lies in memory, whatever the plan says.
+  Message message(std::uint8_t* data, std::size_t bytes, bool whole = false);
   Message source(int from, int to, std::size_t count, std::uint8_t* data = nullptr);
   Message sink(std::size_t count, std::function<double(std::size_t)> value,
                std::uint8_t* data = nullptr);
@@ -137,6 +141,7 @@ class Job : public Task {
   std::uint64_t extent_ = 0;
   std::size_t used_ = 0;
   std::vector<Expected> expected_;
+  double squares_ = 0;
   std::exception_ptr fault_;
 };
 using JobRef = std::shared_ptr<Job>;

@@ -121,8 +121,9 @@ std::size_t countOf(const Plan& plan, int from, int to) {
 std::string describe(const Plan& plan) {
   return concat(collectiveName(plan.collective), "(", dtypeName(plan.dtype), "[", plan.count, "], ",
                 reduceOpName(plan.op), ", root ", plan.root, plan.uneven ? ", uneven" : "",
-                plan.inPlace ? ", in place" : "", plan.spans ? ", spans" : "", ", seed ", plan.seed,
-                ")");
+                plan.inPlace ? ", in place" : "", plan.spans ? ", spans" : "",
+                plan.narrow ? ", as bfloat16" : "", plan.measured ? ", measured" : "", ", seed ",
+                plan.seed, ")");
 }
 
 Plan draw(Random& random, Collective collective, std::size_t count, int ranks) {
@@ -156,6 +157,12 @@ Plan draw(Random& random, Collective collective, std::size_t count, int ranks) {
   } else {
     plan.op = choice % 5 == 0 ? ReduceOp::PreMulSum : anyOps[choice / 5 % 4];
   }
+  if (collective != Collective::Reduce && plan.dtype == DType::Float32) {
+    plan.narrow = chance(random, 2);
+    plan.measured = chance(random, 2);
+    // What it reads and what it writes differ in size.
+    if (plan.narrow && collective == Collective::ReduceScatter) plan.inPlace = false;
+  }
   // 3^ranks must fit every dtype.
   if (plan.op == ReduceOp::Product && ranks > 4) plan.op = ReduceOp::Sum;
   return plan;
@@ -181,7 +188,9 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::share
         arena_->allocate(static_cast<std::size_t>(ranks) * plan.count * elementSize(plan.dtype));
   }
   request.collective = plan.collective;
-  request.dtype = plan.dtype;
+  request.dtype = plan.narrow ? DType::BFloat16 : plan.dtype;
+  request.widened = plan.narrow && plan.collective == Collective::ReduceScatter;
+  if (plan.measured) request.squares = &squares_;
   request.op = plan.op;
   request.root = plan.root;
   request.factor = plan.op == ReduceOp::PreMulSum ? 0.5 : 1.0;
@@ -288,9 +297,12 @@ std::uint8_t* Job::buffer(std::size_t bytes) {
   return buffers_.back().get();
 }
 
-Message Job::message(std::uint8_t* data, std::size_t bytes) {
-  if (!plan_.spans) return Message(data, bytes);
-  Message cut;
+Message Job::message(std::uint8_t* data, std::size_t bytes, bool whole) {
+  Message cut = plan_.narrow && !whole ? Message(wireCast(DType::BFloat16)) : Message();
+  if (!plan_.spans) {
+    cut.append(data, bytes);
+    return cut;
+  }
   const std::size_t element = elementSize(plan_.dtype);
   for (std::size_t at = 0; at < bytes;) {
     const std::size_t left = (bytes - at) / element;
@@ -316,7 +328,7 @@ Message Job::sink(std::size_t count, std::function<double(std::size_t)> value, s
   if (data == nullptr) data = buffer(bytes);
   std::memset(data, 0xa5, bytes);
   expected_.push_back({data, count, std::move(value)});
-  return message(data, bytes);
+  return message(data, bytes, request.widened);
 }
 
 void Job::verify() const {
@@ -331,6 +343,18 @@ void Job::verify() const {
               " is not ", value);
     }
   }
+  verifySquares();
+}
+
+/// Of a reduce-scatter, whose share is all of its result, the squares are known here.
+void Job::verifySquares() const {
+  if (!plan_.measured || plan_.collective != Collective::ReduceScatter) return;
+  double total = 0;
+  for (std::size_t i = 0; i < plan_.count; ++i) {
+    total += expected_[0].value(i) * expected_[0].value(i);
+  }
+  REQUIRE(squares_ == total, "WRONG SQUARES: rank ", rank_, "/", ranks_, ", ", describe(plan_),
+          ": ", squares_, " is not ", total);
 }
 
 void Job::check() const {

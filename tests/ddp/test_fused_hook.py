@@ -1,6 +1,7 @@
 """fastcoll's own communication hook: the same training as without it, fewer bits on the wire, norm and finiteness."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -247,3 +248,53 @@ def test_another_wire_is_refused() -> None:
         ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
     ):
         FusedAllreduceState(wire_dtype=torch.int8)
+
+
+def compiled():
+    """torch.compile cuts a DDP model at its buckets; the hook gets what it gets without."""
+    ours = hooked(
+        FusedAllreduceState(gradient_norm=True), network(torch.float, width=700), bucket_cap_mb=1
+    )
+    stock = DistributedDataParallel(network(torch.float, width=700))
+    fast = torch.compile(ours, backend="aot_eager")
+    for step in range(3):
+        for model in (fast, stock):
+            model.zero_grad()
+            loss_of(model, dist.get_rank(), step, torch.float).backward()
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_compiled_model(world):
+    world(2).run(compiled)
+
+
+def in_shared_memory():
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch asks when DDP makes its buckets
+    try:
+        reads_buckets_where_they_are()
+    finally:
+        del os.environ["DDP_DISABLE_COMM_MEM"]
+
+
+def reads_buckets_where_they_are():
+    """DDP puts its buckets where the ranks share memory; the peers read them there."""
+    state = FusedAllreduceState(gradient_norm=True)
+    ours = hooked(state, network(torch.float, width=800), gradient_as_bucket_view=True)
+    stock = DistributedDataParallel(network(torch.float, width=800))
+    for step in range(3):
+        for model in (ours, stock):
+            model.zero_grad()
+            loss_of(model, dist.get_rank(), step, torch.float).backward()
+        expected = torch.nn.utils.get_total_norm([p.grad.double() for p in stock.parameters()])
+        torch.testing.assert_close(state.grad_norm(), expected)
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+    with open("/proc/self/maps") as maps:
+        spans = [line.split()[0].split("-") for line in maps if "memfd:fastcoll" in line]
+    address = next(ours.parameters()).grad.data_ptr()
+    assert any(int(low, 16) <= address < int(high, 16) for low, high in spans), spans
+
+
+def test_buckets_in_shared_memory(world):
+    world(2).run(in_shared_memory)

@@ -3,10 +3,12 @@
 import pytest
 import recording_device
 import torch
+import torch.distributed as dist
 from small_network import expected_parameters, network, sharded, train
 from torch.nn.parallel import DistributedDataParallel
 
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+import fastcoll.fsdp
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
 DEVICE = "recording:0"
 
@@ -42,15 +44,40 @@ def with_fused_hook(wire, tolerance):
     del model
 
 
-def with_fsdp():
+def with_synchronizer(wire, tolerance):
+    """Gradients reduced where they are: read and written behind what made them, before what uses them."""
+    expected = expected_parameters()
+    recording_device.clear()
+    with recording_device.no_violations():
+        model = network().to(DEVICE)
+        synchronizer = GradientSynchronizer(
+            model, wire_dtype=wire, gradient_norm=True, bucket_cap_mb=0.1
+        )
+        train(model, DEVICE)
+        norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
+        torch.testing.assert_close(synchronizer.grad_norm().cpu().float(), norm.cpu())
+        found = [parameter.detach().cpu() for parameter in model.parameters()]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def with_fsdp(wire, tolerance):
+    """FSDP2, with its own collectives (False) or with fastcoll.fsdp's, in a wire dtype or none."""
     expected = expected_parameters()
     recording_device.clear()
     with recording_device.no_violations():
         model = sharded(DEVICE)
+        if wire is not False:
+            shards = fastcoll.fsdp.apply(model, wire_dtype=wire, gradient_norm=True)
         train(model, DEVICE)
+        if wire is not False:
+            grads = [p.grad.to_local() for p in model.parameters()]
+            total = torch.stack([grad.double().square().sum() for grad in grads]).sum()
+            dist.all_reduce(total)
+            torch.testing.assert_close(shards.grad_norm().cpu(), total.sqrt().cpu())
         found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
@@ -65,5 +92,15 @@ def test_ddp_with_the_fused_hook(nccl_world, wire, tolerance):
     nccl_world(2).run(with_fused_hook, wire, tolerance, fresh=True)
 
 
-def test_fsdp(nccl_world):
-    nccl_world(2).run(with_fsdp, fresh=True)
+@pytest.mark.parametrize(
+    ("wire", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
+)
+def test_a_synchronizer(nccl_world, wire, tolerance):
+    nccl_world(2).run(with_synchronizer, wire, tolerance, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("wire", "tolerance"), [(False, 1e-5), (None, 1e-5), (torch.bfloat16, 1e-2)]
+)
+def test_fsdp(nccl_world, wire, tolerance):
+    nccl_world(2).run(with_fsdp, wire, tolerance, fresh=True)

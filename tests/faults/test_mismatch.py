@@ -20,6 +20,11 @@ def all_reduce(count=10, dtype=torch.float32, op="SUM"):
     dist.all_reduce(torch.ones(count, dtype=dtype), op=getattr(dist.ReduceOp, op))
 
 
+def fused(wire):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend.all_reduce_fused([torch.ones(10)], dist.ReduceOp.SUM, wire)
+
+
 def premul(factor):
     dist.all_reduce(torch.ones(10), op=dist._make_nccl_premul_sum(factor))
 
@@ -105,6 +110,7 @@ CASES = {
         "float32[10], MAX",
     ),
     "factors": ((premul, 2.0), (premul, 3.0), "PREMUL_SUM by 2", "PREMUL_SUM by 3"),
+    "wire dtypes": ((fused, None), (fused, torch.bfloat16), "float32[10]", "bfloat16[10]"),
     "roots of broadcast": ((broadcast, 0), (broadcast, 1), "root 0", "root 1"),
     "roots of large broadcast": (
         (broadcast, 0, 1_000_000),

@@ -56,5 +56,12 @@ def test_with_a_torch_out_of_range_it_stops_with_one_sentence(tmp_path: Path, ve
 def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
     run_setup("--quiet", "build_py", "--build-lib", str(tmp_path))
     assert [entry.name for entry in tmp_path.iterdir()] == ["fastcoll"]
-    for name in ("py.typed", "_C.pyi", "cuda/nccl.py", "kernels/__init__.py", "bench/__init__.py"):
+    for name in (
+        "py.typed",
+        "_C.pyi",
+        "costs/ring.py",
+        "cuda/nccl.py",
+        "kernels/__init__.py",
+        "bench/__init__.py",
+    ):
         assert (tmp_path / "fastcoll" / name).exists(), name

@@ -70,6 +70,17 @@ def reductions():
         tensor = sample(mine, 4001, torch.float32)
         dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
         found[f"all_reduce PREMUL_SUM {factor}"] = bits(tensor)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for wire in (None, torch.bfloat16, torch.float16):
+        for counts in ((5,), (4001, 0, 700_000)):
+            tensors = [sample(mine, count, torch.float32) for count in counts]
+            squares = torch.zeros(1, dtype=torch.float64)
+            backend.all_reduce_fused(tensors, dist.ReduceOp.AVG, wire, squares)
+            found[f"all_reduce_fused {wire} {counts}"] = b"".join(map(bits, tensors))
+            # The share of a rank is its transport's affair; their sum is not, but for the order of its additions.
+            dist.all_reduce(squares)
+            total = sum(tensor.double().square().sum() for tensor in tensors)
+            torch.testing.assert_close(squares, total.reshape(1), rtol=1e-12, atol=0)
     return found
 
 

@@ -1,0 +1,240 @@
+"""``python -m fastcoll.bench.page``: writes the tables of docs/performance.md anew, from the records in bench/results.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between them is replaced, the rest stays.
+So no figure of a table can differ from its record. ``--check`` changes nothing, and ends with status 1 where one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcoll.bench import plot
+from fastcoll.bench.simulate import record_of
+from fastcoll.costs import HGX_H200
+
+__all__ = ["TABLES", "main", "rewritten"]
+
+_ROOT = Path(__file__).resolve().parents[1]
+_PAGE = _ROOT / "docs" / "performance.md"
+_RESULTS = _ROOT / "bench" / "results"
+_TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def _record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((_RESULTS / name).read_text())
+    return record
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
+    """Returns a table in Markdown whose first columns are text and the others numbers."""
+    rule = ["---" if column < text else "--:" for column in range(len(head))]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+
+
+def _source(name: str, record: dict[str, Any]) -> list[str]:
+    """Returns the lines under a table: command, date and machine."""
+    machine = record.get("machine")
+    where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
+    return [
+        "",
+        f"`{record['command']}`  ",
+        f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}",
+    ]
+
+
+def _bytes(size: int) -> str:
+    unit, name = next((unit, name) for unit, name in _UNITS if size % unit == 0)
+    return f"{size // unit} {name}"
+
+
+def _traffic() -> list[str]:
+    name = "traffic_resnet50.json"
+    record = _record(name)
+    rows = [
+        [row["name"], row["why"], f"{round(row['passes'], 3):g} S", str(row["launches"])]
+        for row in record["paths"]
+    ]
+    head = ["path", "where the bytes come from", "bytes", "launches"]
+    size = f"S = {record['size'] / 1e6:.1f} MB, {record['ranks']} ranks."
+    size = f"{record['model']}: P = {record['tensors']} tensors, {size}"
+    return [size, "", *_table(head, rows, 2), *_source(name, record)]
+
+
+def _ddp(name: str) -> list[str]:
+    record = _record(name)
+    rows = [
+        [
+            case["model"],
+            one["backend"],
+            one["buckets"],
+            f"{one['added'] / 1e3:.1f}",
+            f"{one['best_added'] / 1e3:.1f}",
+            "-" if one["ratio"] is None else f"{one['ratio']:.2f}x",
+        ]
+        for case in record["cases"]
+        for one in case["cases"]
+    ]
+    head = [
+        "model",
+        "path",
+        "buckets",
+        "added, ms (medians)",
+        "added, ms (best)",
+        "against the slowest",
+    ]
+    return [*_table(head, rows, 3), *_source(name, record)]
+
+
+def _all_reduce() -> list[str]:
+    name = "all_reduce_cpu_2ranks.json"
+    record = _record(name)
+    rows = []
+    for case in record["cases"]:
+        times = {key: one["time"]["median"] for key, one in case["backends"].items()}
+        ours = times.pop("fastcoll")
+        times.pop("fastcoll-shared", None)
+        best = min(
+            (key for key in times if key != "gloo"), key=lambda key: times[key], default=None
+        )
+        rows.append([
+            _bytes(case["size"]),
+            f"{ours:.1f}",
+            f"{times['gloo']:.1f}",
+            f"{times['gloo'] / ours:.1f}x",
+            "-" if best is None else f"{best} {times[best]:.1f}",
+            "-" if best is None else f"{times[best] / ours:.2f}x",
+        ])  # fmt: skip
+    head = [
+        "message",
+        "fastcoll, us",
+        "gloo, us",
+        "gloo / fastcoll",
+        "best other, us",
+        "that / fastcoll",
+    ]
+    return [*_table(head, rows), *_source(name, record)]
+
+
+def _exactness() -> list[str]:
+    name = "exactness_cpu.json"
+    record = _record(name)
+    ways = {
+        "one rounding of the exact mean": "least possible",
+        "fastcoll": "fastcoll, real ranks",
+        "float32, rounded once": "float32, rounded once",
+        "gloo": "gloo, real ranks",
+        "ring, each hop rounds": "ring, each hop rounds",
+    }
+    rows = []
+    for case in record["cases"]:
+        cells = [str(case["ranks"])]
+        for way in ways:
+            found = case.get(way)
+            cells.append(
+                f"{found['relative'] * 1e3:.2f}, {found['not_nearest']:.1%}" if found else "-"
+            )
+        rows.append(cells)
+    return [*_table(["ranks", *ways.values()], rows), *_source(name, record)]
+
+
+def _parity() -> list[str]:
+    name = "parity_cpu_2ranks.json"
+    record = _record(name)
+    rows = [
+        [
+            task,
+            f"{case['parameters']:,}",
+            str(record["steps"]),
+            *("yes" if same else "NO" for same in case["same"].values()),
+            f"{case['moved']:.1e}",
+            f"{case['noise']:.1e}",
+        ]
+        for task, case in record["tasks"].items()
+    ]
+    ways = [f"float32, {way}: gloo's bits" for way in next(iter(record["tasks"].values()))["same"]]
+    head = ["task", "parameters", "steps", *ways, "moved by the bf16 wire", "noise"]
+    return [*_table(head, rows), *_source(name, record)]
+
+
+def _models() -> list[str]:
+    sizes = [1 << 16, 1 << 20, 1 << 25, 1 << 30]
+    record = record_of(HGX_H200, "all_reduce", [8, 64, 1024, 16384], sizes)
+    rows = []
+    for case in record["cases"]:
+        best = case["algorithms"][case["best"]]
+        theirs = min(case["nccl"], key=lambda name: case["nccl"][name]["seconds"])
+        rows.append([
+            str(case["ranks"]),
+            _bytes(case["size"]),
+            case["best"],
+            f"{best['seconds'] * 1e6:.1f}",
+            f"{case['algorithms']['ring']['seconds'] * 1e6:.1f}",
+            theirs,
+            f"{case['nccl'][theirs]['seconds'] * 1e6:.1f}",
+        ])  # fmt: skip
+    head = ["GPUs", "message", "best model", "us", "ring, us", "NCCL's own model: its choice", "us"]
+    return _table(head, rows)
+
+
+TABLES: dict[str, Callable[[], list[str]]] = {
+    "traffic": _traffic,
+    "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
+    "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
+    "all_reduce": _all_reduce,
+    "exactness": _exactness,
+    "parity": _parity,
+    "models": _models,
+}
+"""What makes each table's lines, by the name in its mark."""
+
+
+def rewritten(text: str) -> str:
+    """Returns a page with its tables made anew.
+
+    Raises:
+        ValueError: It names a table that is none of :data:`TABLES`, or lacks one of them.
+    """
+    found = [match[1] for match in _TABLE.findall(text)]
+    if sorted(found) != sorted(TABLES):
+        raise ValueError(
+            f"fastcoll.bench.page: expected the tables {', '.join(sorted(TABLES))}, each once, "
+            f"got {', '.join(sorted(found))}"
+        )
+    return _TABLE.sub(
+        lambda match: match[1] + "\n" + "\n".join(TABLES[match[2]]()) + "\n\n" + match[3], text
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrites or checks the page; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m fastcoll.bench.page", description=__doc__)
+    parser.add_argument("page", type=Path, nargs="?", default=_PAGE, help="(docs/performance.md)")
+    parser.add_argument("--check", action="store_true", help="only tell whether it would change")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw all_reduce_cpu_2ranks.json too")
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if options.plot:
+        if problem := plot.missing():
+            parser.error(problem)
+        plot.draw(_record("all_reduce_cpu_2ranks.json"), options.plot)
+    text = options.page.read_text()
+    new = rewritten(text)
+    if options.check and new != text:
+        print(
+            f"fastcoll.bench.page: the tables of {options.page} are not those of the records: run it without --check",
+            file=sys.stderr,
+        )
+        return 1
+    if new != text:
+        options.page.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Ways to train a module in data parallel that differ from plain DistributedDataParallel over a backend."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastcoll.bench.control import Control
+from fastcoll.bench.torch_peer import TorchPeer
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
+
+__all__ = ["BatchedPeer", "HookPeer", "SynchronizerPeer"]
+
+
+class _TrainingPeer(TorchPeer):
+    """The backend before the first hyphen of the name; only its way of training is another."""
+
+    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
+        super().__init__(name.partition("-")[0], control, timeout)
+        self.name = name
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Asks as for the backend."""
+        return super().missing(name.partition("-")[0], device)
+
+
+class HookPeer(_TrainingPeer):
+    """DDP with fastcoll's hook, whose gradients are the buckets: "fastcoll-fused"."""
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Registers the hook."""
+        ddp = DistributedDataParallel(
+            model, process_group=self.group, gradient_as_bucket_view=True, **options
+        )
+        ddp.register_comm_hook(FusedAllreduceState(self.group), fused_allreduce_hook)
+        return ddp
+
+
+class SynchronizerPeer(_TrainingPeer):
+    """The model itself with a GradientSynchronizer: "fastcoll-sync", or "fastcoll-sync-bf16" with that wire dtype."""
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Attaches the synchronizer."""
+        wire = torch.bfloat16 if self.name.endswith("bf16") else None
+        GradientSynchronizer(model, self.group, wire_dtype=wire, **options)
+        return model
+
+
+class BatchedPeer(_TrainingPeer):
+    """DDP that copies the gradients of a bucket at once: "gloo-batched", "fastcoll-batched"."""
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Looks for the option in this torch's DDP."""
+        if "batched_grad_copy" not in inspect.signature(DistributedDataParallel).parameters:
+            return (
+                f"torch {torch.__version__} has no DistributedDataParallel(batched_grad_copy=True)"
+            )
+        return super().missing(name, device)
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Asks DDP for it."""
+        return DistributedDataParallel(
+            model, process_group=self.group, batched_grad_copy=True, **options
+        )

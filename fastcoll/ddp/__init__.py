@@ -1,0 +1,24 @@
+"""Data-parallel training: gradients reduced with norm, finiteness and casts on the way, not in passes of their own.
+
+hook.py           FusedAllreduceState, fused_allreduce_hook: for DistributedDataParallel.register_comm_hook
+synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in place of DistributedDataParallel
+scaler.py         FusedGradScaler: torch.amp's, with what the reduction has found
+statistics.py     the norm of the reduced gradients, and what is done with it
+reduction.py      the all-reduce of one bucket
+float8.py         that of a bucket whose gradients travel in 8 bits
+"""
+
+from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook
+from fastcoll.ddp.reduction import WIRE_DTYPES
+from fastcoll.ddp.scaler import FusedGradScaler
+from fastcoll.ddp.statistics import GradientStatistics
+from fastcoll.ddp.synchronizer import GradientSynchronizer
+
+__all__ = [
+    "WIRE_DTYPES",
+    "FusedAllreduceState",
+    "FusedGradScaler",
+    "GradientStatistics",
+    "GradientSynchronizer",
+    "fused_allreduce_hook",
+]

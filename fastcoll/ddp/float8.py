@@ -1,0 +1,90 @@
+"""The all-reduce of a bucket whose gradients travel in 8 bits, which no backend reduces."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from fastcoll.ddp.reduction import Settings, measure, shares_of
+from fastcoll.ddp.statistics import used_here
+
+__all__ = ["Float8Bucket"]
+
+_SCALE_BYTES = 4
+
+
+class Float8Bucket:
+    """A bucket whose shares are on their way to the ranks that sum them.
+
+    A message is a share in fp8, filled up to the common length, with its scale behind it.
+
+    Attributes:
+        future: Of the buffer, when it holds the result.
+        square: Of one element, float64: becomes the squares of this rank's share; None if nobody wants them.
+    """
+
+    def __init__(self, buffer: Tensor, settings: Settings) -> None:
+        group, wire = settings.process_group, settings.wire_of(buffer.dtype)
+        assert wire is not None
+        self._buffer, self._wire, self._settings = buffer, wire, settings
+        self._length = -(-buffer.numel() // dist.get_world_size(group))
+        self._shares = shares_of(buffer, group)
+        self.square = buffer.new_zeros(1, dtype=torch.float64) if settings.gradient_norm else None
+        self.future: Future[Tensor] = Future(devices=None if buffer.is_cpu else [buffer.device])
+        scale = _scale_of(buffer, wire)
+        self._sent = torch.stack([_packed(s, scale, wire, self._length) for s in self._shares])
+        self._received = torch.empty_like(self._sent)
+        self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Waits for the result, once :meth:`add_and_gather` was called."""
+        self.future.wait()
+
+    def add_and_gather(self) -> None:
+        """Sums this rank's share, and begins to gather all of them."""
+        group, ranks = self._settings.process_group, len(self._shares)
+        self._work.wait()
+        total = torch.zeros(self._length, dtype=torch.float32, device=self._buffer.device)
+        for message in self._received:
+            total += _unpacked(message, self._wire)
+        if self._settings.average:
+            total /= ranks
+        own = _packed(total, _scale_of(total, self._wire), self._wire, self._length)
+        sums = [torch.empty_like(own) for _ in range(ranks)]
+
+        def finish(done: Future[list[Tensor]]) -> None:
+            try:
+                done.value()
+                for share, message in zip(self._shares, sums, strict=True):
+                    share.copy_(_unpacked(used_here(message), self._wire)[: share.numel()])
+                if self.square is not None:
+                    measure(self._buffer, group, used_here(self.square))
+                self.future.set_result(self._buffer)
+            except Exception as error:
+                self.future.set_exception(error)  # type: ignore[arg-type]
+
+        gathering = dist.all_gather(sums, own, group=group, async_op=True)
+        gathering.get_future().add_done_callback(finish)
+
+
+def _scale_of(values: Tensor, wire: torch.dtype) -> Tensor:
+    """Returns what the values are divided by before they travel: float32 of one element."""
+    largest = (
+        values.detach().abs().amax().float().reshape(1) if values.numel() else values.new_zeros(1)
+    )
+    scale = largest.float() / torch.finfo(wire).max
+    return torch.where(scale > 0, scale, torch.ones_like(scale))  # NaN stays
+
+
+def _packed(share: Tensor, scale: Tensor, wire: torch.dtype, length: int) -> Tensor:
+    message = torch.zeros(length + _SCALE_BYTES, dtype=torch.uint8, device=share.device)
+    message[: share.numel()] = (share.float() / scale).to(wire).view(torch.uint8)
+    message[length:] = scale.view(torch.uint8)
+    return message
+
+
+def _unpacked(message: Tensor, wire: torch.dtype) -> Tensor:
+    scale = message[-_SCALE_BYTES:].clone().view(torch.float32)
+    return message[:-_SCALE_BYTES].view(wire).float() * scale

@@ -1,0 +1,237 @@
+"""The all-reduce of one bucket of gradients, in place, with a wire dtype and the squares of this rank's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.futures import Future
+
+from fastcoll.coalesced import all_reduce_coalesced, is_fastcoll
+from fastcoll.ddp.statistics import used_here
+
+__all__ = [
+    "FLOAT8",
+    "WIRE_DTYPES",
+    "BucketReduction",
+    "Settings",
+    "copy_back",
+    "cpu_backend",
+    "measure",
+    "reduce_bucket",
+    "share_of_list",
+    "shares_of",
+]
+
+WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""What gradients may travel as."""
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is done to every bucket.
+
+    Attributes:
+        process_group: None is the default group.
+        wire_dtype: What gradients of a wider floating-point dtype travel as, or None.
+        average: Whether the sum is divided by the number of ranks.
+        gradient_norm: Whether the squares are summed.
+
+    Raises:
+        ValueError: The wire dtype is none of :data:`WIRE_DTYPES`.
+    """
+
+    process_group: ProcessGroup | None
+    wire_dtype: torch.dtype | None
+    average: bool
+    gradient_norm: bool
+
+    def __post_init__(self) -> None:
+        if self.wire_dtype is not None and self.wire_dtype not in WIRE_DTYPES:
+            known = ", ".join(map(str, WIRE_DTYPES))
+            raise ValueError(
+                f"fastcoll.ddp: expected a wire_dtype of {known} or None, got {self.wire_dtype}"
+            )
+
+    @property
+    def op(self) -> dist.ReduceOp.RedOpType:
+        """The reduction."""
+        return dist.ReduceOp.AVG if self.average else dist.ReduceOp.SUM
+
+    def wire_of(self, dtype: torch.dtype) -> torch.dtype | None:
+        """Returns what gradients of a dtype travel as, if not as themselves."""
+        wire = self.wire_dtype
+        if wire is None or wire.itemsize >= dtype.itemsize or not dtype.is_floating_point:
+            return None
+        return wire
+
+
+@dataclass
+class BucketReduction:
+    """A bucket under way.
+
+    Attributes:
+        work: What moves it; without a future where nobody calls :meth:`then`.
+        finish: Called when the work has ended; None: nothing is left to do.
+        square: Of one element, float64: becomes the squares of this rank's share, once finished.
+    """
+
+    work: Any
+    finish: Callable[[], None] | None
+    square: Tensor | None
+
+    def wait(self) -> None:
+        """Waits, on a device for the caller's stream to wait, and finishes.
+
+        Raises:
+            dist.DistBackendError: The group failed.
+        """
+        self.work.wait()
+        if self.finish is not None:
+            self.finish()
+
+    def then(self, value: Tensor) -> Future[Tensor]:
+        """Returns a future of `value`, or of the work's error."""
+
+        def call(done: Future[list[Tensor]]) -> Tensor:
+            done.value()
+            if self.finish is not None:
+                self.finish()
+            return value
+
+        future: Future[list[Tensor]] = self.work.get_future()
+        return future.then(call)
+
+
+def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduction:
+    """Begins to reduce tensors of one dtype and device in place. A wire dtype of 8 bits is not for here.
+
+    On the CPU they are one message, rounded and measured on its way; on a device fastcoll chooses how many tensors
+    become one message. For another backend they are copied to one, and back.
+    """
+    first = tensors[0]
+    wire = settings.wire_of(first.dtype)
+    backend = cpu_backend(settings.process_group, first.device)
+    if backend is not None and (wire is None or first.dtype == torch.float32):
+        square = _new_square(first) if settings.gradient_norm else None
+        work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op=True)
+        return BucketReduction(work, None, square)
+    if len(tensors) == 1:
+        return _composed(first, wire, settings)
+    ours = is_fastcoll(settings.process_group or dist.group.WORLD, first.device)
+    if ours and (wire is None or _casting(first, settings) is not None):
+        return _coalesced(tensors, wire, settings)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    inner = _composed(flat, wire, settings)
+
+    def finish() -> None:
+        if inner.finish is not None:
+            inner.finish()
+        copy_back(flat, tensors)
+
+    return BucketReduction(inner.work, finish, inner.square)
+
+
+def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
+    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
+    group = settings.process_group
+    square = _new_square(tensor) if settings.gradient_norm else None
+    start = _casting(tensor, settings) if wire is not None else None
+    sent = tensor if wire is None or start is not None else tensor.to(wire)
+    if start is None:
+        start = partial(dist.all_reduce, sent, settings.op, group, async_op=True)
+    work = start()
+
+    def finish() -> None:
+        if sent is not tensor:
+            tensor.copy_(used_here(sent))
+        if square is not None:
+            measure(tensor, group, used_here(square))
+
+    return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+
+
+def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
+    """Returns what starts an all-reduce with the cast in it, where the device's engine can do that."""
+    if tensor.is_cpu:
+        return None
+    from fastcoll.cuda.gradients import reducer_for
+
+    return reducer_for(tensor, settings)
+
+
+def _coalesced(
+    tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
+) -> BucketReduction:
+    """By fastcoll's all-reduce of lists, which casts on its way."""
+    group = settings.process_group
+    square = _new_square(tensors[0]) if settings.gradient_norm else None
+    work = all_reduce_coalesced(tensors, settings.op, group, async_op=True, wire_dtype=wire)
+
+    def finish() -> None:
+        if square is not None:
+            rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+            norms = torch._foreach_norm(share_of_list(tensors, rank, ranks), dtype=torch.float64)
+            if norms:
+                used_here(square).copy_(torch.stack(norms).square().sum())
+
+    return BucketReduction(work, finish, square)
+
+
+def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies a flat bucket to the tensors that it was made of."""
+    at = 0
+    for tensor in tensors:
+        tensor.copy_(used_here(flat)[at : at + tensor.numel()].view_as(tensor))
+        at += tensor.numel()
+
+
+def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:
+    """Sets the squares of this rank's share of a bucket, by a pass of its own."""
+    share = shares_of(reduced, group)[dist.get_rank(group)]
+    # In float64 no square of a float32 overflows, so that the norm is finite where the gradients are.
+    square.copy_(torch.linalg.vector_norm(share, dtype=torch.float64).square())
+
+
+def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    """Returns the parts of tensors that make up a rank's share of all their elements."""
+    total = sum(tensor.numel() for tensor in tensors)
+    each = -(-total // ranks)
+    begin, end, at, parts = rank * each, (rank + 1) * each, 0, []
+    for tensor in tensors:
+        first, last = max(begin - at, 0), min(end - at, tensor.numel())
+        if first < last:
+            parts.append(tensor.reshape(-1)[first:last])
+        at += tensor.numel()
+    return parts
+
+
+def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:
+    """Cuts into a part for each rank, all equally long but for the last."""
+    flat, ranks = buffer.view(-1), dist.get_world_size(group)
+    each = -(-flat.numel() // ranks)
+    return [flat[rank * each : (rank + 1) * each] for rank in range(ranks)]
+
+
+def _new_square(like: Tensor) -> Tensor:
+    return torch.zeros(1, dtype=torch.float64, device=like.device)
+
+
+def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
+    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another.
+
+    It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
+    """
+    if device.type != "cpu":
+        return None
+    backend = (group or dist.group.WORLD)._get_backend(device)  # type: ignore[union-attr]
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if hasattr(backend, "all_reduce_fused") else None

@@ -1,0 +1,87 @@
+"""Loss scaling that reads no gradient: what is not finite was found while the gradients were reduced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcoll.ddp.statistics import GradientStatistics, clip_divisor
+
+__all__ = ["FusedGradScaler"]
+
+
+class FusedGradScaler(torch.amp.GradScaler):
+    """torch.amp.GradScaler over gradients that a :class:`GradientStatistics` has measured.
+
+    With an optimizer of ``fused=True`` unscaling and clipping take no pass over the gradients: both are one divisor
+    that its step applies. With another one they take one pass that multiplies, and none that looks.
+
+        scaler = FusedGradScaler(state, device="cuda")
+        scaler.scale(loss).backward()
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    Args:
+        statistics: Of all gradients of the optimizers, made with ``gradient_norm=True``.
+        options: As for ``torch.amp.GradScaler``; ``device`` is where the parameters are.
+
+    Raises:
+        ValueError: The statistics take no norm.
+    """
+
+    def __init__(self, statistics: GradientStatistics, **options: Any) -> None:
+        if not statistics.gradient_norm:
+            raise ValueError(
+                f"fastcoll.FusedGradScaler: expected a {type(statistics).__name__} with gradient_norm=True, got one "
+                "without. Make it so."
+            )
+        super().__init__(**options)
+        self._statistics = statistics
+        self._clipping: dict[int, Tensor] = {}
+
+    def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        """Has the coming step clip the unscaled gradients to a norm of at most ``max_norm``.
+
+        To be called before :meth:`step`, and before :meth:`unscale_` if that is called.
+
+        Returns:
+            The norm of the unscaled gradients: float64 without dimensions.
+
+        Raises:
+            RuntimeError: No norm is known.
+        """
+        norm = self._statistics.grad_norm()
+        if not self.is_enabled():
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            return norm
+        scale = self._get_scale_async()
+        assert scale is not None  # made by scale(loss)
+        norm = norm / scale.double()
+        divisor = clip_divisor(norm, max_norm)
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # step() multiplies it by the loss's
+        else:
+            self._clipping[id(optimizer)] = divisor
+        return norm
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: Tensor,
+        found_inf: Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, Tensor]:
+        """What the base class calls to look at the gradients, and to divide them; where it only looks, allow_fp16."""
+        found = self._statistics.found_inf.squeeze().to(found_inf.device)
+        if not allow_fp16:
+            grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            factor = inv_scale / self._clipping.pop(id(optimizer), torch.ones_like(inv_scale))
+            for grad in grads:
+                if grad is not None and grad.dtype == torch.float16:
+                    raise ValueError("Attempting to unscale FP16 gradients.")
+            torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+        return {found.device: found}

@@ -1,0 +1,133 @@
+"""The norm of reduced gradients, from each rank's share, and what training does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+__all__ = ["GradientStatistics"]
+
+_EPSILON = 1e-6
+"""What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
+
+
+class GradientStatistics:
+    """What was found of the gradients of the last backward pass.
+
+    Each rank has measured its share of every bucket; the shares' sums of squares are added up, once a step, by
+    whoever asks first. All ranks must ask, after the same backward passes.
+    """
+
+    def __init__(self, process_group: ProcessGroup | None, gradient_norm: bool) -> None:
+        self.process_group = process_group
+        self.gradient_norm = gradient_norm
+        self._squares: list[Tensor] = []
+        self._total: Tensor | None = None
+
+    def grad_norm(self) -> Tensor:
+        """Returns the L2 norm of all gradients that the last backward pass has reduced.
+
+        The same bits on all ranks. All ranks call it, or ask for ``found_inf``, after the same backward passes; the
+        first to be asked for communicates.
+
+        Returns:
+            A float64 tensor without dimensions, on the gradients' device; not finite if a gradient is not.
+
+        Raises:
+            RuntimeError: It was not asked for, or no backward pass has reduced gradients yet.
+        """
+        return self._sum_of_squares().sqrt()
+
+    @property
+    def found_inf(self) -> Tensor:
+        """1.0 if a gradient is infinite or NaN, else 0.0: float32 of one element, as optimizers take it.
+
+        Raises:
+            RuntimeError: As :meth:`grad_norm`.
+        """
+        return (~self._sum_of_squares().isfinite()).float().reshape(1)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Scales the gradients so that their norm is at most ``max_norm``, without a pass to find the norm.
+
+        Args:
+            parameters: Of the model; all whose gradients were reduced.
+            max_norm: As in ``torch.nn.utils.clip_grad_norm_``.
+
+        Returns:
+            The norm before.
+
+        Raises:
+            RuntimeError: As :meth:`grad_norm`.
+        """
+        norm = self.grad_norm()
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return norm
+
+    def clip_in_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+        """Has the optimizer's next step scale the gradients so that their norm is at most ``max_norm``.
+
+        So clipping reads and writes no gradient. The step does nothing if a gradient is not finite. To be called before
+        each step.
+
+        Args:
+            optimizer: One of torch's with ``fused=True``: it takes the scale as the attribute ``grad_scale``.
+            max_norm: As in ``torch.nn.utils.clip_grad_norm_``.
+
+        Returns:
+            The norm before.
+
+        Raises:
+            TypeError: The optimizer takes no scale.
+            RuntimeError: As :meth:`grad_norm`.
+        """
+        require_scaling(optimizer)
+        norm = self.grad_norm()
+        optimizer.grad_scale = clip_divisor(norm, max_norm)  # type: ignore[attr-defined]
+        optimizer.found_inf = self.found_inf.squeeze()  # type: ignore[attr-defined]
+        return norm
+
+    def _forget(self) -> None:
+        """What is known is of a backward pass before."""
+        self._squares, self._total = [], None
+
+    def _sum_of_squares(self) -> Tensor:
+        if not self.gradient_norm or not (self._squares or self._total is not None):
+            raise RuntimeError(
+                f"fastcoll.{type(self).__name__}: no norm is known. Make it with gradient_norm=True, and call "
+                "backward() on the model before, outside of no_sync()."
+            )
+        if self._total is None:
+            total = torch.stack([used_here(square).reshape(()) for square in self._squares]).sum()
+            dist.all_reduce(total, group=self.process_group)
+            self._total, self._squares = total, []
+        return self._total
+
+
+def require_scaling(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer's step divides the gradients by its ``grad_scale``.
+
+    Raises:
+        TypeError: It does not.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise TypeError(
+            f"fastcoll.ddp: expected an optimizer that scales gradients in its step, got {type(optimizer).__name__} "
+            "without fused=True. Make it with fused=True, or use clip_grad_norm_."
+        )
+
+
+def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
+    """Returns what to divide gradients of this norm by: float32 without dimensions, at least 1."""
+    return ((norm + _EPSILON) / max_norm).clamp(min=1.0).float()
+
+
+def used_here(tensor: Tensor) -> Tensor:
+    """Returns a tensor that another stream has made, and whose memory is that stream's, for use on this one."""
+    if tensor.device.type != "cpu":
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    return tensor

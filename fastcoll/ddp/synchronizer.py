@@ -1,0 +1,268 @@
+"""Gradients reduced where autograd has left them, while the backward pass goes on.
+
+DistributedDataParallel copies every gradient into a bucket before its hook sees it, and, unless gradients are views of
+buckets, back afterwards. Here a bucket is a list: its gradients are read and written in place, by one message on
+the CPU and by fused kernels on a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from fastcoll.ddp.float8 import Float8Bucket
+from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
+from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes
+from fastcoll.ddp.statistics import GradientStatistics
+
+__all__ = ["GradientSynchronizer"]
+
+_FIRST_BUCKET = 1 << 20
+"""Bytes; small, so that communication begins early in the backward pass."""
+
+
+class _Bucket:
+    """Parameters whose gradients travel together: of one dtype, on one device."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.missing = len(self.parameters)
+        self.reduction: BucketReduction | None = None
+
+
+class GradientSynchronizer(GradientStatistics):
+    """Averages the gradients of a module over the ranks of a group; in place of DistributedDataParallel.
+
+        synchronizer = GradientSynchronizer(model, gradient_norm=True)
+        loss_of(model(inputs)).backward()          # gradients are reduced meanwhile
+        synchronizer.clip_in_step(optimizer, 1.0)
+        optimizer.step()
+
+    The module is used as it is, without a wrapper. When ``backward()`` returns, the gradients are reduced, on a
+    device for the stream under which it was called. Parameters may be frozen and unfrozen between passes, on all ranks
+    alike. Uneven inputs (``join``) need DistributedDataParallel with
+    :func:`fastcoll.ddp.fused_allreduce_hook`.
+
+    Args:
+        module: Its parameters are made equal to rank 0's.
+        process_group: None is the default group.
+        wire_dtype: As of :class:`fastcoll.ddp.FusedAllreduceState`.
+        average: Divide the sum by the number of ranks.
+        gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
+        bucket_cap_mb: Size of a bucket in MiB.
+        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. If one got none on any
+            rank its gradient stays as it is.
+        broadcast_buffers: Whether buffers are made equal to rank 0's before each forward pass in training mode.
+
+    Raises:
+        RuntimeError: The ranks' modules differ in the parameters' shapes or dtypes.
+        ValueError: The wire dtype is unknown, or the size is not positive.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | None = None,
+        *,
+        wire_dtype: torch.dtype | None = None,
+        average: bool = True,
+        gradient_norm: bool = False,
+        bucket_cap_mb: float = 25.0,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__(process_group, gradient_norm)
+        if bucket_cap_mb <= 0:
+            raise ValueError(
+                f"fastcoll.GradientSynchronizer: expected bucket_cap_mb above 0, got {bucket_cap_mb}"
+            )
+        self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
+        self.module = module
+        self._cap = int(bucket_cap_mb * 2**20)
+        self._finds_unused = find_unused_parameters
+        self._broadcasts = broadcast_buffers
+        self._enabled = True
+        self._lock = threading.Lock()  # a backward pass has a thread for each device
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._order = list(
+            reversed(self._names)
+        )  # in which gradients become ready, as far as known
+        self._arrived: list[nn.Parameter] | None = []  # in the first pass
+        self._trained: list[nn.Parameter] = []
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        self._launched = 0
+        self._under_way = False
+        require_equal_shapes(self._names, process_group)
+        broadcast_from_first([*self._names, *module.buffers()], process_group)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
+            for p in self._names
+        ]
+        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate gradients on each rank; the next one outside reduces the sums."""
+        enabled, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = enabled
+
+    def remove(self) -> None:
+        """Leaves the module as it was before."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _sum_of_squares(self) -> Tensor:
+        self._require_complete()
+        return super()._sum_of_squares()
+
+    def _before_forward(self, module: nn.Module, arguments: object) -> None:
+        self._require_complete()
+        if self._broadcasts and self._enabled and module.training and torch.is_grad_enabled():
+            broadcast_from_first(list(module.buffers()), self.process_group)
+
+    def _arrive(self, parameter: nn.Parameter) -> None:
+        """A gradient is ready."""
+        if not self._enabled:
+            return
+        with self._lock:
+            if not self._under_way:
+                self._begin()
+            if self._arrived is not None:
+                self._arrived.append(parameter)
+            self._bucket_of[parameter].missing -= 1
+            self._launch_ready()
+
+    def _begin(self) -> None:
+        self._forget()
+        trained = [parameter for parameter in self._order if parameter.requires_grad]
+        if list(map(id, trained)) != list(map(id, self._trained)):
+            self._trained, self._buckets = trained, self._cut(trained)
+            self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
+        for bucket in self._buckets:
+            bucket.missing, bucket.reduction = len(bucket.parameters), None
+        self._launched, self._under_way = 0, True
+        if self._finds_unused:
+            self._call_at_the_end(self._finish_with_unused)
+
+    def _cut(self, parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
+        """Cuts into buckets of one dtype and device each, in the order of their last parameters."""
+        buckets: list[_Bucket] = []
+        filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+        for parameter in parameters:
+            alike = filling.setdefault((parameter.dtype, parameter.device), [])
+            alike.append(parameter)
+            cap = min(self._cap, _FIRST_BUCKET) if not buckets else self._cap
+            if sum(p.numel() * p.element_size() for p in alike) >= cap:
+                buckets.append(_Bucket(alike))
+                del filling[parameter.dtype, parameter.device]
+        return buckets + [_Bucket(alike) for alike in filling.values()]
+
+    def _launch_ready(self) -> None:
+        """Launches complete buckets, in the order that all ranks keep."""
+        while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
+            self._launch(self._buckets[self._launched])
+            self._launched += 1
+        if self._launched == len(self._buckets) and not self._finds_unused:
+            # Not before: a checkpoint's nested pass ends long before the whole one.
+            self._call_at_the_end(self._finish)
+
+    @staticmethod
+    def _call_at_the_end(callback) -> None:  # type: ignore[no-untyped-def]
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def _launch(self, bucket: _Bucket) -> None:
+        grads = [self._gradient_of(parameter) for parameter in bucket.parameters]
+        if self.settings.wire_of(grads[0].dtype) in FLOAT8:
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            float8 = Float8Bucket(flat, self.settings)
+            float8.add_and_gather()
+            bucket.reduction = BucketReduction(
+                float8, lambda: copy_back(flat, grads), float8.square
+            )
+        else:
+            bucket.reduction = reduce_bucket(grads, self.settings)
+        if bucket.reduction.square is not None:
+            self._squares.append(bucket.reduction.square)
+
+    def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
+        grad = parameter.grad
+        assert grad is not None
+        if grad.layout != torch.strided:
+            raise TypeError(
+                f"fastcoll.GradientSynchronizer: expected dense gradients, got one of layout {grad.layout} of "
+                f"{self._names[parameter]}. Use sparse=False, or DistributedDataParallel."
+            )
+        return grad
+
+    def _finish(self) -> None:
+        for bucket in self._buckets:
+            assert bucket.reduction is not None
+            bucket.reduction.wait()
+            bucket.reduction = None
+        self._under_way = False
+        if self._arrived is not None:
+            self._learn_order(self._arrived)
+            self._arrived = None
+
+    def _finish_with_unused(self) -> None:
+        """Parameters without a gradient join with zeros; those that nobody used are left as they were."""
+        absent = {parameter for parameter in self._trained if parameter.grad is None}
+        for parameter in absent:
+            parameter.grad = torch.zeros_like(parameter)
+        for bucket in self._buckets[self._launched :]:
+            bucket.missing = 0
+        used = torch.tensor([p not in absent for p in self._trained], dtype=torch.uint8)
+        device = self._trained[0].device
+        used = used.to(device)
+        with self._lock:
+            self._launch_ready()
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.process_group)
+        self._arrived = None  # the ranks may have used different ones
+        self._finish()
+        anywhere = dict(zip(self._trained, used.tolist(), strict=True))
+        for parameter in absent:
+            if not anywhere[parameter]:
+                parameter.grad = None
+
+    def _learn_order(self, arrived: Sequence[nn.Parameter]) -> None:
+        """Takes rank 0's order of the first pass for the buckets from the next one on."""
+        places = {parameter: place for place, parameter in enumerate(self._names)}
+        frozen = [parameter for parameter in self._order if not parameter.requires_grad]
+        order = torch.tensor([places[parameter] for parameter in [*arrived, *frozen]])
+        broadcast_from_first([order], self.process_group, arrived[0].device)
+        parameters = list(self._names)
+        self._order = [parameters[place] for place in order.tolist()]
+
+    def _require_complete(self) -> None:
+        """Checks that no bucket waits for a gradient.
+
+        Raises:
+            RuntimeError: The last backward pass has left some out.
+        """
+        if not self._under_way:
+            return
+        left = [
+            self._names[p]
+            for b in self._buckets
+            if b.missing
+            for p in b.parameters
+            if p.grad is None
+        ]
+        names = ", ".join(left) or "some whose gradients are of an earlier pass"
+        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        raise RuntimeError(
+            f"fastcoll.GradientSynchronizer [rank {rank}/{size}]: expected a gradient for every parameter in the last "
+            f"backward pass, got none for {names}. Pass find_unused_parameters=True, freeze the parameters that no "
+            "loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
+        )

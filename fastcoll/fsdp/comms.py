@@ -1,0 +1,159 @@
+"""What FSDP2 calls instead of its own all-gather and reduce-scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from fastcoll.ddp.reduction import cpu_backend
+from fastcoll.fsdp.received import narrowed, sum_received
+from fastcoll.fsdp.staging import Staging
+
+__all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter"]
+
+SHARD_WIRES = (torch.bfloat16, torch.float16)
+"""What float32 gradients may travel as."""
+
+_Call = Callable[..., dist.Work | None]
+
+# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+_all_gather: _Call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: _Call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Staged:
+    """Gives FSDP its buffers."""
+
+    def __init__(self, staging: Staging | None) -> None:
+        self._staging = Staging() if staging is None else staging
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Returns a buffer: on the CPU one that the other ranks read where it is."""
+        return self._staging.take([int(length) for length in size], dtype, device)
+
+
+class FusedAllGather(_Staged, AllGather):
+    """All-gathers parameters from and into memory that the ranks share.
+
+    Args:
+        staging: Where buffers come from; None: its own.
+    """
+
+    def __init__(self, staging: Staging | None = None) -> None:
+        super().__init__(staging)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gathers [n] of each rank to [ranks * n]."""
+        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class FusedReduceScatter(_Staged, ReduceScatter):
+    """Reduce-scatters gradients.
+
+    With a wire dtype each float32 gradient is rounded to it once, before it travels; the ranks' numbers are summed in
+    float32 in rank order, and the sum is not rounded. Gradients that were 16 bits wide in the first place lose nothing.
+
+    Args:
+        wire_dtype: bfloat16 or float16: what float32 messages travel as; others as they are. None: all as they are.
+        measure: Is given the squares of each output, float64 of one element, valid when the call has ended; or None.
+        staging: Where buffers come from; None: its own.
+
+    Raises:
+        ValueError: The wire dtype is another.
+    """
+
+    def __init__(
+        self,
+        wire_dtype: torch.dtype | None = None,
+        measure: Callable[[Tensor], None] | None = None,
+        staging: Staging | None = None,
+    ) -> None:
+        super().__init__(staging)
+        if wire_dtype is not None and wire_dtype not in SHARD_WIRES:
+            known = ", ".join(map(str, SHARD_WIRES))
+            raise ValueError(
+                f"fastcoll.fsdp: expected a wire_dtype of {known} or None, got {wire_dtype}"
+            )
+        self._wire = wire_dtype
+        self._measure = measure
+
+    def __call__(  # type: ignore[no-untyped-def]
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduces [ranks * n] to this rank's [n].
+
+        Raises:
+            ValueError: On a device, with a wire dtype: another operation than SUM and AVG, or an asynchronous call.
+        """
+        wire = self._wire if input_tensor.dtype == torch.float32 else None
+        backend = cpu_backend(group, input_tensor.device)
+        if backend is not None:
+            squares = self._new_squares(output_tensor)
+            work = backend.reduce_scatter_fused(
+                output_tensor, input_tensor, op, wire, squares, async_op
+            )
+            self._pass_on(squares)
+            return work  # type: ignore[no-any-return]
+        if wire is not None:
+            self._by_all_to_all(output_tensor, input_tensor, group, op, wire, async_op)
+            return None
+        if async_op and self._measure is not None:
+            raise ValueError(
+                "fastcoll.fsdp: expected async_op=False with a norm on a device, got True"
+            )
+        work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        self._measure_by_a_pass(output_tensor)
+        return work
+
+    def _by_all_to_all(  # type: ignore[no-untyped-def]
+        self,
+        output: Tensor,
+        message: Tensor,
+        group: dist.ProcessGroup,
+        op,
+        wire: torch.dtype,
+        async_op: bool,
+    ) -> None:
+        if async_op or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(
+                f"fastcoll.fsdp: expected a synchronous SUM or AVG with the wire dtype {wire} on {message.device}, "
+                f"got op {op}, async_op={async_op}. Leave out the wire dtype or set_gradient_divide_factor."
+            )
+        sent = narrowed(message.view(-1), wire)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        parts = received.view(dist.get_world_size(group), -1)
+        sum_received(parts, output.view(-1), op == dist.ReduceOp.AVG)
+        self._measure_by_a_pass(output)
+
+    def _new_squares(self, like: Tensor) -> Tensor | None:
+        if self._measure is None:
+            return None
+        return torch.zeros(1, dtype=torch.float64, device=like.device)
+
+    def _measure_by_a_pass(self, output: Tensor) -> None:
+        squares = self._new_squares(output)
+        if squares is not None:
+            squares.copy_(torch.linalg.vector_norm(output, dtype=torch.float64).square())
+            self._pass_on(squares)
+
+    def _pass_on(self, squares: Tensor | None) -> None:
+        if squares is not None and self._measure is not None:
+            self._measure(squares)

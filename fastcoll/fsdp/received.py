@@ -1,0 +1,71 @@
+"""The sum of the parts that all ranks have sent to this one, in rank order and in float32.
+
+    out[i] = in[0][i] + in[1][i] + ... + in[n-1][i]; AVG: then divided by n
+
+On a GPU by one launch of kernels.Reduce. Bytes: n parts of the wire dtype read, one of float32 written.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["narrowed", "sum_by_kernel", "sum_by_torch", "sum_received"]
+
+
+def sum_received(parts: Tensor, output: Tensor, average: bool) -> None:
+    """Sums parts.
+
+    Args:
+        parts: [ranks, elements], of the wire dtype.
+        output: [elements], float32, on the same device.
+        average: Whether to divide by the number of ranks.
+    """
+    (sum_by_kernel if parts.is_cuda else sum_by_torch)(parts, output, average)
+
+
+def sum_by_torch(parts: Tensor, output: Tensor, average: bool) -> None:
+    """As :func:`sum_received`, by a pass for each part."""
+    output.copy_(parts[0])
+    for part in parts[1:]:
+        output += part
+    if average:
+        output /= len(parts)
+
+
+def sum_by_kernel(parts: Tensor, output: Tensor, average: bool) -> None:
+    """As :func:`sum_received`, by one launch."""
+    ranks, elements = parts.shape
+    if elements == 0:
+        return
+    plan = _reduce_plan(elements, ranks, parts.dtype, output.dtype, output.device, average)
+    plan(list(parts), output)
+
+
+def narrowed(message: Tensor, wire: torch.dtype) -> Tensor:
+    """Returns a flat message as it travels: by one launch, on a GPU."""
+    if not message.is_cuda or message.numel() == 0:
+        return message.to(wire)
+    sent = torch.empty_like(message, dtype=wire)
+    _flatten_plan(message.numel(), message.dtype, wire, message.device)([message], sent)
+    return sent
+
+
+@lru_cache(maxsize=256)
+def _reduce_plan(elements: int, ranks: int, wire, to, device, average) -> Any:  # type: ignore[no-untyped-def]
+    from fastcoll.buckets import BucketLayout
+    from fastcoll.kernels import Reduce
+
+    layout = BucketLayout([elements])
+    return Reduce(layout, ranks, wire, to, device, "AVG" if average else "SUM")
+
+
+@lru_cache(maxsize=256)
+def _flatten_plan(elements: int, dtype, wire, device) -> Any:  # type: ignore[no-untyped-def]
+    from fastcoll.buckets import BucketLayout
+    from fastcoll.kernels import Flatten
+
+    return Flatten(BucketLayout([elements]), dtype, wire, device)

@@ -1,0 +1,153 @@
+"""``all_reduce_fused`` of the backend: lists, a narrower wire dtype, and the squares of each rank's share."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from oracle import assert_same, reduced, sample
+
+pytestmark = beyond_gloo("no other backend has it")
+
+LISTS = [[3], [1000], [5, 0, 7, 100_000], [1_000_003], [33] * 30 + [70_001] * 7]
+
+
+def backend():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def fused(tensors, op=dist.ReduceOp.AVG, **options):
+    return backend().all_reduce_fused(tensors, op, **options)
+
+
+def inputs_of(rank, sizes, dtype):
+    return [sample(100 * i + rank, (size,), dtype) for i, size in enumerate(sizes)]
+
+
+def like_the_oracle(sizes, dtype, wire, op):
+    ranks = range(dist.get_world_size())
+    given = [inputs_of(rank, sizes, dtype) for rank in ranks]
+    mine = [tensor.clone() for tensor in given[dist.get_rank()]]
+    squares = torch.full((1,), 7.0, dtype=torch.float64)
+    work = fused(
+        mine, getattr(dist.ReduceOp, op), wire_dtype=wire, squares=squares, async_op=len(sizes) > 1
+    )
+    if work is not None:
+        work.wait()
+    travelling = wire or dtype
+    expected = [
+        reduced([given[rank][i].to(travelling) for rank in ranks], op).to(dtype)
+        for i in range(len(sizes))
+    ]
+    for found, wanted in zip(mine, expected, strict=True):
+        assert_same(found, wanted)
+    dist.all_reduce(squares)
+    total = sum(float(tensor.double().square().sum()) for tensor in expected)
+    torch.testing.assert_close(squares.item(), total, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "wire"), [
+    (torch.float32, None), (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+    (torch.bfloat16, None), (torch.bfloat16, torch.bfloat16), (torch.float64, None),
+], ids=str)  # fmt: skip
+def test_lists_wires_and_squares(world, size, dtype, wire):
+    for sizes in LISTS:
+        world(size).run(like_the_oracle, sizes, dtype, wire, "AVG")
+
+
+@pytest.mark.parametrize("op", ["SUM", "MAX"])
+def test_other_operations(world, op):
+    world(3).run(like_the_oracle, LISTS[2], torch.float32, torch.bfloat16, op)
+
+
+def messages_in_shared_memory():
+    """Read by the peers where they are, and measured all the same."""
+    cpu = torch.device("cpu")
+    tensor = backend().allocate_tensor(2_000_003, dtype=torch.float32, device=cpu)
+    tensor.fill_(1.0 + dist.get_rank())
+    squares = torch.zeros(1, dtype=torch.float64)
+    fused([tensor], squares=squares)
+    mean = (1 + dist.get_world_size()) / 2
+    assert (tensor == mean).all()
+    dist.all_reduce(squares)
+    assert squares.item() == mean**2 * tensor.numel()
+
+
+def test_messages_in_shared_memory(world):
+    world(3).run(messages_in_shared_memory)
+
+
+def with_gaps(wire):
+    whole = torch.arange(40_000, dtype=torch.float32).view(200, 200) % 100
+    part = whole[:, ::2]
+    squares = torch.zeros(1, dtype=torch.float64)
+    fused([part.t()], dist.ReduceOp.SUM, wire_dtype=wire, squares=squares)
+    size = dist.get_world_size()
+    assert_same(part.contiguous(), part.new_tensor(range(0, 100, 2)).repeat(200, 2) * size)
+    assert_same(whole[:, 1::2].contiguous(), part.new_tensor(range(1, 100, 2)).repeat(200, 2))
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_tensors_with_gaps(world, wire):
+    world(2).run(with_gaps, wire)
+
+
+def not_finite(value, wire):
+    """One element on one rank is enough, wherever it lies."""
+    for place in (0, 4999, 299_999):
+        tensor = torch.ones(300_000)
+        if dist.get_rank() == 1:
+            tensor[place] = value
+        squares = torch.zeros(1, dtype=torch.float64)
+        fused([tensor], wire_dtype=wire, squares=squares)
+        dist.all_reduce(squares)
+        assert not squares.isfinite().item()
+
+
+@pytest.mark.parametrize("wire", [None, torch.float16])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_shows_in_the_squares(world, value, wire):
+    world(2).run(not_finite, value, wire)
+
+
+def too_large_for_the_wire():
+    tensor = torch.full((1000,), 70_000.0)
+    squares = torch.zeros(1, dtype=torch.float64)
+    fused([tensor], wire_dtype=torch.float16, squares=squares)
+    assert tensor.isinf().all()
+    assert squares.isinf().item() or dist.get_rank() * 512 >= 1000
+
+
+def test_an_overflow_of_the_wire_shows_in_the_squares(world):
+    world(2).run(too_large_for_the_wire)
+
+
+BAD = {
+    "at least one tensor": (ValueError, [], {}),
+    "float32 tensors to travel": (TypeError, [(3, torch.float64)], {"wire_dtype": torch.bfloat16}),
+    "a wire dtype of": (TypeError, [(3, torch.float32)], {"wire_dtype": torch.float8_e4m3fn}),
+    "one float64 element": (
+        ValueError,
+        [(3, torch.float32)],
+        {"squares": torch.zeros(2, dtype=torch.float64)},
+    ),
+    "floating-point numbers": (
+        TypeError,
+        [(3, torch.int32)],
+        {"squares": torch.zeros(1, dtype=torch.float64), "op": dist.ReduceOp.SUM},
+    ),
+    "of one dtype": (TypeError, [(3, torch.float32), (3, torch.float64)], {}),
+}
+
+
+def refused(text):
+    error, tensors, options = BAD[text]
+    with pytest.raises(error, match=text) as caught:
+        fused([torch.zeros(size, dtype=dtype) for size, dtype in tensors], **options)
+    assert "fastcoll.all_reduce_fused [group '" in str(caught.value)
+    like_the_oracle([100], torch.float32, None, "AVG")  # the group goes on
+
+
+@pytest.mark.parametrize("text", list(BAD))
+def test_bad_arguments(world, text):
+    world(2).run(refused, text)

@@ -1,0 +1,161 @@
+"""The mean of bfloat16 gradients: one rounding with any number of ranks, where a stock ring adds one for each hop."""
+
+import itertools
+import json
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from world import here
+
+from fastcoll.bench import exactness
+from fastcoll.bench.exactness import error_of, gradients, ring_mean, rounded_once
+from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+
+pytestmark = beyond_gloo("sums with one rounding")
+
+ELEMENTS = 40_000
+ONE_ROUNDING = torch.finfo(torch.bfloat16).eps / 2  # of a number, relative to it
+# An element whose float32 sum lies within that sum's own error of a tie may go the other way.
+FLOAT32_SUM = 1 + 64 * torch.finfo(torch.float32).eps / torch.finfo(torch.bfloat16).eps
+
+
+class Given(nn.Module):
+    """Its gradients are its inputs, in several tensors."""
+
+    def __init__(self):
+        super().__init__()
+        parts = [1, 999, 20_000, ELEMENTS - 21_000]
+        self.weights = nn.ParameterList(torch.zeros(n, dtype=torch.bfloat16) for n in parts)
+
+    def forward(self, inputs):
+        return (torch.cat(list(self.weights)) * inputs).sum()
+
+    def gradient(self):
+        return torch.cat([weight.grad for weight in self.weights])
+
+
+def mean_by_ddp(given, hook=True, group=None, **options):
+    """Return what DDP makes of each rank's row."""
+    model = Given()
+    ddp = DistributedDataParallel(model, process_group=group, **options)
+    if hook:
+        ddp.register_comm_hook(FusedAllreduceState(group), fused_allreduce_hook)
+    ddp(given[dist.get_rank()]).backward()
+    return model.gradient()
+
+
+def bits(tensor):
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+def errors_of_ours_and_gloos():
+    given = gradients(dist.get_world_size(), ELEMENTS)
+    ours = mean_by_ddp(given)
+    nearest = error_of(given.double().mean(0).to(torch.bfloat16), given)
+    found = error_of(ours, given)
+    assert found.roundings <= FLOAT32_SUM
+    assert found.relative <= nearest.relative * (1 + 1e-6)
+    assert torch.equal(ours, rounded_once(given))
+    stock = dist.new_group(backend="gloo")
+    theirs = error_of(mean_by_ddp(given, hook=False, group=stock), given)
+    dist.destroy_process_group(stock)
+    return bits(ours), found, theirs
+
+
+def test_error_is_that_of_one_rounding_where_gloos_grows(world):
+    ours, theirs = {}, {}
+    for size in (2, 4, 8):
+        answers = world(size).run(errors_of_ours_and_gloos)
+        assert len({answer[0] for answer in answers}) == 1, "the ranks differ"
+        _, ours[size], theirs[size] = answers[0]
+        assert ours[size].relative <= ONE_ROUNDING
+    assert ours[8].not_nearest < 1e-3
+    assert theirs[4].relative > 1.15 * theirs[2].relative
+    assert theirs[8].relative > 1.15 * theirs[4].relative
+    assert theirs[8].relative > 1.5 * ours[8].relative
+    assert theirs[8].not_nearest > 0.2
+
+
+def test_error_of_a_ring_grows_with_the_ranks():
+    sizes = [2, 4, 8, 16, 32, 64]
+    rings = []
+    for size in sizes:
+        given = gradients(size, ELEMENTS)
+        rings.append(error_of(ring_mean(given), given))
+        once = error_of(rounded_once(given), given)
+        nearest = error_of(given.double().mean(0).to(torch.bfloat16), given)
+        assert once.roundings <= FLOAT32_SUM
+        assert once.relative <= nearest.relative * (1 + 1e-6) <= ONE_ROUNDING
+    for few, many in itertools.pairwise(rings):
+        assert many.relative > 1.15 * few.relative
+        assert many.not_nearest > few.not_nearest
+    assert rings[-1].relative > 3 * rings[0].relative
+
+
+def layouts():
+    """Buckets, views and runs: none changes a bit."""
+    given = gradients(dist.get_world_size(), ELEMENTS)
+    options = [{}, {}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}]
+    found = {bits(mean_by_ddp(given, **one)) for one in options}
+    again = dist.new_group()
+    found.add(bits(mean_by_ddp(given, group=again)))
+    dist.destroy_process_group(again)
+    in_pieces = given[dist.get_rank()].clone()
+    for piece in in_pieces.split(777):
+        dist.all_reduce(piece, dist.ReduceOp.AVG)
+    found.add(bits(in_pieces))
+    return found
+
+
+def over(transport):
+    os.environ["FASTCOLL_TRANSPORT"] = transport
+    store = dist.FileStore(f"{here().scratch}/{transport}", here().size)
+    dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
+    try:
+        found = layouts()
+        dist.barrier()
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).transport() == transport
+    finally:
+        dist.destroy_process_group()
+    return found
+
+
+def both_transports():
+    before = os.environ.get("FASTCOLL_TRANSPORT")
+    try:
+        return over("shm") | over("gloo")
+    finally:
+        os.environ.pop("FASTCOLL_TRANSPORT")
+        if before is not None:
+            os.environ["FASTCOLL_TRANSPORT"] = before
+
+
+def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts(world):
+    answers = world(3).run(both_transports, init=False)
+    assert len(set().union(*answers)) == 1
+
+
+def test_command(tmp_path, capfd):
+    path, picture = tmp_path / "e.json", tmp_path / "e.png"
+    flags = f"--most 4 --real 2 --elements 3000 --json {path} --plot {picture}"
+    assert exactness.main(flags.split()) == 0
+    assert picture.read_bytes()[1:4] == b"PNG"
+    printed = capfd.readouterr().out
+    two, four = json.loads(path.read_text())["cases"]
+    assert (two["ranks"], four["ranks"]) == (2, 4)
+    assert {"fastcoll", "gloo"} <= two.keys() and not {"fastcoll", "gloo"} & four.keys()
+    assert two["fastcoll"] == two["one rounding of the exact mean"]
+    assert four["ring, each hop rounds"]["relative"] > four["float32, rounded once"]["relative"]
+    assert "ring, each hop rounds" in printed
+
+
+@pytest.mark.parametrize("flags", ["--most 1", "--elements 0"])
+def test_wrong_flags(flags):
+    with pytest.raises(SystemExit) as end:
+        exactness.main(flags.split())
+    assert end.value.code == 2

@@ -1,0 +1,370 @@
+"""GradientSynchronizer: the training of DistributedDataParallel without its buckets and wrapper."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from training import assert_like, assert_replicated, loss_of, network, sgd, train, train_alone
+
+from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
+
+STEPS = 6
+SMALL = {"bucket_cap_mb": 0.0005}
+
+
+def same_curve_as_ddp(options):
+    """In float32, on a number of ranks that is a power of two, bit for bit."""
+    stock = DistributedDataParallel(network(torch.float))
+    ours = network(torch.float)
+    GradientSynchronizer(ours, **options)
+    assert train(ours, STEPS) == train(stock, STEPS)
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert_replicated(ours)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, SMALL, {"find_unused_parameters": True}, {**SMALL, "gradient_norm": True}],
+    ids=str,
+)
+def test_training_is_that_of_ddp(world, options):
+    world(2).run(same_curve_as_ddp, options)
+
+
+def mean_of_all(size):
+    model = network()
+    GradientSynchronizer(model, **SMALL)
+    train(model, STEPS)
+    assert_like(model, train_alone(STEPS, size), 1e-10)
+    assert_replicated(model)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_any_number_of_ranks(world, size):
+    world(size).run(mean_of_all, size)
+
+
+def starts_equal():
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.fill_(dist.get_rank())
+    GradientSynchronizer(model)
+    assert_replicated(model)
+    assert model[1].running_mean.tolist() == [0.0] * 4
+
+
+def test_rank_0_gives_parameters_and_buffers(world):
+    world(3).run(starts_equal)
+
+
+def buffers_follow():
+    """Each rank's batch moves its statistics; the next forward pass takes rank 0's."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    GradientSynchronizer(model)
+    for step in range(2):
+        inputs = torch.randn(
+            8, 3, generator=torch.Generator().manual_seed(10 * dist.get_rank() + step)
+        )
+        model(inputs).square().sum().backward()
+    mine = model[1].running_mean.clone()
+    model.eval()
+    model(inputs)  # on this rank alone: nothing is sent
+    assert torch.equal(model[1].running_mean, mine)
+    model.train()
+    model(inputs)
+    first = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(first, mine)
+    expected = 0.9 * first[0] + 0.1 * model[0](inputs).mean(0)
+    torch.testing.assert_close(model[1].running_mean, expected)
+
+
+def test_buffers_are_those_of_rank_0(world):
+    world(2).run(buffers_follow)
+
+
+def clips(wire, size):
+    """The norm is that of the reduced gradients, and the step that clips is the step after clipping."""
+    models = [network(torch.float), network(torch.float)]
+    synchronizers = [
+        GradientSynchronizer(m, wire_dtype=wire, gradient_norm=True, **SMALL) for m in models
+    ]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, fused=True) for m in models]
+    for step in range(3):
+        for model in models:
+            model.zero_grad()
+            loss_of(model, dist.get_rank(), step, torch.float).backward()
+        expected = torch.nn.utils.get_total_norm([p.grad.double() for p in models[0].parameters()])
+        torch.testing.assert_close(synchronizers[0].grad_norm(), expected)
+        limit = expected.item() / 3
+        synchronizers[0].clip_in_step(optimizers[0], limit)
+        torch.nn.utils.clip_grad_norm_(models[1].parameters(), limit)
+        for optimizer in optimizers:
+            optimizer.step()
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+    return synchronizers[0].grad_norm().item()
+
+
+@pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
+@pytest.mark.parametrize("size", [1, 2])
+def test_clipping_in_the_step(world, size, wire):
+    assert len(set(world(size).run(clips, wire, size))) == 1
+
+
+def skips():
+    """A step over gradients that are not finite does nothing, on any rank."""
+    model = network(torch.float)
+    synchronizer = GradientSynchronizer(model, gradient_norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    before = [p.clone() for p in model.parameters()]
+    loss = loss_of(model, dist.get_rank(), 0, torch.float)
+    (loss * (math.inf if dist.get_rank() == 1 else 1.0)).backward()
+    synchronizer.clip_in_step(optimizer, 1.0)
+    optimizer.step()
+    assert synchronizer.found_inf.tolist() == [1.0]
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+def test_a_step_over_infinite_gradients_does_nothing(world):
+    world(2).run(skips)
+
+
+def needs_a_fused_optimizer():
+    model = network()
+    synchronizer = GradientSynchronizer(model, gradient_norm=True)
+    loss_of(model, dist.get_rank(), 0).backward()
+    with pytest.raises(
+        TypeError, match=r"expected an optimizer that scales.*got SGD without fused=True"
+    ):
+        synchronizer.clip_in_step(sgd(model.parameters()), 1.0)
+
+
+def test_an_optimizer_that_cannot_clip_is_refused(world):
+    world(1).run(needs_a_fused_optimizer)
+
+
+def accumulates():
+    ours, stock = network(torch.float), DistributedDataParallel(network(torch.float))
+    synchronizer = GradientSynchronizer(ours, **SMALL)
+    for model, quiet in ((ours, synchronizer.no_sync), (stock, stock.no_sync)):
+        for step in range(2):
+            with quiet():
+                loss_of(model, dist.get_rank(), step, torch.float).backward()
+        loss_of(model, dist.get_rank(), 2, torch.float).backward()
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_gradients_are_accumulated(world):
+    world(2).run(accumulates)
+
+
+def freezes():
+    """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
+    ours, stock = network(torch.float), network(torch.float)
+    GradientSynchronizer(ours, **SMALL)
+    optimizers = [sgd(ours.parameters()), sgd(stock.parameters())]
+    for step in range(8):
+        frozen = step // 2 % 2 == 1
+        for model in (ours, stock):
+            model[0].requires_grad_(not frozen)
+            model[2].bias.requires_grad_(step % 3 != 0)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(ours, dist.get_rank(), step, torch.float).backward()
+        wrapped = DistributedDataParallel(stock)
+        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            assert torch.equal(a, b), step
+
+
+def test_parameters_frozen_and_unfrozen(world):
+    world(2).run(freezes)
+
+
+class Branches(nn.Module):
+    """Uses one of two layers, and a third never."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.never = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, inputs, take_one):
+        return (self.one if take_one else self.two)(inputs).sum()
+
+
+def unused():
+    model, rank = Branches(), dist.get_rank()
+    GradientSynchronizer(model, find_unused_parameters=True, **SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    kept = model.never.weight.clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs = torch.full((3, 4), 1.0 + rank)
+        model(inputs, (step + rank) % 2 == 0).backward()
+        # Each layer is used by one rank of two: the mean is half of what that rank has.
+        for layer, user in ((model.one, step % 2), (model.two, 1 - step % 2)):
+            assert torch.equal(layer.weight.grad, torch.full((2, 4), 3 * (1.0 + user) / 2))
+        assert model.never.weight.grad is None
+        optimizer.step()
+    assert torch.equal(model.never.weight, kept)
+    assert_replicated(model)
+
+
+def test_unused_parameters(world):
+    world(2).run(unused)
+
+
+def left_out():
+    model = Branches()
+    GradientSynchronizer(model)
+    model(torch.ones(3, 4), True).backward()
+    with pytest.raises(
+        RuntimeError, match=r"got none for .*never\.weight.*find_unused_parameters=True"
+    ):
+        model(torch.ones(3, 4), True)
+
+
+def test_a_parameter_left_out_is_named(world):
+    world(1).run(left_out)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = network(), nn.Linear(5, 5).double(), reentrant
+
+    def forward(self, inputs):
+        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=self.reentrant)
+        return checkpoint(self.second, hidden, use_reentrant=self.reentrant)
+
+
+def checkpoints(reentrant):
+    torch.manual_seed(3)
+    ours, stock = Checkpointed(reentrant), Checkpointed(False)
+    stock.load_state_dict(ours.state_dict())
+    GradientSynchronizer(ours, **SMALL)
+    wrapped = DistributedDataParallel(stock)
+    for step in range(2):
+        for model in (ours, wrapped):
+            loss_of(model, dist.get_rank(), step).backward()
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints(world, reentrant):
+    world(2).run(checkpoints, reentrant)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = network(), network(torch.bfloat16)
+
+    def forward(self, rank, step):
+        return loss_of(self.wide, rank, step) + loss_of(self.narrow, rank, step, torch.bfloat16)
+
+
+def mixed(wire):
+    model = Mixed()
+    synchronizer = GradientSynchronizer(model, wire_dtype=wire, gradient_norm=True, **SMALL)
+    optimizer = sgd(model.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        model(dist.get_rank(), step).backward()
+        expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
+        torch.testing.assert_close(synchronizer.grad_norm(), expected)
+        optimizer.step()
+    assert_replicated(model.wide)
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_mixed_dtypes(world, wire):
+    world(2).run(mixed, wire)
+
+
+def subgroups():
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = groups[dist.get_rank() // 2]
+    model = network()
+    with torch.no_grad():
+        model[0].weight.fill_(dist.get_rank())
+    GradientSynchronizer(model, group)
+    assert (model[0].weight == dist.get_rank() // 2 * 2).all()
+    loss_of(model, dist.get_rank(), 0).backward()
+    summed = model[0].weight.grad.clone()
+    dist.all_reduce(summed, group=group)
+    torch.testing.assert_close(summed, 2 * model[0].weight.grad)
+
+
+def test_groups(world):
+    world(4).run(subgroups)
+
+
+def removed():
+    model = network()
+    synchronizer = GradientSynchronizer(model)
+    synchronizer.remove()
+    loss_of(model, dist.get_rank(), 0).backward()
+    mine = model[0].weight.grad.clone()
+    summed = mine.clone()
+    dist.all_reduce(summed)
+    assert not torch.equal(summed, 2 * mine)
+
+
+def test_without_it_gradients_are_the_ranks_own(world):
+    world(2).run(removed)
+
+
+def other_shapes():
+    model = nn.Linear(3, 4 + dist.get_rank())
+    with pytest.raises(RuntimeError, match=r"weight of \(4, 3\).*on rank 0 and weight of \(5, 3\)"):
+        GradientSynchronizer(model)
+
+
+def test_other_shapes_on_another_rank(world):
+    world(2).run(other_shapes)
+
+
+def sparse():
+    model = nn.Embedding(10, 3, sparse=True)
+    GradientSynchronizer(model)
+    with pytest.raises(
+        TypeError, match=r"expected dense gradients, got one of layout torch\.sparse_coo of weight"
+    ):
+        model(torch.tensor([1, 2])).sum().backward()
+
+
+def test_sparse_gradients_are_refused(world):
+    world(1).run(sparse)
+
+
+def compiled():
+    """torch.compile's graphs leave their gradients where autograd does."""
+    ours, stock = network(torch.float), network(torch.float)
+    GradientSynchronizer(ours)
+    fast = torch.compile(ours, backend="aot_eager")
+    wrapped = DistributedDataParallel(stock)
+    for step in range(2):
+        loss_of(fast, dist.get_rank(), step, torch.float).backward()
+        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_compiled_module(world):
+    world(2).run(compiled)
+
+
+def test_a_size_of_buckets_that_is_none() -> None:
+    with pytest.raises(ValueError, match="expected bucket_cap_mb above 0, got 0"):
+        GradientSynchronizer(nn.Linear(1, 1), bucket_cap_mb=0)

@@ -1,0 +1,228 @@
+"""fastcoll.fsdp: FSDP2 through shared staging, with a wire dtype and the norm of the shards."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from training import loss_of, network, sgd, train, train_alone
+
+import fastcoll.fsdp
+from fastcoll.fsdp import FusedReduceScatter
+from fastcoll.fsdp.received import narrowed, sum_by_kernel, sum_by_torch
+
+STEPS = 5
+
+
+def sharded(model, **options):
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def full(model):
+    return [p.full_tensor() for p in model.parameters()]
+
+
+def same_as_stock(reshard):
+    """Without a wire dtype every bit is that of FSDP2's own calls."""
+    ours = sharded(network(torch.float), reshard_after_forward=reshard)
+    stock = sharded(network(torch.float), reshard_after_forward=reshard)
+    fastcoll.fsdp.apply(ours)
+    assert train(ours, STEPS) == train(stock, STEPS)
+    for a, b in zip(full(ours), full(stock), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_training_is_that_of_fsdp(world, size, reshard):
+    world(size).run(same_as_stock, reshard)
+
+
+def like_one_process():
+    model = sharded(network())
+    fastcoll.fsdp.apply(model, gradient_norm=True)
+    train(model, STEPS)
+    alone = train_alone(STEPS, dist.get_world_size())
+    for mine, other in zip(full(model), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+
+
+def test_training_is_that_of_one_process(world):
+    world(3).run(like_one_process)
+
+
+def bf16_wire_of_bf16_gradients():
+    """What was 16 bits wide travels in 16 bits without loss: the bits of a float32 reduction."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    ours, stock = (sharded(network(torch.float), mp_policy=policy) for _ in range(2))
+    fastcoll.fsdp.apply(ours, wire_dtype=torch.bfloat16)
+    for step in range(STEPS):
+        for model in (ours, stock):
+            loss_of(model, dist.get_rank(), step, torch.bfloat16).backward()
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            assert torch.equal(a.grad.to_local(), b.grad.to_local())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_wire_of_16_bits_loses_nothing_of_16_bit_gradients(world, size):
+    world(size).run(bf16_wire_of_bf16_gradients)
+
+
+def reduce_scatters(wire, op, elements):
+    """Each input is rounded once, and the float32 sum not at all; squares are those of the output."""
+    size, mine = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(elements)
+    given = torch.randn(size, size * elements, generator=generator)
+    measured = []
+    scatter = FusedReduceScatter(wire, measured.append)
+    message = scatter.allocate((size * elements,), dtype=torch.float32, device=torch.device("cpu"))
+    output = scatter.allocate((elements,), dtype=torch.float32, device=torch.device("cpu"))
+    message.copy_(given[mine])
+    scatter(output, message, dist.group.WORLD, op)
+    total = torch.zeros(elements)
+    for rank in range(size):
+        part = given[rank, mine * elements : (mine + 1) * elements]
+        total += part if wire is None else part.to(wire).float()
+    if op == dist.ReduceOp.AVG:
+        total /= size
+    assert torch.equal(output, total)
+    torch.testing.assert_close(measured[0].item(), total.double().square().sum().item())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("elements", [0, 1, 1000, 300_007])
+def test_reduce_scatter(world, size, wire, elements):
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        world(size).run(reduce_scatters, wire, op, elements)
+
+
+def clips():
+    model, stock = sharded(network(torch.float)), sharded(network(torch.float))
+    shards = fastcoll.fsdp.apply(model, gradient_norm=True)
+    with pytest.raises(RuntimeError, match="no norm is known"):
+        shards.grad_norm()
+    for step in range(3):
+        for each in (model, stock):
+            each.zero_grad()
+            loss_of(each, dist.get_rank(), step, torch.float).backward()
+        norm = shards.grad_norm()
+        limit = norm.item() / 2
+        shards.clip_grad_norm_(model.parameters(), limit)
+        expected = torch.nn.utils.clip_grad_norm_(stock.parameters(), limit).full_tensor()
+        torch.testing.assert_close(norm.float(), expected)
+        assert shards.found_inf.tolist() == [0.0]
+        for a, b in zip(model.parameters(), stock.parameters(), strict=True):
+            torch.testing.assert_close(a.grad.to_local(), b.grad.to_local())
+    with pytest.raises(TypeError, match="expected clip_grad_norm_ for sharded gradients"):
+        shards.clip_in_step(sgd(model.parameters()), 1.0)
+    return norm.item()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_norm_and_clipping(world, size):
+    assert len(set(world(size).run(clips))) == 1
+
+
+def finds(wire):
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    model = sharded(network(torch.float), mp_policy=policy)
+    shards = fastcoll.fsdp.apply(model, wire_dtype=wire, gradient_norm=True)
+    loss = loss_of(model, dist.get_rank(), 0, torch.float)
+    (loss * (math.inf if dist.get_rank() == 1 else 1.0)).backward()
+    assert shards.found_inf.tolist() == [1.0]
+    model.zero_grad()
+    loss_of(model, dist.get_rank(), 1, torch.float).backward()
+    assert shards.found_inf.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_gradients_that_are_not_finite_are_found(world, wire):
+    world(2).run(finds, wire)
+
+
+def used_again():
+    """The second step takes no new memory, and peers read the buffers where they are."""
+    model = sharded(network(torch.float, width=300))
+    fastcoll.fsdp.apply(model)
+    optimizer = sgd(model.parameters())
+    state = model[0]._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    buffers = groups[0]._reduce_scatter_comm._staging._buffers
+    counts = []
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step, torch.float).backward()
+        optimizer.step()
+        counts.append(len(buffers))
+    assert counts[0] > 0 and counts[-1] == counts[1], counts
+
+
+def test_buffers_are_used_again(world):
+    world(2).run(used_again)
+
+
+def accumulates():
+    ours, stock = sharded(network(torch.float)), sharded(network(torch.float))
+    shards = fastcoll.fsdp.apply(ours, gradient_norm=True)
+    for model in (ours, stock):
+        for step in range(3):
+            model.set_requires_gradient_sync(step == 2)
+            loss_of(model, dist.get_rank(), step, torch.float).backward()
+    total = torch.zeros(1, dtype=torch.float64)
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        assert torch.equal(a.grad.to_local(), b.grad.to_local())
+        total += a.grad.to_local().double().square().sum()
+    dist.all_reduce(total)
+    torch.testing.assert_close(shards.grad_norm(), total.sqrt().squeeze())
+
+
+def test_gradients_are_accumulated(world):
+    world(2).run(accumulates)
+
+
+def replicas():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(network(), mesh=mesh)
+    with pytest.raises(ValueError, match="expected one group of shards without replicas"):
+        fastcoll.fsdp.apply(model, gradient_norm=True)
+    fastcoll.fsdp.apply(model)
+    train(model, STEPS)
+    alone = train_alone(STEPS, 4)
+    for mine, other in zip(full(model), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+
+
+def test_replicated_shards(world):
+    world(4).run(replicas)
+
+
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("average", [True, False])
+def test_the_sum_of_what_was_received_by_kernel_and_by_torch(wire, average) -> None:
+    parts = torch.randn(5, 5003).to(wire)
+    by_kernel, by_torch = torch.empty(5003), torch.empty(5003)
+    sum_by_kernel(parts, by_kernel, average)
+    sum_by_torch(parts.float(), by_torch, average)
+    assert torch.equal(by_kernel, by_torch)
+    sum_by_kernel(parts[:, :0], by_kernel[:0], average)
+
+
+def test_a_message_is_narrowed_as_torch_does() -> None:
+    message = torch.randn(1001)
+    assert torch.equal(narrowed(message, torch.bfloat16), message.bfloat16())
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(
+        ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
+    ):
+        FusedReduceScatter(torch.int8)
+    with pytest.raises(ValueError, match="expected a module sharded by fully_shard, got Linear"):
+        fastcoll.fsdp.apply(nn.Linear(2, 2))
