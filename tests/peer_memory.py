@@ -56,6 +56,11 @@ class SharedFiles:
             store.set(f"file/{member.rank}", memory.path)  # the others find it
             store.add("mapped", 1)
             raise RuntimeError("no mapping in this test")
+        if "hangs" in self.refuses:
+            store.set(f"file/{member.rank}", memory.path)
+            store.add("mapped", 1)
+            time.sleep(3)
+            raise RuntimeError("too late for anybody")
         store.set(f"file/{member.rank}", memory.path)
         keys = [f"file/{rank}" for rank in range(member.size)]
         while not store.check(keys):

@@ -1,6 +1,6 @@
-"""fastcoll on CUDA devices: NCCL through CuPy.
+"""fastcoll on CUDA devices: NCCL through CuPy, and kernels over memory that ranks map of each other.
 
-Importing this package imports neither; :func:`fastcoll.cuda.nccl_library.load` does.
+Importing this package imports neither CuPy nor Triton; :func:`fastcoll.cuda.nccl_library.load` and the first plan do.
 """
 
 from __future__ import annotations

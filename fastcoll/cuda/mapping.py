@@ -60,11 +60,14 @@ class TorchSymmetricMemory:
     polls_per_second = 4_000_000
 
     def host(self) -> str:
-        """Returns the boot's id; memory is mapped through sockets of the host."""
+        """Returns the boot, and what passing memory on takes in common: process ids, and the folder of sockets."""
         try:
-            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            processes = os.readlink("/proc/self/ns/pid")
+            folder = os.stat(os.environ.get("TMPDIR") or "/tmp")
         except OSError:
             return os.uname().nodename
+        return f"{boot} {processes} {folder.st_dev}:{folder.st_ino}"
 
     def device_identity(self, device: torch.device) -> str:
         """Returns the GPU's UUID; "" if devices may overlap."""

@@ -29,6 +29,8 @@ __all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reaso
 
 _log = logging.getLogger("fastcoll.cuda")
 
+_PATIENCE = 60.0  # seconds for allocating and for mapping: all ranks are there, and NCCL would do
+
 _MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
 
 
@@ -171,7 +173,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
         if records[rank]["missing"]:
             return f"rank {rank}: {records[rank]['missing']}"
     if other := [rank for rank in ranks if records[rank]["host"] != records[0]["host"]]:
-        return f"{names_of(other)} and rank 0 are on different hosts"
+        return f"{names_of(other)} and rank 0 are on different hosts, or in containers apart"
     seen: dict[str, int] = {}
     for rank in ranks:
         identity = records[rank]["device"]
@@ -245,14 +247,15 @@ def open_region(
         return _without(member, kernels, reason)
 
     made: list[Any] = []
+    patience = min(timeout, _PATIENCE)
 
     def vote(what: str, function: Callable[[], Any]) -> str:
         """Returns why a rank could not, or "" if all could."""
         refusal = ""
         try:
             call = deadline.start(function)  # it may hang where a peer has died
-            if not call.wait(timeout):
-                raise member.fault("init", f"{what} timed out after {timeout * 1000:.0f} ms")
+            if not call.wait(patience):
+                raise TimeoutError(f"it has not ended after {patience:g} s")
             made.append(call.result())
         except Exception as error:
             refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]

@@ -15,9 +15,10 @@ from torch._C import _distributed_c10d as c10d
 
 import fastcoll
 from fastcoll import info
+from fastcoll.cuda import symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.mapping import rendezvous
+from fastcoll.cuda.mapping import TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.selector import Thresholds
 from fastcoll.cuda.symmetric import reason_against
 
@@ -46,7 +47,6 @@ def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, re
 
 
 def test_as_many_ranks_as_the_kernels_have_flags_for():
-    from fastcoll.cuda import symmetric
     from fastcoll.kernels.peers import MAX_RANKS
 
     assert symmetric._MOST_RANKS == MAX_RANKS
@@ -85,7 +85,10 @@ def without_peers(change):
         if change == "host":
             mapper.on_host = "another host"
         elif change == "device":
-            pass
+            pass  # see below
+        elif change == "hangs":
+            symmetric._PATIENCE = 0.5
+            mapper.refuses = {change}
         else:
             mapper.refuses = {change}
     if change == "device":
@@ -105,6 +108,7 @@ def without_peers(change):
     finally:
         log.removeHandler(handler)
         mapper.refuses, mapper.on_host, mapper.identity = set(), "one host", ""
+        symmetric._PATIENCE = 60.0
     reduces = peer_memory.reduces_of(group)
     assert reduces.chosen == "nccl" and reduces.region.peers is None
     said = [text for text in records if "by NCCL alone" in text]
@@ -128,6 +132,7 @@ def without_peers(change):
         ("missing", "rank 1: nothing is mapped in this test"),
         ("allocate", "rank 1: RuntimeError: no memory in this test"),
         ("map", "rank 1: RuntimeError: no mapping in this test"),
+        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s"),
     ],
 )
 def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
@@ -321,3 +326,14 @@ def test_another_error_of_torch_is_passed_on(monkeypatch):
         rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore())
     with pytest.raises(RuntimeError, match="Could not resolve"):
         c10d._resolve_process_group("fastcoll/g/third")
+
+
+def test_what_ranks_have_in_common_that_can_pass_memory_on(monkeypatch, tmp_path):
+    mapper = TorchSymmetricMemory()
+    common = mapper.host()
+    assert common == mapper.host() and len(common.split()) == 3
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # another container's
+    assert mapper.host() != common
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    assert mapper.device_identity(torch.device("cuda", 0)) == ""
+    assert mapper.missing() == ""

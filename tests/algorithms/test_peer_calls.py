@@ -50,6 +50,10 @@ def at_level_detail():
         tensors = [torch.ones(30, device=peer_memory.DEVICE) for _ in range(6)]
         fastcoll.all_reduce_coalesced(tensors)
         assert all(tensor.cpu().eq(2).all() for tensor in tensors)
+        for device in ("cpu", peer_memory.DEVICE):
+            tensors = [torch.ones(30, device=device) for _ in range(6)]
+            fastcoll.all_reduce_coalesced(tensors, wire_dtype=torch.bfloat16, scale=0.5)
+            assert all(tensor.cpu().eq(1).all() for tensor in tensors)
         dist.destroy_process_group()
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)

@@ -31,36 +31,38 @@ def inputs_of(count, dtype, seed=0):
     return [values(rank, count, dtype, seed) for rank in range(dist.get_world_size())]
 
 
+EACH = [
+    (torch.float32, 1, "SUM"),
+    (torch.float32, 37, "AVG"),
+    (torch.float32, 2100, "SUM"),
+    (torch.bfloat16, 1000, "MAX"),
+    (torch.bfloat16, 65, "SUM"),
+    (torch.float16, 130, "MIN"),
+    (torch.float64, 65, "PRODUCT"),
+    (torch.float64, 300, "AVG"),
+]
+
+
 def every_case(algorithm, async_op):
     from fastcoll.cuda.call_options import call_options
 
     reduces = None
     recording_device.clear()
-    seed = 0
     with recording_device.no_violations():
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            for count, op in (
-                (1, "SUM"),
-                (37, "AVG"),
-                (1000, "MAX"),
-                (4099, "SUM"),
-                (130, "MIN"),
-                (65, "PRODUCT"),
-            ):
-                seed += 1
-                inputs = inputs_of(count, dtype, seed)
-                x = inputs[dist.get_rank()].to(DEVICE)
-                with call_options(algorithm=algorithm):
-                    work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=async_op)
-                if async_op:
-                    work.wait()
-                x += 0  # on the caller's stream
-                expected = oracle(inputs, OPS[op], algorithm=algorithm)
-                assert torch.equal(x.cpu(), expected), (dtype, count, op)
-                reduces = reduces or peer_memory.reduces_of()
-                assert reduces.chosen == algorithm
-        for wire in (torch.bfloat16, torch.float16):
-            inputs = inputs_of(2777, torch.float32, seed)
+        for seed, (dtype, count, op) in enumerate(EACH):
+            inputs = inputs_of(count, dtype, seed)
+            x = inputs[dist.get_rank()].to(DEVICE)
+            with call_options(algorithm=algorithm):
+                work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=async_op)
+            if async_op:
+                work.wait()
+            x += 0  # on the caller's stream
+            expected = oracle(inputs, OPS[op], algorithm=algorithm)
+            assert torch.equal(x.cpu(), expected), (dtype, count, op)
+            reduces = reduces or peer_memory.reduces_of()
+            assert reduces.chosen == algorithm
+        for wire, count in ((torch.bfloat16, 1100), (torch.float16, 17)):
+            inputs = inputs_of(count, torch.float32, count)
             x = inputs[dist.get_rank()].to(DEVICE)
             with call_options(algorithm=algorithm, wire_dtype=wire, scale=0.5):
                 work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op)
@@ -169,10 +171,14 @@ def sixteen_bits_over_nccl(sizes):
             (torch.bfloat16, None), (torch.float16, None))
     ):  # fmt: skip
         inputs = inputs_of(count, dtype, seed)
-        x = inputs[dist.get_rank()].to(DEVICE)
-        with call_options(algorithm="all_to_all", wire_dtype=wire, scale=2.0):
-            dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
-        assert torch.equal(x.cpu(), oracle(inputs, "avg", 2.0, wire)), (dtype, wire, count)
+        for scale in (1.0, 0.3):
+            x = inputs[dist.get_rank()].to(DEVICE)
+            with call_options(algorithm="all_to_all", wire_dtype=wire, scale=scale):
+                dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
+            assert torch.equal(x.cpu(), oracle(inputs, "avg", scale, wire)), (dtype, wire, count)
+    if dist.get_world_size() == 1:
+        plans = peer_memory.reduces_of().plans._plans.values()
+        assert {len(plan.prepared.launches) for plan in plans} == {0, 2, 3, 5}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

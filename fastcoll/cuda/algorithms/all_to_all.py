@@ -2,7 +2,7 @@
 
 Phases: cast to the wire (unless the message is of it, and divides evenly), send each rank its share, sum the ranks'
 shares in rank order in float32 and round once, gather the shares, cast back.
-Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 calls of NCCL.
+Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 calls of NCCL; on one rank the casts alone.
 Chosen for narrower wires where ranks map no memory of each other. Its error is that of one rounding whatever the number
 of ranks, and its bits are those of one_shot and two_shot.
 """
@@ -86,6 +86,8 @@ class AllToAll(Algorithm):
             site.view(gathered + member.rank * share * item, own, wire),
             call.scale,
         )
+        if ranks == 1 and call.scale == 1.0 and (not in_place or sent == gathered):
+            return Prepared((*before, *behind), held=memory)  # a sum of one is what was cast
         communicator, stream = site.communicator, site.stream
 
         def exchange() -> None:
