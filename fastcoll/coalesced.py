@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-__all__ = ["CoalescedWork", "all_reduce_coalesced", "is_fastcoll"]
+from fastcoll._group_backend import cpu_backend, is_fastcoll
+
+__all__ = ["CoalescedWork", "all_reduce_coalesced"]
 
 _WIRES = (torch.bfloat16, torch.float16)
 
@@ -115,9 +117,24 @@ def all_reduce_coalesced(
 
         with call_options(wire_dtype=wire_dtype, scale=scale):
             return _ended(group.allreduce_coalesced(tensors, options), async_op)
+    return _ended(_on_cpu(tensors, options, group, wire_dtype, scale), async_op)
+
+
+def _on_cpu(
+    tensors: list[Tensor], options: Any, group: ProcessGroup, wire: torch.dtype | None, scale: float
+) -> CoalescedWork:
+    """Casts on the way where the tensors are float32, else before and behind; the factor comes last."""
     options.asyncOp = True
-    with torch.no_grad():
-        sent = [_as_sent(tensor, wire_dtype) for tensor in tensors]
+    if wire is not None and all(tensor.dtype == torch.float32 for tensor in tensors):
+        backend = cpu_backend(group, tensors[0].device)
+        sent, work = (
+            tensors,
+            backend.all_reduce_fused(tensors, options.reduceOp, wire, async_op=True),
+        )
+    else:
+        with torch.no_grad():
+            sent = [_as_sent(tensor, wire) for tensor in tensors]
+        work = group.allreduce_coalesced(sent, options)
 
     @torch.no_grad()
     def finish() -> None:
@@ -127,9 +144,7 @@ def all_reduce_coalesced(
         if scale != 1.0:
             torch._foreach_mul_(tensors, scale)
 
-    return _ended(
-        CoalescedWork(group.allreduce_coalesced(sent, options), tensors, finish), async_op
-    )
+    return CoalescedWork(work, tensors, finish)
 
 
 def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list[Tensor]:
@@ -163,16 +178,6 @@ def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list
     if not math.isfinite(scale):
         raise ValueError(f"{where}: expected a finite scale, got {scale}")
     return found
-
-
-def is_fastcoll(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Tells whether a group's tensors on a device are fastcoll's."""
-    if group is None:
-        return False
-    try:
-        return bool(group._get_backend(device).name() == "fastcoll")
-    except RuntimeError:  # it has none for this device
-        return False
 
 
 def _as_sent(tensor: Tensor, wire_dtype: torch.dtype | None) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll.coalesced import all_reduce_coalesced, is_fastcoll
+from fastcoll._group_backend import cpu_backend, is_fastcoll
+from fastcoll.coalesced import all_reduce_coalesced
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "BucketReduction",
     "Settings",
     "copy_back",
-    "cpu_backend",
     "measure",
     "reduce_bucket",
     "share_of_list",
@@ -119,14 +119,15 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
     """
     first = tensors[0]
     wire = settings.wire_of(first.dtype)
-    backend = cpu_backend(settings.process_group, first.device)
+    group = settings.process_group or dist.group.WORLD
+    backend = cpu_backend(group, first.device)
     if backend is not None and (wire is None or first.dtype == torch.float32):
         square = _new_square(first) if settings.gradient_norm else None
         work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op=True)
         return BucketReduction(work, None, square)
     if len(tensors) == 1:
         return _composed(first, wire, settings)
-    ours = is_fastcoll(settings.process_group or dist.group.WORLD, first.device)
+    ours = is_fastcoll(group, first.device)
     if ours and (wire is None or _casting(first, settings) is not None):
         return _coalesced(tensors, wire, settings)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -223,15 +224,3 @@ def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:
 
 def _new_square(like: Tensor) -> Tensor:
     return torch.zeros(1, dtype=torch.float64, device=like.device)
-
-
-def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
-    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another.
-
-    It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
-    """
-    if device.type != "cpu":
-        return None
-    backend = (group or dist.group.WORLD)._get_backend(device)  # type: ignore[union-attr]
-    backend = getattr(backend, "wrapped_pg", backend)
-    return backend if hasattr(backend, "all_reduce_fused") else None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from fastcoll.ddp.reduction import cpu_backend
+from fastcoll._group_backend import cpu_backend
 from fastcoll.fsdp.received import narrowed, sum_received
 from fastcoll.fsdp.staging import Staging
 

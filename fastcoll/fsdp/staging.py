@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastcoll.ddp.reduction import cpu_backend
+from fastcoll._group_backend import cpu_backend
 
 __all__ = ["Staging"]
 

@@ -1,0 +1,35 @@
+"""The backend object that serves a group's tensors on a device, if it is fastcoll's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+__all__ = ["cpu_backend", "is_fastcoll"]
+
+
+def is_fastcoll(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Tells whether a group's tensors on a device are fastcoll's."""
+    return _backend(group, device) is not None
+
+
+def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
+    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another.
+
+    It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
+    """
+    return _backend(group, device) if device.type == "cpu" else None
+
+
+def _backend(group: ProcessGroup | None, device: torch.device) -> Any:
+    if group is None:
+        return None
+    try:
+        backend = group._get_backend(device)
+    except RuntimeError:  # it has none for this device
+        return None
+    if backend.name() != "fastcoll":
+        return None
+    return getattr(backend, "wrapped_pg", backend)
