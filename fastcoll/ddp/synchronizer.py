@@ -36,6 +36,20 @@ class _Bucket:
         self.reduction: BucketReduction | None = None
 
 
+class _BeforeForward:
+    """The hook of a module. A copy of the module, or what is loaded of it, has one that does nothing."""
+
+    def __init__(self, synchronizer: GradientSynchronizer | None = None) -> None:
+        self._synchronizer = synchronizer
+
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        if self._synchronizer is not None:
+            self._synchronizer._before_forward()
+
+    def __reduce__(self) -> tuple[type[_BeforeForward], tuple[()]]:
+        return _BeforeForward, ()
+
+
 class GradientSynchronizer(GradientStatistics):
     """Averages the gradients of a module over the ranks of a group; in place of DistributedDataParallel.
 
@@ -46,8 +60,8 @@ class GradientSynchronizer(GradientStatistics):
 
     The module is used as it is, without a wrapper. When ``backward()`` returns, the gradients are reduced, on a
     device for the stream under which it was called. Parameters may be frozen and unfrozen between passes, on all ranks
-    alike. Uneven inputs (``join``) need DistributedDataParallel with
-    :func:`fastcoll.ddp.fused_allreduce_hook`.
+    alike. A copy of the module (``copy.deepcopy``, ``torch.save``) has no synchronizer. Uneven inputs (``join``)
+    need DistributedDataParallel with :func:`fastcoll.ddp.fused_allreduce_hook`.
 
     Args:
         module: Its parameters are made equal to rank 0's.
@@ -105,7 +119,7 @@ class GradientSynchronizer(GradientStatistics):
             p.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
             for p in self._names
         ]
-        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+        self._hooks.append(module.register_forward_pre_hook(_BeforeForward(self)))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -126,10 +140,10 @@ class GradientSynchronizer(GradientStatistics):
         self._require_complete()
         return super()._sum_of_squares()
 
-    def _before_forward(self, module: nn.Module, arguments: object) -> None:
+    def _before_forward(self) -> None:
         self._require_complete()
-        if self._broadcasts and self._enabled and module.training and torch.is_grad_enabled():
-            broadcast_from_first(list(module.buffers()), self.process_group)
+        if self._broadcasts and self._enabled and self.module.training and torch.is_grad_enabled():
+            broadcast_from_first(list(self.module.buffers()), self.process_group)
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         """A gradient is ready."""

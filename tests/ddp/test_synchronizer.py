@@ -1,5 +1,7 @@
 """GradientSynchronizer: the training of DistributedDataParallel without its buckets and wrapper."""
 
+import copy
+import io
 import math
 
 import pytest
@@ -323,6 +325,25 @@ def removed():
 
 def test_without_it_gradients_are_the_ranks_own(world):
     world(2).run(removed)
+
+
+def copied():
+    """An average of the weights, say, that one rank computes: its copy takes part in nothing."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    GradientSynchronizer(model)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    copies = [copy.deepcopy(model), torch.load(saved, weights_only=False)]
+    if dist.get_rank() == 0:
+        for each in copies:
+            each(torch.ones(2, 3)).sum().backward()
+            assert each[0].weight.grad is not None
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def test_a_copy_of_the_module_is_free(world):
+    world(2).run(copied)
 
 
 def other_shapes():
