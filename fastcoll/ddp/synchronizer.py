@@ -32,7 +32,7 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self.missing = len(self.parameters)
+        self.missing = set(self.parameters)
         self.reduction: BucketReduction | None = None
 
 
@@ -154,7 +154,14 @@ class GradientSynchronizer(GradientStatistics):
                 self._begin()
             if self._arrived is not None:
                 self._arrived.append(parameter)
-            self._bucket_of[parameter].missing -= 1
+            missing = self._bucket_of[parameter].missing
+            if parameter not in missing:
+                raise RuntimeError(
+                    f"{self._name()}: expected one gradient of each parameter in a pass, got a second one of "
+                    f"{self._names[parameter]}. Call backward() once for all losses, or all passes but the last one "
+                    "inside no_sync(); a layer that is used in several reentrant checkpoints needs use_reentrant=False."
+                )
+            missing.remove(parameter)
             self._launch_ready()
 
     def _begin(self) -> None:
@@ -164,7 +171,7 @@ class GradientSynchronizer(GradientStatistics):
             self._trained, self._buckets = trained, self._cut(trained)
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         for bucket in self._buckets:
-            bucket.missing, bucket.reduction = len(bucket.parameters), None
+            bucket.missing, bucket.reduction = set(bucket.parameters), None
         self._launched, self._under_way = 0, True
         if self._finds_unused:
             self._call_at_the_end(self._finish_with_unused)
@@ -235,7 +242,7 @@ class GradientSynchronizer(GradientStatistics):
         for parameter in absent:
             parameter.grad = torch.zeros_like(parameter)
         for bucket in self._buckets[self._launched :]:
-            bucket.missing = 0
+            bucket.missing = set()
         used = torch.tensor([p not in absent for p in self._trained], dtype=torch.uint8)
         device = self._trained[0].device
         used = used.to(device)
@@ -258,6 +265,10 @@ class GradientSynchronizer(GradientStatistics):
         parameters = list(self._names)
         self._order = [parameters[place] for place in order.tolist()]
 
+    def _name(self) -> str:
+        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        return f"fastcoll.GradientSynchronizer [rank {rank}/{size}]"
+
     def _require_complete(self) -> None:
         """Checks that no bucket waits for a gradient.
 
@@ -266,17 +277,11 @@ class GradientSynchronizer(GradientStatistics):
         """
         if not self._under_way:
             return
-        left = [
-            self._names[p]
-            for b in self._buckets
-            if b.missing
-            for p in b.parameters
-            if p.grad is None
-        ]
-        names = ", ".join(left) or "some whose gradients are of an earlier pass"
-        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        names = ", ".join(
+            self._names[p] for b in self._buckets for p in b.parameters if p in b.missing
+        )
         raise RuntimeError(
-            f"fastcoll.GradientSynchronizer [rank {rank}/{size}]: expected a gradient for every parameter in the last "
-            f"backward pass, got none for {names}. Pass find_unused_parameters=True, freeze the parameters that no "
-            "loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
+            f"{self._name()}: expected a gradient for every parameter in the last backward pass, got none for "
+            f"{names or 'what follows an error in it'}. Pass find_unused_parameters=True, freeze the parameters that "
+            "no loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
         )
