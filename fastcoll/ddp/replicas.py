@@ -38,7 +38,7 @@ def broadcast_from_first(
 
 
 def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup | None) -> None:
-    """Checks that all ranks have parameters of the same names, shapes and dtypes.
+    """Checks that all ranks have parameters of the same names, shapes and dtypes, and train the same of them.
 
     Raises:
         RuntimeError: They have not; on all ranks, naming the first that differs.
@@ -61,4 +61,5 @@ def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup 
 
 def _described(names: Mapping[nn.Parameter, str]) -> Iterable[str]:
     for parameter, name in names.items():
-        yield f"{name} of {tuple(parameter.shape)} {parameter.dtype}"
+        frozen = "" if parameter.requires_grad else ", frozen"
+        yield f"{name} of {tuple(parameter.shape)} {parameter.dtype}{frozen}"

@@ -134,6 +134,26 @@ def test_a_step_over_infinite_gradients_does_nothing(world):
     world(2).run(skips)
 
 
+def for_one_step():
+    """A step that nobody asked to clip is not clipped, nor skipped."""
+    model = network(torch.float)
+    synchronizer = GradientSynchronizer(model, gradient_norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    with pytest.raises(ValueError, match="expected a max_norm above 0, got -1"):
+        synchronizer.clip_in_step(optimizer, -1)
+    synchronizer.clip_in_step(optimizer, 1e-6)
+    optimizer.step()
+    before = [p.clone() for p in model.parameters()]
+    optimizer.step()
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, old - parameter.grad)
+
+
+def test_clipping_holds_for_one_step(world):
+    world(2).run(for_one_step)
+
+
 def needs_a_fused_optimizer():
     model = network()
     synchronizer = GradientSynchronizer(model, gradient_norm=True)

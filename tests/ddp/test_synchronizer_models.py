@@ -1,7 +1,9 @@
 """GradientSynchronizer and what models do: frozen and unused parameters, checkpoints, mixed dtypes, copies."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -77,10 +79,12 @@ def test_unused_parameters(world):
 def left_out():
     model = Branches()
     GradientSynchronizer(model)
-    model(torch.ones(3, 4), True).backward()
+    loss = model(torch.ones(3, 4), True)
     with pytest.raises(
         RuntimeError, match=r"got none for .*never\.weight.*find_unused_parameters=True"
     ):
+        loss.backward()
+    with pytest.raises(RuntimeError, match=r"got none for .*never\.weight"):
         model(torch.ones(3, 4), True)
 
 
@@ -89,19 +93,43 @@ def test_a_parameter_left_out_is_named(world):
 
 
 def two_passes():
-    """Two losses one after the other: the second pass would reduce what the first has reduced."""
-    model = Branches()
-    synchronizer = GradientSynchronizer(model, bucket_cap_mb=0.0001)
-    inputs = torch.ones(3, 4)
-    losses = [model(inputs, True), model(inputs, True)]
-    losses[0].backward()
-    with pytest.raises(RuntimeError, match=r"got a second one of one\.(weight|bias).*no_sync\(\)"):
-        losses[1].backward()
-    synchronizer.remove()
+    """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    alone = copy.deepcopy(model)
+    GradientSynchronizer(model, **SMALL)
+    output = model(torch.full((3, 4), 1.0 + dist.get_rank(), dtype=torch.double))
+    output.sum().backward(retain_graph=True)
+    output.square().sum().backward()
+    for rank in range(dist.get_world_size()):
+        output = alone(torch.full((3, 4), 1.0 + rank, dtype=torch.double))
+        ((output.sum() + output.square().sum()) / dist.get_world_size()).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_a_second_pass_is_refused(world):
-    world(1).run(two_passes)
+def two_forwards():
+    """Each with a backward pass of its own: the gradients are added up, as without ranks."""
+    torch.manual_seed(0)
+    model, size = network(), dist.get_world_size()
+    alone = network()
+    GradientSynchronizer(model, **SMALL)
+    losses = [loss_of(model, dist.get_rank(), step) for step in range(2)]
+    for loss in losses:
+        loss.backward()
+    for step in range(2):
+        for rank in range(size):
+            (loss_of(alone, rank, step) / size).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_two_forward_passes(world):
+    world(2).run(two_forwards)
+
+
+def test_two_losses_of_one_forward_pass(world):
+    world(2).run(two_passes)
 
 
 class Checkpointed(nn.Module):
@@ -130,6 +158,114 @@ def checkpoints(reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpoints(world, reentrant):
     world(2).run(checkpoints, reentrant)
+
+
+class Tied(nn.Module):
+    """One layer in two reentrant checkpoints, whose gradient comes twice; the last to come, or not."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.tied = nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4) if behind else nn.Identity()
+
+    def forward(self, inputs):
+        hidden = self.first(inputs.requires_grad_())
+        for _ in range(2):
+            hidden = checkpoint(self.tied, hidden, use_reentrant=True)
+        return hidden.sum()
+
+
+def tied(behind, options):
+    model = Tied(behind)
+    GradientSynchronizer(model, **SMALL, **options)
+    with pytest.raises(
+        RuntimeError, match=r"a second one of tied\.(weight|bias).*use_reentrant=False"
+    ):
+        model(torch.ones(3, 4)).backward()
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
+def test_a_layer_in_two_reentrant_checkpoints_is_refused(world, behind, options):
+    world(1).run(tied, behind, options)
+
+
+def frozen_first():
+    """As an adapter over a frozen base; the base is unfrozen later."""
+    model = network()
+    model[0].requires_grad_(False)
+    alone = network()
+    alone[0].requires_grad_(False)
+    GradientSynchronizer(model, **SMALL)
+    size = dist.get_world_size()
+    for step in range(3):
+        if step == 2:
+            for each in (model, alone):
+                each[0].requires_grad_(True)
+        loss_of(model, dist.get_rank(), step).backward()
+        for rank in range(size):
+            (loss_of(alone, rank, step) / size).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_parameters_frozen_from_the_start(world):
+    world(2).run(frozen_first)
+
+
+def other_dtype():
+    """Part of the module changes its dtype: buckets follow."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    GradientSynchronizer(model)
+    model(torch.ones(2, 4)).sum().backward()
+    model.zero_grad()
+    model[1].double()
+    model[1](model[0](torch.ones(2, 4)).double()).sum().backward()
+    total = model[1].bias.grad.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, 2 * model[1].bias.grad)
+
+
+def test_a_change_of_dtype(world):
+    world(2).run(other_dtype)
+
+
+def freed():
+    """A module that nobody holds is gone with its synchronizer."""
+    model = nn.Linear(4, 4)
+    synchronizer = GradientSynchronizer(model)
+    model(torch.ones(2, 4)).sum().backward()
+    left = [weakref.ref(model), weakref.ref(synchronizer)]
+    del model, synchronizer
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]
+
+
+def test_module_and_synchronizer_are_freed(world):
+    world(2).run(freed)
+
+
+def refused():
+    with pytest.raises(ValueError, match="some on device meta"):
+        GradientSynchronizer(nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="lazy ones"):
+        GradientSynchronizer(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match="got ReLU without"):
+        GradientSynchronizer(nn.ReLU())
+    with pytest.raises(ValueError, match="got DistributedDataParallel"):
+        GradientSynchronizer(DistributedDataParallel(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="a group that this rank is in"):
+        GradientSynchronizer(nn.Linear(2, 2), dist.GroupMember.NON_GROUP_MEMBER)
+    model = nn.Linear(2, 2)
+    model.weight.requires_grad_(dist.get_rank() == 0)
+    with pytest.raises(
+        RuntimeError, match=r"weight of \(2, 2\) torch\.float32 on rank 0 and .*, frozen on rank 1"
+    ):
+        GradientSynchronizer(model)
+
+
+def test_modules_that_cannot_be(world):
+    world(2).run(refused)
 
 
 class Mixed(nn.Module):
