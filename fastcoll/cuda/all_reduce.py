@@ -175,7 +175,8 @@ class AllReduces:
             together = _call(dtype, op, sizes, options)
             fused = options.fuse
             if fused is None:
-                fused = fuses(sizes, together, self.region.topology, self._thresholds)
+                forced = options.algorithm or self._forced
+                fused = fuses(sizes, together, self.region.topology, self._thresholds, forced)
             if fused and len(sizes) > 1 and self._serves(together, options):
                 calls.append((together, indices))
             else:
