@@ -153,5 +153,5 @@ class CudaClock:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             found.export_chrome_trace(str(path))
-            events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+            events: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["traceEvents"]
         return events
