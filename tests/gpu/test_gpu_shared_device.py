@@ -36,16 +36,16 @@ def test_in_a_graph_of_the_users_without_nccl(gpu_shared_world):
     gpu_shared_world(2).run(in_a_graph_of_the_users, "two_shot")
 
 
-def large_and_unforced():
-    """A message for which NCCL would be chosen elsewhere, and one that only NCCL could serve."""
+def unforced(count, algorithm):
+    """A message of a size for which NCCL may be chosen elsewhere, and others that only NCCL could serve."""
     group = forced_group("auto")
     topology = reduces_of(group).region.topology
     assert (topology.peers, topology.library) == (True, False), topology.reason
-    inputs = values(2_500_000, torch.float32, 1)
+    inputs = values(count, torch.float32, 1)
     x = inputs[dist.get_rank()].to(DEVICE)
     dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
-    assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, None, "two_shot"))
-    assert reduces_of(group).chosen == "two_shot"
+    assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, None, algorithm))
+    assert reduces_of(group).chosen == algorithm
     with pytest.raises(ValueError, match="ranks share a device, which NCCL refuses"):
         dist.all_reduce(torch.ones(3, dtype=torch.int64, device=DEVICE), group=group)
     with pytest.raises(ValueError, match="NCCL refuses them"):
@@ -54,5 +54,6 @@ def large_and_unforced():
     torch.cuda.synchronize()
 
 
-def test_what_nccl_would_do(gpu_shared_world):
-    gpu_shared_world(2).run(large_and_unforced)
+@pytest.mark.parametrize(("count", "algorithm"), [(5000, "one_shot"), (2_500_000, "two_shot")])
+def test_what_nccl_would_do(gpu_shared_world, count, algorithm):
+    gpu_shared_world(2).run(unforced, count, algorithm)
