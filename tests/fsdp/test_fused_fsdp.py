@@ -1,6 +1,7 @@
 """fastcoll.fsdp: FSDP2 through shared staging, with a wire dtype and the norm of the shards."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import loss_of, network, sgd, train, train_alone
 
 import fastcoll.fsdp
-from fastcoll.fsdp import FusedReduceScatter
+from fastcoll.fsdp import FusedReduceScatter, received
 from fastcoll.fsdp.received import narrowed, sum_by_kernel, sum_by_torch
 
 STEPS = 5
@@ -226,3 +227,16 @@ def test_bad_arguments() -> None:
         FusedReduceScatter(torch.int8)
     with pytest.raises(ValueError, match="expected a module sharded by fully_shard, got Linear"):
         fastcoll.fsdp.apply(nn.Linear(2, 2))
+
+
+def test_without_triton_torch_sums_and_the_log_says_so(monkeypatch, caplog) -> None:
+    received.has_kernels.cache_clear()
+    try:
+        assert received.has_kernels()
+        received.has_kernels.cache_clear()
+        monkeypatch.setitem(sys.modules, "fastcoll.kernels", None)
+        assert not received.has_kernels() and not received.has_kernels()
+        (record,) = caplog.records
+        assert "Triton cannot be imported (ModuleNotFoundError" in record.getMessage()
+    finally:
+        received.has_kernels.cache_clear()
