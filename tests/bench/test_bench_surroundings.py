@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import recording_device
@@ -21,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
 import peer_memory
 
-from fastcoll.bench import gradients, step_clock, surroundings
+from fastcoll.bench import gradients, page, step_clock, surroundings
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 from fastcoll.bench.kernel_cases import bucketed
 from fastcoll.bench.step_clock import Observed, observed_in
@@ -121,10 +123,27 @@ def test_every_way_is_measured(peer_world):
     assert added["GradientSynchronizer, as at one rank"]["kernels"] == 0
     assert added["all_reduce_coalesced of all"]["collective_kernels"] == 1
     assert added["GradientSynchronizer, bf16 wire"]["collective_kernels"] == 0
+    if "all_gather_single" in dir(dist):  # torch 2.13: FSDP2 calls nothing at one rank
+        assert added["FSDP2, fastcoll.fsdp.apply"]["collective_kernels"] == 0
     assert rows["stock DDP"]["of_stock_host"] == 1.0
     assert rows["stock DDP"]["bytes"] == 4 * model["size"]
     assert rows["GradientSynchronizer"]["passes"] == 4
     assert record["one_rank"].startswith("At one rank a collective has nothing to move")
+    assert_table(record)
+
+
+def assert_table(record):
+    """The page makes a table of it."""
+    record["machine"]["gpus"] = ["a GPU"]
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(page, "_RESULTS", Path(folder)):
+        assert page._surroundings() == ["No GPU has measured this yet."]
+        (Path(folder) / "surroundings_cuda_1rank.json").write_text(json.dumps(record))
+        lines = page._surroundings()
+    rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines) if cells[1:]}
+    assert rows["stock DDP"][5].strip() == "1.00" and rows["stock DDP"][8].strip() == "4 S"
+    assert rows["FSDP2"][8].strip() == "-"
+    assert "no data parallelism" not in rows
+    assert lines[-2].startswith("`python -m fastcoll.bench.surroundings small")
 
 
 def broken():
