@@ -9,7 +9,8 @@
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
 # make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT; needs no
-#               network; gpu-kernels and gpu-engine are its two halves, of 8 minutes each at most
+#               network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, gpu-gradients, of 6, and
+#               gpu-shared, of 2
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make peers    install other libraries, to measure against them too (into .peers/)
 # make clean    remove what was built, not the environment
@@ -43,7 +44,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine kernels-matrix peers clean
+.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -75,12 +76,14 @@ sanitize: $(STAMPS)/test $(STAMPS)/build
 bench: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench
 
-# Results go to OUT. One half goes on when the other fails.
+# Results go to OUT. One part goes on when another fails.
 OUT ?= bench/results
 gpu:
 	status=0
 	$(MAKE) gpu-kernels || status=$$?
 	$(MAKE) gpu-engine || status=$$?
+	$(MAKE) gpu-gradients || status=$$?
+	$(MAKE) gpu-shared || status=$$?
 	exit $$status
 
 # Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there.
@@ -91,11 +94,28 @@ gpu-engine:
 	$(MAKE) build/package
 	cd build/package
 	status=0
-	timeout 350 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu || status=$$?
+	timeout 350 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
+	    --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?
 	exit $$status
+
+# What surrounds the collectives of a training step, at one rank.
+gpu-gradients:
+	mkdir -p '$(OUT)'
+	out=$$(cd '$(OUT)' && pwd)
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	$(MAKE) build/package
+	cd build/package
+	timeout 350 $(PYTHON) -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.json"
+
+# Ranks that share the GPU, without NCCL.
+gpu-shared:
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	$(MAKE) build/package
+	cd build/package
+	timeout 120 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py
 
 # Installs nothing and compiles no C++: the kernels need torch and Triton only.
 gpu-kernels: build/package

@@ -24,6 +24,7 @@ class SharedFiles:
         refuses: Steps that fail on this rank: "allocate", "map"; or "missing".
         on_host: What ranks have in common that share a host.
         identity: Of this rank's device; "" where ranks may share one.
+        shared: The same where ranks do share one, and NCCL would refuse them.
     """
 
     def __init__(self) -> None:
@@ -31,12 +32,16 @@ class SharedFiles:
         self.refuses: set[str] = set()
         self.on_host = "one host"
         self.identity = ""
+        self.shared = ""
 
     def host(self) -> str:
         return self.on_host
 
     def device_identity(self, device: torch.device) -> str:
         return self.identity
+
+    def shared_identity(self, device: torch.device) -> str:
+        return self.shared
 
     def missing(self) -> str:
         return "nothing is mapped in this test" if "missing" in self.refuses else ""

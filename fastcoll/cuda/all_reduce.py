@@ -94,7 +94,8 @@ class AllReduces:
     @property
     def is_idle(self) -> bool:
         """Whether NCCL alone serves every call that has no options."""
-        return not self.region.topology.kernels and self._forced in ("auto", "nccl")
+        topology = self.region.topology
+        return topology.library and not topology.kernels and self._forced in ("auto", "nccl")
 
     def serve(self, tasks: Sequence[Task], stream: int) -> list[int]:
         """Puts all-reduces on the current stream that are not NCCL's own.
@@ -175,7 +176,8 @@ class AllReduces:
             together = _call(dtype, op, sizes, options)
             fused = options.fuse
             if fused is None:
-                fused = fuses(sizes, together, self.region.topology, self._thresholds)
+                forced = options.algorithm or self._forced
+                fused = fuses(sizes, together, self.region.topology, self._thresholds, forced)
             if fused and len(sizes) > 1 and self._serves(together, options):
                 calls.append((together, indices))
             else:

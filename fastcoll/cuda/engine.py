@@ -31,6 +31,7 @@ from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_reductions import FactorOnDevice
 from fastcoll.cuda.nccl_types import Reduction, reduced
 from fastcoll.cuda.selector import AUTO, DEFAULT, Thresholds
+from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
 
 __all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
@@ -190,6 +191,7 @@ class CudaEngine:
             self._wish,
             lambda: self.communicators.aborted,
             communicator.instance,
+            library=not isinstance(communicator, SharedDevice),
         )
         self.all_reduces[device] = AllReduces(
             communicator,
@@ -205,7 +207,11 @@ class CudaEngine:
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Notes a communicator, and shows it to the watchdog."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
-        if not self.communicators.add(made.handle, name, instance, pair):
+        if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
+            added = not self.communicators.aborted
+        else:
+            added = self.communicators.add(made.handle, name, instance, pair)
+        if not added:
             made.abort("the group was aborted")
             raise self._member.fault("init", "the group was aborted")
         made.instance = instance
@@ -293,7 +299,9 @@ class CudaEngine:
             reduces.close()
         self.all_reduces.clear()
         for communicator in self._known.values():
-            if communicator.closed is None and self.communicators.remove(communicator.handle):
+            if isinstance(communicator, SharedDevice):
+                communicator.destroy()
+            elif communicator.closed is None and self.communicators.remove(communicator.handle):
                 communicator.ended_elsewhere = None
                 try:
                     communicator.destroy()
@@ -353,16 +361,9 @@ class CudaEngine:
         return op
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
-        return NcclCommunicator.create(
-            self._store,
-            group=self._member.group,
-            rank=self._member.rank,
-            size=self._member.size,
-            device=device,
-            timeout=self._timeout,
-            generation=self._generation(-1),
-            cancelled=_Aborted(self.communicators),
-        )
+        over = _Aborted(self.communicators)
+        generation = self._generation(-1)
+        return communicator_of(self._store, self._member, device, self._timeout, generation, over)
 
     def _generation(self, pair: int) -> int:
         """Returns how many communicators these ranks have begun to make before."""
@@ -371,16 +372,11 @@ class CudaEngine:
 
     def _for_pair(self, device: torch.device, peer: int) -> NcclCommunicator:
         low, high = sorted((self._member.rank, peer))
-        return NcclCommunicator.create(
-            PrefixStore(f"pair/{low}-{high}", self._store),
-            group=f"{self._member.group}, ranks {low} and {high}",
-            rank=int(self._member.rank == high),
-            size=2,
-            device=device,
-            timeout=self._timeout,
-            generation=self._generation(peer),
-            cancelled=_Aborted(self.communicators),
-        )
+        two = f"{self._member.group}, ranks {low} and {high}"
+        member = Member(two, int(self._member.rank == high), 2)
+        store = PrefixStore(f"pair/{low}-{high}", self._store)
+        over = _Aborted(self.communicators)
+        return communicator_of(store, member, device, self._timeout, self._generation(peer), over)
 
 
 # After the import of what aborts communicators at exit, hence called before it: groups close theirs first.

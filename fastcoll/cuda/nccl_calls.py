@@ -17,7 +17,8 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import NcclLibrary, StatusError
 from fastcoll.cuda.nccl_reductions import PreMulSums
 from fastcoll.cuda.nccl_status import finish, translated
-from fastcoll.cuda.nccl_types import PREMUL_SUM, Reduction, moved, reduced
+from fastcoll.cuda.nccl_types import AVG, PREMUL_SUM, Reduction, moved, reduced
+from fastcoll.cuda.one_rank import FIXED_IN, whole_pieces
 
 __all__ = ["DataCalls", "group"]
 
@@ -45,6 +46,7 @@ class DataCalls:
         self._closed: str | None = None
         self.ended_elsewhere: Callable[[], str | None] | None = None
         self._factors = PreMulSums(library)
+        self._drops_ends = member.size == 1 and library.version < FIXED_IN
 
     @property
     def handle(self) -> int:
@@ -81,9 +83,8 @@ class DataCalls:
             TypeError: NCCL has no such reduction of this dtype.
             DistBackendError: NCCL failed.
         """
-        code, parts, number = self._reduction("all_reduce", dtype, op)
-        args = (send, receive, count * parts, code, number, stream)
-        self._call("all_reduce", self._raw.allReduce, args)
+        what = "all_reduce"
+        self._reduce(what, self._raw.allReduce, (send, receive), count, dtype, op, stream)
 
     def reduce(
         self,
@@ -96,17 +97,14 @@ class DataCalls:
         stream: int,
     ) -> None:
         """Like :meth:`all_reduce`, with the result on ``root`` alone; elsewhere ``receive`` may be 0."""
-        code, parts, number = self._reduction("reduce", dtype, op)
-        args = (send, receive, count * parts, code, number, root, stream)
-        self._call("reduce", self._raw.reduce, args)
+        self._reduce("reduce", self._raw.reduce, (send, receive), count, dtype, op, root, stream)
 
     def reduce_scatter(
         self, send: int, receive: int, count: int, dtype: torch.dtype, op: Any, stream: int
     ) -> None:
         """Reduces ``count`` elements for each rank, ``size * count`` in all, and leaves each its own."""
-        code, parts, number = self._reduction("reduce_scatter", dtype, op)
-        args = (send, receive, count * parts, code, number, stream)
-        self._call("reduce_scatter", self._raw.reduceScatter, args)
+        what = "reduce_scatter"
+        self._reduce(what, self._raw.reduceScatter, (send, receive), count, dtype, op, stream)
 
     def broadcast(
         self, send: int, receive: int, count: int, dtype: torch.dtype, root: int, stream: int
@@ -196,6 +194,28 @@ class DataCalls:
             raise TypeError(self.member.says(what, str(error))) from None
         except StatusError as error:
             raise self._translated(what, error) from None
+
+    def _reduce(
+        self,
+        what: str,
+        function: Callable[..., None],
+        addresses: tuple[int, int],
+        count: int,
+        dtype: torch.dtype,
+        op: Any,
+        *rest: int,
+    ) -> None:
+        code, parts, number = self._reduction(what, dtype, op)
+        send, receive = addresses
+        count *= parts
+        # What an average of one rank leaves as it was is right.
+        if not self._drops_ends or number < AVG or (number == AVG and send == receive):
+            self._call(what, function, (send, receive, count, code, number, *rest))
+            return
+        item = dtype.itemsize // parts
+        for first, some in whole_pieces(count, item):
+            at = first * item
+            self._call(what, function, (send + at, receive + at, some, code, number, *rest))
 
     def _call(self, what: str, function: Callable[..., None], arguments: tuple[int, ...]) -> None:
         if (closed := self.closed) is not None:

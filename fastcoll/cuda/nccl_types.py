@@ -12,10 +12,14 @@ from typing import NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-__all__ = ["PREMUL_SUM", "REDUCTIONS", "TYPES", "Reduction", "WireType", "moved", "reduced"]
+__all__ = ["AVG", "PREMUL_SUM", "REDUCTIONS", "TYPES", "Reduction", "WireType", "moved", "reduced"]
 
 PREMUL_SUM = -1
 """In place of an operation's number: one must be made for the factor."""
+
+
+AVG = 4
+"""NCCL's number of the average; those of the sums with a factor, which are made, lie beyond."""
 
 
 class WireType(NamedTuple):
@@ -45,7 +49,7 @@ class Reduction(NamedTuple):
 
 
 _UINT8 = 1
-_SUM, _PROD, _MAX, _MIN, _AVG = range(5)
+_SUM, _PROD, _MAX, _MIN = range(AVG)
 
 TYPES: dict[torch.dtype, WireType] = {
     torch.int8: WireType(0, 1),
@@ -71,7 +75,7 @@ REDUCTIONS: dict[ReduceOp.RedOpType, int] = {
     ReduceOp.PRODUCT: _PROD,
     ReduceOp.MAX: _MAX,
     ReduceOp.MIN: _MIN,
-    ReduceOp.AVG: _AVG,
+    ReduceOp.AVG: AVG,
     ReduceOp.PREMUL_SUM: PREMUL_SUM,
 }
 

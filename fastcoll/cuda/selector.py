@@ -62,7 +62,10 @@ def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT)
                 break
         if call.wire is not None:  # with NCCL it takes two collectives and three kernels
             yield from ("two_shot", "one_shot")
-    yield from ("nccl", "all_to_all")
+    if topology.library:
+        yield from ("nccl", "all_to_all")
+    else:
+        yield from ("two_shot", "one_shot", "nccl")
 
 
 def select(
@@ -103,18 +106,27 @@ def select(
     )
 
 
-def fuses(sizes: Sequence[int], call: Call, topology: Topology, thresholds: Thresholds) -> bool:
+def fuses(
+    sizes: Sequence[int],
+    call: Call,
+    topology: Topology,
+    thresholds: Thresholds,
+    forced: str = AUTO,
+) -> bool:
     """Tells whether tensors that are reduced together are many and small enough to be fused into one bucket.
+
+    One rank has nothing to gain by it; where an algorithm is forced it goes the way that several ranks would go.
 
     Args:
         sizes: Their elements.
         call: All of them as one list.
         topology: Of the group.
         thresholds: From the tuning table.
+        forced: As of :func:`select`.
     """
     return (
         topology.kernels
-        and topology.ranks > 1
+        and (topology.ranks > 1 or forced != AUTO)
         and call.dtype in FLOATS
         and len(sizes) >= thresholds.list_tensors
         and sum(sizes) * call.dtype.itemsize <= thresholds.list_bytes * len(sizes)

@@ -219,6 +219,7 @@ def open_region(
     wish: Wish,
     aborted: Callable[[], bool],
     instance: str = "",
+    library: bool = True,
 ) -> Region:
     """Finds out what the ranks of a group can do together, and maps their memory where they can; all ranks call it.
 
@@ -230,6 +231,7 @@ def open_region(
         wish: What this rank was told.
         aborted: Whether the group was aborted meanwhile.
         instance: Equal on all ranks, and no other group's of this process.
+        library: Whether NCCL takes these ranks.
 
     Raises:
         DistBackendError: A rank has not come in time, or the ranks were told different things.
@@ -244,7 +246,7 @@ def open_region(
     if member.size == 1 and wish.algorithm in ("auto", "nccl"):
         reason = reason or "there is one rank"
     if reason or mapper is None:
-        return _without(member, kernels, reason)
+        return _without(member, kernels, reason, library)
 
     made: list[Any] = []
     patience = min(timeout, _PATIENCE)
@@ -273,7 +275,7 @@ def open_region(
         return mapper.allocate(bucket_at + room.bucket_bytes, where)
 
     if reason := vote("allocated", allocate):
-        return _without(member, kernels, reason, unexpected=True)
+        return _without(member, kernels, reason, library, unexpected=True)
     memory: Tensor = made[0]
 
     def map_all() -> PeerMemory:
@@ -287,14 +289,17 @@ def open_region(
         return PeerMemory(buffers, memory, addresses, bucket_at, mapper)
 
     if reason := vote("mapped", map_all):
-        return _without(member, kernels, reason, unexpected=True)
-    topology = Topology(member.size, kernels, True, room.bucket_bytes)
+        return _without(member, kernels, reason, library, unexpected=True)
+    topology = Topology(member.size, kernels, True, room.bucket_bytes, library=library)
     return Region(topology, made[1])
 
 
-def _without(member: Member, kernels: bool, reason: str, unexpected: bool = False) -> Region:
+def _without(
+    member: Member, kernels: bool, reason: str, library: bool, unexpected: bool = False
+) -> Region:
     if member.rank == 0:
         asked = Env.read().debug in ("INFO", "TRACE")
         level = logging.WARNING if unexpected or asked else logging.INFO
-        _log.log(level, member.says("init", f"device tensors are reduced by NCCL alone: {reason}"))
-    return Region(Topology(member.size, kernels, reason=reason))
+        way = "by NCCL alone" if library else "by nothing"
+        _log.log(level, member.says("init", f"device tensors are reduced {way}: {reason}"))
+    return Region(Topology(member.size, kernels, reason=reason, library=library))

@@ -2,18 +2,38 @@
 
     out[i] = in[0][i] + in[1][i] + ... + in[n-1][i]; AVG: then divided by n
 
-On a GPU by one launch of kernels.Reduce. Bytes: n parts of the wire dtype read, one of float32 written.
+On a GPU by one launch of kernels.Reduce. Bytes: n parts of the wire dtype read, one of float32 written. Where Triton
+cannot be imported, and on the CPU, by a pass for each part, to the same bits: what a rank does here no other rank sees.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import logging
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["narrowed", "sum_by_kernel", "sum_by_torch", "sum_received"]
+__all__ = ["has_kernels", "narrowed", "sum_by_kernel", "sum_by_torch", "sum_received"]
+
+_log = logging.getLogger("fastcoll.fsdp")
+
+
+@cache
+def has_kernels() -> bool:
+    """Tells whether the kernels can be imported here; if not, the log has why, once."""
+    try:
+        import fastcoll.kernels  # noqa: F401
+    except Exception as error:  # no Triton, or one that does not work here
+        _log.warning(
+            "fastcoll.fsdp: messages are cast and summed by torch, a pass for each rank: Triton cannot be imported "
+            "(%s: %s). pip install 'fastcoll[triton]'",
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
 
 
 def sum_received(parts: Tensor, output: Tensor, average: bool) -> None:
@@ -24,7 +44,8 @@ def sum_received(parts: Tensor, output: Tensor, average: bool) -> None:
         output: [elements], float32, on the same device.
         average: Whether to divide by the number of ranks.
     """
-    (sum_by_kernel if parts.is_cuda else sum_by_torch)(parts, output, average)
+    by_kernel = parts.is_cuda and has_kernels()
+    (sum_by_kernel if by_kernel else sum_by_torch)(parts, output, average)
 
 
 def sum_by_torch(parts: Tensor, output: Tensor, average: bool) -> None:
@@ -33,7 +54,8 @@ def sum_by_torch(parts: Tensor, output: Tensor, average: bool) -> None:
     for part in parts[1:]:
         output += part
     if average:
-        output /= len(parts)
+        # By a tensor: a GPU would multiply by the reciprocal of a number.
+        output /= torch.full((), float(len(parts)), device=output.device)
 
 
 def sum_by_kernel(parts: Tensor, output: Tensor, average: bool) -> None:
@@ -47,7 +69,7 @@ def sum_by_kernel(parts: Tensor, output: Tensor, average: bool) -> None:
 
 def narrowed(message: Tensor, wire: torch.dtype) -> Tensor:
     """Returns a flat message as it travels: by one launch, on a GPU."""
-    if not message.is_cuda or message.numel() == 0:
+    if not message.is_cuda or message.numel() == 0 or not has_kernels():
         return message.to(wire)
     sent = torch.empty_like(message, dtype=wire)
     _flatten_plan(message.numel(), message.dtype, wire, message.device)([message], sent)

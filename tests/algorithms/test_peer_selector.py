@@ -89,13 +89,16 @@ def test_nccl_is_a_library_and_no_algorithm() -> None:
 
 
 def test_what_is_fused() -> None:
-    def fused(topology, *sizes, dtype=torch.float32):
-        return fuses(sizes, Call(dtype, "SUM", sizes), topology, DEFAULT)
+    def fused(topology, *sizes, dtype=torch.float32, forced="auto"):
+        return fuses(sizes, Call(dtype, "SUM", sizes), topology, DEFAULT, forced)
 
     assert fused(PEERS, 1, 2, 3, 4) and fused(NCCL, 1, 2, 3, 4)
     assert not fused(PEERS, 1, 2, 3)
     assert not fused(BARE, 1, 2, 3, 4)
-    assert not fused(Topology(1, kernels=True), 1, 2, 3, 4)
+    alone = Topology(1, kernels=True)
+    assert not fused(alone, 1, 2, 3, 4)
+    assert fused(alone, 1, 2, 3, 4, forced="nccl") and not fused(alone, 1, 2, 3, forced="nccl")
+    assert not fused(Topology(1), 1, 2, 3, 4, forced="nccl")
     assert not fused(NCCL, 1, 2, 3, 4, dtype=torch.int32)
     assert fused(NCCL, *[256 * KIB] * 4) and not fused(NCCL, *[256 * KIB] * 3, 256 * KIB + 1)
 

@@ -1,5 +1,7 @@
 """fastcoll.fsdp: FSDP2 through shared staging, with a wire dtype."""
 
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import loss_of, network, sgd, train, train_alone
 
 import fastcoll.fsdp
-from fastcoll.fsdp import FusedReduceScatter
+from fastcoll.fsdp import FusedReduceScatter, received
 from fastcoll.fsdp.received import narrowed, sum_by_kernel, sum_by_torch
 
 STEPS = 5
@@ -176,3 +178,16 @@ def test_bad_arguments() -> None:
         FusedReduceScatter(torch.int8)
     with pytest.raises(ValueError, match="expected a module sharded by fully_shard, got Linear"):
         fastcoll.fsdp.apply(nn.Linear(2, 2))
+
+
+def test_without_triton_torch_sums_and_the_log_says_so(monkeypatch, caplog) -> None:
+    received.has_kernels.cache_clear()
+    try:
+        assert received.has_kernels()
+        received.has_kernels.cache_clear()
+        monkeypatch.setitem(sys.modules, "fastcoll.kernels", None)
+        assert not received.has_kernels() and not received.has_kernels()
+        (record,) = caplog.records
+        assert "Triton cannot be imported (ModuleNotFoundError" in record.getMessage()
+    finally:
+        received.has_kernels.cache_clear()

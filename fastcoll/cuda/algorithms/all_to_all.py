@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 import torch
 
-from fastcoll.cuda.algorithms.algorithm import Algorithm, Launch, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.algorithm import (
+    NO_LIBRARY,
+    Algorithm,
+    Launch,
+    Piece,
+    Prepared,
+    Site,
+)
 from fastcoll.cuda.algorithms.call import Call, Topology
 
 __all__ = ["AllToAll"]
@@ -33,6 +40,8 @@ class AllToAll(Algorithm):
 
     def refusal(self, call: Call, topology: Topology) -> str:
         """Returns why it cannot serve a call, or ""."""
+        if not topology.library:
+            return NO_LIBRARY
         if not topology.kernels:
             return "the kernels need Triton on all ranks"
         if call.op not in ("SUM", "AVG"):

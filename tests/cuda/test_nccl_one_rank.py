@@ -1,0 +1,87 @@
+"""Sums of one rank with a factor: whole with every NCCL, also with those whose kernel drops the end of a message."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import example, given
+from hypothesis import strategies as st
+from nccl_ranks import StandIn, Tensors, communicator
+
+from fastcoll.cuda.one_rank import whole_pieces
+
+
+def written(count: int, itemsize: int) -> int:
+    """How many elements NCCL's kernel writes, by its own arithmetic before 2.29.7."""
+    blocks = min(32, -(-count * itemsize // (16 << 10)))
+    pack = 16 // itemsize
+    return min(count, blocks * (-(-(count // blocks) // pack) * pack))
+
+
+@given(st.integers(1, 1 << 22), st.sampled_from([1, 2, 4, 8]))
+@example(32 * 8192 + 1, 2)
+@example(8191, 2)
+@example(1, 8)
+def test_pieces_are_whole(count: int, itemsize: int) -> None:
+    pieces = list(whole_pieces(count, itemsize))
+    assert [first for first, _ in pieces] == [0, *[some for _, some in pieces[:-1]]]
+    assert sum(some for _, some in pieces) == count
+    assert all(written(some, itemsize) == some for _, some in pieces)
+
+
+def test_a_whole_message_would_not_be() -> None:
+    assert written(1_024_006, 2) == 1_024_000
+    assert list(whole_pieces(1_024_006, 2)) == [(0, 1_024_000), (1_024_000, 6)]
+    assert list(whole_pieces(8192 * 32, 2)) == [(0, 8192 * 32)]
+    assert list(whole_pieces(0, 2)) == []
+
+
+COUNT = 100_003
+
+
+def called(path: str, drops: bool) -> list[list[int]]:
+    """The counts of NCCL's calls for each of ours."""
+    counts = []
+    with communicator(path) as made:
+        assert made._drops_ends == (made.library.version < 22907)
+        made._drops_ends = drops
+        call = Tensors(made)
+        twice = dist._make_nccl_premul_sum(2.0)
+        x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
+        z = torch.complex(x, -x)
+        for source, target, op, factor in (
+            (x, y, dist.ReduceOp.AVG, 1), (x, x, dist.ReduceOp.AVG, 1),
+            (x, y, twice, 2), (x, x, twice, 2), (z, z, twice, 2), (x, y, dist.ReduceOp.SUM, 1),
+        ):  # fmt: skip
+            expected = source * factor
+            for reduce in (
+                call.all_reduce,
+                call.reduce_scatter,
+                lambda source, target, op: call.reduce(source, target, op, 0),
+            ):
+                given = source.clone()
+                into = given if target is source else torch.zeros_like(target)
+                StandIn.load(path).clear()
+                reduce(given, into, op)
+                assert torch.equal(into, expected), (op, reduce)
+                made_calls = StandIn.load(path).calls()
+                names = ("allReduce", "reduce", "reduceScatter")
+                counts.append([values["count"] for name, values in made_calls if name in names])
+    return counts
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_messages_are_called_in_pieces_where_they_must(world, stand_in, drops) -> None:
+    (counts,) = world(1).run(called, stand_in, drops)
+    whole, cut = [COUNT], [98_304, 1699]
+    both = [199_936, 70]
+    ways = [cut, whole, cut, cut, both, whole] if drops else [whole] * 4 + [[2 * COUNT], whole]
+    assert counts == [way for way in ways for _ in range(3)]
+
+
+def two_ranks(path: str) -> bool:
+    with communicator(path) as made:
+        return made._drops_ends
+
+
+def test_several_ranks_have_another_kernel(world, stand_in) -> None:
+    assert world(2).run(two_ranks, stand_in) == [False, False]
