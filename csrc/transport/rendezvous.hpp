@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../base/error.hpp"
 #include "../base/store.hpp"
 #include "group_memory.hpp"
 
@@ -82,6 +83,11 @@ class Rendezvous {
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
  private:
+  /// Thrown when a rank's process runs no more: no reason to vote for another transport.
+  struct ProcessGone : Error {
+    using Error::Error;
+  };
+
   bool read(int rank, GroupRecord& record);
   std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
   bool changed();
@@ -89,6 +95,9 @@ class Rendezvous {
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record) const;
   std::string hash() const;
+  std::string voteKey(int rank) const;
+  bool votedAgainst(std::string& why);
+  std::string reasonAgainst(const std::string& vote) const;
   std::string whyNotShared(const std::vector<GroupRecord>& records) const;
   std::string bindAll(TimePoint deadline, bool& restart);
   void pause(int& round) const;

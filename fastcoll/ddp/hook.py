@@ -14,6 +14,7 @@ shares' numbers are exchanged once a step; ``clip_grad_norm_`` of torch reads al
 
 # No `from __future__ import annotations`: DDP looks at the hook's.
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
@@ -27,7 +28,7 @@ __all__ = ["FusedAllreduceState", "fused_allreduce_hook"]
 
 
 class FusedAllreduceState(GradientStatistics):
-    """What the hook does, and what it has found of the gradients of the last backward pass.
+    """What the hook does, and what it has found of the gradients of the last backward pass, of one DDP module.
 
     Args:
         process_group: DDP's; None is the default group.
@@ -65,12 +66,30 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
         state._forget()
         state._pending = None
     buffer, settings = bucket.buffer(), state.settings
+    if buffer.layout != torch.strided:
+        return _reduced_sparse(buffer, settings)
     if settings.wire_of(buffer.dtype) in FLOAT8:
         return _reduced_in_float8(bucket, state)
     reduction = reduce_bucket([buffer], settings)
     if reduction.square is not None:
         state._squares.append(reduction.square)
     return reduction.then(buffer)
+
+
+def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
+    if settings.wire_dtype is not None or settings.gradient_norm:
+        raise ValueError(
+            f"fastcoll.FusedAllreduceState: expected dense gradients with a wire dtype or a norm, got one of layout "
+            f"{buffer.layout}. Use sparse=False in the embedding, or leave them out."
+        )
+    work = dist.all_reduce(buffer, group=settings.process_group, async_op=True)
+
+    def finish(done: Future[list[Tensor]]) -> Tensor:
+        (result,) = done.value()
+        return result / dist.get_world_size(settings.process_group) if settings.average else result
+
+    future: Future[list[Tensor]] = work.get_future()
+    return future.then(finish)
 
 
 def _reduced_in_float8(bucket: GradBucket, state: FusedAllreduceState) -> Future[Tensor]:

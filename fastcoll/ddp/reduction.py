@@ -180,13 +180,19 @@ def _coalesced(
     def finish() -> None:
         if square is not None:
             rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-            norms = torch._foreach_norm(share_of_list(tensors, rank, ranks), dtype=torch.float64)
+            parts = [_real(part) for part in share_of_list(tensors, rank, ranks)]
+            norms = torch._foreach_norm(parts, dtype=torch.float64) if parts else ()
             if norms:
                 used_here(square).copy_(torch.stack(norms).square().sum())
 
     return BucketReduction(work, finish, square)
 
 
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies a flat bucket to the tensors that it was made of."""
     at = 0
@@ -197,7 +203,7 @@ def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:
     """Sets the squares of this rank's share of a bucket, by a pass of its own."""
-    share = shares_of(reduced, group)[dist.get_rank(group)]
+    share = _real(shares_of(reduced, group)[dist.get_rank(group)])
     # In float64 no square of a float32 overflows, so that the norm is finite where the gradients are.
     square.copy_(torch.linalg.vector_norm(share, dtype=torch.float64).square())
 

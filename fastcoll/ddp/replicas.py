@@ -11,6 +11,9 @@ from torch.distributed import ProcessGroup
 
 __all__ = ["broadcast_from_first", "require_equal_shapes"]
 
+_MESSAGE = 250 << 20
+"""Bytes."""
+
 
 def broadcast_from_first(
     tensors: Sequence[Tensor], group: ProcessGroup | None, device: torch.device | None = None
@@ -22,19 +25,20 @@ def broadcast_from_first(
         group: None is the default group.
         device: Where they travel, if not where they are.
     """
-    root = dist.get_global_rank(group, 0) if group is not None else 0
+    if not tensors:
+        return
     with torch.no_grad():
         sent = [tensor.detach() if device is None else tensor.to(device) for tensor in tensors]
-        works = [dist.broadcast(tensor, root, group=group, async_op=True) for tensor in sent]
-        for work in works:
-            work.wait()
+        # What DDP calls: a message for each dtype and device, instead of one for each buffer.
+        group = group or dist.distributed_c10d._get_default_group()
+        dist._broadcast_coalesced(group, sent, _MESSAGE, 0)  # type: ignore[attr-defined]
         for tensor, arrived in zip(tensors, sent, strict=True):
             if device is not None and arrived is not tensor:
                 tensor.copy_(arrived)
 
 
 def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup | None) -> None:
-    """Checks that all ranks have parameters of the same names, shapes and dtypes.
+    """Checks that all ranks have parameters of the same names, shapes and dtypes, and train the same of them.
 
     Raises:
         RuntimeError: They have not; on all ranks, naming the first that differs.
@@ -57,4 +61,5 @@ def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup 
 
 def _described(names: Mapping[nn.Parameter, str]) -> Iterable[str]:
     for parameter, name in names.items():
-        yield f"{name} of {tuple(parameter.shape)} {parameter.dtype}"
+        frozen = "" if parameter.requires_grad else ", frozen"
+        yield f"{name} of {tuple(parameter.shape)} {parameter.dtype}{frozen}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 
 from fastcoll.ddp.statistics import GradientStatistics, clip_divisor
 
@@ -45,13 +46,14 @@ class FusedGradScaler(torch.amp.GradScaler):
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Has the coming step clip the unscaled gradients to a norm of at most ``max_norm``.
 
-        To be called before :meth:`step`, and before :meth:`unscale_` if that is called.
+        To be called before :meth:`step`; after :meth:`unscale_` it scales the gradients at once.
 
         Returns:
             The norm of the unscaled gradients: float64 without dimensions.
 
         Raises:
-            RuntimeError: No norm is known.
+            ValueError: ``max_norm`` is not above 0.
+            RuntimeError: No norm is known, or no loss was scaled.
         """
         norm = self._statistics.grad_norm()
         if not self.is_enabled():
@@ -59,14 +61,24 @@ class FusedGradScaler(torch.amp.GradScaler):
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
             return norm
         scale = self._get_scale_async()
-        assert scale is not None  # made by scale(loss)
+        if scale is None:
+            raise RuntimeError(
+                "fastcoll.FusedGradScaler: expected scaler.scale(loss).backward() before, got no scaled loss. Scale it."
+            )
         norm = norm / scale.double()
         divisor = clip_divisor(norm, max_norm)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # step() multiplies it by the loss's
+        elif self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
+            torch._foreach_div_(_gradients(optimizer), divisor)
         else:
             self._clipping[id(optimizer)] = divisor
         return norm
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """As the base class; clipping that was asked for without a step is forgotten."""
+        self._clipping.clear()
+        super().update(new_scale)
 
     def _unscale_grads_(
         self,
@@ -78,10 +90,17 @@ class FusedGradScaler(torch.amp.GradScaler):
         """What the base class calls to look at the gradients, and to divide them; where it only looks, allow_fp16."""
         found = self._statistics.found_inf.squeeze().to(found_inf.device)
         if not allow_fp16:
-            grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            grads = _gradients(optimizer)
+            if any(grad.dtype == torch.float16 for grad in grads):
+                raise ValueError(
+                    "fastcoll.FusedGradScaler: expected gradients of float32 or bfloat16 to unscale, got float16. Keep "
+                    "the parameters in float32."
+                )
             factor = inv_scale / self._clipping.pop(id(optimizer), torch.ones_like(inv_scale))
-            for grad in grads:
-                if grad is not None and grad.dtype == torch.float16:
-                    raise ValueError("Attempting to unscale FP16 gradients.")
-            torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+            torch._foreach_mul_(grads, factor)
         return {found.device: found}
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in parameters if p.grad is not None]

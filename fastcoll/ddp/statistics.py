@@ -71,24 +71,34 @@ class GradientStatistics:
     def clip_in_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Has the optimizer's next step scale the gradients so that their norm is at most ``max_norm``.
 
-        So clipping reads and writes no gradient. The step does nothing if a gradient is not finite. To be called before
-        each step.
+        So clipping reads and writes no gradient. The step does nothing if a gradient is not finite. It holds for one
+        step.
 
         Args:
             optimizer: One of torch's with ``fused=True``: it takes the scale as the attribute ``grad_scale``.
-            max_norm: As in ``torch.nn.utils.clip_grad_norm_``.
+            max_norm: Above 0.
 
         Returns:
             The norm before.
 
         Raises:
             TypeError: The optimizer takes no scale.
+            ValueError: ``max_norm`` is not above 0.
             RuntimeError: As :meth:`grad_norm`.
         """
         require_scaling(optimizer)
         norm = self.grad_norm()
         optimizer.grad_scale = clip_divisor(norm, max_norm)  # type: ignore[attr-defined]
         optimizer.found_inf = self.found_inf.squeeze()  # type: ignore[attr-defined]
+
+        def forget(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            hook.remove()
+            for name in ("grad_scale", "found_inf"):
+                if hasattr(optimizer, name):
+                    delattr(optimizer, name)
+
+        # For the next step alone: what is left there would scale, or skip, every later one.
+        hook = optimizer.register_step_post_hook(forget)
         return norm
 
     def _forget(self) -> None:
@@ -122,7 +132,13 @@ def require_scaling(optimizer: torch.optim.Optimizer) -> None:
 
 
 def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
-    """Returns what to divide gradients of this norm by: float32 without dimensions, at least 1."""
+    """Returns what to divide gradients of this norm by: float32 without dimensions, at least 1.
+
+    Raises:
+        ValueError: ``max_norm`` is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"fastcoll.ddp: expected a max_norm above 0, got {max_norm}")
     return ((norm + _EPSILON) / max_norm).clamp(min=1.0).float()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,23 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        self.missing = len(self.parameters)
+        self.missing = set(self.parameters)
+        self.streams: set[torch.Stream] = set()  # under which gradients became ready, on a device
         self.reduction: BucketReduction | None = None
+
+
+class _ForwardHook:
+    """A hook of the module. A copy of the module, or what is loaded of it, has one that does nothing."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, module: nn.Module, *arguments: object) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[()]]:
+        return _ForwardHook, ()
 
 
 class GradientSynchronizer(GradientStatistics):
@@ -44,25 +60,29 @@ class GradientSynchronizer(GradientStatistics):
         synchronizer.clip_in_step(optimizer, 1.0)
         optimizer.step()
 
-    The module is used as it is, without a wrapper. When ``backward()`` returns, the gradients are reduced, on a
-    device for the stream under which it was called. Parameters may be frozen and unfrozen between passes, on all ranks
-    alike. Uneven inputs (``join``) need DistributedDataParallel with
-    :func:`fastcoll.ddp.fused_allreduce_hook`.
+    The module is used as it is, without a wrapper, and keeps this object alive. When ``backward()`` returns, the
+    gradients are reduced, on a device for the stream under which it was called. Parameters may be frozen and unfrozen
+    between passes, on all ranks alike. A copy of the module (``copy.deepcopy``, ``torch.save``) has no synchronizer.
+    Uneven inputs (``join``) need DistributedDataParallel with :func:`fastcoll.ddp.fused_allreduce_hook`;
+    ``torch.compile(fullgraph=True)`` takes no module with hooks. With reentrant checkpoints call the module itself,
+    and not its parts alone, so that the end of the whole backward pass is known.
 
     Args:
         module: Its parameters are made equal to rank 0's.
         process_group: None is the default group.
         wire_dtype: As of :class:`fastcoll.ddp.FusedAllreduceState`.
-        average: Divide the sum by the number of ranks.
+        average: Divide the sum by the number of ranks. If not, gradients that one pass has reduced must not meet the
+            next: accumulate inside :meth:`no_sync`.
         gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
         bucket_cap_mb: Size of a bucket in MiB.
-        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. If one got none on any
-            rank its gradient stays as it is.
+        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. One that has none on any
+            rank stays without.
         broadcast_buffers: Whether buffers are made equal to rank 0's before each forward pass in training mode.
 
     Raises:
-        RuntimeError: The ranks' modules differ in the parameters' shapes or dtypes.
-        ValueError: The wire dtype is unknown, or the size is not positive.
+        RuntimeError: The ranks' modules differ in the parameters' shapes, dtypes, or in what is frozen.
+        ValueError: The wire dtype is unknown, the size is not positive, this rank is not in the group, or the module
+            has no parameters, some without data, or is wrapped in DistributedDataParallel already.
     """
 
     def __init__(
@@ -78,10 +98,11 @@ class GradientSynchronizer(GradientStatistics):
         broadcast_buffers: bool = True,
     ) -> None:
         super().__init__(process_group, gradient_norm)
-        if bucket_cap_mb <= 0:
+        if not 0 < bucket_cap_mb < float("inf"):
             raise ValueError(
                 f"fastcoll.GradientSynchronizer: expected bucket_cap_mb above 0, got {bucket_cap_mb}"
             )
+        _require_trainable(module, process_group)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
         self.module = module
         self._cap = int(bucket_cap_mb * 2**20)
@@ -95,17 +116,28 @@ class GradientSynchronizer(GradientStatistics):
         )  # in which gradients become ready, as far as known
         self._arrived: list[nn.Parameter] | None = []  # in the first pass
         self._trained: list[nn.Parameter] = []
+        self._cut_for: list[tuple[int, torch.dtype, torch.device]] = []
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._launched = 0
         self._under_way = False
+        self._watched = False  # the end of the backward pass that is going on
         require_equal_shapes(self._names, process_group)
         broadcast_from_first([*self._names, *module.buffers()], process_group)
+        # The module alone holds this object: a parameter's hooks are where Python's collector does not see them.
+        this = weakref.ref(self)
+
+        def arrive(parameter: nn.Parameter) -> None:
+            if (alive := this()) is not None:
+                alive._arrive(parameter)
+
+        self._on_arrival = arrive
+        self._hooked: set[nn.Parameter] = set()
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._arrive)  # type: ignore[no-untyped-call]
-            for p in self._names
+            module.register_forward_pre_hook(_ForwardHook(self._before_forward)),
+            module.register_forward_hook(_ForwardHook(self._after_forward)),
         ]
-        self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+        self._hook_trained()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -126,33 +158,81 @@ class GradientSynchronizer(GradientStatistics):
         self._require_complete()
         return super()._sum_of_squares()
 
-    def _before_forward(self, module: nn.Module, arguments: object) -> None:
+    def _hook_trained(self) -> None:
+        """Hooks the parameters that have been trainable for the first time."""
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._hooked:
+                self._hooked.add(parameter)
+                hook = parameter.register_post_accumulate_grad_hook(self._on_arrival)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
+
+    def _before_forward(self, arguments: object) -> None:
         self._require_complete()
-        if self._broadcasts and self._enabled and module.training and torch.is_grad_enabled():
-            broadcast_from_first(list(module.buffers()), self.process_group)
+        self._watched = False  # a pass that raised has no end
+        self._hook_trained()
+        if self._broadcasts and self._enabled and self.module.training and torch.is_grad_enabled():
+            broadcast_from_first(list(self.module.buffers()), self.process_group)
+
+    def _after_forward(self, arguments: object, outputs: object) -> None:
+        """Watches for the backward pass of these outputs: the outermost one, where passes are nested."""
+        if not torch.is_grad_enabled():
+            return
+        for output in torch.utils._pytree.tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(self._watch)  # type: ignore[no-untyped-call]
+
+    def _watch(self, gradient: Tensor) -> None:
+        if self._enabled and not self._watched:
+            self._watched = True
+            self._call_at_the_end(self._end)
+
+    def _end(self) -> None:
+        """A backward pass that was watched is over."""
+        self._watched = False
+        if self._finds_unused:
+            if not self._under_way:
+                self._begin()
+            self._finish_with_unused()
+        elif self._under_way:
+            if self._launched < len(self._buckets):
+                self._require_complete()
+            self._finish()
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         """A gradient is ready."""
         if not self._enabled:
+            self._forget()
             return
         with self._lock:
             if not self._under_way:
                 self._begin()
             if self._arrived is not None:
                 self._arrived.append(parameter)
-            self._bucket_of[parameter].missing -= 1
+            missing = self._bucket_of[parameter].missing
+            if parameter not in missing:
+                raise RuntimeError(
+                    f"{self._name()}: expected one gradient of each parameter in a pass, got a second one of "
+                    f"{self._names[parameter]}. Call backward() once for all losses, or all passes but the last one "
+                    "inside no_sync(); a layer that is used in several reentrant checkpoints needs use_reentrant=False."
+                )
+            missing.remove(parameter)
+            if parameter.device.type != "cpu":
+                stream = torch.accelerator.current_stream(parameter.device)
+                self._bucket_of[parameter].streams.add(stream)
             self._launch_ready()
 
     def _begin(self) -> None:
         self._forget()
         trained = [parameter for parameter in self._order if parameter.requires_grad]
-        if list(map(id, trained)) != list(map(id, self._trained)):
-            self._trained, self._buckets = trained, self._cut(trained)
+        kinds = [(id(parameter), parameter.dtype, parameter.device) for parameter in trained]
+        if kinds != self._cut_for:
+            self._trained, self._buckets, self._cut_for = trained, self._cut(trained), kinds
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         for bucket in self._buckets:
-            bucket.missing, bucket.reduction = len(bucket.parameters), None
+            bucket.missing, bucket.reduction = set(bucket.parameters), None
+            bucket.streams.clear()
         self._launched, self._under_way = 0, True
-        if self._finds_unused:
+        if self._finds_unused and not self._watched:
             self._call_at_the_end(self._finish_with_unused)
 
     def _cut(self, parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
@@ -173,7 +253,7 @@ class GradientSynchronizer(GradientStatistics):
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
             self._launch(self._buckets[self._launched])
             self._launched += 1
-        if self._launched == len(self._buckets) and not self._finds_unused:
+        if self._launched == len(self._buckets) and not (self._finds_unused or self._watched):
             # Not before: a checkpoint's nested pass ends long before the whole one.
             self._call_at_the_end(self._finish)
 
@@ -182,6 +262,10 @@ class GradientSynchronizer(GradientStatistics):
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def _launch(self, bucket: _Bucket) -> None:
+        for stream in bucket.streams:
+            here = torch.accelerator.current_stream(stream.device)
+            if stream != here:
+                here.wait_stream(stream)
         grads = [self._gradient_of(parameter) for parameter in bucket.parameters]
         if self.settings.wire_of(grads[0].dtype) in FLOAT8:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
@@ -221,7 +305,7 @@ class GradientSynchronizer(GradientStatistics):
         for parameter in absent:
             parameter.grad = torch.zeros_like(parameter)
         for bucket in self._buckets[self._launched :]:
-            bucket.missing = 0
+            bucket.missing = set()
         used = torch.tensor([p not in absent for p in self._trained], dtype=torch.uint8)
         device = self._trained[0].device
         used = used.to(device)
@@ -244,6 +328,10 @@ class GradientSynchronizer(GradientStatistics):
         parameters = list(self._names)
         self._order = [parameters[place] for place in order.tolist()]
 
+    def _name(self) -> str:
+        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+        return f"fastcoll.GradientSynchronizer [rank {rank}/{size}]"
+
     def _require_complete(self) -> None:
         """Checks that no bucket waits for a gradient.
 
@@ -252,17 +340,28 @@ class GradientSynchronizer(GradientStatistics):
         """
         if not self._under_way:
             return
-        left = [
-            self._names[p]
-            for b in self._buckets
-            if b.missing
-            for p in b.parameters
-            if p.grad is None
-        ]
-        names = ", ".join(left) or "some whose gradients are of an earlier pass"
-        rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        raise RuntimeError(
-            f"fastcoll.GradientSynchronizer [rank {rank}/{size}]: expected a gradient for every parameter in the last "
-            f"backward pass, got none for {names}. Pass find_unused_parameters=True, freeze the parameters that no "
-            "loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
+        names = ", ".join(
+            self._names[p] for b in self._buckets for p in b.parameters if p in b.missing
         )
+        raise RuntimeError(
+            f"{self._name()}: expected a gradient for every parameter in the last backward pass, got none for "
+            f"{names or 'what follows an error in it'}. Pass find_unused_parameters=True, freeze the parameters that "
+            "no loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
+        )
+
+
+def _require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
+    given: object = group  # torch has a number for ranks that are in no group
+    problem = ""
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        problem = (
+            "a group that this rank is in, got one without it. Make it on the group's ranks only"
+        )
+    elif isinstance(module, nn.parallel.DistributedDataParallel):
+        problem = "a module, got DistributedDataParallel. Pass its .module, or use its hook"
+    elif not any(True for _ in module.parameters()):
+        problem = f"a module with parameters, got {type(module).__name__} without"
+    elif any(isinstance(p, nn.UninitializedParameter) or p.is_meta for p in module.parameters()):
+        problem = "parameters with data, got some on device meta or lazy ones. Materialise them"
+    if problem:
+        raise ValueError(f"fastcoll.GradientSynchronizer: expected {problem}.")

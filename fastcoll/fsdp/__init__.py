@@ -1,17 +1,15 @@
-"""The collectives of FSDP2 with staging in memory that the ranks share, a wire dtype, and the norm of the shards.
+"""The collectives of FSDP2 with staging in memory that the ranks share, and float32 sums over a 16-bit wire.
 
 model = FSDP2's fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
-shards = fastcoll.fsdp.apply(model, wire_dtype=torch.bfloat16, gradient_norm=True)
-loss.backward()
-shards.clip_grad_norm_(model.parameters(), 1.0)
+fastcoll.fsdp.apply(model, wire_dtype=torch.bfloat16)
 
-plug.py       apply, ShardedGradients
+plug.py       apply
 comms.py      FusedAllGather, FusedReduceScatter: for FSDPModule.set_custom_all_gather, set_custom_reduce_scatter
 received.py   the sum of what the ranks have sent to this one, in float32
 staging.py    buffers that are used again
 """
 
 from fastcoll.fsdp.comms import FusedAllGather, FusedReduceScatter
-from fastcoll.fsdp.plug import ShardedGradients, apply
+from fastcoll.fsdp.plug import apply
 
-__all__ = ["FusedAllGather", "FusedReduceScatter", "ShardedGradients", "apply"]
+__all__ = ["FusedAllGather", "FusedReduceScatter", "apply"]

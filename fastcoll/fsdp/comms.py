@@ -67,7 +67,6 @@ class FusedReduceScatter(_Staged, ReduceScatter):
 
     Args:
         wire_dtype: bfloat16 or float16: what float32 messages travel as; others as they are. None: all as they are.
-        measure: Is given the squares of each output, float64 of one element, valid when the call has ended; or None.
         staging: Where buffers come from; None: its own.
 
     Raises:
@@ -77,7 +76,6 @@ class FusedReduceScatter(_Staged, ReduceScatter):
     def __init__(
         self,
         wire_dtype: torch.dtype | None = None,
-        measure: Callable[[Tensor], None] | None = None,
         staging: Staging | None = None,
     ) -> None:
         super().__init__(staging)
@@ -87,7 +85,6 @@ class FusedReduceScatter(_Staged, ReduceScatter):
                 f"fastcoll.fsdp: expected a wire_dtype of {known} or None, got {wire_dtype}"
             )
         self._wire = wire_dtype
-        self._measure = measure
 
     def __call__(  # type: ignore[no-untyped-def]
         self,
@@ -105,22 +102,14 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         wire = self._wire if input_tensor.dtype == torch.float32 else None
         backend = cpu_backend(group, input_tensor.device)
         if backend is not None:
-            squares = self._new_squares(output_tensor)
             work = backend.reduce_scatter_fused(
-                output_tensor, input_tensor, op, wire, squares, async_op
+                output_tensor, input_tensor, op, wire, async_op=async_op
             )
-            self._pass_on(squares)
             return work  # type: ignore[no-any-return]
         if wire is not None:
             self._by_all_to_all(output_tensor, input_tensor, group, op, wire, async_op)
             return None
-        if async_op and self._measure is not None:
-            raise ValueError(
-                "fastcoll.fsdp: expected async_op=False with a norm on a device, got True"
-            )
-        work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        self._measure_by_a_pass(output_tensor)
-        return work
+        return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
     def _by_all_to_all(  # type: ignore[no-untyped-def]
         self,
@@ -141,19 +130,3 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         dist.all_to_all_single(received, sent, group=group)
         parts = received.view(dist.get_world_size(group), -1)
         sum_received(parts, output.view(-1), op == dist.ReduceOp.AVG)
-        self._measure_by_a_pass(output)
-
-    def _new_squares(self, like: Tensor) -> Tensor | None:
-        if self._measure is None:
-            return None
-        return torch.zeros(1, dtype=torch.float64, device=like.device)
-
-    def _measure_by_a_pass(self, output: Tensor) -> None:
-        squares = self._new_squares(output)
-        if squares is not None:
-            squares.copy_(torch.linalg.vector_norm(output, dtype=torch.float64).square())
-            self._pass_on(squares)
-
-    def _pass_on(self, squares: Tensor | None) -> None:
-        if squares is not None and self._measure is not None:
-            self._measure(squares)

@@ -17,8 +17,8 @@ __all__ = ["Staging"]
 class Staging:
     """Buffers on the CPU, given out again when nothing refers to their memory any more.
 
-    New memory costs its first use: the kernel clears each page. Half as large ones are not given out for small wishes,
-    so that no more than twice what is in use is kept.
+    New memory costs its first use: the kernel clears each page. They are kept as long as this object; none is given
+    out for less than half of it, so that no more than twice the most that was in use at once is kept.
     """
 
     def __init__(self) -> None:

@@ -298,3 +298,31 @@ def reads_buckets_where_they_are():
 
 def test_buckets_in_shared_memory(world):
     world(2).run(in_shared_memory)
+
+
+def sparse_buckets():
+    ours = hooked(FusedAllreduceState(), nn.Embedding(10, 3, sparse=True))
+    stock = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
+    for model in (ours, stock):
+        model(torch.tensor([1, 2 + dist.get_rank()])).sum().backward()
+    assert torch.equal(ours.module.weight.grad.to_dense(), stock.module.weight.grad.to_dense())
+
+
+def test_sparse_gradients(world):
+    world(2).run(sparse_buckets)
+
+
+def complex_gradients(backend_name):
+    group = dist.new_group(backend=backend_name)
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    state = FusedAllreduceState(group, gradient_norm=True, average=False)
+    ddp = hooked(state, model, process_group=group)
+    ddp(torch.ones(4, 3, dtype=torch.complex64)).abs().sum().backward()
+    parts = [torch.view_as_real(p.grad).double().square().sum() for p in model.parameters()]
+    torch.testing.assert_close(state.grad_norm(), torch.stack(parts).sum().sqrt())
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("name", ["fastcoll", "gloo"])
+def test_complex_gradients(world, name):
+    world(2).run(complex_gradients, name)

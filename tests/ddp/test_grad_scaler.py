@@ -71,6 +71,32 @@ def test_training_is_that_of_the_stock_scaler(world, kind, name, max_norm):
     world(2).run(like_the_stock_scaler, kind, name, max_norm)
 
 
+def clips_what_was_unscaled():
+    """In torch's usual order, and for that step alone."""
+    model, statistics = statistics_of(network(torch.float), "synchronizer")
+    scaler = FusedGradScaler(statistics, device="cpu", init_scale=256.0)
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    with pytest.raises(RuntimeError, match="no norm is known"):
+        scaler.clip_grad_norm_(optimizer, 0.1)
+    for clip in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
+        scaler.unscale_(optimizer)
+        true = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        assert true > 0.11
+        if clip:
+            norm = scaler.clip_grad_norm_(optimizer, 0.1)
+            torch.testing.assert_close(norm.float(), true)
+            left = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            assert left.item() == pytest.approx(0.1, rel=1e-3)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_clipping_after_unscaling(world):
+    world(2).run(clips_what_was_unscaled)
+
+
 def reads_no_gradient():
     """With an optimizer that scales in its step, nothing but the step touches a gradient."""
     model, statistics = statistics_of(network(torch.float), "synchronizer")

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 from training import assert_like, assert_replicated, loss_of, network, sgd, train, train_alone
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
@@ -135,6 +134,26 @@ def test_a_step_over_infinite_gradients_does_nothing(world):
     world(2).run(skips)
 
 
+def for_one_step():
+    """A step that nobody asked to clip is not clipped, nor skipped."""
+    model = network(torch.float)
+    synchronizer = GradientSynchronizer(model, gradient_norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    with pytest.raises(ValueError, match="expected a max_norm above 0, got -1"):
+        synchronizer.clip_in_step(optimizer, -1)
+    synchronizer.clip_in_step(optimizer, 1e-6)
+    optimizer.step()
+    before = [p.clone() for p in model.parameters()]
+    optimizer.step()
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, old - parameter.grad)
+
+
+def test_clipping_holds_for_one_step(world):
+    world(2).run(for_one_step)
+
+
 def needs_a_fused_optimizer():
     model = network()
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
@@ -163,133 +182,6 @@ def accumulates():
 
 def test_gradients_are_accumulated(world):
     world(2).run(accumulates)
-
-
-def freezes():
-    """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
-    ours, stock = network(torch.float), network(torch.float)
-    GradientSynchronizer(ours, **SMALL)
-    optimizers = [sgd(ours.parameters()), sgd(stock.parameters())]
-    for step in range(8):
-        frozen = step // 2 % 2 == 1
-        for model in (ours, stock):
-            model[0].requires_grad_(not frozen)
-            model[2].bias.requires_grad_(step % 3 != 0)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss_of(ours, dist.get_rank(), step, torch.float).backward()
-        wrapped = DistributedDataParallel(stock)
-        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-            assert torch.equal(a, b), step
-
-
-def test_parameters_frozen_and_unfrozen(world):
-    world(2).run(freezes)
-
-
-class Branches(nn.Module):
-    """Uses one of two layers, and a third never."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.never = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def forward(self, inputs, take_one):
-        return (self.one if take_one else self.two)(inputs).sum()
-
-
-def unused():
-    model, rank = Branches(), dist.get_rank()
-    GradientSynchronizer(model, find_unused_parameters=True, **SMALL)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
-    kept = model.never.weight.clone()
-    for step in range(4):
-        optimizer.zero_grad()
-        inputs = torch.full((3, 4), 1.0 + rank)
-        model(inputs, (step + rank) % 2 == 0).backward()
-        # Each layer is used by one rank of two: the mean is half of what that rank has.
-        for layer, user in ((model.one, step % 2), (model.two, 1 - step % 2)):
-            assert torch.equal(layer.weight.grad, torch.full((2, 4), 3 * (1.0 + user) / 2))
-        assert model.never.weight.grad is None
-        optimizer.step()
-    assert torch.equal(model.never.weight, kept)
-    assert_replicated(model)
-
-
-def test_unused_parameters(world):
-    world(2).run(unused)
-
-
-def left_out():
-    model = Branches()
-    GradientSynchronizer(model)
-    model(torch.ones(3, 4), True).backward()
-    with pytest.raises(
-        RuntimeError, match=r"got none for .*never\.weight.*find_unused_parameters=True"
-    ):
-        model(torch.ones(3, 4), True)
-
-
-def test_a_parameter_left_out_is_named(world):
-    world(1).run(left_out)
-
-
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.first, self.second, self.reentrant = network(), nn.Linear(5, 5).double(), reentrant
-
-    def forward(self, inputs):
-        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=self.reentrant)
-        return checkpoint(self.second, hidden, use_reentrant=self.reentrant)
-
-
-def checkpoints(reentrant):
-    torch.manual_seed(3)
-    ours, stock = Checkpointed(reentrant), Checkpointed(False)
-    stock.load_state_dict(ours.state_dict())
-    GradientSynchronizer(ours, **SMALL)
-    wrapped = DistributedDataParallel(stock)
-    for step in range(2):
-        for model in (ours, wrapped):
-            loss_of(model, dist.get_rank(), step).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpoints(world, reentrant):
-    world(2).run(checkpoints, reentrant)
-
-
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = network(), network(torch.bfloat16)
-
-    def forward(self, rank, step):
-        return loss_of(self.wide, rank, step) + loss_of(self.narrow, rank, step, torch.bfloat16)
-
-
-def mixed(wire):
-    model = Mixed()
-    synchronizer = GradientSynchronizer(model, wire_dtype=wire, gradient_norm=True, **SMALL)
-    optimizer = sgd(model.parameters())
-    for step in range(2):
-        optimizer.zero_grad()
-        model(dist.get_rank(), step).backward()
-        expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
-        torch.testing.assert_close(synchronizer.grad_norm(), expected)
-        optimizer.step()
-    assert_replicated(model.wide)
-
-
-@pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_mixed_dtypes(world, wire):
-    world(2).run(mixed, wire)
 
 
 def subgroups():
@@ -333,36 +225,6 @@ def other_shapes():
 
 def test_other_shapes_on_another_rank(world):
     world(2).run(other_shapes)
-
-
-def sparse():
-    model = nn.Embedding(10, 3, sparse=True)
-    GradientSynchronizer(model)
-    with pytest.raises(
-        TypeError, match=r"expected dense gradients, got one of layout torch\.sparse_coo of weight"
-    ):
-        model(torch.tensor([1, 2])).sum().backward()
-
-
-def test_sparse_gradients_are_refused(world):
-    world(1).run(sparse)
-
-
-def compiled():
-    """torch.compile's graphs leave their gradients where autograd does."""
-    ours, stock = network(torch.float), network(torch.float)
-    GradientSynchronizer(ours)
-    fast = torch.compile(ours, backend="aot_eager")
-    wrapped = DistributedDataParallel(stock)
-    for step in range(2):
-        loss_of(fast, dist.get_rank(), step, torch.float).backward()
-        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_a_compiled_module(world):
-    world(2).run(compiled)
 
 
 def test_a_size_of_buckets_that_is_none() -> None:

@@ -3,7 +3,6 @@
 import pytest
 import recording_device
 import torch
-import torch.distributed as dist
 from small_network import expected_parameters, network, sharded, train
 from torch.nn.parallel import DistributedDataParallel
 
@@ -68,13 +67,8 @@ def with_fsdp(wire, tolerance):
     with recording_device.no_violations():
         model = sharded(DEVICE)
         if wire is not False:
-            shards = fastcoll.fsdp.apply(model, wire_dtype=wire, gradient_norm=True)
+            fastcoll.fsdp.apply(model, wire_dtype=wire)
         train(model, DEVICE)
-        if wire is not False:
-            grads = [p.grad.to_local() for p in model.parameters()]
-            total = torch.stack([grad.double().square().sum() for grad in grads]).sum()
-            dist.all_reduce(total)
-            torch.testing.assert_close(shards.grad_norm().cpu(), total.sqrt().cpu())
         found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

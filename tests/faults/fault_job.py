@@ -32,21 +32,40 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class JobFailed(AssertionError):
-    """A rank raised, ended, or said nothing in time."""
+    """A rank raised, ended, or said nothing in time.
+
+    Attributes:
+        how: "raised", "ended", "silent", or "broken" where it is the launcher's fault.
+    """
+
+    def __init__(self, text: str, how: str = "broken") -> None:
+        super().__init__(text)
+        self.how = how
 
 
 class Launcher:
-    """The process that forks the ranks."""
+    """The process that forks the ranks.
 
-    def __init__(self) -> None:
+    Args:
+        environment: variables of the launcher and all its ranks, beside those of this process.
+    """
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = Path(__file__).parent
-        paths = [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
+        paths = [
+            *[str(here), str(here / "matrix"), str(here / "soak"), str(here.parent)],
+            os.environ.get("PYTHONPATH", ""),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-B", str(here / "fault_launcher.py"), str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            env={
+                **os.environ,
+                **(environment or {}),
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            },
         )
         theirs.close()
         self._statuses: dict[int, int] = {}
@@ -163,14 +182,16 @@ class Job:
         code = self._launcher.status(self.pids[rank], timeout)
         if code is None:
             self._dump_stacks()
-            raise JobFailed(f"rank {rank} has not ended within {timeout:g} s\n{self.logs()}")
+            raise JobFailed(
+                f"rank {rank} has not ended within {timeout:g} s\n{self.logs()}", "silent"
+            )
         return code
 
     def ended_well(self, but: Iterable[int] = ()) -> None:
         """Wait for the end of all ranks; each must end by itself with exit code 0."""
         codes = {rank: self.end(rank) for rank in self.pids if rank not in set(but)}
         if any(codes.values()):
-            raise JobFailed(f"exit codes by rank: {codes}\n{self.logs()}")
+            raise JobFailed(f"exit codes by rank: {codes}\n{self.logs()}", "ended")
 
     def logs(self) -> str:
         """Return what the ranks printed."""
@@ -207,14 +228,14 @@ class Job:
         channel = self._channels[rank]
         if not channel.poll(max(0.0, end - time.monotonic())):
             self._dump_stacks()
-            raise JobFailed(f"rank {rank} says nothing\n{self.logs()}")
+            raise JobFailed(f"rank {rank} says nothing\n{self.logs()}", "silent")
         try:
             what, value = pickle.loads(channel.recv_bytes())
         except (EOFError, ConnectionResetError):
             code = self._launcher.status(self.pids[rank], 5.0)
-            raise JobFailed(f"rank {rank} ended with {code}\n{self.logs()}") from None
+            raise JobFailed(f"rank {rank} ended with {code}\n{self.logs()}", "ended") from None
         if what == "raised":
-            raise JobFailed(f"rank {rank} raised\n{value}\n{self.logs()}")
+            raise JobFailed(f"rank {rank} raised\n{value}\n{self.logs()}", "raised")
         return value
 
     def _dump_stacks(self) -> None:
@@ -270,6 +291,18 @@ class Jobs:
         )
         self._jobs.append(job)
         return job
+
+    @property
+    def port(self) -> int:
+        """Where the store listens, on this host."""
+        return int(self._store.port)
+
+    def settle(self, seconds: float) -> None:
+        """Give the ranks of all jobs that long, in all, to end by themselves."""
+        end = time.monotonic() + seconds
+        for job in self._jobs:
+            for pid in job.pids.values():
+                self._launcher.status(pid, max(0.0, end - time.monotonic()))
 
     def close(self) -> list[str]:
         """Clean up; return what was left."""

@@ -1,0 +1,194 @@
+"""What the rows do to the machine under a rank: namespaces, system calls refused, limits.
+
+Everything ends with the process, or with the ``with`` block; where the machine does not permit it,
+``NotPlayed`` is raised.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from matrix_row import NotPlayed
+
+__all__ = [
+    "NOBODY",
+    "Network",
+    "enter_network",
+    "memory_limit",
+    "own_namespaces",
+    "refuse_calls",
+    "remount_shared_memory",
+    "two_networks",
+]
+
+NOBODY = 65534
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 1, 32, 16384, 1 << 18
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        if number in (errno.EPERM, errno.EINVAL, errno.ENOSYS):
+            raise NotPlayed(f"{what}: {os.strerror(number)}")
+        raise OSError(number, what)
+
+
+def own_namespaces(flags: int) -> None:
+    """Give this process namespaces of its own; mounts made later are seen by nobody else."""
+    _checked(_libc.unshare(flags), "unshare")
+    if flags & CLONE_NEWNS:
+        _checked(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
+
+
+def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False) -> None:
+    """Put a tmpfs of that size over /dev/shm, for this process alone."""
+    own_namespaces(CLONE_NEWNS)
+    options = f"size={size},mode=1777".encode()
+    _checked(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options), "mount")
+    if fill:
+        with open("/dev/shm/filled", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+    if read_only:
+        flags = MS_REMOUNT | MS_RDONLY
+        _checked(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", flags, options), "mount")
+
+
+def enter_network(name: str) -> None:
+    """Move this process to a network namespace that ``two_networks`` made."""
+    descriptor = os.open(f"/var/run/netns/{name}", os.O_RDONLY)
+    try:
+        _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns")
+    finally:
+        os.close(descriptor)
+
+
+class Network:
+    """Two network namespaces with a cable between them.
+
+    Attributes:
+        names: of the namespaces.
+        ends: of the network interface in each.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid() % 100_000
+        self.names = [f"fault{number}a", f"fault{number}b"]
+        self.ends = [f"ft{number}a", f"ft{number}b"]
+
+    def cut(self) -> float:
+        """Take the cable out, without a word to either side; return when."""
+        # Both ends stay up, for an interface that goes down tells its own host at once.
+        now = time.monotonic()
+        for name, end in zip(self.names, self.ends, strict=True):
+            _tool("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf",
+                  *["rate", "8bit", "burst", "1", "limit", "1"])  # fmt: skip
+        return now
+
+
+def _tool(*words: str) -> None:
+    try:
+        subprocess.run(words, check=True, capture_output=True, timeout=20)
+    except FileNotFoundError:
+        raise NotPlayed(f"there is no program {words[0]} (iproute2)") from None
+    except subprocess.CalledProcessError as error:
+        raise NotPlayed(f"{' '.join(words)}: {error.stderr.decode().strip()}") from None
+
+
+@contextlib.contextmanager
+def two_networks() -> Iterator[Network]:
+    """Yield two hosts, as far as the network goes, that are one otherwise."""
+    network = Network()
+    a, b = network.names
+    _tool("ip", "netns", "add", a)
+    try:
+        _tool("ip", "netns", "add", b)
+        cable = ["type", "veth", "peer", network.ends[1], "netns", b]
+        _tool("ip", "link", "add", network.ends[0], "netns", a, *cable)
+        for i, (name, end) in enumerate(zip(network.names, network.ends, strict=True)):
+            _tool("ip", "-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", end)
+            _tool("ip", "-n", name, "link", "set", end, "up")
+            _tool("ip", "-n", name, "link", "set", "lo", "up")
+        yield network
+    finally:
+        for name in network.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+# System calls by name: numbers of x86-64 and of aarch64.
+_CALLS = {
+    "fallocate": (285, 47),
+    "memfd_create": (319, 279),
+    "get_mempolicy": (239, 236),
+    "set_mempolicy": (238, 237),
+    "mbind": (237, 235),
+    "madvise": (28, 233),
+    "set_robust_list": (273, 99),
+}
+
+
+def refuse_calls(*names: str, error: int = errno.ENOSPC) -> None:
+    """Let the kernel refuse system calls to this whole process from now on, threads included."""
+    column = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
+    if column is None:
+        raise NotPlayed(f"the numbers of system calls on {platform.machine()} are not known here")
+    numbers = [_CALLS[name][column] for name in names]
+    # A classic BPF program over struct seccomp_data: load nr; if it is one of ours, the error.
+    steps = [struct.pack("HBBI", 0x20, 0, 0, 0)]
+    for i, number in enumerate(numbers):
+        steps.append(struct.pack("HBBI", 0x15, len(numbers) - i, 0, number))
+    steps.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # allow
+    steps.append(struct.pack("HBBI", 0x06, 0, 0, 0x00050000 | error))
+    program = ctypes.create_string_buffer(b"".join(steps))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+    filled = Program(len(steps), ctypes.addressof(program))
+    no_new_privileges, seccomp, set_filter, all_threads = 38, (317, 277)[column], 1, 1
+    _checked(_libc.prctl(no_new_privileges, 1, 0, 0, 0), "prctl")
+    _checked(_libc.syscall(seccomp, set_filter, all_threads, ctypes.byref(filled)), "seccomp")
+
+
+@contextlib.contextmanager
+def memory_limit(mebibytes: int) -> Iterator[Path]:
+    """Yield a memory cgroup with that limit; a process enters it by writing to its cgroup.procs."""
+    name = f"fault{os.getpid()}"
+    for root, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        folder = root / name
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        if not (folder / limit).exists():
+            folder.rmdir()
+            continue
+        try:
+            (folder / limit).write_text(str(mebibytes << 20))
+            yield folder
+        finally:
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):
+                    (root / "cgroup.procs").write_text(pid)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return
+    raise NotPlayed("memory cgroups cannot be made here")
