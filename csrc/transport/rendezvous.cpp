@@ -30,6 +30,11 @@ std::string text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
+// Votes and decisions: this, or the other with a reason behind it.
+constexpr char kShared[] = "shm";
+constexpr char kAgainst[] = "gloo: ";
+constexpr std::size_t kLongestReason = 500;
+
 // A record that did not change within this time is not stale: its owner really cannot be reached.
 constexpr Milliseconds kStaleGrace{2000};
 
@@ -237,6 +242,32 @@ bool Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout, std::string&
   return why.empty();
 }
 
+std::string Rendezvous::voteKey(int rank) const {
+  return concat("fastcoll/v/", hash(), "/", rank);
+}
+
+/// Some rank has voted against shared memory with the present records; `why` is its reason.
+bool Rendezvous::votedAgainst(std::string& why) {
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    std::string vote;
+    if (rank == memory_.rank() || !store_.tryGet(voteKey(rank), vote) || vote == kShared) continue;
+    why = reasonAgainst(vote);
+    return true;
+  }
+  return false;
+}
+
+/// The reason in a vote or a decision against shared memory. Anybody who reaches the store can
+/// write there.
+std::string Rendezvous::reasonAgainst(const std::string& vote) const {
+  const std::size_t length = sizeof kAgainst - 1;
+  if (vote.compare(0, length, kAgainst) != 0) {
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
+  }
+  return vote.substr(length, kLongestReason);
+}
+
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
 std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
   for (int peer = 0; peer < memory_.size(); ++peer) {
@@ -262,6 +293,8 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
         }
         throwGone(member);
       }
+      // One that cannot share memory has voted already, and will never listen.
+      if (std::string against; round % 8 == 7 && votedAgainst(against)) return against;
       if (Clock::now() >= deadline) {
         return concat("rank ", peer, " cannot be reached over its unix socket");
       }
@@ -300,10 +333,9 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = error.what();
       }
     }
-    const std::string votes = concat("fastcoll/v/", agreement.id, "/");
     const std::string decision = concat("fastcoll/go/", agreement.id);
-    const std::string vote = problem.empty() ? "shm" : "gloo: " + problem;
-    store_.set(votes + std::to_string(memory_.rank()), vote);
+    const std::string vote = problem.empty() ? kShared : kAgainst + problem;
+    store_.set(voteKey(memory_.rank()), vote);
 
     bool restart = false;
     std::string result;
@@ -314,14 +346,14 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         bool all = true;
         for (std::size_t i = 0; i < have.size(); ++i) {
           std::string value;
-          if (!have[i] && store_.tryGet(votes + std::to_string(i), value)) {
+          if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
             have[i] = true;
-            if (value != "shm" && against.empty()) against = value;
+            if (value != kShared && against.empty()) against = kAgainst + reasonAgainst(value);
           }
           all = all && have[i];
         }
         if (all) {
-          result = against.empty() ? "shm" : against;
+          result = against.empty() ? kShared : against;
           store_.set(decision, result);
           break;
         }
@@ -347,12 +379,12 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       }
     }
     if (restart) continue;
-    agreement.shared = result == "shm";
+    agreement.shared = result == kShared;
     for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
       memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
     }
     agreement.reason = agreement.shared ? "all ranks share one host and user"
-                                        : result.substr(std::min<std::size_t>(6, result.size()));
+                                        : reasonAgainst(result);
     if (!agreement.shared && demanding != records_.end()) {
       throw Error(ErrorKind::Backend,
                   concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",

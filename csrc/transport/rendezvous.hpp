@@ -89,6 +89,9 @@ class Rendezvous {
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record) const;
   std::string hash() const;
+  std::string voteKey(int rank) const;
+  bool votedAgainst(std::string& why);
+  std::string reasonAgainst(const std::string& vote) const;
   std::string whyNotShared(const std::vector<GroupRecord>& records) const;
   std::string bindAll(TimePoint deadline, bool& restart);
   void pause(int& round) const;

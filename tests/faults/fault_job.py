@@ -54,7 +54,7 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = Path(__file__).parent
         paths = [
-            *[str(here), str(here / "matrix"), str(here.parent)],
+            *[str(here), str(here / "matrix"), str(here / "soak"), str(here.parent)],
             os.environ.get("PYTHONPATH", ""),
         ]
         self._process = subprocess.Popen(
@@ -291,6 +291,11 @@ class Jobs:
         )
         self._jobs.append(job)
         return job
+
+    @property
+    def port(self) -> int:
+        """Where the store listens, on this host."""
+        return int(self._store.port)
 
     def settle(self, seconds: float) -> None:
         """Give the ranks of all jobs that long, in all, to end by themselves."""

@@ -10,10 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
-import platform
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +20,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), *map(str, [HERE.parent, HERE.parent / "soak", HERE.parents[1]])]
 
 import torch.distributed as dist
 from fault_job import Jobs, Launcher
+from fault_machine import machine
 from matrix_row import ROWS, Outcome, Row, Stage, Verdict, rows
 from rich.console import Console
 from rich.table import Table
@@ -58,11 +56,13 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def play(row: Row, backend: str, launcher: Launcher, store: dist.TCPStore, rounds: int) -> dict[str, Any]:
+def play(
+    row: Row, backend: str, launcher: Launcher, store: dist.TCPStore, **named: Any
+) -> dict[str, Any]:
     """Play one row with one backend; return what came of it, as JSON has it."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         jobs = Jobs(launcher, store, Path(folder))
-        outcome, took = row.run(Stage(jobs, backend, rounds))
+        outcome, took = row.run(Stage(jobs, backend, **named))
         jobs.settle(6.0)
         hung = outcome.verdict in (Verdict.HANG, Verdict.CRASH, Verdict.FAILS, Verdict.WRONG_RESULT)
         left = jobs.close()
@@ -80,7 +80,7 @@ def shown(found: dict[str, Any] | None) -> str:
     """Return a cell of the table."""
     if found is None:
         return ""
-    color = {"as wanted": "green", "impossible": "dim"}.get(found["verdict"], "red")
+    color = {"as wanted": "green", "not played": "dim"}.get(found["verdict"], "red")
     seconds = "" if found["seconds"] is None else f" {found['seconds']:.3g} s"
     return f"[{color}]{found['verdict']}[/]{seconds}"
 
@@ -96,28 +96,13 @@ def table(results: list[dict[str, Any]], backends: list[str]) -> Table:
     return made
 
 
-def machine() -> dict[str, Any]:
-    """Return what the times depend on."""
-    import torch
-
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "revision": revision,
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Play, print, write; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="fastcoll,gloo", help="names, with commas between")
     parser.add_argument("--rows", type=numbers, default=None, help="as 1-11,23; default all")
     parser.add_argument("--rounds", type=int, default=10, help="of rows that repeat (row 4)")
+    parser.add_argument("--builds", action="store_true", help="play rows that compile too")
     parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
     backends = options.backend.split(",")
@@ -133,14 +118,21 @@ def main(arguments: list[str] | None = None) -> int:
             found: dict[str, Any] = {"row": row.number, "fault": row.fault, "wanted": row.wanted}
             found["tests"] = list(row.tests)
             found["backends"] = {
-                backend: play(row, backend, launchers[backend], store, options.rounds)
+                backend: play(
+                    row,
+                    backend,
+                    launchers[backend],
+                    store,
+                    rounds=options.rounds,
+                    builds=options.builds,
+                )
                 for backend in backends
             }
             results.append(found)
             said = ", ".join(f"{b} {shown(f)}" for b, f in found["backends"].items())
             console.print(f"{row.number:3} {row.fault}: {said}")
             for outcome in found["backends"].values():
-                if outcome["verdict"] not in ("as wanted", "impossible"):
+                if outcome["verdict"] not in ("as wanted", "not played"):
                     console.print(f"      {outcome['detail'][:300]}", style="dim", markup=False)
     wide = Console(width=max(console.width, 150))
     wide.print(table(results, backends))
@@ -158,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     mine = [found["backends"].get("fastcoll") for found in results]
-    return int(any(f and f["verdict"] not in ("as wanted", "impossible") for f in mine))
+    return int(any(f and f["verdict"] not in ("as wanted", "not played") for f in mine))
 
 
 if __name__ == "__main__":

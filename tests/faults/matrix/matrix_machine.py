@@ -1,7 +1,7 @@
 """What the rows do to the machine under a rank: namespaces, system calls refused, limits.
 
 Everything ends with the process, or with the ``with`` block; where the machine does not permit it,
-``Impossible`` is raised.
+``NotPlayed`` is raised.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from matrix_row import Impossible
+from matrix_row import NotPlayed
 
 __all__ = [
     "NOBODY",
@@ -44,7 +44,7 @@ def _checked(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         if number in (errno.EPERM, errno.EINVAL, errno.ENOSYS):
-            raise Impossible(f"{what}: {os.strerror(number)}")
+            raise NotPlayed(f"{what}: {os.strerror(number)}")
         raise OSError(number, what)
 
 
@@ -105,9 +105,9 @@ def _tool(*words: str) -> None:
     try:
         subprocess.run(words, check=True, capture_output=True, timeout=20)
     except FileNotFoundError:
-        raise Impossible(f"there is no program {words[0]} (iproute2)") from None
+        raise NotPlayed(f"there is no program {words[0]} (iproute2)") from None
     except subprocess.CalledProcessError as error:
-        raise Impossible(f"{' '.join(words)}: {error.stderr.decode().strip()}") from None
+        raise NotPlayed(f"{' '.join(words)}: {error.stderr.decode().strip()}") from None
 
 
 @contextlib.contextmanager
@@ -146,7 +146,7 @@ def refuse_calls(*names: str, error: int = errno.ENOSPC) -> None:
     """Let the kernel refuse system calls to this whole process from now on, threads included."""
     column = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
     if column is None:
-        raise Impossible(f"the numbers of system calls on {platform.machine()} are not known here")
+        raise NotPlayed(f"the numbers of system calls on {platform.machine()} are not known here")
     numbers = [_CALLS[name][column] for name in names]
     # A classic BPF program over struct seccomp_data: load nr; if it is one of ours, the error.
     steps = [struct.pack("HBBI", 0x20, 0, 0, 0)]
@@ -191,4 +191,4 @@ def memory_limit(mebibytes: int) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         return
-    raise Impossible("memory cgroups cannot be made here")
+    raise NotPlayed("memory cgroups cannot be made here")

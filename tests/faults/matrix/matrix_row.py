@@ -17,7 +17,7 @@ from fault_rank import Fault
 __all__ = [
     "ANY_ERROR",
     "ROWS",
-    "Impossible",
+    "NotPlayed",
     "Outcome",
     "Row",
     "Stage",
@@ -40,7 +40,7 @@ class Verdict(enum.IntEnum):
     """What came of a fault, from good to bad."""
 
     AS_WANTED = 0
-    IMPOSSIBLE = 1  # here: the machine does not permit the injection
+    NOT_PLAYED = 1  # the machine or the backend has no room for the fault
     UNNAMED = 2  # an error in time, which does not say what it should
     TOO_SLOW = 3
     LEFTOVERS = 4
@@ -67,7 +67,7 @@ class Outcome:
     detail: str = ""
 
 
-class Impossible(Exception):
+class NotPlayed(Exception):
     """The machine does not let the fault be injected, or the backend has no such thing."""
 
 
@@ -98,10 +98,19 @@ class Stage:
         backend: name that the ranks give to ``init_process_group``.
         rounds: of rows that repeat.
         slack: factor on the bounds of time, for machines that do other things besides.
+        builds: whether rows that compile for minutes are played.
     """
 
-    def __init__(self, jobs: Jobs, backend: str, rounds: int = 10, slack: float = 1.0) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        backend: str,
+        rounds: int = 10,
+        slack: float = 1.0,
+        builds: bool = False,
+    ) -> None:
         self.jobs, self.backend, self.rounds, self.slack = jobs, backend, rounds, slack
+        self.builds = builds
 
     @property
     def native(self) -> bool:
@@ -182,7 +191,8 @@ class Stage:
     def checks(self, job: Job, timeout: float = 30.0, but: Iterable[int] = ()) -> Outcome:
         """Collect from every rank what ``checked`` scenarios return: {what: whether it holds}.
 
-        ``seconds`` and ``detail`` of the dict are the row's, if they are there.
+        If they are there, ``seconds`` and ``detail`` are the row's, ``left`` is what was left
+        behind, and ``named`` whether an error said what it should.
         """
         outcomes = []
         for rank in job.pids:
@@ -216,12 +226,14 @@ def held(found: dict[str, Any]) -> Outcome:
     """Judge a dict of checks; see Stage.checks."""
     seconds, detail = found.pop("seconds", None), found.pop("detail", "")
     within = found.pop("within", None)
-    left = found.pop("left", [])
+    left, named = found.pop("left", []), found.pop("named", True)
     wrong = [what for what, holds in found.items() if not holds]
     if wrong:
         return Outcome(Verdict.WRONG_RESULT, seconds, f"not so: {', '.join(wrong)} {detail}")
     if left:
         return Outcome(Verdict.LEFTOVERS, seconds, ", ".join(left))
+    if not named:
+        return Outcome(Verdict.UNNAMED, seconds, detail)
     if within is not None and seconds is not None and seconds > within:
         return Outcome(Verdict.TOO_SLOW, seconds, detail)
     return Outcome(Verdict.AS_WANTED, seconds, detail)
@@ -263,8 +275,8 @@ class Row:
         start = time.monotonic()
         try:
             outcome = self.play(stage)
-        except Impossible as reason:
-            outcome = Outcome(Verdict.IMPOSSIBLE, detail=str(reason))
+        except NotPlayed as reason:
+            outcome = Outcome(Verdict.NOT_PLAYED, detail=str(reason))
         except JobFailed as error:
             outcome = failure(error)
         return outcome, time.monotonic() - start

@@ -1,0 +1,196 @@
+"""Rows 48 to 55: what lies in the tensors, and how."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+from matrix_row import Outcome, Stage, row, worst
+
+__all__: list[str] = []
+
+BAD_ARGUMENT = {"ValueError", "TypeError"}
+
+def refused(fault) -> bool:
+    """Whether the call raised as bad arguments must."""
+    return fault is not None and bool(BAD_ARGUMENT & set(fault.bases))
+
+def done(rank: Rank, **checks: bool):
+    """The group must be in step after all this."""
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
+    dist.destroy_process_group()
+    return {"left": rank.left(), **checks}
+
+@row(
+    48,
+    "one rank; no elements; unaligned; more than 2^31 elements",
+    "right results",
+    "test_all_reduce.py::test_large",
+    "test_huge.py::test_more_than_two_to_the_31",
+    quick=True,
+)
+def sizes(stage: Stage) -> Outcome:
+    found = [stage.checks(stage.jobs(1, of_all_sizes, 1 << 20))]
+    # The largest only where it is asked for by more than ten rounds: 2 GiB on each rank.
+    found.append(stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.rounds > 10 else 1 << 20)))
+    return worst(found)
+
+def of_all_sizes(rank: Rank, largest: int):
+    rank.used()
+    empty = torch.empty(0)
+    dist.all_reduce(empty)
+    memory = torch.zeros(4 * 1001 + 3, dtype=torch.uint8)
+    odd = torch.frombuffer(memory.numpy().data, dtype=torch.uint8, count=4004, offset=1)
+    unaligned = torch.frombuffer(memory.numpy()[3:].data, dtype=torch.uint8, count=4000).view(torch.uint8)
+    unaligned.fill_(1)
+    dist.all_reduce(unaligned)
+    del odd
+    huge = torch.zeros(largest, dtype=torch.uint8)
+    huge[[0, largest // 2, largest - 1]] = 1
+    dist.all_reduce(huge)
+    right = huge[[0, largest // 2, largest - 1]].tolist() == [rank.size] * 3
+    right = right and huge.count_nonzero().item() == 3
+    del huge
+    return done(rank, unaligned=bool(torch.all(unaligned == rank.size)), huge=right)
+
+@row(49, "NaN and infinity", "NaN from any rank, the same bits everywhere", "test_all_reduce.py::test_nan_wins", quick=True)
+def not_a_number(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(3, with_nan))
+
+def with_nan(rank: Rank):
+    rank.used()
+    right = {}
+    for op in ("MIN", "MAX", "SUM", "PRODUCT"):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for bad in range(rank.size):
+                tensor = torch.full((40,), 2.0, dtype=dtype)
+                if rank.rank == bad:
+                    tensor[bad] = math.nan
+                    tensor[10 + bad] = math.inf
+                dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+                infinite = 2.0 if op == "MIN" else math.inf
+                ok = tensor[bad].isnan().item() and tensor[10 + bad].item() == infinite
+                gathered = [torch.empty_like(tensor) for _ in range(rank.size)]
+                dist.all_gather(gathered, tensor)
+                bits = {bytes(t.view(torch.uint8).numpy().tobytes()) for t in gathered}
+                name = f"{op} of {str(dtype)[6:]}"
+                right[name] = right.get(name, True) and ok and len(bits) == 1
+    return done(rank, **right)
+
+@row(50, "denormal numbers", "kept, on all threads", "test_all_reduce.py::test_denormals_are_kept", quick=True)
+def denormals(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, with_denormals))
+
+def with_denormals(rank: Rank):
+    rank.used()
+    right = {}
+    for dtype, tiny in ((torch.float32, 2.0**-149), (torch.float64, 5e-324), (torch.float16, 2.0**-24)):
+        for count in (5, 70_000):
+            tensor = torch.full((count,), tiny, dtype=dtype)
+            dist.all_reduce(tensor)
+            right[f"{str(dtype)[6:]}[{count}]"] = bool(torch.all(tensor == 2 * tiny))
+            tensor = torch.full((count,), tiny, dtype=dtype)
+            dist.all_reduce(tensor, async_op=True).wait()
+            right[f"async {str(dtype)[6:]}[{count}]"] = bool(torch.all(tensor == 2 * tiny))
+    return done(rank, **right)
+
+@row(51, "integers that overflow; int16, uint16, bool; AVG of integers", "wraps like torch.add; AVG is an error", "test_all_reduce.py::test_integers_wrap_around", quick=True)
+def integers(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, with_integers))
+
+def with_integers(rank: Rank):
+    rank.used()
+    right = {}
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        most = torch.full((9,), torch.iinfo(dtype).max, dtype=dtype)
+        wanted = most + most
+        fault = catch(dist.all_reduce, most)
+        right[str(dtype)[6:]] = fault is None and torch.equal(most, wanted)
+    small = torch.full((9,), 65535, dtype=torch.uint16)
+    fault = catch(dist.all_reduce, small)
+    right["uint16"] = fault is None and small.view(torch.int16).tolist() == [-2] * 9
+    flags = torch.tensor([rank.rank == 0, False])
+    fault = catch(dist.all_reduce, flags)
+    right["bool"] = fault is None and flags.tolist() == [True, False]
+    right["AVG of int32 raises"] = catch(dist.all_reduce, torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG) is not None  # fmt: skip
+    return done(rank, **right)
+
+@row(52, "tensors with gaps, and transposed", "right results", "test_layouts.py::test_every_collective", quick=True)
+def with_gaps(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, strided))
+
+def strided(rank: Rank):
+    rank.used()
+    right = {}
+    whole = torch.zeros(20, 30)
+    for name, view in {
+        "column": whole[:, 3],
+        "steps": whole[::3, ::7],
+        "transposed": whole.t(),
+        "permuted": torch.zeros(3, 4, 5).permute(2, 0, 1),
+    }.items():
+        whole.zero_()
+        view.copy_(torch.arange(view.numel()).view(view.shape) + rank.rank)
+        wanted = 2.0 * torch.arange(view.numel()).view(view.shape) + 1
+        before = whole.clone()
+        fault = catch(dist.all_reduce, view)
+        untouched = int((whole != before).sum()) <= view.numel()
+        right[name] = refused(fault) or (torch.equal(view, wanted) and untouched)
+    return done(rank, **right)
+
+@row(53, "a tensor that overlaps itself", "ValueError before anything is sent", "test_mismatch.py::test_bad_arguments_are_local")
+def overlapping(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, overlaps))
+
+def overlaps(rank: Rank):
+    rank.used()
+    expanded = catch(dist.all_reduce, torch.ones(1).expand(1000))
+    windows = catch(dist.all_reduce, torch.ones(100).unfold(0, 10, 1))
+    return done(rank, expanded=refused(expanded), windows=refused(windows))
+
+@row(54, "a leaf that requires grad; the version counter", "in place, and counted", "test_layouts.py::test_requires_grad", "test_layouts.py::test_autograd_notices_the_change")
+def autograd(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, counts_versions))
+
+def counts_versions(rank: Rank):
+    rank.used()
+    leaf = torch.ones(5, requires_grad=True)
+    # As torch does it: autograd does not see what a backend writes.
+    works = catch(dist.all_reduce, leaf) is None and leaf.tolist() == [2.0] * 5
+    tensor = torch.ones(5)
+    before = tensor._version
+    dist.all_reduce(tensor)
+    async_tensor = torch.ones(5)
+    dist.all_reduce(async_tensor, async_op=True).wait()
+    return done(rank, **{
+        "the leaf has the sum": works,
+        "the version is counted": tensor._version > before and async_tensor._version > 0,
+    })  # fmt: skip
+
+@row(55, "sparse, float8, conjugated and mixed tensors", "a result or a clear error, the group in step")
+def odd_tensors(stage: Stage) -> Outcome:
+    return stage.checks(stage.jobs(2, with_odd_tensors))
+
+def with_odd_tensors(rank: Rank):
+    rank.used()
+    right = {}
+    sparse = torch.sparse_coo_tensor([[rank.rank]], [1.0], (2,))
+    fault = catch(dist.all_reduce, sparse)
+    right["sparse"] = fault is not None or sparse.to_dense().tolist() == [1.0, 1.0]
+
+    right["float8 cannot be summed"] = refused(
+        catch(dist.all_reduce, torch.ones(3).to(torch.float8_e4m3fn))
+    )
+    moved = torch.full((4,), rank.rank, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    fault = catch(dist.broadcast, moved, 1)
+    right["float8 can be moved"] = fault is None and moved.view(torch.uint8).tolist() == [1] * 4
+    conjugated = torch.full((3,), 1 + 1j, dtype=torch.complex64).conj()
+    gathered = [torch.empty(3, dtype=torch.complex64) for _ in range(2)]
+    fault = catch(dist.all_gather, gathered, conjugated)
+    right["conjugated"] = fault is not None or gathered[1].tolist() == [1 - 1j] * 3
+    lists = [torch.ones(3), torch.ones(3, dtype=torch.float64)]
+    fault = catch(dist.all_gather, lists, torch.ones(3))
+    right["mixed dtypes in a list"] = refused(fault)
+    return done(rank, **right)

@@ -1,0 +1,90 @@
+"""The quick rows of the fault matrix, and that every row has a play or a test."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+from fault_job import JobFailed
+from fault_matrix import numbers, table
+from matrix_row import ROWS, Outcome, Stage, Verdict, failure, worst
+
+HERE = Path(__file__).parent
+TESTS = HERE.parents[1]
+
+# Machines that run tests do other things besides; `make faults` measures.
+SLACK = 6.0
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.quick], ids=lambda row: str(row.number))
+def test_row(jobs, row):
+    outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, slack=SLACK))
+    jobs.settle(5.0)
+    if outcome.verdict == Verdict.NOT_PLAYED:
+        pytest.skip(outcome.detail)
+    assert outcome.verdict == Verdict.AS_WANTED, f"{outcome.verdict}: {outcome.detail}"
+
+
+def test_every_row_is_there_once():
+    assert sorted(row.number for row in ROWS) == list(range(1, 65))
+
+
+def test_rows_that_are_not_quick_have_tests():
+    """Else `make test` would not have the fault at all. The sanitizers have `make sanitize`."""
+    missing = [row.number for row in ROWS if not row.quick and not row.tests]
+    assert missing == [61, 63]
+
+
+def test_tests_that_rows_name_exist():
+    functions = {}
+    for path in TESTS.rglob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        functions[path.name] = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    for row in ROWS:
+        for name in row.tests:
+            file, _, function = name.partition("::")
+            assert function in functions.get(file, set()), f"row {row.number}: {name}"
+
+
+def test_plays_are_of_modules_that_ranks_can_import():
+    for row in ROWS:
+        module = importlib.import_module(row.play.__module__)
+        assert getattr(module, row.play.__name__) is row.play
+
+
+# --- how outcomes are judged ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "verdict"),
+    [
+        ("silent", "rank 1 says nothing", Verdict.HANG),
+        ("ended", "rank 1 ended with -6", Verdict.CRASH),
+        ("raised", "rank 1 raised\nAssertionError: a wrong result", Verdict.WRONG_RESULT),
+        ("raised", "rank 1 raised\nRuntimeError: no", Verdict.FAILS),
+    ],
+)
+def test_a_rank_that_does_not_answer(how, text, verdict):
+    assert failure(JobFailed(text, how)).verdict == verdict
+
+
+def test_the_worst_rank_is_the_row():
+    outcomes = [Outcome(Verdict.AS_WANTED, 0.5), Outcome(Verdict.CRASH), Outcome(Verdict.HANG, 9.0)]
+    assert worst(outcomes).verdict == Verdict.CRASH
+    assert worst([Outcome(Verdict.AS_WANTED, t) for t in (0.1, 0.7, 0.2)]).seconds == 0.7
+
+
+def test_numbers_of_rows():
+    assert numbers("1-3,23") == [1, 2, 3, 23]
+    for text in ("0", "65", "a", "3-"):
+        if text == "3-":
+            assert numbers(text) == [3]
+            continue
+        with pytest.raises(Exception, match="rows"):
+            numbers(text)
+
+
+def test_table_has_all_backends():
+    found = {"verdict": "as wanted", "seconds": 0.1}
+    row = {"row": 1, "fault": "a", "wanted": "b", "backends": {"fastcoll": found}}
+    assert len(table([row], ["fastcoll", "gloo"]).columns) == 5

@@ -1,0 +1,171 @@
+"""What the ranks of a soak do, and what they sample of themselves meanwhile."""
+
+import dataclasses
+import os
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fault_rank import Rank
+
+__all__ = ["Sample", "sampled"]
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What a process held at one moment.
+
+    Attributes:
+        at: seconds since the load began.
+        rounds: of the load, done so far.
+        resident: bytes of memory of its own (shared memory not counted).
+        shared: bytes of shared memory that its groups have reserved.
+        descriptors: open ones.
+        threads: those running.
+        mappings: of shared memory.
+    """
+
+    at: float
+    rounds: int
+    resident: int
+    shared: int
+    descriptors: int
+    threads: int
+    mappings: int
+
+
+def sample(start: float, rounds: int) -> Sample:
+    """Look at this process."""
+    pages, shared_pages = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    with open("/proc/self/maps") as maps:
+        mappings = sum("memfd:fastcoll" in line for line in maps)
+    return Sample(
+        time.monotonic() - start,
+        rounds,
+        (pages - shared_pages) * PAGE,
+        shared_bytes(),
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        mappings,
+    )
+
+
+def shared_bytes() -> int:
+    """Return the shared memory reserved by the groups of this process; 0 for other backends."""
+    from fastcoll.info import groups
+
+    return max((group["shared_bytes"] for group in groups()), default=0)
+
+
+class Load:
+    """A mixed load, drawn from a seed that all ranks share."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.size = rank.rank, rank.size
+        self.chance = random.Random(45)
+        self.kinds = [
+            self.all_reduces,
+            self.gathers,
+            self.scatters,
+            self.works,
+            self.messages,
+            self.group,
+            self.in_shared_memory,
+            self.objects,
+        ]
+
+    def round(self) -> None:
+        """Do some of everything, in an order and sizes of chance, and check the results."""
+        for kind in self.chance.choices(self.kinds, k=8):
+            kind(self.chance.choice([0, 1, 100, 1000, 40_000, 300_000]))
+
+    def all_reduces(self, count: int, group: dist.ProcessGroup | None = None) -> None:
+        tensor = torch.full((count,), self.rank + 1.0)
+        dist.all_reduce(tensor, group=group)
+        self.check(tensor, self.size * (self.size + 1) / 2)
+        dist.broadcast(tensor.fill_(float(self.rank)), self.size - 1, group=group)
+        self.check(tensor, self.size - 1.0)
+
+    def gathers(self, count: int) -> None:
+        mine = torch.full((count,), float(self.rank))
+        parts = [torch.empty(count) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        for peer, part in enumerate(parts):
+            self.check(part, float(peer))
+        root = self.chance.randrange(self.size)
+        dist.gather(mine, parts if self.rank == root else None, root)
+
+    def scatters(self, count: int) -> None:
+        whole = torch.ones(self.size * count)
+        part = torch.empty(count)
+        dist.reduce_scatter_tensor(part, whole)
+        self.check(part, float(self.size))
+        out = torch.empty(self.size * count)
+        dist.all_to_all_single(out, whole.fill_(float(self.rank)))
+        self.check(out[:count], 0.0)
+
+    def works(self, count: int) -> None:
+        tensors = [torch.ones(count) for _ in range(12)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        self.chance.shuffle(works)
+        for work in works[:8]:  # nobody waits for the others
+            work.wait()
+        dist.barrier()
+        for tensor in tensors:
+            self.check(tensor, float(self.size))
+
+    def messages(self, count: int) -> None:
+        into = torch.empty(count)
+        tag = self.chance.randrange(5)
+        work = dist.isend(torch.full((count,), 7.0), (self.rank + 1) % self.size, tag=tag)
+        dist.recv(into, (self.rank - 1) % self.size, tag=tag)
+        work.wait()
+        self.check(into, 7.0)
+
+    def group(self, count: int) -> None:
+        group = dist.new_group(list(range(self.size)))
+        self.all_reduces(count, group)
+        dist.destroy_process_group(group)
+
+    def in_shared_memory(self, count: int) -> None:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        tensor = backend.allocate_tensor(count, dtype=torch.float32, device=torch.device("cpu"))
+        dist.all_reduce(tensor.fill_(1.0))
+        self.check(tensor, float(self.size))
+
+    def objects(self, count: int) -> None:
+        gathered = [None] * self.size
+        dist.all_gather_object(gathered, "x" * (count % 5000))
+        assert len(set(gathered)) == 1, "a wrong object was returned as success"
+
+    def check(self, tensor: torch.Tensor, value: float) -> None:
+        assert torch.all(tensor == value), "a wrong result was returned as success"
+
+
+def sampled(rank: Rank, seconds: float, every: float = 0.0) -> list[Sample]:
+    """Run the load for some time; return samples, one a second or twenty in all."""
+    every = every or min(1.0, seconds / 20)
+    rank.used()
+    load = Load(rank)
+    samples: list[Sample] = []
+    start = due = time.monotonic()
+    rounds = 0
+    goes_on = torch.ones(1)
+    while True:
+        load.round()
+        rounds += 1
+        # Rank 0 says when it is over, so that all do as many rounds.
+        goes_on.fill_(float(time.monotonic() - start < seconds))
+        dist.broadcast(goes_on, 0)
+        if time.monotonic() >= due:
+            samples.append(sample(start, rounds))
+            due += every
+        if not goes_on:
+            break
+    dist.destroy_process_group()
+    assert rank.left() == [], rank.left()
+    return samples

@@ -1,0 +1,60 @@
+"""Whether what the ranks sampled grows.
+
+A straight line is fitted (Theil and Sen: the median of all slopes, which a burst does not move) to the
+samples behind a warm-up of a quarter of the time, in which buffers, thread pools and malloc's arenas
+get their size. What it says was gained over the whole run is held against a threshold:
+
+* descriptors, threads, mappings: half of one. A leak of one a minute is 5 in five minutes.
+* shared memory: 4 MiB, two rings: groups that were just destroyed rest for a second before their memory is
+  given back, so that single samples differ by about as much, but not their trend.
+* memory of the process: 8 MiB. malloc keeps what is free between what is not; one lost message of the
+  load's usual sizes at each round would be many times that.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from soak_load import Sample
+
+__all__ = ["THRESHOLDS", "growths", "slope"]
+
+WARM_UP = 0.25
+
+MIB = float(1 << 20)
+
+THRESHOLDS = {
+    "descriptors": 0.5,
+    "threads": 0.5,
+    "mappings": 0.5,
+    "shared": 4 * MIB,
+    "resident": 8 * MIB,
+}
+"""Growth over the run that counts as none, by attribute of Sample."""
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the median slope of all pairs of points (Theil 1950, Sen 1968)."""
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(points, 2) if x2 > x1]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+def growths(samples: Sequence[Sample]) -> list[str]:
+    """Return what grows, as text; none if nothing does.
+
+    Raises:
+        ValueError: there are too few samples to tell.
+    """
+    if len(samples) < 8:
+        raise ValueError(f"expected at least 8 samples, got {len(samples)}: let it run longer")
+    whole = samples[-1].at - samples[0].at
+    warm = [s for s in samples if s.at >= samples[0].at + WARM_UP * whole]
+    # All pairs of an hour's samples are six million: every n-th will do.
+    step = max(1, len(warm) // 400)
+    found = []
+    for name, threshold in THRESHOLDS.items():
+        points = [(s.at, float(getattr(s, name))) for s in warm[::step]]
+        grown = slope(points) * whole
+        if grown > threshold:
+            found.append(f"{name} grow by {grown:.6g} in {whole:.0f} s, from {points[0][1]:.9g}")
+    return found
