@@ -205,22 +205,29 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
       return;
     }
   }
-  if (!record(own().abort, kind, cause)) return;
-  wakeSleepers(own());
-  for (int peer = 0; peer < identity_.size; ++peer) tell(peer, kind, cause);
+  if (record(own().abort, kind, cause)) tellAll(kind, cause);
 }
 
-void GroupMemory::tell(int peer, ErrorKind kind, const std::string& cause) noexcept {
-  if (peer == identity_.rank || !isBound(peer) || hasLeft(peer)) return;
-  record(block(peer).abort, kind, cause);
-  wakeSleepers(block(peer));
+void GroupMemory::tellAll(ErrorKind kind, const std::string& cause) noexcept {
+  const auto listens = [this](int peer) {
+    return peer != identity_.rank && isBound(peer) && !hasLeft(peer);
+  };
+  // All are told before any is woken: a rank sleeps on another's words, and one that woke without
+  // finding a fault of its own would sleep for another slice.
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    if (listens(peer)) record(block(peer).abort, kind, cause);
+  }
+  wakeSleepers(own());
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    if (listens(peer)) wakeSleepers(block(peer));
+  }
 }
 
 void GroupMemory::passOn() noexcept {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
   if (!recorded(kind, cause)) cause = "the group was aborted by a rank that died";
-  for (int peer = 0; peer < identity_.size; ++peer) tell(peer, kind, cause);
+  tellAll(kind, cause);
 }
 
 bool GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {

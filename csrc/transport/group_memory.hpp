@@ -96,7 +96,7 @@ class GroupMemory {
   const Member* member(int peer) const {
     return members_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
   }
-  void tell(int peer, ErrorKind kind, const std::string& cause) noexcept;
+  void tellAll(ErrorKind kind, const std::string& cause) noexcept;
   bool recorded(ErrorKind& kind, std::string& cause) const;
 
   std::shared_ptr<LocalProcess> process_;

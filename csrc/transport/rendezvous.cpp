@@ -330,7 +330,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         throw;
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
-        problem = error.what();
+        problem = concat("rank ", memory_.rank(), ": ", error.what());
       }
     }
     const std::string decision = concat("fastcoll/go/", agreement.id);

@@ -139,7 +139,7 @@ def garbage_in_the_store(stage: Stage) -> Outcome:
         store.set(theirs, garbled(record, chance)[case])
         kinds = ["DistStoreError", "DistBackendError"] if stage.native else ANY_ERROR
         found.append(
-            stage.errors(job, None, 5.0, "store|record", kinds=kinds, aftermath=False)
+            stage.errors(job, None, 5.0, "store|record|layout", kinds=kinds, aftermath=False)
         )
         found.append(stage.ended(job, within=6.0))
     return worst(found)

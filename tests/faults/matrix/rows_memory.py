@@ -69,8 +69,8 @@ def refused_at_once(rank: Rank):
         refuse_calls("fallocate")
     rank.used()
     works(rank)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return finish(rank, **{"uses Gloo": backend.transport() == "gloo"})
+    used = dist.group.WORLD._get_backend(torch.device("cpu")).transport()
+    return finish(rank, **{"uses Gloo": used == "gloo"})
 
 
 def refused_later(rank: Rank):

@@ -74,9 +74,10 @@ class Load:
             self.works,
             self.messages,
             self.group,
-            self.in_shared_memory,
             self.objects,
         ]
+        if hasattr(dist.group.WORLD._get_backend(torch.device("cpu")), "transport"):
+            self.kinds.append(self.in_shared_memory)
 
     def round(self) -> None:
         """Do some of everything, in an order and sizes of chance, and check the results."""

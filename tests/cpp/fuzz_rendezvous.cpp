@@ -1,0 +1,145 @@
+// What comes from the store: anybody who reaches it can write any bytes under any key. Records, votes,
+// decisions and the monitored barrier's answers; only fastcoll::Error may come out, in time.
+//   input: settings, then for each key that is asked for: a way to answer, and bytes
+#include <climits>
+#include <cstring>
+
+#include "../../csrc/base/error.hpp"
+#include "../../csrc/base/topology.hpp"
+#include "../../csrc/transport/rendezvous.hpp"
+#include "fuzz_target.hpp"
+
+using namespace fastcoll;
+
+namespace {
+
+constexpr std::size_t kArenaBytes = std::size_t{64} << 20;
+
+template <std::size_t Size>
+void setText(char (&field)[Size], const std::string& value) {
+  std::strncpy(field, value.c_str(), Size - 1);
+}
+
+GroupRecord goodRecord(int rank, int size) {
+  GroupRecord record{};
+  record.magic = kArenaMagic;
+  record.abi = kAbiVersion;
+  record.bytesOfThis = sizeof record;
+  record.nonce = 0x1234567890abcdefull + static_cast<std::uint64_t>(rank);
+  record.generation = restartGeneration();
+  record.process.nonce = {7, static_cast<std::uint8_t>(rank)};
+  record.process.socketName = {9, static_cast<std::uint8_t>(rank)};
+  static const std::uint64_t network = networkNamespace(), pids = pidNamespace();
+  static const std::string boot = bootId(), host = hostName();
+  record.networkNamespace = network;
+  record.pidNamespace = pids;
+  record.rank = static_cast<std::uint32_t>(rank);
+  record.size = static_cast<std::uint32_t>(size);
+  record.uid = ::geteuid();
+  record.ringBytes = 16384;
+  setText(record.bootId, boot);
+  setText(record.host, host);
+  setText(record.version, "1.0");
+  return record;
+}
+
+/// Answers from the input. A key is asked for many times; what it holds may change meanwhile.
+class HostileStore : public KeyValueStore {
+ public:
+  HostileStore(fuzz::Reader input, int size) : input_(input), size_(size) {}
+  void set(const std::string& key, const std::string& value) override { values_[key] = value; }
+  bool tryGet(const std::string& key, std::string& value) override {
+    const std::uint8_t how = input_.byte();
+    if (how % 8 == 0) return false;
+    if (const auto own = values_.find(key); own != values_.end() && how % 8 == 1) {
+      value = own->second;
+      return true;
+    }
+    if (how % 8 <= 5 && key.rfind("fastcoll/r/", 0) == 0) {
+      const int rank = std::atoi(key.c_str() + std::strlen("fastcoll/r/"));
+      const GroupRecord record = goodRecord(rank, size_);
+      value.assign(reinterpret_cast<const char*>(&record), sizeof record);
+      // Some bytes of it are others.
+      for (int i = how >> 6; i > 0; --i) {
+        value[input_.word() % value.size()] = static_cast<char>(input_.byte());
+      }
+      return true;
+    }
+    if (how % 8 <= 3) {
+      value = how % 2 == 0 ? "shm" : "gloo: because";
+      return true;
+    }
+    const fuzz::Bytes bytes = input_.take(how % 8 == 7 ? 2000 : how);
+    value.assign(bytes.begin(), bytes.end());
+    return true;
+  }
+
+ private:
+  fuzz::Reader input_;
+  const int size_;
+  std::map<std::string, std::string> values_;
+};
+
+template <typename Call>
+void attempt(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    FUZZ_CHECK(error.what()[0] != '\0' && std::strlen(error.what()) < 4000);
+  }
+}
+
+}  // namespace
+
+std::vector<fuzz::Bytes> fuzz::seeds() {
+  std::vector<Bytes> all;
+  for (const std::uint8_t settings : {0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x0c, 0x0d}) {
+    for (const std::uint8_t answer : {2, 3, 4, 0x45, 0x85, 6, 7, 1}) {
+      Bytes input{settings};
+      for (int i = 0; i < 60; ++i) {
+        input.push_back(answer);
+        input.push_back(static_cast<std::uint8_t>(3 * i));
+      }
+      all.push_back(input);
+      all.push_back(Bytes(1, settings));
+      all.back().insert(all.back().end(), 60, answer);
+    }
+  }
+  return all;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  fuzz::Reader input(data, size);
+  const std::uint8_t settings = input.byte();
+  const int ranks = 2 + settings / 2 % 2;
+  const int rank = settings % 2;
+  static const auto process = LocalProcess::get();
+  HostileStore store(input, ranks);
+  GroupRecord own = goodRecord(rank, ranks);
+  own.process = process->address();
+  // Over Gloo nothing is waited for but the store; over shared memory the sockets are tried too.
+  own.transport = static_cast<std::uint32_t>((settings & 4) != 0 ? TransportChoice::Auto
+                                                                : TransportChoice::Gloo);
+  own.processBegan = (settings & 8) != 0 ? 0 : ~std::uint64_t{0};
+  GroupIdentity identity;
+  identity.name = "fuzz";
+  identity.rank = rank;
+  identity.size = ranks;
+  identity.nonce = own.nonce;
+  GroupMemory memory(process, identity);
+  Rendezvous rendezvous(store, memory, *process, own, kArenaBytes);
+  const auto soon = [] { return Clock::now() + Milliseconds(1); };
+  attempt([&] { rendezvous.publish(); });
+  attempt([&] {
+    const Agreement agreement = rendezvous.agree(soon(), Milliseconds(1));
+    FUZZ_CHECK(!agreement.shared);  // there is nobody to share with
+    FUZZ_CHECK(agreement.reason.size() < 4000);
+  });
+  attempt([&] {
+    std::string why;
+    rendezvous.sameHost(soon(), Milliseconds(1), why);
+  });
+  if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
+  attempt([&] { rendezvous.monitoredBarrier(Milliseconds(rank == 0 ? 1 : 0), (settings & 8) != 0); });
+  return 0;
+}

@@ -1,0 +1,424 @@
+/* The protocol by which ranks exchange segments through shared memory, as one state machine.
+ *
+ * Taken from the code, function by function: csrc/transport/segment_stream.cpp (begin, acquire,
+ * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
+ * group_memory.cpp (record, abort, tell, passOn, close). Every access to shared memory is a step of
+ * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
+ *
+ * Shown for all interleavings:
+ *   - no wake-up is lost: nobody sleeps for ever (no invalid end state). Slices of a wait end only
+ *     where the wait is hopeless, so that they hide no lost wake-up of the ordinary way;
+ *   - no segment is written again, nor its memory given back, before all have read it (the content
+ *     of each read is checked, before a collective is reported as done);
+ *   - with MISMATCH every rank raises, without it none does;
+ *   - with DEATH a rank dies at any step, and no survivor waits for ever;
+ *   - the first cause that a rank recorded is the one that it raises with.
+ *
+ * Not shown: weak memory order (the checker is sequentially consistent; ThreadSanitizer is for that),
+ * deadlines, point-to-point. Seeded errors, one for each M_..., must all be found: check_model.py.
+ */
+
+#ifndef N
+#define N 2
+#endif
+#ifndef RING
+#define RING 2
+#endif
+#ifndef SEGMENTS
+#define SEGMENTS 1
+#endif
+#ifndef COLLECTIVES
+#define COLLECTIVES 3
+#endif
+
+#ifdef MISMATCH
+#define DIFFERS 1
+#else
+#define DIFFERS 0
+#endif
+#ifdef DEATH
+#define MORTAL 1
+#else
+#define MORTAL 0
+#endif
+
+#define NONE 0
+#define WRITING 1
+#define SET 2
+
+#define FREED 255
+#define HALF 254 /* a write that is under way */
+
+/* Progress: two words that only grow, and who sleeps, or is about to, on one of them. */
+byte published[N];
+byte consumed[N];
+byte waiters[N];
+
+/* Arrivals: two lines, used in turn. The ring, by its content: number of the segment plus one. */
+byte arrival[N * 2];
+byte ring[N * RING];
+
+/* The life word (the kernel's) and `closed` or `bye` (the owner's). */
+bool dead[N];
+bool left[N];
+
+/* AbortRecord. */
+byte abortState[N];
+byte abortCause[N];
+byte firstCause[N]; /* what was written first; a witness, not part of the protocol */
+
+/* The kernel's list of sleepers: the word that a rank sleeps on, 0 = it is awake. */
+byte sleepsOn[N];
+
+#define PUBLISHED 0
+#define CONSUMED 1
+#define WORD(kind, p) (kind == PUBLISHED -> published[p] : consumed[p])
+#define NAME(kind, p) (1 + 2 * (p) + kind)
+
+#ifdef M_ONE_ARRIVAL_LINE
+#define LINE(c) 0
+#else
+#define LINE(c) ((c) % 2)
+#endif
+
+/* Signatures are equal but for one rank's in one collective. */
+#define SIGNATURE(r, c) (1 + (c) + (DIFFERS && (r) == 1 && (c) == 1 -> 100 : 0))
+
+/* futexWakeAll */
+inline wake(kind, p) {
+  d_step {
+    w = 0;
+    do
+    :: w < N ->
+      if
+      :: sleepsOn[w] == NAME(kind, p) -> sleepsOn[w] = 0
+      :: else
+      fi;
+      w++
+    :: else -> break
+    od;
+    w = 0
+  }
+}
+
+/* publishWord: the store, then the look for sleepers. */
+inline publishWord(kind, p, value) {
+#ifdef M_LOOKS_BEFORE_STORE
+  sleepers = waiters[p];
+#endif
+  if
+  :: kind == PUBLISHED -> published[p] = value
+  :: else -> consumed[p] = value
+  fi;
+#ifndef M_LOOKS_BEFORE_STORE
+  sleepers = waiters[p];
+#endif
+  if
+  :: sleepers != 0 -> wake(kind, p)
+  :: else
+  fi;
+  sleepers = 0
+}
+
+/* checkWorthlessPeers, for one peer and as one expression: what ends a slice. */
+#ifdef M_IGNORES_LIFE
+#define GONE(p) left[p]
+#else
+#define GONE(p) (dead[p] || left[p])
+#endif
+#define WORTHLESS(p) (p != me && GONE(p) && (p == awaited || published[p] <= next))
+#if N == 2
+#define HOPELESS (abortState[me] != NONE || WORTHLESS(0) || WORTHLESS(1))
+#else
+#define HOPELESS (abortState[me] != NONE || WORTHLESS(0) || WORTHLESS(1) || WORTHLESS(2))
+#endif
+
+/* hopeless(), step by step. */
+inline lookAround() {
+  hopeless = (abortState[me] != NONE);
+  q = 0;
+  do
+  :: q < N && !hopeless ->
+    if
+    :: q == me -> skip
+    :: else ->
+      arrived = (published[q] > next);
+      if
+      :: arrived && q != awaited -> skip
+      :: else ->
+        if
+        :: GONE(q) ->
+          /* It may have arrived between the two looks. */
+          if
+          :: q != awaited && published[q] > next -> skip
+          :: else -> hopeless = 1; cause = 10 + q
+          fi
+        :: else
+        fi
+      fi
+    fi;
+    q++
+  :: else -> break
+  od;
+  q = 0;
+  arrived = 0
+}
+
+/* waitOn */
+inline waitOn(kind, p, target) {
+  awaited = p;
+  do
+  :: WORD(kind, p) >= target -> break
+  :: else ->
+    lookAround();
+    if
+    :: hopeless ->
+#ifdef M_NO_LAST_LOOK
+      goto raise
+#else
+      if
+      :: WORD(kind, p) >= target -> hopeless = 0; cause = 0; break
+      :: else -> goto raise
+      fi
+#endif
+    :: else
+    fi;
+#ifndef M_NOT_ANNOUNCED
+    waiters[p]++;
+#endif
+    seen = WORD(kind, p);
+    if
+    :: seen < target ->
+      /* The kernel compares and enqueues as one. */
+#ifdef M_KERNEL_COMPARES_NOT
+      sleepsOn[me] = NAME(kind, p);
+#else
+      atomic {
+        if
+        :: WORD(kind, p) == seen -> sleepsOn[me] = NAME(kind, p)
+        :: else
+        fi
+      }
+#endif
+      (sleepsOn[me] == 0 || HOPELESS);
+      sleepsOn[me] = 0
+    :: else
+    fi;
+#ifndef M_NOT_ANNOUNCED
+    waiters[p]--;
+#endif
+    seen = 0
+  od;
+  awaited = N
+}
+
+/* record(): whoever comes first claims, writes, sets. */
+inline record(p, why) {
+  claimed = 0;
+#ifdef M_ABORT_OVERWRITES
+  claimed = 1;
+  abortState[p] = WRITING;
+#else
+  atomic {
+    if
+    :: abortState[p] == NONE -> abortState[p] = WRITING; claimed = 1
+    :: else
+    fi
+  }
+#endif
+  if
+  :: claimed ->
+    d_step {
+      abortCause[p] = why;
+      if
+      :: firstCause[p] == 0 -> firstCause[p] = why
+      :: else
+      fi
+    };
+    abortState[p] = SET
+  :: else
+  fi
+}
+
+/* tell() for all peers, then their sleepers. */
+inline tellAll(why) {
+  q = 0;
+  do
+  :: q < N ->
+    if
+    :: q != me && !left[q] -> record(q, why)
+    :: else
+    fi;
+    q++
+  :: else -> break
+  od;
+  claimed = 0;
+  q = 0;
+  do
+  :: q < N -> wake(PUBLISHED, q); wake(CONSUMED, q); q++
+  :: else -> break
+  od;
+  q = 0
+}
+
+proctype Rank(byte me) {
+  byte i, c, p, q, w, next, awaited = N, seen, sleepers, cause, read;
+  bool hopeless, arrived, claimed, bad, raised, all;
+  {
+    do
+    :: c < COLLECTIVES ->
+      /* begin() */
+      if
+      :: abortState[me] != NONE -> goto raise
+      :: else
+      fi;
+      arrival[me * 2 + LINE(c)] = SIGNATURE(me, c);
+      do
+      :: i < (c + 1) * SEGMENTS ->
+        /* acquire(): every peer has finished with what lies there. */
+#ifndef M_REUSES_UNREAD
+        p = 0;
+        do
+        :: p < N ->
+          if
+          :: p != me && i + 1 > RING -> waitOn(CONSUMED, p, i + 1 - RING)
+          :: else
+          fi;
+          p++
+        :: else -> break
+        od;
+#endif
+#ifdef M_PUBLISHES_BEFORE_WRITE
+        publishWord(PUBLISHED, me, i + 1);
+#endif
+        ring[me * RING + i % RING] = HALF;
+        ring[me * RING + i % RING] = i + 1;
+#ifndef M_PUBLISHES_BEFORE_WRITE
+        publishWord(PUBLISHED, me, i + 1);
+#endif
+#ifdef M_CONSUMES_BEFORE_READ
+        publishWord(CONSUMED, me, i + 1);
+#endif
+        /* await(): the first of a collective compares the signatures. */
+        p = 0;
+        do
+        :: p < N ->
+          if
+          :: p != me ->
+            waitOn(PUBLISHED, p, i + 1);
+#ifndef M_COMPARES_NOT
+            if
+            :: i == next ->
+              read = arrival[p * 2 + LINE(c)];
+              if
+              :: read != SIGNATURE(me, c) ->
+                assert(DIFFERS || abortState[me] != NONE);
+                cause = 20 + p;
+                goto raise
+              :: else
+              fi;
+              read = 0
+            :: else
+            fi;
+#endif
+            /* The content, twice: a reader takes its time. */
+            bad = bad || (ring[p * RING + i % RING] != i + 1);
+            bad = bad || (ring[p * RING + i % RING] != i + 1)
+          :: else
+          fi;
+          p++
+        :: else -> break
+        od;
+#ifndef M_CONSUMES_BEFORE_READ
+        publishWord(CONSUMED, me, i + 1);
+#endif
+        i++
+      :: else -> break
+      od;
+      /* end(): what was read counts only if nothing had failed by then. */
+      next = i;
+      if
+      :: abortState[me] != NONE -> goto raise
+      :: else
+      fi;
+      assert(!bad);
+      assert(!(DIFFERS && c == 1));
+      c++
+    :: else -> break
+    od;
+    goto close;
+
+  raise:
+    raised = 1;
+    assert(DIFFERS || MORTAL);
+    /* fail(): abort() first, then what the record says is thrown. */
+    if
+    :: abortState[me] == NONE ->
+      record(me, cause);
+      if
+      :: claimed -> tellAll(cause)
+      :: else
+      fi
+    :: else
+    fi;
+    /* recorded(): the writer may have died between claim and text. */
+    if
+    :: abortState[me] == SET -> assert(abortCause[me] == firstCause[me])
+    :: MORTAL && dead[1] && abortState[me] == WRITING
+    fi;
+
+  close:
+    /* close() */
+#ifndef M_CLOSES_SILENTLY
+    if
+    :: abortState[me] != NONE -> tellAll(99)
+    :: else
+    fi;
+#endif
+    p = 0;
+    all = 1;
+    do
+    :: p < N ->
+      if
+      :: p == me || abortState[me] != NONE || GONE(p) || consumed[p] >= published[me] -> skip
+      :: else ->
+        /* It waits a little; then the memory stays. */
+        if
+        :: p == me || abortState[me] != NONE || GONE(p) || consumed[p] >= published[me]
+        :: all = 0
+        fi
+      fi;
+      p++
+    :: else -> break
+    od;
+    left[me] = 1;
+    wake(PUBLISHED, me);
+    wake(CONSUMED, me);
+    if
+    :: all ->
+      p = 0;
+      do
+      :: p < RING -> ring[me * RING + p] = FREED; p++
+      :: else -> break
+      od
+    :: else
+    fi
+  } unless { dead[me] }
+}
+
+init {
+  byte r;
+  atomic {
+    do
+    :: r < N -> run Rank(r); r++
+    :: else -> break
+    od
+  };
+#ifdef DEATH
+  /* At any step of rank 1, or never. */
+  if
+  :: dead[1] = 1
+  :: skip
+  fi
+#endif
+}
