@@ -2,6 +2,10 @@
 # make test     the whole test suite
 # make lint     all static checks; make format repairs what can be repaired
 # make build    compile and install into the environment in use
+# make faults   the fault matrix: every row with fastcoll, and with gloo beside it
+# make soak     a mixed load for SOAK seconds (600): nothing may grow
+# make model    the shared-memory protocol as a model, checked by spin, and its mutants
+# make fuzz     FUZZ seconds (60) for each parser of what comes from outside
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
 # make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT; needs no
@@ -39,7 +43,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build sanitize bench gpu gpu-kernels gpu-engine kernels-matrix peers clean
+.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine kernels-matrix peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -48,6 +52,22 @@ test: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m pytest
 
 build: $(STAMPS)/build
+
+FAULTS ?= --rounds 200
+FAULT_PATH := tests:tests/faults:tests/faults/matrix:tests/faults/soak
+faults: $(STAMPS)/test $(STAMPS)/build
+	PYTHONPATH=$(FAULT_PATH) $(PYTHON) -m fault_matrix $(FAULTS)
+
+SOAK ?= 600
+soak: $(STAMPS)/test $(STAMPS)/build
+	PYTHONPATH=$(FAULT_PATH) $(PYTHON) -m soak --seconds $(SOAK)
+
+model:
+	$(PYTHON) tests/model/check_model.py
+
+FUZZ ?= 60
+fuzz:
+	bash tests/cpp/fuzz.sh $(FUZZ)
 
 sanitize: $(STAMPS)/test $(STAMPS)/build
 	PYTHON=$(PYTHON) bash tests/cpp/sanitize.sh

@@ -380,11 +380,16 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     }
     if (restart) continue;
     agreement.shared = result == kShared;
+    if (agreement.shared && !problem.empty()) {
+      throw Error(ErrorKind::Store,
+                  concat(prefix(), "the store says that all ranks share memory, but ", problem,
+                         ". Give each job a store, or a prefix, of its own."));
+    }
     for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
       memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
     }
-    agreement.reason = agreement.shared ? "all ranks share one host and user"
-                                        : reasonAgainst(result);
+    agreement.reason =
+        agreement.shared ? "all ranks share one host and user" : reasonAgainst(result);
     if (!agreement.shared && demanding != records_.end()) {
       throw Error(ErrorKind::Backend,
                   concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",

@@ -1,5 +1,6 @@
-// What a peer's mapped memory holds: its directory, control block and the offsets in it are a broken
-// peer's to choose. Nothing outside the mapping may be touched; there are no pages around it.
+// What a peer's mapped memory holds: its directory, control block and the offsets in it are a
+// broken peer's to choose. Nothing outside the mapping may be touched; there are no pages around
+// it.
 //   input: 8-byte words to be written, each with its place
 #include <sys/mman.h>
 
@@ -19,14 +20,14 @@ constexpr int kSize = 3;
 
 /// A mapping with an unmapped page on both sides.
 std::uint8_t* mapAlone() {
-  auto* whole = static_cast<std::uint8_t*>(::mmap(nullptr, kBytes + 2 * kPage, PROT_NONE,
-                                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  auto* whole = static_cast<std::uint8_t*>(
+      ::mmap(nullptr, kBytes + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   if (whole == MAP_FAILED) std::abort();
   ::mprotect(whole + kPage, kBytes, PROT_READ | PROT_WRITE);
   return whole + kPage;
 }
 
-void fillWell(std::uint8_t* base) {
+void fillWell(std::uint8_t* base, std::uint64_t nonce) {
   auto* header = reinterpret_cast<ArenaHeader*>(base);
   header->magic = kArenaMagic;
   header->abi = kAbiVersion;
@@ -36,9 +37,9 @@ void fillWell(std::uint8_t* base) {
   auto* entry = reinterpret_cast<DirectoryEntry*>(base + ArenaHeader::kDirectoryOffset) +
                 kNonce % ArenaHeader::kDirectoryEntries;
   entry->offset = kBlock;
-  entry->nonce = kNonce;
+  entry->nonce = nonce;
   auto* block = reinterpret_cast<ControlBlock*>(base + kBlock);
-  block->nonce = kNonce;
+  block->nonce = nonce;
   block->rank = 1;
   block->size = kSize;
 }
@@ -57,8 +58,15 @@ std::vector<fuzz::Bytes> fuzz::seeds() {
                                 (kBlock + offsetof(ControlBlock, largeRing)) / 8,
                                 (kBlock + offsetof(ControlBlock, arrivals)) / 8 + 3,
                                 (kBlock + offsetof(ControlBlock, abort)) / 8};
-  const std::uint64_t values[] = {0,      1,      kBytes,     kBytes - 8, kBlock + 8,
-                                  kBytes - kPage, ~std::uint64_t{0}, kNonce, std::uint64_t{1} << 63};
+  const std::uint64_t values[] = {0,
+                                  1,
+                                  kBytes,
+                                  kBytes - 8,
+                                  kBlock + 8,
+                                  kBytes - kPage,
+                                  ~std::uint64_t{0},
+                                  kNonce,
+                                  std::uint64_t{1} << 63};
   std::vector<Bytes> all{{}};
   for (const std::size_t place : places) {
     for (const std::uint64_t value : values) {
@@ -74,8 +82,10 @@ std::vector<fuzz::Bytes> fuzz::seeds() {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const auto process = LocalProcess::get();
   static std::unique_ptr<GroupMemory> memory;
-  static int uses = 0;
-  if (memory == nullptr || ++uses % 64 == 0) {
+  static std::uint64_t uses = 0;
+  // Another instance of the peer each time, at the same place of the directory.
+  const std::uint64_t nonce = kNonce + ++uses * ArenaHeader::kDirectoryEntries;
+  if (memory == nullptr || uses % 512 == 0) {
     memory.reset();
     GroupIdentity identity;
     identity.name = "fuzz";
@@ -85,7 +95,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     memory->open(std::size_t{64} << 20);
   }
   std::uint8_t* base = mapAlone();
-  fillWell(base);
+  fillWell(base, nonce);
   for (fuzz::Reader input(data, size); input.left() >= 10;) {
     const std::size_t place = input.word();
     const fuzz::Bytes value = input.take(8);
@@ -93,8 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   auto peer = std::make_shared<PeerProcess>(base, kBytes);
   try {
-    // Another instance each time, or the first would stay bound.
-    if (memory->bind(1, peer, kNonce)) {
+    if (memory->bind(1, peer, nonce)) {
       const ControlBlock& block = memory->block(1);
       FUZZ_CHECK(reinterpret_cast<const std::uint8_t*>(&block) >= base);
       FUZZ_CHECK(reinterpret_cast<const std::uint8_t*>(&block) + ControlBlock::bytes(kSize) <=
@@ -102,7 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       FUZZ_CHECK(memory->memberName(1).size() < 200);
       memory->isDead(1);
       memory->hasLeft(1);
-      memory->isMutual(1, kNonce);
+      memory->isMutual(1, nonce);
       for (const std::uint64_t offset :
            {block.largeRing.load(), block.arrivals[0].direct, block.arrivals[1].count}) {
         for (const std::size_t bytes : {std::size_t{1}, std::size_t{16384}, ~std::size_t{0}}) {
@@ -113,8 +122,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           }
         }
       }
-      // It stays bound as long as the group; the pages are the next ones' to break.
-      memory.reset();
     }
   } catch (const Error& error) {
     FUZZ_CHECK(error.what()[0] != '\0');

@@ -1,5 +1,5 @@
-// Mutates a target's seeds for some time, reproducibly: the same seed and number of runs give the same
-// inputs. Without coverage, so the seeds must go deep by themselves.
+// Mutates a target's seeds for some time, reproducibly: the same seed and number of runs give the
+// same inputs. Without coverage, so the seeds must go deep by themselves.
 //   fuzz_<target> [seconds] [seed] [file...]      with files: runs only those
 #include <chrono>
 #include <cstring>

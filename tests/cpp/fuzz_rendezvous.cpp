@@ -1,9 +1,12 @@
-// What comes from the store: anybody who reaches it can write any bytes under any key. Records, votes,
-// decisions and the monitored barrier's answers; only fastcoll::Error may come out, in time.
+// What comes from the store: anybody who reaches it can write any bytes under any key. Records,
+// votes, decisions and the monitored barrier's answers; only fastcoll::Error may come out, in time.
 //   input: settings, then for each key that is asked for: a way to answer, and bytes
-#include <climits>
-#include <cstring>
+#include <unistd.h>
 
+#include <cstring>
+#include <map>
+
+#include "../../csrc/base/env.hpp"
 #include "../../csrc/base/error.hpp"
 #include "../../csrc/base/topology.hpp"
 #include "../../csrc/transport/rendezvous.hpp"
@@ -119,7 +122,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   own.process = process->address();
   // Over Gloo nothing is waited for but the store; over shared memory the sockets are tried too.
   own.transport = static_cast<std::uint32_t>((settings & 4) != 0 ? TransportChoice::Auto
-                                                                : TransportChoice::Gloo);
+                                                                 : TransportChoice::Gloo);
   own.processBegan = (settings & 8) != 0 ? 0 : ~std::uint64_t{0};
   GroupIdentity identity;
   identity.name = "fuzz";
@@ -140,6 +143,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     rendezvous.sameHost(soon(), Milliseconds(1), why);
   });
   if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
-  attempt([&] { rendezvous.monitoredBarrier(Milliseconds(rank == 0 ? 1 : 0), (settings & 8) != 0); });
+  attempt(
+      [&] { rendezvous.monitoredBarrier(Milliseconds(rank == 0 ? 1 : 0), (settings & 8) != 0); });
   return 0;
 }

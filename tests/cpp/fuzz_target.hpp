@@ -1,5 +1,5 @@
-// A fuzz target is a file with these two functions. fuzz_driver.cpp mutates its seeds; with clang the
-// same file is linked with -fsanitize=fuzzer instead.
+// A fuzz target is a file with these two functions. fuzz_driver.cpp mutates its seeds; with clang
+// the same file is linked with -fsanitize=fuzzer instead.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ using Bytes = std::vector<std::uint8_t>;
 std::vector<Bytes> seeds();
 
 /// Ends the program where the code under test breaks a promise.
-#define FUZZ_CHECK(condition)                                                  \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
+#define FUZZ_CHECK(condition)                                                      \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
       std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                            \
-    }                                                                          \
+      std::abort();                                                                \
+    }                                                                              \
   } while (false)
 
 /// Takes an input apart; when it is used up, everything is zero.

@@ -1,6 +1,6 @@
 """Plays the fault matrix with any backend and prints what came of each row.
 
-    python tests/faults/matrix/fault_matrix.py [--backend fastcoll,gloo] [--rows 1-11,23] [--json FILE]
+    make faults FAULTS="--backend fastcoll,gloo --rows 1-11,23 --rounds 200 --json FILE"
 
 Ranks are processes of their own, with a limit of time, so a backend that hangs or crashes costs only
 its row. The exit status is 1 if a row of fastcoll's is not as wanted.
@@ -8,7 +8,6 @@ its row. The exit status is 1 if a row of fastcoll's is not as wanted.
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import shlex
 import sys
@@ -18,10 +17,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-sys.path[:0] = [str(HERE), *map(str, [HERE.parent, HERE.parent / "soak", HERE.parents[1]])]
-
 import torch.distributed as dist
 from fault_job import Jobs, Launcher
 from fault_machine import machine
@@ -30,6 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 __all__ = ["main", "numbers"]
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 
 
 def load() -> None:
@@ -143,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
         record = {
-            "command": shlex.join(["python", "tests/faults/matrix/fault_matrix.py", *words]),
+            "command": f"make faults FAULTS={shlex.quote(shlex.join(words))}",
             "date": datetime.now(timezone.utc).date().isoformat(),
             "machine": machine(),
             "rows": results,

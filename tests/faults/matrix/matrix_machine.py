@@ -97,7 +97,7 @@ class Network:
         now = time.monotonic()
         for name, end in zip(self.names, self.ends, strict=True):
             _tool("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf",
-                  *"rate 8bit burst 1 limit 1".split())  # fmt: skip
+                  *["rate", "8bit", "burst", "1", "limit", "1"])  # fmt: skip
         return now
 
 

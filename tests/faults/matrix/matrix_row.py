@@ -117,7 +117,9 @@ class Stage:
         """Whether the backend is fastcoll, which has segments, hellos and records."""
         return self.backend == "fastcoll"
 
-    def started(self, size: int, function: Callable[..., Any], *arguments: Any, **named: Any) -> Job:
+    def started(
+        self, size: int, function: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> Job:
         """Start ranks and wait until each has told "ready"."""
         job = self.jobs(size, function, *arguments, **named)
         job.hear_all(timeout=30.0)
@@ -295,9 +297,7 @@ def row(
     """
 
     def register(play: Callable[[Stage], Outcome]) -> Callable[[Stage], Outcome]:
-        ROWS.append(
-            Row(number, fault, wanted, play, tests, not tests if quick is None else quick)
-        )
+        ROWS.append(Row(number, fault, wanted, play, tests, not tests if quick is None else quick))
         return play
 
     return register

@@ -33,9 +33,7 @@ def told_apart(stage: Stage, *cases: tuple[Call, Call, str, str]) -> Outcome:
         job = stage.started(3, differs, theirs, odd)
         start = time.monotonic()
         job.tell_all()
-        found.append(
-            stage.errors(job, start, SOON, "mismatch", one, other, aftermath=stage.native)
-        )
+        found.append(stage.errors(job, start, SOON, "mismatch", one, other, aftermath=stage.native))
         if not stage.native:
             job.close()
     return worst(found)
@@ -106,7 +104,9 @@ def splits(stage: Stage) -> Outcome:
     job = stage.started(3, splits_differ, rows)
     start = time.monotonic()
     job.tell_all()
-    return stage.errors(job, start, SOON, "mismatch", str(4 * rows), str(4 * rows + 4), aftermath=False)
+    return stage.errors(
+        job, start, SOON, "mismatch", str(4 * rows), str(4 * rows + 4), aftermath=False
+    )
 
 
 def splits_differ(rank: Rank, rows: int):
@@ -183,5 +183,3 @@ def bad_beginnings(stage: Stage) -> Outcome:
         found.append(Outcome(Verdict.UNNAMED, detail=told[0].text))
     job.tell_all()
     return worst(found)
-
-

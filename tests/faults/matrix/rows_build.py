@@ -36,7 +36,12 @@ def tool(stage: Stage, *command: str) -> Outcome:
     return Outcome(Verdict.FAILS, seconds, (done.stdout + done.stderr)[-500:])
 
 
-@row(45, "soak: a mixed load for a long time", "memory, descriptors, threads stay", "test_soak.py::test_nothing_grows")
+@row(
+    45,
+    "soak: a mixed load for a long time",
+    "memory, descriptors, threads stay",
+    "test_soak.py::test_nothing_grows",
+)
 def soak(stage: Stage) -> Outcome:
     seconds = 15.0
     job = stage.jobs(3, sampled, seconds)
@@ -50,7 +55,12 @@ def races(stage: Stage) -> Outcome:
     return tool(stage, "bash", "tests/cpp/sanitize.sh", "thread")
 
 
-@row(62, "lost wake-ups, memory used again too early", "the model has none; its mutants are found", "test_model.py::test_model_and_mutants")
+@row(
+    62,
+    "lost wake-ups, memory used again too early",
+    "the model has none; its mutants are found",
+    "test_model.py::test_model_and_mutants",
+)
 def model(stage: Stage) -> Outcome:
     return tool(stage, "python3", "tests/model/check_model.py")
 
@@ -60,7 +70,11 @@ def memory_errors(stage: Stage) -> Outcome:
     return tool(stage, "bash", "tests/cpp/sanitize.sh", "address")
 
 
-@row(64, "placement of memory is refused (NUMA, huge pages)", "works: refusals are ignored")
+@row(
+    64,
+    "placement of memory is refused (NUMA, huge pages)",
+    "works: refusals are ignored",
+)
 def no_placement(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, without_placement))
 

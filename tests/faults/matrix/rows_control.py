@@ -84,7 +84,12 @@ def is_aborted(rank: Rank):
     rank.tell(fault)
 
 
-@row(15, "Ctrl-C in a wait", "KeyboardInterrupt within 0.1 s", "test_control.py::test_ctrl_c")
+@row(
+    15,
+    "Ctrl-C in a wait",
+    "KeyboardInterrupt within 0.1 s",
+    "test_control.py::test_ctrl_c",
+)
 def ctrl_c(stage: Stage) -> Outcome:
     job = stage.started(2, interrupted, call_all_reduce)
     time.sleep(0.4)
@@ -111,7 +116,11 @@ def own_timeout(stage: Stage) -> Outcome:
     return worst(found)
 
 
-@row(17, "after a timeout: a second call, and the late rank's", "the same error at once, never stale data")
+@row(
+    17,
+    "after a timeout: a second call, and the late rank's",
+    "the same error at once, never stale data",
+)
 def after_a_timeout(stage: Stage) -> Outcome:
     job = stage.started(2, too_late)
     first, second = job.hear(0), job.hear(0)
@@ -171,7 +180,8 @@ def use_after_destroy(stage: Stage) -> Outcome:
             if fault is None:
                 found.append(Outcome(Verdict.WRONG_RESULT, detail=f"{name} still works"))
             else:
-                found.append(stage.judged(fault, None, 1.0, kinds=["RuntimeError", "ValueError", "AssertionError", "TypeError"]))  # fmt: skip
+                kinds = ["RuntimeError", "ValueError", "AssertionError", "TypeError"]
+                found.append(stage.judged(fault, None, 1.0, kinds=kinds))
         if not unchanged or left:
             found.append(Outcome(Verdict.LEFTOVERS, detail=f"{left}, unchanged: {unchanged}"))
     return worst(found)
@@ -220,7 +230,9 @@ def signal_storm(stage: Stage) -> Outcome:
     return stage.ended(job)
 
 
-@row(22, "the wall clock steps by an hour, both ways, during a wait", "deadline exact, right results")
+@row(
+    22, "the wall clock steps by an hour, both ways, during a wait", "deadline exact, right results"
+)
 def clock_steps(stage: Stage) -> Outcome:
     """Through a library that is loaded before all others: the machine's own clock is left alone."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
@@ -242,9 +254,7 @@ def clock_steps(stage: Stage) -> Outcome:
                 found.append(stage.checks(job))
                 job = jobs(2, times_out_while_clock_steps, hours)
                 fault = job.hear(0)
-                found.append(
-                    stage.judged(fault, None, 2.5, ["timed out"], ANY_ERROR, 1.8)
-                )
+                found.append(stage.judged(fault, None, 2.5, ["timed out"], ANY_ERROR, 1.8))
                 job.tell(1)
                 job.hear_all()
             return worst(found)
@@ -280,5 +290,3 @@ def times_out_while_clock_steps(rank: Rank, hours: int):
         return
     threading.Timer(0.5, step, (hours,)).start()
     rank.tell(catch(dist.all_reduce, torch.ones(3)))
-
-

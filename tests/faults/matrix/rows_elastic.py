@@ -45,7 +45,11 @@ def restarted(stage: Stage) -> Outcome:
     return Outcome(verdict, time.monotonic() - start, "of the whole job")
 
 
-@row(57, "a group rebuilt without the dead rank, which then joins again", "0.1 s after the error; right results")
+@row(
+    57,
+    "a group rebuilt without the dead rank, which then joins again",
+    "0.1 s after the error; right results",
+)
 def shrinks_and_grows(stage: Stage) -> Outcome:
     name = f"elastic {time.monotonic()}/"
     job = stage.started(3, loses_one, prefix=name)
@@ -124,7 +128,11 @@ def garbled(record: bytes, chance: random.Random) -> list[bytes]:
     ]
 
 
-@row(58, "garbage in the store where a rank's record should be", "DistStoreError within 5 s, no crash")
+@row(
+    58,
+    "garbage in the store where a rank's record should be",
+    "DistStoreError within 5 s, no crash",
+)
 def garbage_in_the_store(stage: Stage) -> Outcome:
     store = dist.TCPStore("127.0.0.1", stage.jobs.port, is_master=False)
     chance = random.Random(58)
@@ -148,7 +156,11 @@ def garbage_in_the_store(stage: Stage) -> Outcome:
 # --- what comes to the sockets -------------------------------------------------------------------
 
 
-@row(59, "garbage to every socket that listens", "ignored: right results, no descriptor lost")
+@row(
+    59,
+    "garbage to every socket that listens",
+    "ignored: right results, no descriptor lost",
+)
 def garbage_to_sockets(stage: Stage) -> Outcome:
     job = stage.started(2, is_pelted)
     chance = random.Random(59)
@@ -225,7 +237,11 @@ def pelt(family: int, kind: int, address: object, chance: random.Random) -> None
 # --- other versions ------------------------------------------------------------------------------
 
 
-@row(60, "another version, or other settings, on one rank", "error at init that names both")
+@row(
+    60,
+    "another version, or other settings, on one rank",
+    "error at init that names both",
+)
 def versions(stage: Stage) -> Outcome:
     if not stage.native:
         raise NotPlayed("gloo's ranks tell no version")
@@ -259,5 +275,3 @@ def of_some_version(rank: Rank):
 def with_other_settings(rank: Rank):
     os.environ["FASTCOLL_RING_BYTES"] = str(65536 << rank.rank)
     of_some_version(rank)
-
-

@@ -87,9 +87,7 @@ def killed_at_random(stage: Stage) -> Outcome:
         victim = moments.randrange(3)
         killed = job.kill(victim)
         patterns = (rf"rank {victim} \(pid \d+", "died")
-        outcomes.append(
-            stage.errors(job, killed, 1.0, *patterns, but=[victim], aftermath=False)
-        )
+        outcomes.append(stage.errors(job, killed, 1.0, *patterns, but=[victim], aftermath=False))
         if outcomes[-1].verdict < Verdict.HANG:
             outcomes[-1] = worst([outcomes[-1], stage.ended(job, but=[victim])])
         job.close()
@@ -127,7 +125,9 @@ def stopped(stage: Stage) -> Outcome:
     job.tell(2)
     patterns = (rf"rank {VICTIM} \(pid \d+.*state T", "timed out")
     # The first to begin its wait gives up for all.
-    found = stage.errors(job, None, TIMEOUT + 0.5, *patterns, but=[VICTIM], not_before=TIMEOUT - 0.2)
+    found = stage.errors(
+        job, None, TIMEOUT + 0.5, *patterns, but=[VICTIM], not_before=TIMEOUT - 0.2
+    )
     job.kill(VICTIM)
     return found
 
@@ -142,7 +142,9 @@ def never_calls(stage: Stage) -> Outcome:
     job = stage.started(3, arrives, all_reduce, TIMEOUT)
     job.tell_all()
     patterns = (rf"rank {VICTIM} \(pid \d+", "last completed seq 1", "timed out")
-    found = stage.errors(job, None, TIMEOUT + 0.5, *patterns, but=[VICTIM], not_before=TIMEOUT - 0.2)
+    found = stage.errors(
+        job, None, TIMEOUT + 0.5, *patterns, but=[VICTIM], not_before=TIMEOUT - 0.2
+    )
     job.kill(VICTIM)
     return found
 
@@ -217,9 +219,7 @@ def link_cut(stage: Stage) -> Outcome:
         time.sleep(0.2)
         since = network.cut()
         patterns = ("timed out",)
-        return stage.errors(
-            job, since, TIMEOUT + 0.5, *patterns, kinds=ANY_ERROR, aftermath=False
-        )
+        return stage.errors(job, since, TIMEOUT + 0.5, *patterns, kinds=ANY_ERROR, aftermath=False)
 
 
 def over_the_link(rank: Rank, names, ends):
@@ -240,7 +240,11 @@ def enter(rank: Rank, names, ends) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = ends[rank.rank]
 
 
-@row(11, "segmentation fault that dumps 512 MB of core", "error that names the rank, before the timeout")
+@row(
+    11,
+    "segmentation fault that dumps 512 MB of core",
+    "error that names the rank, before the timeout",
+)
 def core_dump(stage: Stage) -> Outcome:
     job = stage.started(3, dumps_core)
     time.sleep(0.1)
@@ -302,5 +306,3 @@ def fails_in_the_thread(rank: Rank):
     dist.destroy_process_group()
     left = rank.left()
     assert left == [], left
-
-

@@ -39,7 +39,11 @@ def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
     return finish(rank)
 
 
-@row(33, "memory cannot be reserved: at once, and later", "all ranks use Gloo; later an error on all ranks; a kill is row 1")
+@row(
+    33,
+    "memory cannot be reserved: at once, and later",
+    "all ranks use Gloo; later an error on all ranks; a kill is row 1",
+)
 def no_memory(stage: Stage) -> Outcome:
     if not stage.native:
         raise NotPlayed("gloo reserves none")
@@ -131,7 +135,11 @@ def kernel_shared_memory() -> int:
     return int(line.split()[1]) << 10
 
 
-@row(35, "squatted names and links in /dev/shm", "no names are used: works, and touches none")
+@row(
+    35,
+    "squatted names and links in /dev/shm",
+    "no names are used: works, and touches none",
+)
 def squatted_names(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, among_garbage))
 
@@ -157,7 +165,9 @@ def among_garbage(rank: Rank):
 
 @row(36, "two jobs with the same group name at once", "both right")
 def two_jobs(stage: Stage) -> Outcome:
-    both = [stage.jobs(2, in_its_own_world, float(i), prefix=f"{time.monotonic()} {i}/") for i in (1, 2)]
+    both = [
+        stage.jobs(2, in_its_own_world, float(i), prefix=f"{time.monotonic()} {i}/") for i in (1, 2)
+    ]
     return worst([stage.checks(job) for job in both])
 
 
@@ -197,7 +207,9 @@ def on_one_core(rank: Rank, core: int):
         time.sleep(1.0)
     dist.all_reduce(torch.ones(3))
     share = (time.process_time() - used) / (time.monotonic() - start)
-    return finish(rank, seconds=each, detail=f"an operation; waiting {share:.1%}", sleeps=share < 0.05)
+    return finish(
+        rank, seconds=each, detail=f"an operation; waiting {share:.1%}", sleeps=share < 0.05
+    )
 
 
 @row(
@@ -246,11 +258,17 @@ def outstanding(stage: Stage) -> Outcome:
     took = time.monotonic() - start
     right = all(ok for ok, _ in answers)
     left = [text for _, texts in answers for text in texts]
-    verdict = Verdict.WRONG_RESULT if not right else Verdict.LEFTOVERS if left else Verdict.AS_WANTED
+    verdict = (
+        Verdict.WRONG_RESULT if not right else Verdict.LEFTOVERS if left else Verdict.AS_WANTED
+    )
     return Outcome(verdict, took, ", ".join(left))
 
 
-@row(46, "descriptors run out", "a clear error, on all ranks; no crash; works once there are some")
+@row(
+    46,
+    "descriptors run out",
+    "a clear error, on all ranks; no crash; works once there are some",
+)
 def no_descriptors(stage: Stage) -> Outcome:
     found = []
     for room in (0, 1, 2, 4):

@@ -36,7 +36,11 @@ def needs_root() -> None:
         raise NotPlayed("changing the user needs root")
 
 
-@row(37, "another user opens the segment, takes the descriptor, connects", "refused; the group goes on")
+@row(
+    37,
+    "another user opens the segment, takes the descriptor, connects",
+    "refused; the group goes on",
+)
 def other_user_tries(stage: Stage) -> Outcome:
     needs_root()
     job = stage.started(2, is_attacked)
@@ -84,8 +88,7 @@ def attack(pid: int) -> list[str]:
     worked = []
     for folder in ("fd", "map_files"):
         with contextlib.suppress(PermissionError):
-            for name in os.listdir(f"/proc/{pid}/{folder}"):
-                worked.append(f"list {folder}/{name}")
+            worked += [f"list {folder}/{name}" for name in os.listdir(f"/proc/{pid}/{folder}")]
     for number in range(64):
         with contextlib.suppress(OSError):
             os.close(os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY))
@@ -94,12 +97,10 @@ def attack(pid: int) -> list[str]:
     pidfd_open, pidfd_getfd = 434, 438
     process = libc.syscall(pidfd_open, pid, 0)
     if process >= 0:
-        for number in range(64):
-            if libc.syscall(pidfd_getfd, process, number, 0) >= 0:
-                worked.append(f"take descriptor {number}")
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/mem", "rb"):
-            worked.append("open its memory")
+        taken = [n for n in range(64) if libc.syscall(pidfd_getfd, process, n, 0) >= 0]
+        worked += [f"take descriptor {number}" for number in taken]
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/mem", "rb"):
+        worked.append("open its memory")
     for name in abstract_names():
         # Anybody may connect; nobody else may be answered.
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -162,7 +163,11 @@ def with_other_mounts(rank: Rank):
     return {"left": rank.left(), "shared memory": used in ("shm", "")}
 
 
-@row(40, "other PID namespaces, equal pids, and a death in one", "works; the death is noticed in 0.25 s")
+@row(
+    40,
+    "other PID namespaces, equal pids, and a death in one",
+    "works; the death is noticed in 0.25 s",
+)
 def other_pids(stage: Stage) -> Outcome:
     job = stage.jobs(2, with_other_pids)
     died = None
@@ -220,5 +225,3 @@ def on_two_hosts(rank: Rank, names, ends):
     used = transport()
     dist.destroy_process_group()
     return {"left": rank.left(), "no shared memory": used != "shm"}
-
-

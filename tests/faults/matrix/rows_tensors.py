@@ -11,9 +11,11 @@ __all__: list[str] = []
 
 BAD_ARGUMENT = {"ValueError", "TypeError"}
 
+
 def refused(fault) -> bool:
     """Whether the call raised as bad arguments must."""
     return fault is not None and bool(BAD_ARGUMENT & set(fault.bases))
+
 
 def done(rank: Rank, **checks: bool):
     """The group must be in step after all this."""
@@ -22,6 +24,7 @@ def done(rank: Rank, **checks: bool):
     checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
     dist.destroy_process_group()
     return {"left": rank.left(), **checks}
+
 
 @row(
     48,
@@ -34,8 +37,11 @@ def done(rank: Rank, **checks: bool):
 def sizes(stage: Stage) -> Outcome:
     found = [stage.checks(stage.jobs(1, of_all_sizes, 1 << 20))]
     # The largest only where it is asked for by more than ten rounds: 2 GiB on each rank.
-    found.append(stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.rounds > 10 else 1 << 20)))
+    found.append(
+        stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.rounds > 10 else 1 << 20))
+    )
     return worst(found)
+
 
 def of_all_sizes(rank: Rank, largest: int):
     rank.used()
@@ -43,7 +49,9 @@ def of_all_sizes(rank: Rank, largest: int):
     dist.all_reduce(empty)
     memory = torch.zeros(4 * 1001 + 3, dtype=torch.uint8)
     odd = torch.frombuffer(memory.numpy().data, dtype=torch.uint8, count=4004, offset=1)
-    unaligned = torch.frombuffer(memory.numpy()[3:].data, dtype=torch.uint8, count=4000).view(torch.uint8)
+    unaligned = torch.frombuffer(memory.numpy()[3:].data, dtype=torch.uint8, count=4000).view(
+        torch.uint8
+    )
     unaligned.fill_(1)
     dist.all_reduce(unaligned)
     del odd
@@ -55,9 +63,17 @@ def of_all_sizes(rank: Rank, largest: int):
     del huge
     return done(rank, unaligned=bool(torch.all(unaligned == rank.size)), huge=right)
 
-@row(49, "NaN and infinity", "NaN from any rank, the same bits everywhere", "test_all_reduce.py::test_nan_wins", quick=True)
+
+@row(
+    49,
+    "NaN and infinity",
+    "NaN from any rank, the same bits everywhere",
+    "test_all_reduce.py::test_nan_wins",
+    quick=True,
+)
 def not_a_number(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(3, with_nan))
+
 
 def with_nan(rank: Rank):
     rank.used()
@@ -79,14 +95,26 @@ def with_nan(rank: Rank):
                 right[name] = right.get(name, True) and ok and len(bits) == 1
     return done(rank, **right)
 
-@row(50, "denormal numbers", "kept, on all threads", "test_all_reduce.py::test_denormals_are_kept", quick=True)
+
+@row(
+    50,
+    "denormal numbers",
+    "kept, on all threads",
+    "test_all_reduce.py::test_denormals_are_kept",
+    quick=True,
+)
 def denormals(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, with_denormals))
+
 
 def with_denormals(rank: Rank):
     rank.used()
     right = {}
-    for dtype, tiny in ((torch.float32, 2.0**-149), (torch.float64, 5e-324), (torch.float16, 2.0**-24)):
+    for dtype, tiny in (
+        (torch.float32, 2.0**-149),
+        (torch.float64, 5e-324),
+        (torch.float16, 2.0**-24),
+    ):
         for count in (5, 70_000):
             tensor = torch.full((count,), tiny, dtype=dtype)
             dist.all_reduce(tensor)
@@ -96,9 +124,17 @@ def with_denormals(rank: Rank):
             right[f"async {str(dtype)[6:]}[{count}]"] = bool(torch.all(tensor == 2 * tiny))
     return done(rank, **right)
 
-@row(51, "integers that overflow; int16, uint16, bool; AVG of integers", "wraps like torch.add; AVG is an error", "test_all_reduce.py::test_integers_wrap_around", quick=True)
+
+@row(
+    51,
+    "integers that overflow; int16, uint16, bool; AVG of integers",
+    "wraps like torch.add; AVG is an error",
+    "test_all_reduce.py::test_integers_wrap_around",
+    quick=True,
+)
 def integers(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, with_integers))
+
 
 def with_integers(rank: Rank):
     rank.used()
@@ -114,12 +150,21 @@ def with_integers(rank: Rank):
     flags = torch.tensor([rank.rank == 0, False])
     fault = catch(dist.all_reduce, flags)
     right["bool"] = fault is None and flags.tolist() == [True, False]
-    right["AVG of int32 raises"] = catch(dist.all_reduce, torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG) is not None  # fmt: skip
+    average = catch(dist.all_reduce, torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG)
+    right["AVG of int32 raises"] = average is not None
     return done(rank, **right)
 
-@row(52, "tensors with gaps, and transposed", "right results", "test_layouts.py::test_every_collective", quick=True)
+
+@row(
+    52,
+    "tensors with gaps, and transposed",
+    "right results",
+    "test_layouts.py::test_every_collective",
+    quick=True,
+)
 def with_gaps(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, strided))
+
 
 def strided(rank: Rank):
     rank.used()
@@ -140,9 +185,16 @@ def strided(rank: Rank):
         right[name] = refused(fault) or (torch.equal(view, wanted) and untouched)
     return done(rank, **right)
 
-@row(53, "a tensor that overlaps itself", "ValueError before anything is sent", "test_mismatch.py::test_bad_arguments_are_local")
+
+@row(
+    53,
+    "a tensor that overlaps itself",
+    "ValueError before anything is sent",
+    "test_mismatch.py::test_bad_arguments_are_local",
+)
 def overlapping(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, overlaps))
+
 
 def overlaps(rank: Rank):
     rank.used()
@@ -150,9 +202,17 @@ def overlaps(rank: Rank):
     windows = catch(dist.all_reduce, torch.ones(100).unfold(0, 10, 1))
     return done(rank, expanded=refused(expanded), windows=refused(windows))
 
-@row(54, "a leaf that requires grad; the version counter", "in place, and counted", "test_layouts.py::test_requires_grad", "test_layouts.py::test_autograd_notices_the_change")
+
+@row(
+    54,
+    "a leaf that requires grad; the version counter",
+    "in place, and counted",
+    "test_layouts.py::test_requires_grad",
+    "test_layouts.py::test_autograd_notices_the_change",
+)
 def autograd(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, counts_versions))
+
 
 def counts_versions(rank: Rank):
     rank.used()
@@ -169,9 +229,15 @@ def counts_versions(rank: Rank):
         "the version is counted": tensor._version > before and async_tensor._version > 0,
     })  # fmt: skip
 
-@row(55, "sparse, float8, conjugated and mixed tensors", "a result or a clear error, the group in step")
+
+@row(
+    55,
+    "sparse, float8, conjugated and mixed tensors",
+    "a result or a clear error, the group in step",
+)
 def odd_tensors(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, with_odd_tensors))
+
 
 def with_odd_tensors(rank: Rank):
     rank.used()

@@ -1,6 +1,7 @@
 """A mixed load for a long time: nothing may grow.
 
-    python tests/faults/soak/soak.py [--seconds 600] [--ranks 3] [--json FILE]
+    make soak SOAK=600              or, with PYTHONPATH as the Makefile has it,
+    python -m soak [--seconds 600] [--ranks 3] [--json FILE]
 
 The exit status is 1 if something grew, or a result was wrong.
 """
@@ -13,9 +14,6 @@ import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "matrix"), str(HERE.parent), str(HERE.parents[1])]
 
 import torch.distributed as dist
 from fault_job import Jobs, Launcher
@@ -51,14 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
         first, last = samples[len(samples) // 4], samples[-1]
         print(f"rank {rank}: {last.rounds} rounds in {last.at:.0f} s, {len(samples)} samples")
         for name in THRESHOLDS:
-            print(f"  {name:12} {getattr(first, name):>12} after the warm-up, {getattr(last, name):>12} at the end")
+            print(
+                f"  {name:12} {getattr(first, name):>12} after the warm-up, {getattr(last, name):>12} at the end"
+            )
         for text in growths(samples):
             status = 1
             print(f"  GROWS: {text}")
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
         record = {
-            "command": shlex.join(["python", "tests/faults/soak/soak.py", *words]),
+            "command": shlex.join(["python", "-m", "soak", *words]),
             "date": datetime.now(timezone.utc).date().isoformat(),
             "machine": machine(),
             "thresholds": THRESHOLDS,

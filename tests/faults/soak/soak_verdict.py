@@ -35,7 +35,9 @@ THRESHOLDS = {
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Return the median slope of all pairs of points (Theil 1950, Sen 1968)."""
-    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(points, 2) if x2 > x1]
+    slopes = [
+        (y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(points, 2) if x2 > x1
+    ]
     return statistics.median(slopes) if slopes else 0.0
 
 
