@@ -298,11 +298,14 @@ def fails_in_the_thread(rank: Rank):
         refuse_calls("fallocate")
     rank.tell("ready")
     rank.hear()
-    work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
-    time.sleep(0.5)  # so that it is not run by whoever waits
-    rank.tell(catch(work.wait))
+
+    def reduces():
+        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        time.sleep(0.5)  # so that it is not run by whoever waits
+        work.wait()
+
+    rank.tell(catch(reduces))
     assert catch(dist.all_reduce, torch.ones(2)), "a later call was reported as done"
-    del work
     dist.destroy_process_group()
     left = rank.left()
     assert left == [], left

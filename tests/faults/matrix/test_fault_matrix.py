@@ -5,6 +5,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from backend import beyond_gloo
 from fault_job import JobFailed
 from fault_matrix import numbers, table
 from matrix_row import ROWS, Outcome, Stage, Verdict, failure, worst
@@ -16,6 +17,7 @@ TESTS = HERE.parents[1]
 SLACK = 6.0
 
 
+@beyond_gloo("`make faults` plays them with gloo")
 @pytest.mark.parametrize("row", [row for row in ROWS if row.quick], ids=lambda row: str(row.number))
 def test_row(jobs, row):
     outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, slack=SLACK))
