@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "../base/env.hpp"
+#include "../base/hash.hpp"
 #include "../base/interrupt.hpp"
 
 namespace fastcoll {
@@ -18,30 +19,14 @@ std::string recordKey(int rank) {
   return concat("fastcoll/r/", rank);
 }
 
-std::uint64_t fnv(const void* data, std::size_t bytes, std::uint64_t hash) {
-  const auto* p = static_cast<const std::uint8_t*>(data);
-  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 1099511628211ull;
-  return hash;
-}
-
 /// A text field of a record, which need not end in a NUL when it comes from outside.
 template <std::size_t N>
 std::string text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
-// Votes and decisions: this, or the other with a reason behind it.
-constexpr char kShared[] = "shm";
-constexpr char kAgainst[] = "gloo: ";
-constexpr std::size_t kLongestReason = 500;
-
 // A record that did not change within this time is not stale: its owner really cannot be reached.
 constexpr Milliseconds kStaleGrace{2000};
-
-/// Thrown when a rank's process runs no more: no reason to vote for another transport.
-struct ProcessGone : Error {
-  using Error::Error;
-};
 
 }  // namespace
 
@@ -50,7 +35,7 @@ std::uint64_t restartGeneration() {
   const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   if (run == nullptr || count == nullptr) return 0;
   const std::string both = concat(run, "\n", count);
-  return fnv(both.data(), both.size(), 14695981039346656037ull);
+  return fnv(both.data(), both.size());
 }
 
 Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& process,
@@ -209,14 +194,6 @@ bool Rendezvous::changed() {
   return false;
 }
 
-std::string Rendezvous::hash() const {
-  std::uint64_t h = 14695981039346656037ull;
-  for (const auto& record : records_) h = fnv(&record.nonce, sizeof record.nonce, h);
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(h));
-  return digits;
-}
-
 std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
@@ -240,32 +217,6 @@ std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) co
 bool Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout, std::string& why) {
   why = whyNotShared(readAll(deadline, timeout));
   return why.empty();
-}
-
-std::string Rendezvous::voteKey(int rank) const {
-  return concat("fastcoll/v/", hash(), "/", rank);
-}
-
-/// Some rank has voted against shared memory with the present records; `why` is its reason.
-bool Rendezvous::votedAgainst(std::string& why) {
-  for (int rank = 0; rank < memory_.size(); ++rank) {
-    std::string vote;
-    if (rank == memory_.rank() || !store_.tryGet(voteKey(rank), vote) || vote == kShared) continue;
-    why = reasonAgainst(vote);
-    return true;
-  }
-  return false;
-}
-
-/// The reason in a vote or a decision against shared memory. Anybody who reaches the store can
-/// write there.
-std::string Rendezvous::reasonAgainst(const std::string& vote) const {
-  const std::size_t length = sizeof kAgainst - 1;
-  if (vote.compare(0, length, kAgainst) != 0) {
-    throw Error(ErrorKind::Store,
-                concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
-  }
-  return vote.substr(length, kLongestReason);
 }
 
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
@@ -306,98 +257,6 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
     }
   }
   return "";
-}
-
-Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
-  for (;;) {
-    records_ = readAll(deadline, timeout);
-    Agreement agreement;
-    agreement.id = hash();
-    // Equal on all ranks, as every input of the decision must be.
-    const auto demanding =
-        std::find_if(records_.begin(), records_.end(), [](const GroupRecord& record) {
-          return record.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
-        });
-    std::string problem = whyNotShared(records_);
-    if (problem.empty()) {
-      try {
-        memory_.open(arenaBytes_);
-        bool restart = false;
-        problem = bindAll(deadline, restart);
-        if (restart) continue;
-        if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
-      } catch (const ProcessGone&) {
-        throw;
-      } catch (const Error& error) {
-        if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
-        problem = concat("rank ", memory_.rank(), ": ", error.what());
-      }
-    }
-    const std::string decision = concat("fastcoll/go/", agreement.id);
-    const std::string vote = problem.empty() ? kShared : kAgainst + problem;
-    store_.set(voteKey(memory_.rank()), vote);
-
-    bool restart = false;
-    std::string result;
-    std::vector<bool> have(records_.size(), false);
-    std::string against;
-    for (int round = 0; result.empty() && !restart;) {
-      if (memory_.rank() == 0) {
-        bool all = true;
-        for (std::size_t i = 0; i < have.size(); ++i) {
-          std::string value;
-          if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
-            have[i] = true;
-            if (value != kShared && against.empty()) against = kAgainst + reasonAgainst(value);
-          }
-          all = all && have[i];
-        }
-        if (all) {
-          result = against.empty() ? kShared : against;
-          store_.set(decision, result);
-          break;
-        }
-      } else if (store_.tryGet(decision, result)) {
-        break;
-      }
-      if (Clock::now() >= deadline) {
-        std::string missing;
-        for (std::size_t i = 0; i < have.size() && memory_.rank() == 0; ++i) {
-          if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
-        }
-        timedOut(
-            memory_.rank() == 0
-                ? concat("rank(s) ", missing, " have not arrived at the group's first collective")
-                : "the ranks have not all arrived at the group's first collective",
-            timeout);
-      }
-      pause(round);
-      if (round % 8 != 0) continue;
-      restart = changed();
-      for (const auto& record : records_) {
-        if (!restart && processGone(record)) throwGone(record);
-      }
-    }
-    if (restart) continue;
-    agreement.shared = result == kShared;
-    if (agreement.shared && !problem.empty()) {
-      throw Error(ErrorKind::Store,
-                  concat(prefix(), "the store says that all ranks share memory, but ", problem,
-                         ". Give each job a store, or a prefix, of its own."));
-    }
-    for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
-      memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
-    }
-    agreement.reason =
-        agreement.shared ? "all ranks share one host and user" : reasonAgainst(result);
-    if (!agreement.shared && demanding != records_.end()) {
-      throw Error(ErrorKind::Backend,
-                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
-                         demanding->rank, ", but ", agreement.reason,
-                         ". Unset it on all ranks to let them use Gloo."));
-    }
-    return agreement;
-  }
 }
 
 bool Rendezvous::tryPair(int peer) {

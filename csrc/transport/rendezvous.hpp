@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../base/error.hpp"
 #include "../base/store.hpp"
 #include "group_memory.hpp"
 
@@ -82,6 +83,11 @@ class Rendezvous {
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
  private:
+  /// Thrown when a rank's process runs no more: no reason to vote for another transport.
+  struct ProcessGone : Error {
+    using Error::Error;
+  };
+
   bool read(int rank, GroupRecord& record);
   std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
   bool changed();

@@ -8,7 +8,9 @@
 
 static _Atomic long offset = 0;
 
-void clock_step(long seconds) { atomic_fetch_add(&offset, seconds); }
+void clock_step(long seconds) {
+  atomic_fetch_add(&offset, seconds);
+}
 
 int clock_gettime(clockid_t clock, struct timespec* now) {
   static int (*_Atomic next)(clockid_t, struct timespec*) = 0;

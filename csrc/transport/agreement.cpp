@@ -1,0 +1,145 @@
+// How the ranks of a group agree on one transport: votes, and rank 0's decision.
+#include <algorithm>
+#include <cstdio>
+
+#include "../base/env.hpp"
+#include "../base/hash.hpp"
+#include "rendezvous.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Votes and decisions: this, or the other with a reason behind it.
+constexpr char kShared[] = "shm";
+constexpr char kAgainst[] = "gloo: ";
+constexpr std::size_t kLongestReason = 500;
+
+}  // namespace
+
+std::string Rendezvous::hash() const {
+  std::uint64_t h = kFnvBasis;
+  for (const auto& record : records_) h = fnv(&record.nonce, sizeof record.nonce, h);
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(h));
+  return digits;
+}
+
+std::string Rendezvous::voteKey(int rank) const {
+  return concat("fastcoll/v/", hash(), "/", rank);
+}
+
+/// Some rank has voted against shared memory with the present records; `why` is its reason.
+bool Rendezvous::votedAgainst(std::string& why) {
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    std::string vote;
+    if (rank == memory_.rank() || !store_.tryGet(voteKey(rank), vote) || vote == kShared) continue;
+    why = reasonAgainst(vote);
+    return true;
+  }
+  return false;
+}
+
+/// The reason in a vote or a decision against shared memory. Anybody who reaches the store can
+/// write there.
+std::string Rendezvous::reasonAgainst(const std::string& vote) const {
+  const std::size_t length = sizeof kAgainst - 1;
+  if (vote.compare(0, length, kAgainst) != 0) {
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
+  }
+  return vote.substr(length, kLongestReason);
+}
+
+Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
+  for (;;) {
+    records_ = readAll(deadline, timeout);
+    Agreement agreement;
+    agreement.id = hash();
+    // Equal on all ranks, as every input of the decision must be.
+    const auto demanding =
+        std::find_if(records_.begin(), records_.end(), [](const GroupRecord& record) {
+          return record.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
+        });
+    std::string problem = whyNotShared(records_);
+    if (problem.empty()) {
+      try {
+        memory_.open(arenaBytes_);
+        bool restart = false;
+        problem = bindAll(deadline, restart);
+        if (restart) continue;
+        if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
+      } catch (const ProcessGone&) {
+        throw;
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
+        problem = concat("rank ", memory_.rank(), ": ", error.what());
+      }
+    }
+    const std::string decision = concat("fastcoll/go/", agreement.id);
+    const std::string vote = problem.empty() ? kShared : kAgainst + problem;
+    store_.set(voteKey(memory_.rank()), vote);
+
+    bool restart = false;
+    std::string result;
+    std::vector<bool> have(records_.size(), false);
+    std::string against;
+    for (int round = 0; result.empty() && !restart;) {
+      if (memory_.rank() == 0) {
+        bool all = true;
+        for (std::size_t i = 0; i < have.size(); ++i) {
+          std::string value;
+          if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
+            have[i] = true;
+            if (value != kShared && against.empty()) against = kAgainst + reasonAgainst(value);
+          }
+          all = all && have[i];
+        }
+        if (all) {
+          result = against.empty() ? kShared : against;
+          store_.set(decision, result);
+          break;
+        }
+      } else if (store_.tryGet(decision, result)) {
+        break;
+      }
+      if (Clock::now() >= deadline) {
+        std::string missing;
+        for (std::size_t i = 0; i < have.size() && memory_.rank() == 0; ++i) {
+          if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
+        }
+        timedOut(
+            memory_.rank() == 0
+                ? concat("rank(s) ", missing, " have not arrived at the group's first collective")
+                : "the ranks have not all arrived at the group's first collective",
+            timeout);
+      }
+      pause(round);
+      if (round % 8 != 0) continue;
+      restart = changed();
+      for (const auto& record : records_) {
+        if (!restart && processGone(record)) throwGone(record);
+      }
+    }
+    if (restart) continue;
+    agreement.shared = result == kShared;
+    if (agreement.shared && !problem.empty()) {
+      throw Error(ErrorKind::Store,
+                  concat(prefix(), "the store says that all ranks share memory, but ", problem,
+                         ". Give each job a store, or a prefix, of its own."));
+    }
+    for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
+      memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
+    }
+    agreement.reason =
+        agreement.shared ? "all ranks share one host and user" : reasonAgainst(result);
+    if (!agreement.shared && demanding != records_.end()) {
+      throw Error(ErrorKind::Backend,
+                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
+                         demanding->rank, ", but ", agreement.reason,
+                         ". Unset it on all ranks to let them use Gloo."));
+    }
+    return agreement;
+  }
+}
+
+}  // namespace fastcoll
