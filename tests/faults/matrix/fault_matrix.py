@@ -13,16 +13,17 @@ import shlex
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from fault_job import Jobs, Launcher
-from fault_machine import machine
 from matrix_row import ROWS, Outcome, Row, Stage, Verdict, rows
 from rich.console import Console
 from rich.table import Table
+
+from fastcoll.bench.machine import describe_machine, describe_run
 
 __all__ = ["main", "numbers"]
 
@@ -60,10 +61,12 @@ def play(
     """Play one row with one backend; return what came of it, as JSON has it."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         jobs = Jobs(launcher, store, Path(folder))
-        outcome, took = row.run(Stage(jobs, backend, **named))
-        jobs.settle(6.0)
+        try:
+            outcome, took = row.run(Stage(jobs, backend, **named))
+            jobs.settle(6.0)
+        finally:  # Ctrl-C leaves nothing behind either
+            left = jobs.close()
         hung = outcome.verdict in (Verdict.HANG, Verdict.CRASH, Verdict.FAILS, Verdict.WRONG_RESULT)
-        left = jobs.close()
         if left and not hung:
             outcome = Outcome(Verdict.LEFTOVERS, outcome.seconds, "; ".join(left))
     return {
@@ -140,10 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
         wide.print(f"{backend}: " + ", ".join(f"{n} {v}" for v, n in counts.items()))
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
-        record = {
+        record = describe_run(words) | {
             "command": f"make faults FAULTS={shlex.quote(shlex.join(words))}",
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "machine": machine(),
+            "machine": describe_machine(torch.device("cpu")),
             "rows": results,
         }
         options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -12,14 +12,15 @@ import json
 import shlex
 import sys
 import tempfile
-from datetime import datetime, timezone
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from fault_job import Jobs, Launcher
-from fault_machine import machine
 from soak_load import sampled
 from soak_verdict import THRESHOLDS, growths
+
+from fastcoll.bench.machine import describe_machine, describe_run
 
 __all__ = ["main"]
 
@@ -57,10 +58,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  GROWS: {text}")
     if options.json:
         words = sys.argv[1:] if arguments is None else arguments
-        record = {
+        record = describe_run(words) | {
             "command": shlex.join(["python", "-m", "soak", *words]),
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            "machine": machine(),
+            "machine": describe_machine(torch.device("cpu")),
             "thresholds": THRESHOLDS,
             "grown": {rank: growths(samples) for rank, samples in answers.items()},
             "samples": {
