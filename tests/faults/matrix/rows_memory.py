@@ -284,7 +284,7 @@ def few_descriptors(rank: Rank, room: int):
     if rank.rank == 1:
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + room, hard))
-    fault = catch(rank.used, timeout=1.5)
+    fault = catch(rank.used, timeout=1.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if dist.is_initialized():
         dist.destroy_process_group()
