@@ -52,7 +52,7 @@ def test_a_leak_is_found(name, each_second):
 
 def test_a_short_run_finds_a_leak_of_every_round():
     assert growths(steady(13, threads=0.1, resident=1e6)) == []
-    found = growths(steady(13, threads=1.0, resident=4e6, descriptors=1.0))
+    found = growths(steady(13, threads=2.0, resident=2e7, descriptors=1.0))
     assert [text.split()[0] for text in found] == ["descriptors", "threads", "resident"]
 
 
