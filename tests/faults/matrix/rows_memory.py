@@ -26,9 +26,8 @@ def finish(rank: Rank, **more):
 
 @row(32, "/dev/shm of 64 KB, full, or read-only", "works: nothing lies there")
 def tiny_shared_memory(stage: Stage) -> Outcome:
-    found = []
-    for size, fill, read_only in (("64k", False, False), ("1m", True, False), ("1m", False, True)):
-        found.append(stage.checks(stage.jobs(2, with_shared_memory, size, fill, read_only)))
+    ways = (("64k", False, False), ("1m", True, False), ("1m", False, True))
+    found = [stage.checks(job) for job in [stage.jobs(2, with_shared_memory, *way) for way in ways]]
     return worst(found)
 
 

@@ -4,7 +4,7 @@ import pytest
 from soak_load import Sample, sampled
 from soak_verdict import growths
 
-SECONDS = 12.0
+SECONDS = 9.0
 
 
 def test_nothing_grows(jobs):
