@@ -17,8 +17,8 @@ def destroys_with_pending(rank: Rank, kind):
     """Target: destroy within 1 s, though the timeout is 30 s; the work's wait raises."""
     rank.used()
     rank.tell("ready")
+    rank.hear()
     if rank.rank == 1:
-        rank.hear()
         fault = catch(dist.all_reduce, torch.ones(10))
         dist.destroy_process_group()
         return fault, rank.left()
@@ -44,6 +44,7 @@ def pending(kind, tensor):
 def test_destroy_with_pending_work(jobs, kind):
     job = jobs(2, destroys_with_pending, kind)
     job.hear_all()
+    job.tell(0)
     assert job.hear(0) == "destroyed"
     job.tell(1)
     seconds, faults, done, left = job.hear(0)

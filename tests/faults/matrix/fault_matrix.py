@@ -9,7 +9,9 @@ its row. The exit status is 1 if a row of fastcoll's is not as wanted.
 import argparse
 import contextlib
 import json
+import re
 import shlex
+import socket
 import sys
 import tempfile
 import time
@@ -72,9 +74,16 @@ def play(
     return {
         "verdict": str(outcome.verdict),
         "seconds": None if outcome.seconds is None else round(outcome.seconds, 4),
-        "detail": outcome.detail.replace(str(ROOT), ".")[:600],
+        "detail": impersonal(outcome.detail)[:600],
         "took": round(took, 2),
     }
+
+
+def impersonal(text: str) -> str:
+    """Return the text without what is of this machine: its name, and where things lie on it."""
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "h1", text)
+    text = text.replace(str(ROOT), ".")
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/\S*?/", "", text)
 
 
 def shown(found: dict[str, Any] | None) -> str:

@@ -82,6 +82,6 @@ def no_placement(stage: Stage) -> Outcome:
 def without_placement(rank: Rank):
     refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
     rank.used()
-    works(rank, 1 << 22)
+    works(rank, 1 << 20)
     dist.destroy_process_group()
     return {"left": rank.left()}

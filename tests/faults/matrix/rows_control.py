@@ -36,6 +36,7 @@ __all__: list[str] = []
 )
 def destroyed_with_pending(stage: Stage) -> Outcome:
     job = stage.started(2, destroys_with_pending, "all_reduce")
+    job.tell(0)
     job.hear(0, 12.0)
     job.tell(1)
     seconds, faults, _, left = job.hear(0)

@@ -26,16 +26,15 @@ def finish(rank: Rank, **more):
 
 @row(32, "/dev/shm of 64 KB, full, or read-only", "works: nothing lies there")
 def tiny_shared_memory(stage: Stage) -> Outcome:
-    found = []
-    for size, fill, read_only in (("64k", False, False), ("1m", True, False), ("1m", False, True)):
-        found.append(stage.checks(stage.jobs(2, with_shared_memory, size, fill, read_only)))
+    ways = (("64k", False, False), ("1m", True, False), ("1m", False, True))
+    found = [stage.checks(job) for job in [stage.jobs(2, with_shared_memory, *way) for way in ways]]
     return worst(found)
 
 
 def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
     remount_shared_memory(size, fill, read_only)
     rank.used()
-    works(rank, 1 << 20)
+    works(rank)
     return finish(rank)
 
 
@@ -271,7 +270,7 @@ def outstanding(stage: Stage) -> Outcome:
 )
 def no_descriptors(stage: Stage) -> Outcome:
     found = []
-    for room in (0, 2) if stage.rounds < 10 else (0, 1, 2, 3, 4):
+    for room in (1,) if stage.rounds < 10 else (0, 1, 2, 3, 4):
         job = stage.jobs(2, few_descriptors, room)
         found.append(stage.checks(job))
     return worst(found)
@@ -284,7 +283,7 @@ def few_descriptors(rank: Rank, room: int):
     if rank.rank == 1:
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + room, hard))
-    fault = catch(rank.used, timeout=1.5)
+    fault = catch(rank.used, timeout=1.0)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if dist.is_initialized():
         dist.destroy_process_group()

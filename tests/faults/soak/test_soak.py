@@ -4,7 +4,7 @@ import pytest
 from soak_load import Sample, sampled
 from soak_verdict import growths
 
-SECONDS = 12.0
+SECONDS = 9.0
 
 
 def test_nothing_grows(jobs):
@@ -15,7 +15,7 @@ def test_nothing_grows(jobs):
     job.ended_well()
 
 
-def steady(count=40, **leaks):
+def steady(count=90, **leaks):
     """Samples of a process that leaks so much a second."""
     start = {"resident": 2e8, "shared": 4e6, "descriptors": 20, "threads": 5, "mappings": 3}
     return [
@@ -48,6 +48,12 @@ def test_bursts_are_no_growth():
 def test_a_leak_is_found(name, each_second):
     (found,) = growths(steady(**{name: each_second}))
     assert found.startswith(name)
+
+
+def test_a_short_run_finds_a_leak_of_every_round():
+    assert growths(steady(13, threads=0.1, resident=1e6)) == []
+    found = growths(steady(13, threads=2.0, resident=2e7, descriptors=1.0))
+    assert [text.split()[0] for text in found] == ["descriptors", "threads", "resident"]
 
 
 def test_too_few_samples_are_refused():
