@@ -66,7 +66,7 @@ ENDINGS = {
         stand_in.inject('hang', 'initRank')
         aside(lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT)))
         try:
-            create()
+            create(timeout=30)
         except KeyboardInterrupt:
             assert stand_in.names()[-1] == 'initRank'  # an abort might free what the init still uses
         else:
