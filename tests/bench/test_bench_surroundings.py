@@ -23,12 +23,19 @@ sys.path.append(str(Path(__file__).parents[1] / "kernels"))
 
 import peer_memory
 
-from fastcoll.bench import gradients, page, step_clock, surroundings
+from fastcoll.bench import (
+    gradients,
+    page,
+    step_clock,
+    step_measurement,
+    surroundings,
+    surroundings_report,
+)
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 from fastcoll.bench.kernel_cases import bucketed
 from fastcoll.bench.step_clock import Observed, observed_in
+from fastcoll.bench.step_measurement import Settings
 from fastcoll.bench.step_paths import Groups, blocks_of, in_lists
-from fastcoll.bench.surroundings import Settings
 
 SHAPES = [(40, 30), (7,), (300,), (1,), (64, 8), (5,), (9, 3), (2000,)]
 DEVICE = peer_memory.DEVICE
@@ -267,15 +274,15 @@ def row_of(name: str, host: float, device: float) -> dict:
 
 def test_rows_are_compared_with_stock_ddp():
     rows = [row_of("alone", 0, 0), row_of("stock DDP", 30.0, -1.0), row_of("ours", 9.0, 5.0)]
-    surroundings._compare(rows)
+    surroundings_report.add_ratios(rows)
     assert rows[0] == row_of("alone", 0, 0)
     assert (rows[1]["of_stock_host"], rows[1]["meets_host_target"]) == (1.0, False)
     assert (rows[2]["of_stock_host"], rows[2]["meets_host_target"]) == (0.3, True)
     assert not any("of_stock_device" in row for row in rows)  # below the noise
     rows = [row_of("stock DDP", 0.0, 2.0), row_of("ours", 9.0, 5.0)]
-    surroundings._compare(rows)
+    surroundings_report.add_ratios(rows)
     assert rows[1]["of_stock_device"] == 2.5 and "meets_host_target" not in rows[1]
-    surroundings._compare(rows[1:])
+    surroundings_report.add_ratios(rows[1:])
 
 
 def test_which_lists_are_copied():
@@ -295,7 +302,7 @@ def test_blocks_are_the_model():
 
 def test_no_round_begins_when_time_is_up(monkeypatch):
     turns = []
-    measured = surroundings._Measurement(
+    measured = step_measurement.Measurement(
         torch.device("cpu"), SimpleNamespace(), Settings(rounds=5, seconds=0.0)
     )
     measured.candidates = {"first": 1, "second": 2}
