@@ -61,15 +61,27 @@ class FusedAllreduceState(GradientStatistics):
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
-    """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
+    """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``.
+
+    The two steps of a bucket in 8 bits are called from here alone, never by a callback. So all ranks call them in one
+    order: the second one of a bucket before the next bucket begins.
+    """
     if bucket.index() == 0:
         state._forget()
         state._pending = None
-    buffer, settings = bucket.buffer(), state.settings
+    state._finish_float8()
+    future = _reduced(bucket.buffer(), state)
+    if bucket.is_last():
+        state._finish_float8()
+    return future
+
+
+def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    settings = state.settings
     if buffer.layout != torch.strided:
         return _reduced_sparse(buffer, settings)
     if settings.wire_of(buffer.dtype) in FLOAT8:
-        return _reduced_in_float8(bucket, state)
+        return _reduced_in_float8(buffer, state)
     reduction = reduce_bucket([buffer], settings)
     if reduction.square is not None:
         state._squares.append(reduction.square)
@@ -92,16 +104,8 @@ def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
     return future.then(finish)
 
 
-def _reduced_in_float8(bucket: GradBucket, state: FusedAllreduceState) -> Future[Tensor]:
-    """The two steps of a bucket are called from here alone, never by a callback.
-
-    So all ranks call them in one order: the second one of a bucket before the first one of the next.
-    """
-    state._finish_float8()
-    state._pending = Float8Bucket(bucket.buffer(), state.settings)
+def _reduced_in_float8(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    state._pending = Float8Bucket(buffer, state.settings)
     if state._pending.square is not None:
         state._squares.append(state._pending.square)
-    future = state._pending.future
-    if bucket.is_last():
-        state._finish_float8()
-    return future
+    return state._pending.future
