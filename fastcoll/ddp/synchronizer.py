@@ -188,15 +188,18 @@ class GradientSynchronizer(GradientStatistics):
 
     def _end(self) -> None:
         """A backward pass that was watched is over."""
+        trains = any(parameter.requires_grad for parameter in self._order)
+        if self._finds_unused and trains and not self._under_way:
+            self._begin()  # while it is still watched: else a second end would be queued
         self._watched = False
+        if not self._under_way:
+            return
         if self._finds_unused:
-            if not self._under_way:
-                self._begin()
             self._finish_with_unused()
-        elif self._under_way:
-            if self._launched < len(self._buckets):
-                self._require_complete()
-            self._finish()
+            return
+        if self._launched < len(self._buckets):
+            self._require_complete()
+        self._finish()
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         """A gradient is ready."""
