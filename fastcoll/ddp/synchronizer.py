@@ -76,7 +76,9 @@ class GradientSynchronizer(GradientStatistics):
         gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
         bucket_cap_mb: Size of a bucket in MiB.
         find_unused_parameters: Whether a parameter may get no gradient in a backward pass. One that has none on any
-            rank stays without.
+            rank stays without. A rank whose loss reaches no parameter at all takes part if it reaches the module's
+            outputs; without this argument such a rank begins no pass, and the others' ends with the group's timeout,
+            which names it.
         broadcast_buffers: Whether buffers are made equal to rank 0's before each forward pass in training mode.
 
     Raises:
