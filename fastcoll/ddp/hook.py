@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll.ddp.float8 import Float8Bucket
+from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
 
@@ -52,27 +52,18 @@ class FusedAllreduceState(GradientStatistics):
     ) -> None:
         super().__init__(process_group, gradient_norm)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
-        self._pending: Float8Bucket | None = None
-
-    def _finish_float8(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.add_and_gather()
+        self._float8 = Float8Turns()
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
-    """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``.
-
-    The two steps of a bucket in 8 bits are called from here alone, never by a callback. So all ranks call them in one
-    order: the second one of a bucket before the next bucket begins.
-    """
+    """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
     if bucket.index() == 0:
         state._forget()
-        state._pending = None
-    state._finish_float8()
+        state._float8.forget()
+    state._float8.finish()
     future = _reduced(bucket.buffer(), state)
     if bucket.is_last():
-        state._finish_float8()
+        state._float8.finish()
     return future
 
 
@@ -105,7 +96,7 @@ def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
 
 
 def _reduced_in_float8(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
-    state._pending = Float8Bucket(buffer, state.settings)
-    if state._pending.square is not None:
-        state._squares.append(state._pending.square)
-    return state._pending.future
+    bucket = state._float8.begin(buffer, state.settings)
+    if bucket.square is not None:
+        state._squares.append(bucket.square)
+    return bucket.future

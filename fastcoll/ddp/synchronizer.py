@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from fastcoll.ddp.float8 import Float8Bucket
+from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes
 from fastcoll.ddp.statistics import GradientStatistics
@@ -122,6 +122,7 @@ class GradientSynchronizer(GradientStatistics):
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._launched = 0
+        self._float8 = Float8Turns()
         self._under_way = False
         self._watched = False  # the end of the backward pass that is going on
         require_equal_shapes(self._names, process_group)
@@ -228,6 +229,7 @@ class GradientSynchronizer(GradientStatistics):
 
     def _begin(self) -> None:
         self._forget()
+        self._float8.forget()
         trained = [parameter for parameter in self._order if parameter.requires_grad]
         kinds = [(id(parameter), parameter.dtype, parameter.device) for parameter in trained]
         if kinds != self._cut_for:
@@ -271,11 +273,11 @@ class GradientSynchronizer(GradientStatistics):
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:
                 here.wait_stream(stream)
+        self._float8.finish()
         grads = [self._gradient_of(parameter) for parameter in bucket.parameters]
         if self.settings.wire_of(grads[0].dtype) in FLOAT8:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
-            float8 = Float8Bucket(flat, self.settings)
-            float8.add_and_gather()
+            float8 = self._float8.begin(flat, self.settings)
             bucket.reduction = BucketReduction(
                 float8, lambda: copy_back(flat, grads), float8.square
             )
@@ -295,6 +297,7 @@ class GradientSynchronizer(GradientStatistics):
         return grad
 
     def _finish(self) -> None:
+        self._float8.finish()
         for bucket in self._buckets:
             assert bucket.reduction is not None
             bucket.reduction.wait()
