@@ -194,11 +194,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies a flat bucket to the tensors that it was made of."""
-    at = 0
-    for tensor in tensors:
-        tensor.copy_(used_here(flat)[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    """Copies a flat bucket to the tensors that it was made of, by one launch on a device."""
+    parts = used_here(flat).split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(
+        list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+    )
 
 
 def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:
