@@ -142,13 +142,24 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
 
 
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
-    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
+    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds.
+
+    For a backend that has no average, or one which is a sum that is then divided, each rank divides before, as DDP
+    does: so a mean in 16 bits does not overflow on its way.
+    """
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
     start = _casting(tensor, settings) if wire is not None else None
-    sent = tensor if wire is None or start is not None else tensor.to(wire)
+    sent = tensor
     if start is None:
-        start = partial(dist.all_reduce, sent, settings.op, group, async_op=True)
+        op = settings.op
+        if settings.average and _sums_only(group, tensor.device):
+            op = dist.ReduceOp.SUM
+            factor = 1.0 / dist.get_world_size(group)
+            with torch.no_grad():
+                sent = tensor.mul_(factor) if wire is None else tensor * factor
+        sent = sent if wire is None else sent.to(wire)
+        start = partial(dist.all_reduce, sent, op, group, async_op=True)
     work = start()
 
     def finish() -> None:
@@ -158,6 +169,11 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             measure(tensor, group, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+
+
+def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
+    backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
+    return backend.name() in ("gloo", "mpi")
 
 
 def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
