@@ -12,7 +12,7 @@ from training import loss_of, network, sgd, train, train_alone
 
 import fastcoll.fsdp
 from fastcoll.fsdp import FusedReduceScatter, received
-from fastcoll.fsdp.received import narrowed, sum_by_kernel, sum_by_torch
+from fastcoll.fsdp.received import sum_by_kernel, sum_by_torch
 
 STEPS = 5
 
@@ -164,11 +164,6 @@ def test_the_sum_of_what_was_received_by_kernel_and_by_torch(wire, average) -> N
     sum_by_torch(parts.float(), by_torch, average)
     assert torch.equal(by_kernel, by_torch)
     sum_by_kernel(parts[:, :0], by_kernel[:0], average)
-
-
-def test_a_message_is_narrowed_as_torch_does() -> None:
-    message = torch.randn(1001)
-    assert torch.equal(narrowed(message, torch.bfloat16), message.bfloat16())
 
 
 def test_bad_arguments() -> None:
