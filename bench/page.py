@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.bench import plot
-from fastcoll.bench.simulate import record_of
+from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
 
 __all__ = ["TABLES", "main", "rewritten"]
@@ -203,8 +203,8 @@ def _parity() -> list[str]:
 
 
 def _models() -> list[str]:
-    sizes = [1 << 16, 1 << 20, 1 << 25, 1 << 30]
-    record = record_of(HGX_H200, "all_reduce", [8, 64, 1024, 16384], sizes)
+    gpus, sizes = "8,64,1024,16384", "64K,1M,32M,1G"
+    record = record_of(HGX_H200, "all_reduce", parse_counts(gpus), parse_sizes(sizes))
     rows = []
     for case in record["cases"]:
         best = case["algorithms"][case["best"]]
@@ -219,7 +219,8 @@ def _models() -> list[str]:
             f"{case['nccl'][theirs]['seconds'] * 1e6:.1f}",
         ])  # fmt: skip
     head = ["GPUs", "message", "best model", "us", "ring, us", "NCCL's own model: its choice", "us"]
-    return _table(head, rows)
+    command = f"python -m fastcoll.bench --simulate --gpus {gpus} --sizes {sizes}"
+    return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {
