@@ -142,13 +142,24 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
 
 
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
-    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
+    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds.
+
+    For a backend that has no average, or one which is a sum that is then divided, each rank divides before, as DDP
+    does: so a mean in 16 bits does not overflow on its way.
+    """
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
     start = _casting(tensor, settings) if wire is not None else None
-    sent = tensor if wire is None or start is not None else tensor.to(wire)
+    sent = tensor
     if start is None:
-        start = partial(dist.all_reduce, sent, settings.op, group, async_op=True)
+        op = settings.op
+        if settings.average and _sums_only(group, tensor.device):
+            op = dist.ReduceOp.SUM
+            factor = 1.0 / dist.get_world_size(group)
+            with torch.no_grad():
+                sent = tensor.mul_(factor) if wire is None else tensor * factor
+        sent = sent if wire is None else sent.to(wire)
+        start = partial(dist.all_reduce, sent, op, group, async_op=True)
     work = start()
 
     def finish() -> None:
@@ -158,6 +169,11 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             measure(tensor, group, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+
+
+def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
+    backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
+    return backend.name() in ("gloo", "mpi")
 
 
 def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
@@ -194,11 +210,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies a flat bucket to the tensors that it was made of."""
-    at = 0
-    for tensor in tensors:
-        tensor.copy_(used_here(flat)[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    """Copies a flat bucket to the tensors that it was made of, by one launch on a device."""
+    parts = used_here(flat).split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(
+        list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+    )
 
 
 def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:
