@@ -64,8 +64,9 @@ class GradientSynchronizer(GradientStatistics):
     gradients are reduced, on a device for the stream under which it was called. Parameters may be frozen and unfrozen
     between passes, on all ranks alike, but not replaced by others. A copy of the module (``copy.deepcopy``,
     ``torch.save``) has no synchronizer. Uneven inputs (``join``) need DistributedDataParallel with
-    :func:`fastcoll.ddp.fused_allreduce_hook`; ``torch.compile(fullgraph=True)`` takes no module with hooks. With reentrant checkpoints call the module itself,
-    and not its parts alone, so that the end of the whole backward pass is known.
+    :func:`fastcoll.ddp.fused_allreduce_hook`; ``torch.compile(fullgraph=True)`` takes no module with hooks. With
+    reentrant checkpoints call the module itself, and not its parts alone, so that the end of the whole backward pass
+    is known.
 
     Args:
         module: Its parameters are made equal to rank 0's.
