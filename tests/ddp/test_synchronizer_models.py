@@ -88,17 +88,18 @@ class WithInputs(nn.Module):
         return (self.layer(inputs) if through else inputs * 2.0).sum()
 
 
-def reaches_no_parameter_here():
+def reaches_no_parameter_here(wire):
     """On one rank the loss depends on the module's inputs alone; later on both."""
     model, rank = WithInputs(), dist.get_rank()
     synchronizer = GradientSynchronizer(
-        model, find_unused_parameters=True, gradient_norm=True, **SMALL
+        model, wire_dtype=wire, find_unused_parameters=True, gradient_norm=True, **SMALL
     )
     for step in range(4):
         model.zero_grad()
         inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
         model(inputs, rank == step % 2).backward()
-        assert torch.equal(model.layer.weight.grad, torch.full((4, 4), 3 * (1.0 + step) / 2))
+        mean = torch.full((4, 4), 3 * (1.0 + step) / 2)
+        torch.testing.assert_close(model.layer.weight.grad, mean, rtol=1e-6, atol=0.0)
         expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
         torch.testing.assert_close(synchronizer.grad_norm(), expected)
         assert inputs.grad is not None
@@ -107,8 +108,9 @@ def reaches_no_parameter_here():
     assert [p.grad for p in model.parameters()] == [None, None]
 
 
-def test_a_pass_that_reaches_no_parameter_of_a_rank(world):
-    world(2).run(reaches_no_parameter_here)
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_pass_that_reaches_no_parameter_of_a_rank(world, wire):
+    world(2).run(reaches_no_parameter_here, wire)
 
 
 def all_frozen():
