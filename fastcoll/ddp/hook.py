@@ -13,6 +13,8 @@ shares' numbers are exchanged once a step; ``clip_grad_norm_`` of torch reads al
 """
 
 # No `from __future__ import annotations`: DDP looks at the hook's.
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastcoll.ddp.float8 import Float8Turns
+from fastcoll.ddp.overlap import can_overlap
 from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
 
@@ -38,6 +41,10 @@ class FusedAllreduceState(GradientStatistics):
             own.
         average: Divide the sum by the number of ranks, as DDP does.
         gradient_norm: Whether :meth:`grad_norm` and ``found_inf`` will be asked for.
+        overlap: Whether buckets are reduced while the backward pass goes on, or all together when the last one is
+            ready; the same on all ranks. None: together on the CPU where the group's ranks are on one host and
+            compute with as many threads as it has cores for them. Those of another layout than strided, or of fp8,
+            never wait. The results are the same.
 
     Raises:
         ValueError: The wire dtype is none of these.
@@ -50,9 +57,12 @@ class FusedAllreduceState(GradientStatistics):
         wire_dtype: torch.dtype | None = None,
         average: bool = True,
         gradient_norm: bool = False,
+        overlap: bool | None = None,
     ) -> None:
         super().__init__(process_group, gradient_norm)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
+        self._overlap = overlap  # None: not known yet
+        self._kept: list[tuple[Tensor, Future[Tensor]]] = []  # for the end of the backward pass
         self._float8 = Float8Turns()
         self._served = WeakTensorKeyDictionary()  # the module's parameters
         self._knows_all = False
@@ -83,17 +93,53 @@ class FusedAllreduceState(GradientStatistics):
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
     """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
     state._require_one_module(bucket)
+    buffer = bucket.buffer()
     if bucket.index() == 0:
         state._forget()
         state._float8.forget()
-    state._float8.finish()
-    future = _reduced(bucket.buffer(), state)
+        state._kept.clear()
+    if state._overlap is None:
+        state._overlap = can_overlap(state.process_group, buffer.device)
+    if state._overlap or not _may_wait(buffer, state.settings):
+        future = _reduced(buffer, state)
+    else:
+        future = Future()
+        state._kept.append((buffer, future))
     if bucket.is_last():
+        _reduce_kept(state)
         state._float8.finish()
     return future
 
 
+def _may_wait(buffer: Tensor, settings: Settings) -> bool:
+    return buffer.layout == torch.strided and settings.wire_of(buffer.dtype) not in FLOAT8
+
+
+def _reduce_kept(state: FusedAllreduceState) -> None:
+    """Makes one message of all buckets of a dtype."""
+    kept, state._kept = state._kept, []
+    for dtype in dict.fromkeys(buffer.dtype for buffer, _ in kept):
+        alike = [pair for pair in kept if pair[0].dtype == dtype]
+        buffers = [buffer for buffer, _ in alike]
+        reduction = reduce_bucket(buffers, state.settings)
+        if reduction.square is not None:
+            state._squares.append(reduction.square)
+        reduction.then(buffers[0]).add_done_callback(partial(_fulfil, alike))
+
+
+def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> None:
+    try:
+        done.value()
+    except Exception as error:
+        for _, future in kept:
+            future.set_exception(error)
+    else:
+        for buffer, future in kept:
+            future.set_result(buffer)
+
+
 def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    state._float8.finish()
     settings = state.settings
     if buffer.layout != torch.strided:
         return _reduced_sparse(buffer, settings)

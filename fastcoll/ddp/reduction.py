@@ -79,7 +79,7 @@ class BucketReduction:
     """A bucket under way.
 
     Attributes:
-        work: What moves it; without a future where nobody calls :meth:`then`.
+        work: What moves it, None: it was moved; without a future where nobody calls :meth:`then`.
         finish: Called when the work has ended; None: nothing is left to do.
         square: Of one element, float64: becomes the squares of this rank's share, once finished.
     """
@@ -94,7 +94,8 @@ class BucketReduction:
         Raises:
             dist.DistBackendError: The group failed.
         """
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
         if self.finish is not None:
             self.finish()
 
@@ -111,11 +112,18 @@ class BucketReduction:
         return future.then(call)
 
 
-def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduction:
+def reduce_bucket(
+    tensors: Sequence[Tensor], settings: Settings, async_op: bool = True
+) -> BucketReduction:
     """Begins to reduce tensors of one dtype and device in place. A wire dtype of 8 bits is not for here.
 
     On the CPU they are one message, rounded and measured on its way; on a device fastcoll chooses how many tensors
     become one message. For another backend they are copied to one, and back.
+
+    Args:
+        tensors: One at least.
+        settings: What is done.
+        async_op: If not, the calling thread reduces where it can, and no other is woken.
     """
     first = tensors[0]
     wire = settings.wire_of(first.dtype)
@@ -123,7 +131,7 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
     backend = cpu_backend(group, first.device)
     if backend is not None and (wire is None or first.dtype == torch.float32):
         square = _new_square(first) if settings.gradient_norm else None
-        work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op=True)
+        work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op)
         return BucketReduction(work, None, square)
     if len(tensors) == 1:
         return _composed(first, wire, settings)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.float8 import Float8Turns
+from fastcoll.ddp.overlap import can_overlap
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
 from fastcoll.ddp.statistics import GradientStatistics
@@ -76,6 +77,9 @@ class GradientSynchronizer(GradientStatistics):
             next: accumulate inside :meth:`no_sync`.
         gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
         bucket_cap_mb: Size of a bucket in MiB.
+        overlap: Whether buckets are reduced while the backward pass goes on, or at its end, on the thread that called
+            ``backward()``. None: at its end on the CPU where the group's ranks are on one host and compute with as
+            many threads as it has cores for them. The results are the same.
         find_unused_parameters: Whether a parameter may get no gradient in a backward pass. One that has none on any
             rank stays without. A rank whose loss reaches no parameter at all takes part if it reaches the module's
             outputs; without this argument such a rank begins no pass, and the others' ends with the group's timeout,
@@ -97,6 +101,7 @@ class GradientSynchronizer(GradientStatistics):
         average: bool = True,
         gradient_norm: bool = False,
         bucket_cap_mb: float = 25.0,
+        overlap: bool | None = None,
         find_unused_parameters: bool = False,
         broadcast_buffers: bool = True,
     ) -> None:
@@ -128,11 +133,15 @@ class GradientSynchronizer(GradientStatistics):
         self._cut_for: list[tuple[int, torch.dtype, torch.device]] = []
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
-        self._launched = 0
+        self._launched = 0  # or, where all is done at the end, complete
         self._float8 = Float8Turns()
         self._under_way = False
         self._watched = False  # the end of the backward pass that is going on
         require_equal_shapes(self._names, process_group)
+        devices = dict.fromkeys(parameter.device for parameter in self._names)
+        self._overlaps = all(
+            can_overlap(process_group, device) if overlap is None else overlap for device in devices
+        )
         broadcast_from_first([*self._names, *module.buffers()], process_group)
         # The module alone holds this object: a parameter's hooks are where Python's collector does not see them.
         this = weakref.ref(self)
@@ -267,7 +276,8 @@ class GradientSynchronizer(GradientStatistics):
     def _launch_ready(self) -> None:
         """Launches complete buckets, in the order that all ranks keep."""
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
-            self._launch(self._buckets[self._launched])
+            if self._overlaps:
+                self._launch(self._buckets[self._launched], True)
             self._launched += 1
         if self._launched == len(self._buckets) and not (self._finds_unused or self._watched):
             # Not before: a checkpoint's nested pass ends long before the whole one.
@@ -277,7 +287,7 @@ class GradientSynchronizer(GradientStatistics):
     def _call_at_the_end(callback) -> None:  # type: ignore[no-untyped-def]
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
-    def _launch(self, bucket: _Bucket) -> None:
+    def _launch(self, bucket: _Bucket, async_op: bool) -> None:
         for stream in bucket.streams:
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:
@@ -291,7 +301,7 @@ class GradientSynchronizer(GradientStatistics):
                 float8, lambda: copy_back(flat, grads), float8.square
             )
         else:
-            bucket.reduction = reduce_bucket(grads, self.settings)
+            bucket.reduction = reduce_bucket(grads, self.settings, async_op)
         if bucket.reduction.square is not None:
             self._squares.append(bucket.reduction.square)
 
@@ -305,7 +315,14 @@ class GradientSynchronizer(GradientStatistics):
             )
         return grad
 
+    def _launch_kept(self) -> None:
+        """Launches what was kept for the end of the pass."""
+        for bucket in self._buckets:
+            if bucket.reduction is None:
+                self._launch(bucket, False)
+
     def _finish(self) -> None:
+        self._launch_kept()
         self._float8.finish()
         for bucket in self._buckets:
             assert bucket.reduction is not None
@@ -328,6 +345,7 @@ class GradientSynchronizer(GradientStatistics):
         used = used.to(device)
         with self._lock:
             self._launch_ready()
+        self._launch_kept()
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self.process_group)
         self._arrived = None  # the ranks may have used different ones
         self._finish()

@@ -172,7 +172,7 @@ def test_an_optimizer_that_cannot_clip_is_refused(world):
 def gathers_beside_the_backward_pass():
     """A bucket in 8 bits is under way until the next one is complete: nobody waits for it before."""
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
-    GradientSynchronizer(model, wire_dtype=torch.float8_e4m3fn, **SMALL)
+    GradientSynchronizer(model, wire_dtype=torch.float8_e4m3fn, overlap=True, **SMALL)
     gathers, seen = [], []
 
     def gather(*arguments, **options):

@@ -1,0 +1,47 @@
+"""Whether gradients can travel beside the backward pass, or would only take the cores that it runs on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from fastcoll._group_backend import cpu_backend
+
+__all__ = ["can_overlap", "leave_a_core"]
+
+
+def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Tells whether gradients are to be reduced while the backward pass goes on, rather than at its end.
+
+    Not on the CPU where all ranks are on one host and compute with as many threads as it has cores for them. There a
+    bucket that is reduced meanwhile takes turns with the pass that it was to overlap, and each rank's turns hold up the
+    others. Between hosts a core mostly waits.
+
+    All ranks of the group call it, and get the same answer.
+
+    Args:
+        group: None is the default group.
+        device: Of the gradients.
+    """
+    backend = cpu_backend(group or dist.group.WORLD, device)
+    if backend is None:
+        return True
+    mine = (torch.get_num_threads(), os.sched_getaffinity(0))
+    ranks: list[tuple[int, set[int]]] = [mine] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, mine, group=group)
+    # Known for sure only now that the ranks have met.
+    return backend.transport() == "gloo" or leave_a_core(ranks)
+
+
+def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
+    """Tells whether ranks of one host leave one of their cores free.
+
+    Args:
+        ranks: The threads that each computes with, and the cores that it may use.
+    """
+    threads, cores = zip(*ranks, strict=True)
+    return sum(threads) < len(set().union(*cores))

@@ -1,0 +1,177 @@
+"""When gradients are reduced: beside the backward pass or at its end; the results are the same."""
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import loss_of, network, train
+
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
+from fastcoll.ddp.overlap import can_overlap, leave_a_core
+from fastcoll.ddp.reduction import reduce_bucket
+
+STEPS = 4
+SMALL = {"bucket_cap_mb": 0.001}
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "free"),
+    [
+        ([(1, {0, 1})], True),
+        ([(1, {0, 1}), (1, {0, 1})], False),
+        ([(2, {0, 1, 2, 3}), (1, {0, 1, 2, 3})], True),
+        ([(2, {0, 1}), (2, {2, 3})], False),
+        ([(2, {0, 1, 2}), (2, {3, 4})], True),  # ranks that are bound to cores of their own
+        ([(8, {0})], False),
+    ],
+    ids=str,
+)
+def test_a_core_is_left_where_threads_are_fewer(ranks, free):
+    assert leave_a_core(ranks) is free
+
+
+def agreed(threads, cores):
+    """The ranks differ in what they could say; rank 0 alone would have a core."""
+    allowed, before = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(threads[dist.get_rank()])
+    os.sched_setaffinity(0, sorted(allowed)[:cores])
+    try:
+        answers = [None] * dist.get_world_size()
+        dist.all_gather_object(answers, can_overlap(None, CPU))
+    finally:
+        torch.set_num_threads(before)
+        os.sched_setaffinity(0, allowed)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "answer"), [((1,), 2, True), ((1,), 1, False), ((1, 1), 2, False)], ids=str
+)
+def test_all_ranks_get_one_answer(world, threads, cores, answer):
+    if len(os.sched_getaffinity(0)) < cores:
+        pytest.skip(f"needs {cores} cores")
+    for answers in world(len(threads)).run(agreed, threads, cores):
+        assert answers == [answer] * len(threads)
+
+
+class Mixed(nn.Module):
+    """Two dtypes, so that the buckets of a pass are not of one; and a branch that not all ranks take."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(12, 20)
+        self.wide = nn.Linear(20, 20).double()
+        self.unused = nn.Linear(20, 20)
+        self.last = nn.Linear(20, 5)
+
+    def forward(self, inputs):
+        hidden = self.wide(self.first(inputs).double()).float()
+        if dist.get_rank() == 0:
+            hidden = self.unused(hidden)
+        return self.last(hidden)
+
+
+def attached(how, make, **options):
+    """Return the module to call, and what knows the norm."""
+    find = {"find_unused_parameters": True}
+    if how == "synchronizer":
+        module = make()
+        return module, GradientSynchronizer(module, gradient_norm=True, **SMALL, **find, **options)
+    ddp = DistributedDataParallel(make(), **SMALL, **find)
+    state = FusedAllreduceState(gradient_norm=True, **options)
+    ddp.register_comm_hook(state, fused_allreduce_hook)
+    return ddp, state
+
+
+def same_either_way(how, wire):
+    for make in (network, lambda: network(torch.float), Mixed):
+        modules = [attached(how, make, wire_dtype=wire, overlap=o) for o in (True, False, None)]
+        losses, norms = [], []
+        for module, statistics in modules:
+            losses.append(train(module, STEPS) if make is not Mixed else mixed_losses(module))
+            norms.append(statistics.grad_norm().item())
+        assert losses[0] == losses[1] == losses[2]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+        assert norms[0] == pytest.approx(norms[2], rel=1e-12)
+        for others in zip(*(module.parameters() for module, _ in modules), strict=True):
+            assert all(torch.equal(others[0].grad, other.grad) for other in others)
+
+
+def mixed_losses(module):
+    losses = []
+    for step in range(STEPS):
+        module.zero_grad()
+        loss = loss_of(module, dist.get_rank(), step, torch.float)
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("how", ["synchronizer", "hook"])
+def test_the_results_do_not_depend_on_it(world, how, wire):
+    world(2).run(same_either_way, how, wire)
+
+
+def reductions_of_a_pass(how, overlap):
+    """Return the reductions that a pass began: how many tensors each had, and how many layers were yet to come."""
+    begun, behind = [], []
+
+    def reduce(tensors, *rest):
+        begun.append((len(tensors), 3 - len(behind)))
+        return reduce_bucket(tensors, *rest)
+
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
+    if how == "synchronizer":
+        called = model
+        GradientSynchronizer(model, overlap=overlap, **SMALL)
+    else:
+        called = DistributedDataParallel(model, **SMALL)
+        called.register_comm_hook(FusedAllreduceState(overlap=overlap), fused_allreduce_hook)
+    module = "synchronizer" if how == "synchronizer" else "hook"
+    for _ in range(2):  # DDP cuts other buckets after the first pass
+        begun.clear(), behind.clear()
+        hooks = [layer.register_full_backward_hook(lambda *_: behind.append(1)) for layer in model]
+        with mock.patch(f"fastcoll.ddp.{module}.reduce_bucket", reduce):
+            called(torch.ones(2, 20, requires_grad=True)).sum().backward()
+        for hook in hooks:
+            hook.remove()
+    return begun
+
+
+@pytest.mark.parametrize("how", ["synchronizer", "hook"])
+def test_it_says_when(world, how):
+    for begun in world(2).run(reductions_of_a_pass, how, True):
+        assert len(begun) > 1
+        assert any(left > 0 for _, left in begun)
+    for begun in world(2).run(reductions_of_a_pass, how, False):
+        assert all(left <= (how == "hook") for _, left in begun), begun
+        if how == "hook":  # the last bucket is ready before the pass is over
+            assert len(begun) == 1
+            assert begun[0][0] > 1
+
+
+def fails_in_the_end():
+    """The other rank ends the group instead of reducing: nobody waits for what was kept."""
+    group = dist.new_group([0, 1], backend="fastcoll")
+    state = FusedAllreduceState(group, overlap=False)
+    ddp = DistributedDataParallel(network(), process_group=group, **SMALL)
+    ddp.register_comm_hook(state, fused_allreduce_hook)
+    if dist.get_rank() == 1:
+        dist.barrier()
+        group.abort()
+    else:
+        dist.barrier()
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            loss_of(ddp, 0, 0).backward()
+    dist.barrier()
+
+
+def test_an_error_reaches_every_bucket(world):
+    world(2).run(fails_in_the_end)
