@@ -12,7 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
+from fastcoll.cuda.plans import CAPTURE_AFTER
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+
+WARM_UP = CAPTURE_AFTER + 1
 
 
 class Graphs:
@@ -21,17 +24,21 @@ class Graphs:
     Attributes:
         recorded: How many launches each graph has.
         replays: How many times one was run.
+        captured: Whether the user captures the current stream.
     """
 
     def __init__(self):
         self.recorded = []
         self.replays = 0
+        self.captured = False
 
     def record(self, launches):
         kept = list(launches)
         self.recorded.append(len(kept))
 
         def replay():
+            if self.captured:  # as CUDA does, and the capture is lost
+                raise RuntimeError("operation not permitted when stream is capturing")
             self.replays += 1
             for launch in kept:
                 launch()
@@ -39,7 +46,7 @@ class Graphs:
         return replay
 
     def is_recording(self, stream=None):
-        return False
+        return self.captured
 
 
 def network():
@@ -213,24 +220,27 @@ def test_launches_on_different_streams_follow_each_other(peer_world):
     peer_world(2).run(streams_in_turn, fresh=True)
 
 
-class Recording(Graphs):
-    """The current stream is being captured by the user."""
-
-    def is_recording(self, stream=None):
-        return True
-
-
 def captured_by_the_user():
-    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new."""
+    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new.
+
+    A user warms up more than once: by then the plan may have become a graph, which none that is captured can hold.
+    """
     dist.all_reduce(torch.ones(3, device=DEVICE))
     reduces = peer_memory.reduces_of()
     tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    fastcoll.all_reduce_coalesced(tensors)
-    reduces.recorder = graphs = Recording()
+    reduces.recorder = graphs = Graphs()
+    for _ in range(WARM_UP):
+        fastcoll.all_reduce_coalesced(tensors)
+    assert graphs.recorded == [2] and graphs.replays == WARM_UP - CAPTURE_AFTER + 1
+    graphs.captured = True
     for _ in range(5):
         fastcoll.all_reduce_coalesced(tensors)
-    assert all(tensor.cpu().eq(2.0**6).all() for tensor in tensors)
-    assert graphs.recorded == [] and len(reduces.plans._pinned) == 1
+    graphs.captured = False
+    fastcoll.all_reduce_coalesced(tensors)  # outside of it by the graph again
+    assert graphs.replays == WARM_UP - CAPTURE_AFTER + 2
+    assert all(tensor.cpu().eq(2.0 ** (WARM_UP + 6)).all() for tensor in tensors)
+    assert graphs.recorded == [2] and len(reduces.plans._pinned) == 1
+    graphs.captured = True
     single = torch.ones(77, device=DEVICE)
     dist.all_reduce(single)  # one launch needs no table
     assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 2

@@ -157,9 +157,12 @@ def in_a_graph_of_the_users(algorithm):
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(
         stream
-    ):  # tables are made before the capture, on the stream that is captured
-        dist.all_reduce(x, group=group)
-        fastcoll.all_reduce_coalesced(many, group=group)
+    ):  # tables are made before the capture, on the stream that is captured, and plans become graphs
+        for _ in range(4):
+            dist.all_reduce(x, group=group)
+            fastcoll.all_reduce_coalesced(many, group=group)
+    plans = reduces_of(group).plans
+    assert plans._plans[next(reversed(plans._plans))].is_captured
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
