@@ -23,7 +23,7 @@ _log = logging.getLogger("fastcoll.cuda")
 
 _MOST_CHOICES = 4096
 _Chosen = tuple[Algorithm, Call, list[int]]
-_left_behind: list[object] = []  # regions that kernels of a failed group may still read
+_left_behind: list[object] = []  # what kernels of a failed group may still read, and who ends them
 
 Task = tuple[torch.dtype, str, int, int, int]
 """One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
@@ -138,14 +138,14 @@ class AllReduces:
 
     def close(self) -> None:
         """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
-        if self._watch is not None:
-            self._watch.close()
         peers = self.region.peers
-        if peers is not None:
+        if peers is not None and self._watch is not None:
             peers.close()
-            if self._aborted():
-                _left_behind.append((peers, self.plans))
+            if self._aborted():  # its kernels are still to be let go
+                _left_behind.append((peers, self.plans, self._watch))
                 self.plans = PlanCache()
+            else:
+                self._watch.close()
         self.plans.clear()
         self._workspaces.clear()
         self.region = Region(self.region.topology)

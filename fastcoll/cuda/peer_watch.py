@@ -60,7 +60,7 @@ class PeerWatch:
 
     def look(self) -> bool:
         """Looks once, and returns whether there may be more to see."""
-        if self._over or self._buffers.closed or not self._launched:
+        if self._over or not self._launched:
             return False
         # Again and again: a peer that comes late sets its flag to a lower number.
         self._on_own_stream(self._let_go if self._aborted() else self._check)
