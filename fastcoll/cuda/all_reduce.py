@@ -30,7 +30,7 @@ Task = tuple[torch.dtype, str, int, int, int]
 
 
 class _Known(set[Hashable]):
-    """What is NCCL's own, by dtype, operation, elements and options: found faster than it is chosen."""
+    """Calls that are NCCL's own, by dtypes, operations, elements and options: found faster than they are chosen."""
 
     def add(self, what: Hashable) -> None:
         """Adds it, and forgets the others when they are too many."""
@@ -112,19 +112,16 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
-        alone = len(tasks) == 1
-        if alone:
-            dtype, op, _, _, count = tasks[0]
-            if (dtype, op, count, options) in self._plain:
-                return [0]
+        kind = _kind_of(tasks, options)
+        if kind in self._plain:
+            return list(range(len(tasks)))
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
         recording = self.recorder is not None and self.recorder.is_recording()
         if plan is None:
             chosen, left = self._chosen(tasks, options)
             if not chosen:
-                if alone:
-                    self._plain.add((dtype, op, count, options))
+                self._plain.add(kind)
                 return left
             plan = self.plans.add(
                 key, lambda: self._prepared(chosen, tasks, stream, recording), left
@@ -256,6 +253,14 @@ class AllReduces:
             return
         if last[1] == recording:
             current.wait_stream(last[0])
+
+
+def _kind_of(tasks: Sequence[Task], options: CallOptions) -> Hashable:
+    """Returns all of a call that a choice depends on."""
+    if len(tasks) == 1:  # most are, and building a list of one takes as long as looking it up
+        dtype, op, _, _, count = tasks[0]
+        return dtype, op, count, options
+    return tuple((dtype, op, count) for dtype, op, _, _, count in tasks), options
 
 
 def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:
