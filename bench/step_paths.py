@@ -22,7 +22,8 @@ import fastcoll.fsdp
 from fastcoll.bench.gradients import EmulatedModel
 from fastcoll.bench.traffic_paths import Attached
 from fastcoll.cuda.algorithms import Call, Topology
-from fastcoll.cuda.selector import DEFAULT, fuses
+from fastcoll.cuda.selector import fuses
+from fastcoll.cuda.thresholds import DEFAULT
 from fastcoll.ddp import (
     FusedAllreduceState,
     FusedGradScaler,

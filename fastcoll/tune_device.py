@@ -26,7 +26,7 @@ from fastcoll.coalesced import all_reduce_coalesced
 from fastcoll.cuda.algorithms import ALGORITHMS, Call
 from fastcoll.cuda.call_options import call_options
 from fastcoll.cuda.engine import engine_of
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 __all__ = ["COUNTS", "LIST_SIZES", "SIZES", "limits", "list_limits", "measure_device", "name_of"]
 

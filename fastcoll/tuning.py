@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]

@@ -14,8 +14,9 @@ from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.peer_watch import PeerWatch, watch
 from fastcoll.cuda.plans import CudaGraphs, PlanCache, Recorder
-from fastcoll.cuda.selector import Thresholds, fuses, select
+from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
+from fastcoll.cuda.thresholds import Thresholds
 
 __all__ = ["AllReduces", "Task"]
 

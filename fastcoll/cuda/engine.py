@@ -30,9 +30,10 @@ from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_reductions import FactorOnDevice
 from fastcoll.cuda.nccl_types import Reduction, reduced
-from fastcoll.cuda.selector import AUTO, DEFAULT, Thresholds
+from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 __all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
 

@@ -22,7 +22,7 @@ from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.mapping import MAPPERS, Mapper
-from fastcoll.cuda.selector import Thresholds
+from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.env import Env
 
 __all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import tune, tuning
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.tune_device import limits, list_limits, measure_device
 
 

@@ -19,8 +19,8 @@ from fastcoll.cuda import symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import TorchSymmetricMemory, rendezvous
-from fastcoll.cuda.selector import Thresholds
 from fastcoll.cuda.symmetric import reason_against
+from fastcoll.cuda.thresholds import Thresholds
 
 
 def record(**changes):

@@ -7,7 +7,8 @@ from fastcoll import env
 from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology, described
 from fastcoll.cuda.algorithms.algorithm import bucket_elements
 from fastcoll.cuda.call_options import CallOptions, call_options, current_options
-from fastcoll.cuda.selector import DEFAULT, Thresholds, fuses, select
+from fastcoll.cuda.selector import fuses, select
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = Topology(8, kernels=True, peers=True, bucket_bytes=32 * MIB)
