@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces, Task
-from fastcoll.cuda.call_options import CallOptions, current_options
+from fastcoll.cuda.call_options import NO_OPTIONS, current_options
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.nccl import NcclCommunicator
@@ -69,7 +69,6 @@ _PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
     )
 )
 
-_NO_OPTIONS = CallOptions()
 _engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictionary()
 
 
@@ -84,13 +83,17 @@ def engines() -> list[CudaEngine]:
 
 
 class _Aborted:
-    """What a communicator that is being made looks at: whether the watchdog has aborted the group."""
+    """Whether the watchdog has aborted the group, in the forms in which communicators and kernels ask for it."""
 
     def __init__(self, communicators: C.Communicators) -> None:
         self._communicators = communicators
 
     def is_set(self) -> bool:
         return self._communicators.aborted
+
+    def reason(self) -> str | None:
+        """Returns why a communicator has ended; None: it has not."""
+        return "the group was aborted" if self._communicators.aborted else None
 
     def wait(self, timeout: float) -> bool:
         """Returns whether it was set, waiting for that so long."""
@@ -137,6 +140,7 @@ class CudaEngine:
         self.all_reduces: dict[int, AllReduces] = {}
         self._wish = Wish(algorithm, thresholds, symmetric.ROOM)
         self.communicators = C.Communicators(nccl_library.load().entry_points())
+        self._over = _Aborted(self.communicators)
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
@@ -166,7 +170,7 @@ class CudaEngine:
         with self._of_all if pair < 0 else self._making[key]:
             if key in self._known:
                 return
-            if self.communicators.aborted:
+            if self._over.is_set():
                 raise self._member.fault("init", "the group was aborted")
             if captured:
                 raise ValueError(
@@ -190,7 +194,7 @@ class CudaEngine:
             where,
             self._timeout.total_seconds(),
             self._wish,
-            lambda: self.communicators.aborted,
+            self._over.is_set,
             communicator.instance,
             library=not isinstance(communicator, SharedDevice),
         )
@@ -201,7 +205,7 @@ class CudaEngine:
             where if mapper is None else mapper.kernel_device(where),
             self._wish.thresholds,
             self._wish.algorithm,
-            lambda: self.communicators.aborted,
+            self._over.is_set,
             self.communicators.report,
         )
 
@@ -209,14 +213,14 @@ class CudaEngine:
         """Notes a communicator, and shows it to the watchdog."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
         if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
-            added = not self.communicators.aborted
+            added = not self._over.is_set()
         else:
             added = self.communicators.add(made.handle, name, instance, pair)
         if not added:
             made.abort("the group was aborted")
             raise self._member.fault("init", "the group was aborted")
         made.instance = instance
-        made.ended_elsewhere = self._aborted
+        made.ended_elsewhere = self._over.reason
         self._known[device, pair] = made
 
     @property
@@ -275,8 +279,10 @@ class CudaEngine:
     ) -> Sequence[Operation]:
         """Puts the all-reduces on the stream that are not NCCL's own, and returns the other operations."""
         reduces = self.all_reduces[device]
-        if reduces.is_idle and current_options() == _NO_OPTIONS:
-            return operations
+        if reduces.is_idle:
+            options = current_options()
+            if options is NO_OPTIONS or options == NO_OPTIONS:
+                return operations
         if len(operations) == 1:
             collective, kind, number, _, _, _, source, count, target, _ = operations[0]
             if collective != _ALL_REDUCE:
@@ -311,9 +317,6 @@ class CudaEngine:
             else:
                 communicator.forget("the group was aborted")
         self._known.clear()
-
-    def _aborted(self) -> str | None:
-        return "the group was aborted" if self.communicators.aborted else None
 
     def _call(
         self, communicator: NcclCommunicator, operation: Operation, stream: int, pair: int
@@ -362,9 +365,10 @@ class CudaEngine:
         return op
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
-        over = _Aborted(self.communicators)
         generation = self._generation(-1)
-        return communicator_of(self._store, self._member, device, self._timeout, generation, over)
+        return communicator_of(
+            self._store, self._member, device, self._timeout, generation, self._over
+        )
 
     def _generation(self, pair: int) -> int:
         """Returns how many communicators these ranks have begun to make before."""
@@ -376,8 +380,8 @@ class CudaEngine:
         two = f"{self._member.group}, ranks {low} and {high}"
         member = Member(two, int(self._member.rank == high), 2)
         store = PrefixStore(f"pair/{low}-{high}", self._store)
-        over = _Aborted(self.communicators)
-        return communicator_of(store, member, device, self._timeout, self._generation(peer), over)
+        generation = self._generation(peer)
+        return communicator_of(store, member, device, self._timeout, generation, self._over)
 
 
 # After the import of what aborts communicators at exit, hence called before it: groups close theirs first.

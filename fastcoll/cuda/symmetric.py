@@ -80,7 +80,6 @@ class PeerMemory:
         memory: This rank's region; keeps the peers' mapped.
         addresses: Of all ranks' regions.
         bucket_at: Where the bucket begins in a region, in bytes.
-        mapper: Who mapped them.
 
     Attributes:
         buffers: As given.
@@ -93,12 +92,10 @@ class PeerMemory:
         memory: Tensor,
         addresses: Sequence[int],
         bucket_at: int,
-        mapper: Mapper,
     ) -> None:
         from fastcoll.kernels._peer_checks import Registered
 
         self.buffers = buffers
-        self.mapper = mapper
         self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
         self._bucket = memory[bucket_at:]
         self._memory = memory
@@ -286,7 +283,7 @@ def open_region(
         addresses = mapper.map(memory, name, member, PrefixStore("map", store))
         spins = max(1, int(timeout * mapper.polls_per_second))
         buffers = PeerBuffers(member.rank, memory, addresses, layout, spins)
-        return PeerMemory(buffers, memory, addresses, bucket_at, mapper)
+        return PeerMemory(buffers, memory, addresses, bucket_at)
 
     if reason := vote("mapped", map_all):
         return _without(member, kernels, reason, library, unexpected=True)
