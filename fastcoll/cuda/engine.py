@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -33,7 +33,7 @@ from fastcoll.cuda.nccl_types import Reduction, reduced
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
 __all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
 
@@ -115,7 +115,7 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
-        thresholds: Where all-reduce algorithms give way to each other.
+        thresholds_on: Returns where all-reduce algorithms give way to each other on devices of a name.
         algorithm: FASTCOLL_ALGO.
 
     Attributes:
@@ -134,11 +134,12 @@ class CudaEngine:
         size: int,
         timeout: timedelta,
         device_type: str = "cuda",
-        thresholds: Thresholds = DEFAULT,
+        thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
     ) -> None:
         self.all_reduces: dict[int, AllReduces] = {}
-        self._wish = Wish(algorithm, thresholds, symmetric.ROOM)
+        self._thresholds_on = thresholds_on
+        self._algorithm = algorithm
         self.communicators = C.Communicators(nccl_library.load().entry_points())
         self._over = _Aborted(self.communicators)
         self._store = store
@@ -188,12 +189,13 @@ class CudaEngine:
         communicator = self._known[device, -1]
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
+        wish = Wish(self._algorithm, self._thresholds_on(device_name(where)), symmetric.ROOM)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,
             where,
             self._timeout.total_seconds(),
-            self._wish,
+            wish,
             self._over.is_set,
             communicator.instance,
             library=not isinstance(communicator, SharedDevice),
@@ -203,8 +205,8 @@ class CudaEngine:
             region,
             where,
             where if mapper is None else mapper.kernel_device(where),
-            self._wish.thresholds,
-            self._wish.algorithm,
+            wish.thresholds,
+            wish.algorithm,
             self._over.is_set,
             self.communicators.report,
         )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["DEFAULT", "Thresholds"]
+import torch
+
+__all__ = ["DEFAULT", "Thresholds", "device_name"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,8 @@ class Thresholds:
 
 DEFAULT = Thresholds()
 """Of a table without a section on devices."""
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a device, for which a section of a table counts."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -234,6 +234,32 @@ def test_ranks_with_different_tables_are_told(peer_world):
     peer_world(2).run(tuned_differently, fresh=True)
 
 
+def tuned_for_another():
+    """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
+    from world import here
+
+    from fastcoll import tuning
+    from fastcoll.cuda import engine
+
+    engine.device_name = lambda device: f"model {device.index}"
+    record = json.loads(tuning.SHIPPED.read_text())
+    found = []
+    for name in ("model 0", "model 1"):
+        table = dict.fromkeys(Thresholds.names(), 7)
+        record["device"] = {"name": name, "ranks": 2, "table": table}
+        path = here().scratch / f"{name}.json"
+        path.write_text(json.dumps(record))
+        os.environ["FASTCOLL_TUNING"] = str(path)
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+        found.append(peer_memory.reduces_of(group)._thresholds == Thresholds(**table))
+    assert found == [True, False]
+
+
+def test_a_table_counts_on_the_devices_that_it_names(peer_world):
+    peer_world(2).run(tuned_for_another, fresh=True)
+
+
 def rounds(size, late=()):
     """What the ranks of a ballot hear, each on a thread."""
     store = dist.HashStore()
