@@ -246,7 +246,7 @@ def open_region(
         return _without(member, kernels, reason, library)
 
     made: list[Any] = []
-    patience = min(timeout, _PATIENCE)
+    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
 
     def vote(what: str, function: Callable[[], Any]) -> str:
         """Returns why a rank could not, or "" if all could."""

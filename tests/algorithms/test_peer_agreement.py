@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import peer_memory
 import pytest
@@ -138,6 +139,25 @@ def without_peers(change):
 def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
     reasons = peer_world(3).run(without_peers, change)
     assert len(set(reasons)) == 1 and reasons[0].startswith(reason)
+
+
+def mapping_outlasts_the_timeout():
+    """One rank's mapping hangs for longer than the group's timeout; the others still hear that it cannot."""
+    if dist.get_rank() == 1:
+        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = {"hangs"}, 8.0
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=4))
+        x = torch.ones(100, device=DEVICE)
+        dist.all_reduce(x, group=group)
+    finally:
+        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = set(), 3.0
+    assert x.cpu().eq(3).all()
+    return peer_memory.reduces_of(group).region.topology.reason
+
+
+def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout(peer_world):
+    reasons = peer_world(3).run(mapping_outlasts_the_timeout)
+    assert reasons == ["rank 1: TimeoutError: it has not ended after 2 s"] * 3
 
 
 def forced(algorithm):
