@@ -175,4 +175,8 @@ def destroyed_at_once():
 
 
 def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once(peer_world):
-    peer_world(2).run(destroyed_at_once, fresh=True)
+    world = peer_world(2)
+    try:
+        world.run(destroyed_at_once, fresh=True)
+    finally:
+        world.kill()  # with its long tick

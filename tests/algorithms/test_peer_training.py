@@ -272,6 +272,7 @@ def captures_are_left_alone():
 
 
 def test_no_thread_ends_a_capture(peer_world):
+    peer_world(2).kill()  # threads of other tests, which met no driver
     world = peer_world(2)
     try:
         world.run(captures_are_left_alone, fresh=True)
