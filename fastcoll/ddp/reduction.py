@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, is_fastcoll
 from fastcoll.coalesced import all_reduce_coalesced
+from fastcoll.cuda.gradients import casts
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
@@ -125,11 +125,11 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
         square = _new_square(first) if settings.gradient_norm else None
         work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op=True)
         return BucketReduction(work, None, square)
+    ours = is_fastcoll(group, first.device)
+    if group is not None and ours and (wire is None or casts(first, group)):
+        return _coalesced(tensors, wire, settings)
     if len(tensors) == 1:
         return _composed(first, wire, settings)
-    ours = is_fastcoll(group, first.device)
-    if ours and (wire is None or _casting(first, settings) is not None):
-        return _coalesced(tensors, wire, settings)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     inner = _composed(flat, wire, settings)
 
@@ -145,11 +145,8 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
     """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
-    start = _casting(tensor, settings) if wire is not None else None
-    sent = tensor if wire is None or start is not None else tensor.to(wire)
-    if start is None:
-        start = partial(dist.all_reduce, sent, settings.op, group, async_op=True)
-    work = start()
+    sent = tensor if wire is None else tensor.to(wire)
+    work = dist.all_reduce(sent, settings.op, group, async_op=True)
 
     def finish() -> None:
         if sent is not tensor:
@@ -158,15 +155,6 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             measure(tensor, group, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
-
-
-def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
-    """Returns what starts an all-reduce with the cast in it, where the device's engine can do that."""
-    if tensor.is_cpu:
-        return None
-    from fastcoll.cuda.gradients import reducer_for
-
-    return reducer_for(tensor, settings)
 
 
 def _coalesced(

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fastcoll
 from fastcoll.cuda.plans import CAPTURE_AFTER
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+from fastcoll.ddp.reduction import reduce_bucket
 
 WARM_UP = CAPTURE_AFTER + 1
 
@@ -122,13 +123,13 @@ def test_the_hook_without_a_wire_comes_to_the_bits_of_the_cpu(peer_world):
 
 def launches_of_a_bucket():
     """One for a flat bucket: average and casts are in it."""
-    from fastcoll.cuda import gradients
-
     x = torch.randn(700, device=DEVICE)
     dist.all_reduce(x)
     reduces = peer_memory.reduces_of()
     state = FusedAllreduceState(wire_dtype=torch.bfloat16)
-    gradients.reducer_for(x, state.settings)().wait()
+    built = reduces.plans.built
+    reduce_bucket([x], state.settings).wait()
+    assert reduces.plans.built == built + 1
     plan = reduces.plans._plans[next(reversed(reduces.plans._plans))]
     assert len(plan.prepared.launches) == 1
     fastcoll.all_reduce_coalesced([torch.randn(70, device=DEVICE) for _ in range(9)])
