@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from fastcoll.bench.attachments import STOCK
 from fastcoll.bench.step_measurement import Candidate
-from fastcoll.bench.step_paths import STOCK
 from fastcoll.bench.timing import summarise
 
 __all__ = ["HOST_TARGET", "add_ratios", "print_table", "row_of"]
