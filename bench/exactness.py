@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import sys
@@ -165,11 +164,7 @@ def draw(record: dict[str, Any], path: str) -> None:
         record: What ``--json`` writes.
         path: The file; its suffix selects the format.
     """
-    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(10, 4), layout="constrained"
-    )
-    canvas(figure)
+    figure = plot.new_figure(10, 4)
     styles = {
         "one rounding of the exact mean": {"color": "black", "linestyle": ":"},
         "float32, rounded once": {"color": "C0", "linestyle": "-"},

@@ -11,7 +11,7 @@ import torch
 
 from fastcoll.bench.collectives import COLLECTIVES
 
-__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "Options", "parse", "parse_size", "sizes"]
+__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "Options", "parse", "parse_size", "size_text", "sizes"]
 
 DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
@@ -94,6 +94,14 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         pass
     raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 4, 64K, 1M or 1G")
+
+
+def size_text(size: int) -> str:
+    """Returns bytes in the largest unit of which they are a multiple: ``64 KiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
 
 
 def sizes(least: int, most: int, factor: float) -> Iterator[int]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.bench import plot
-from fastcoll.bench.simulate import record_of
+from fastcoll.bench.options import size_text
+from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
 
 __all__ = ["TABLES", "main", "rewritten"]
@@ -24,7 +25,6 @@ _ROOT = Path(__file__).resolve().parents[1]
 _PAGE = _ROOT / "docs" / "performance.md"
 _RESULTS = _ROOT / "bench" / "results"
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def _record(name: str) -> dict[str, Any]:
@@ -47,11 +47,6 @@ def _source(name: str, record: dict[str, Any]) -> list[str]:
         f"`{record['command']}`  ",
         f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}",
     ]
-
-
-def _bytes(size: int) -> str:
-    unit, name = next((unit, name) for unit, name in _UNITS if size % unit == 0)
-    return f"{size // unit} {name}"
 
 
 def _traffic() -> list[str]:
@@ -143,7 +138,7 @@ def _all_reduce() -> list[str]:
             (key for key in times if key != "gloo"), key=lambda key: times[key], default=None
         )
         rows.append([
-            _bytes(case["size"]),
+            size_text(case["size"]),
             f"{ours:.1f}",
             f"{times['gloo']:.1f}",
             f"{times['gloo'] / ours:.1f}x",
@@ -203,15 +198,15 @@ def _parity() -> list[str]:
 
 
 def _models() -> list[str]:
-    sizes = [1 << 16, 1 << 20, 1 << 25, 1 << 30]
-    record = record_of(HGX_H200, "all_reduce", [8, 64, 1024, 16384], sizes)
+    gpus, sizes = "8,64,1024,16384", "64K,1M,32M,1G"
+    record = record_of(HGX_H200, "all_reduce", parse_counts(gpus), parse_sizes(sizes))
     rows = []
     for case in record["cases"]:
         best = case["algorithms"][case["best"]]
         theirs = min(case["nccl"], key=lambda name: case["nccl"][name]["seconds"])
         rows.append([
             str(case["ranks"]),
-            _bytes(case["size"]),
+            size_text(case["size"]),
             case["best"],
             f"{best['seconds'] * 1e6:.1f}",
             f"{case['algorithms']['ring']['seconds'] * 1e6:.1f}",
@@ -219,7 +214,8 @@ def _models() -> list[str]:
             f"{case['nccl'][theirs]['seconds'] * 1e6:.1f}",
         ])  # fmt: skip
     head = ["GPUs", "message", "best model", "us", "ring, us", "NCCL's own model: its choice", "us"]
-    return _table(head, rows)
+    command = f"python -m fastcoll.bench --simulate --gpus {gpus} --sizes {sizes}"
+    return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
 
 
 TABLES: dict[str, Callable[[], list[str]]] = {

@@ -219,8 +219,8 @@ def _run_rank(options: argparse.Namespace, given: list[str]) -> int:
         case = compare(TASKS[name], options.steps, options.orders, gloo, None)
         problems += judge(name, case)
         views: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(views, (case, problems))
-        problems = list(dict.fromkeys(problem for view in views for problem in view[1]))
+        dist.all_gather_object(views, problems)
+        problems = list(dict.fromkeys(problem for view in views for problem in view))
         cases[name] = {"parameters": _parameters(TASKS[name]), **case}
         if dist.get_rank() == 0:
             print(

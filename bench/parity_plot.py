@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 from pathlib import Path
 from typing import Any
+
+from fastcoll.bench.plot import new_figure
 
 __all__ = ["draw"]
 
@@ -17,11 +18,7 @@ def draw(record: dict[str, Any], path: str) -> None:
         record: What ``--json`` writes.
         path: The file; its suffix selects the format.
     """
-    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(10, 3.6 * len(record["tasks"])), layout="constrained"
-    )
-    canvas(figure)
+    figure = new_figure(10, 3.6 * len(record["tasks"]))
     rows = figure.subplots(len(record["tasks"]), 2, squeeze=False)
     for (left, right), (name, case) in zip(rows, record["tasks"].items(), strict=True):
         losses = case["losses"]

@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw", "missing"]
+__all__ = ["draw", "missing", "new_figure"]
 
 
 def missing() -> str:
@@ -15,6 +15,15 @@ def missing() -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "--plot needs matplotlib: pip install matplotlib, or pip install 'fastcoll[bench]'"
     return ""
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Returns an empty figure of matplotlib's, of so many inches, that needs no display."""
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(width, height), layout="constrained"
+    )
+    importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure
 
 
 def _kind(case: dict[str, Any]) -> tuple[str, str, str]:
@@ -28,13 +37,9 @@ def draw(record: dict[str, Any], path: str) -> None:
         record: Of a run over sizes.
         path: The file; its suffix selects the format.
     """
-    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
     cases = [case for case in record["cases"] if case["size"] and case["backends"]]
     kinds = list(dict.fromkeys(map(_kind, cases)))
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(11, 4.2 * max(1, len(kinds))), layout="constrained"
-    )
-    canvas(figure)
+    figure = new_figure(11, 4.2 * max(1, len(kinds)))
     axes = figure.subplots(max(1, len(kinds)), 2, squeeze=False)
     for (latency, bandwidth), kind in zip(axes, kinds, strict=False):
         of_kind = [case for case in cases if _kind(case) == kind]

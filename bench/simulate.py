@@ -56,13 +56,14 @@ def parse_counts(text: str) -> list[int]:
     try:
         if ".." in text:
             first, last = map(int, text.split(".."))
-            return _range(first, last, text)
-        counts = [int(word) for word in text.split(",")]
+            counts = _range(first, last, text)
+        else:
+            counts = [int(word) for word in text.split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 2:
         raise argparse.ArgumentTypeError(
-            f"expected a..b (powers of two times a) or a list a,b,c of 2 and more, got {text!r}"
+            f"expected a..b (powers of two times a) or a list a,b,c, of 2 and more, got {text!r}"
         )
     return list(dict.fromkeys(counts))
 

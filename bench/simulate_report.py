@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fastcoll.bench.options import size_text
+from fastcoll.bench.plot import new_figure
 from fastcoll.costs import ALGORITHMS
 
 __all__ = ["draw", "print_formulas", "print_predictions"]
@@ -21,13 +22,6 @@ _BEST = "*"
 
 def _console(stream: TextIO) -> Console:
     return Console(file=stream, width=None if stream.isatty() else _WIDE, highlight=False)
-
-
-def _bytes(size: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit and size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
 
 
 def _time(seconds: float) -> str:
@@ -104,7 +98,7 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
                 continue
             cells = [_cell(case, name) for name in names]
             cells += [Text(_time(case["nccl"][name]["seconds"])) for name in theirs]
-            table.add_row(_bytes(case["size"]), *cells)
+            table.add_row(size_text(case["size"]), *cells)
         console.print(table)
 
 
@@ -150,11 +144,7 @@ def draw(record: dict[str, Any], path: str) -> None:
     counts = list(dict.fromkeys(case["ranks"] for case in record["cases"]))
     columns = 2 if len(counts) in (2, 4) else min(3, len(counts))
     rows = -(-len(counts) // columns)
-    canvas = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(5 * columns, 3.6 * rows + 1), layout="constrained"
-    )
-    canvas(figure)
+    figure = new_figure(5 * columns, 3.6 * rows + 1)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     names = list(ALGORITHMS[record["collective"]])
     for panel, ranks in zip(panels, counts, strict=False):

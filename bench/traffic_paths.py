@@ -104,7 +104,7 @@ GRADIENT_PATHS = [
     ),
     GradientPath(
         "GradientSynchronizer; device",
-        "a bucket's gradients are copied at once, 2 S, and back one by one, 2 S in P launches",
+        "a bucket's gradients are copied at once, 2 S, and back at once, 2 S",
         synchronized,
     ),
     GradientPath(

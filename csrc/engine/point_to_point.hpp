@@ -131,7 +131,7 @@ class PointToPoint {
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
   // Bytes that one look moves to a peer, and from it: sending and receiving take turns.
-  static constexpr std::size_t kTurnBytes = 256 * 1024;
+  static constexpr std::size_t kTurnBytes = std::size_t{1} << 20;
 
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);

@@ -136,14 +136,17 @@ def _between(formula: str) -> str:
     return formula
 
 
-def _hierarchical(collective: str, flat: Algorithm) -> Algorithm:
-    steps, time = _IN_NODE[collective]
-
+def _unsupported_with(flat: Algorithm) -> Callable[[int, Machine], str]:
     def unsupported(ranks: int, machine: Machine) -> str:
         return hierarchical.unsupported(ranks, machine) or flat.unsupported(
             machine.nodes(ranks), machine.spread()
         )
 
+    return unsupported
+
+
+def _hierarchical(collective: str, flat: Algorithm) -> Algorithm:
+    steps, time = _IN_NODE[collective]
     return Algorithm(
         f"hierarchical_{flat.name}",
         f"{steps} + {_between(flat.steps)}",
@@ -152,7 +155,7 @@ def _hierarchical(collective: str, flat: Algorithm) -> Algorithm:
         f"{_JIA}; {flat.source}",
         hierarchical.cost_with(flat.cost, collective),
         hierarchical.schedule_with(flat.schedule),
-        unsupported,
+        _unsupported_with(flat),
     )
 
 
@@ -183,10 +186,7 @@ def _pipelined(flat: Algorithm) -> Algorithm:
         f"{_CHO}; {flat.source}",
         pipelined.cost_with(flat.cost),
         pipelined.schedule_with(flat.schedule),
-        lambda ranks, machine: (
-            hierarchical.unsupported(ranks, machine)
-            or flat.unsupported(machine.nodes(ranks), machine.spread())
-        ),
+        _unsupported_with(flat),
     )
 
 

@@ -10,7 +10,7 @@ from torch.futures import Future
 from fastcoll.ddp.reduction import Settings, measure, shares_of
 from fastcoll.ddp.statistics import used_here
 
-__all__ = ["Float8Bucket"]
+__all__ = ["Float8Bucket", "Float8Turns"]
 
 _SCALE_BYTES = 4
 
@@ -47,7 +47,7 @@ class Float8Bucket:
         group, ranks = self._settings.process_group, len(self._shares)
         self._work.wait()
         total = torch.zeros(self._length, dtype=torch.float32, device=self._buffer.device)
-        for message in self._received:
+        for message in used_here(self._received):  # the first step may have had another stream
             total += _unpacked(message, self._wire)
         if self._settings.average:
             total /= ranks
@@ -67,6 +67,33 @@ class Float8Bucket:
 
         gathering = dist.all_gather(sums, own, group=group, async_op=True)
         gathering.get_future().add_done_callback(finish)
+
+
+class Float8Turns:
+    """The two steps of each bucket, in one order on all ranks.
+
+    A callback runs when a rank gets to it, so none calls a collective. The second step of a bucket is called when the
+    next one is about to begin, whatever it is, and that of the last one behind all first steps: until then a bucket is
+    under way while the backward pass goes on.
+    """
+
+    def __init__(self) -> None:
+        self._pending: Float8Bucket | None = None
+
+    def begin(self, buffer: Tensor, settings: Settings) -> Float8Bucket:
+        """Begins the first step of a bucket. :meth:`finish` was called before."""
+        self._pending = Float8Bucket(buffer, settings)
+        return self._pending
+
+    def finish(self) -> None:
+        """Calls the second step of the bucket that waits for it, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.add_and_gather()
+
+    def forget(self) -> None:
+        """Drops what a backward pass that raised has left."""
+        self._pending = None
 
 
 def _scale_of(values: Tensor, wire: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll.ddp.float8 import Float8Bucket
+from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
 
@@ -52,24 +52,27 @@ class FusedAllreduceState(GradientStatistics):
     ) -> None:
         super().__init__(process_group, gradient_norm)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
-        self._pending: Float8Bucket | None = None
-
-    def _finish_float8(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.add_and_gather()
+        self._float8 = Float8Turns()
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
     """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
     if bucket.index() == 0:
         state._forget()
-        state._pending = None
-    buffer, settings = bucket.buffer(), state.settings
+        state._float8.forget()
+    state._float8.finish()
+    future = _reduced(bucket.buffer(), state)
+    if bucket.is_last():
+        state._float8.finish()
+    return future
+
+
+def _reduced(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    settings = state.settings
     if buffer.layout != torch.strided:
         return _reduced_sparse(buffer, settings)
     if settings.wire_of(buffer.dtype) in FLOAT8:
-        return _reduced_in_float8(bucket, state)
+        return _reduced_in_float8(buffer, state)
     reduction = reduce_bucket([buffer], settings)
     if reduction.square is not None:
         state._squares.append(reduction.square)
@@ -92,16 +95,8 @@ def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
     return future.then(finish)
 
 
-def _reduced_in_float8(bucket: GradBucket, state: FusedAllreduceState) -> Future[Tensor]:
-    """The two steps of a bucket are called from here alone, never by a callback.
-
-    So all ranks call them in one order: the second one of a bucket before the first one of the next.
-    """
-    state._finish_float8()
-    state._pending = Float8Bucket(bucket.buffer(), state.settings)
-    if state._pending.square is not None:
-        state._squares.append(state._pending.square)
-    future = state._pending.future
-    if bucket.is_last():
-        state._finish_float8()
-    return future
+def _reduced_in_float8(buffer: Tensor, state: FusedAllreduceState) -> Future[Tensor]:
+    bucket = state._float8.begin(buffer, state.settings)
+    if bucket.square is not None:
+        state._squares.append(bucket.square)
+    return bucket.future

@@ -142,11 +142,21 @@ def reduce_bucket(tensors: Sequence[Tensor], settings: Settings) -> BucketReduct
 
 
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
-    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds."""
+    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds.
+
+    For a backend that has no average, or one which is a sum that is then divided, each rank divides before, as DDP
+    does: so a mean in 16 bits does not overflow on its way.
+    """
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
-    sent = tensor if wire is None else tensor.to(wire)
-    work = dist.all_reduce(sent, settings.op, group, async_op=True)
+    op, sent = settings.op, tensor
+    if settings.average and _sums_only(group, tensor.device):
+        op = dist.ReduceOp.SUM
+        factor = 1.0 / dist.get_world_size(group)
+        with torch.no_grad():
+            sent = tensor.mul_(factor) if wire is None else tensor * factor
+    sent = sent if wire is None else sent.to(wire)
+    work = dist.all_reduce(sent, op, group, async_op=True)
 
     def finish() -> None:
         if sent is not tensor:
@@ -155,6 +165,11 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             measure(tensor, group, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
+
+
+def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
+    backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
+    return backend.name() in ("gloo", "mpi")
 
 
 def _coalesced(
@@ -182,11 +197,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies a flat bucket to the tensors that it was made of."""
-    at = 0
-    for tensor in tensors:
-        tensor.copy_(used_here(flat)[at : at + tensor.numel()].view_as(tensor))
-        at += tensor.numel()
+    """Copies a flat bucket to the tensors that it was made of, by one launch on a device."""
+    parts = used_here(flat).split([tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(
+        list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+    )
 
 
 def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:

@@ -42,11 +42,15 @@ class FusedGradScaler(torch.amp.GradScaler):
         super().__init__(**options)
         self._statistics = statistics
         self._clipping: dict[int, Tensor] = {}
+        self._given: list[
+            tuple[torch.optim.Optimizer, Tensor]
+        ] = []  # fused ones, and their divisors
 
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Has the coming step clip the unscaled gradients to a norm of at most ``max_norm``.
 
-        To be called before :meth:`step`; after :meth:`unscale_` it scales the gradients at once.
+        To be called before :meth:`step`. After :meth:`unscale_` it scales the gradients at once, unless the optimizer
+        is fused.
 
         Returns:
             The norm of the unscaled gradients: float64 without dimensions.
@@ -69,6 +73,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         divisor = clip_divisor(norm, max_norm)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale = divisor  # type: ignore[attr-defined]  # step() multiplies it by the loss's
+            self._given.append((optimizer, divisor))
         elif self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED:
             torch._foreach_div_(_gradients(optimizer), divisor)
         else:
@@ -78,6 +83,10 @@ class FusedGradScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """As the base class; clipping that was asked for without a step is forgotten."""
         self._clipping.clear()
+        for optimizer, divisor in self._given:
+            if getattr(optimizer, "grad_scale", None) is divisor:  # its step would have taken it
+                del optimizer.grad_scale  # type: ignore[attr-defined]
+        self._given.clear()
         super().update(new_scale)
 
     def _unscale_grads_(

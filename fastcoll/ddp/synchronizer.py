@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from fastcoll.ddp.float8 import Float8Bucket
+from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes
 from fastcoll.ddp.statistics import GradientStatistics
@@ -76,7 +76,9 @@ class GradientSynchronizer(GradientStatistics):
         gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
         bucket_cap_mb: Size of a bucket in MiB.
         find_unused_parameters: Whether a parameter may get no gradient in a backward pass. One that has none on any
-            rank stays without.
+            rank stays without. A rank whose loss reaches no parameter at all takes part if it reaches the module's
+            outputs; without this argument such a rank begins no pass, and the others' ends with the group's timeout,
+            which names it.
         broadcast_buffers: Whether buffers are made equal to rank 0's before each forward pass in training mode.
 
     Raises:
@@ -120,6 +122,7 @@ class GradientSynchronizer(GradientStatistics):
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
         self._launched = 0
+        self._float8 = Float8Turns()
         self._under_way = False
         self._watched = False  # the end of the backward pass that is going on
         require_equal_shapes(self._names, process_group)
@@ -188,15 +191,18 @@ class GradientSynchronizer(GradientStatistics):
 
     def _end(self) -> None:
         """A backward pass that was watched is over."""
+        trains = any(parameter.requires_grad for parameter in self._order)
+        if self._finds_unused and trains and not self._under_way:
+            self._begin()  # while it is still watched: else a second end would be queued
         self._watched = False
+        if not self._under_way:
+            return
         if self._finds_unused:
-            if not self._under_way:
-                self._begin()
             self._finish_with_unused()
-        elif self._under_way:
-            if self._launched < len(self._buckets):
-                self._require_complete()
-            self._finish()
+            return
+        if self._launched < len(self._buckets):
+            self._require_complete()
+        self._finish()
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         """A gradient is ready."""
@@ -223,6 +229,7 @@ class GradientSynchronizer(GradientStatistics):
 
     def _begin(self) -> None:
         self._forget()
+        self._float8.forget()
         trained = [parameter for parameter in self._order if parameter.requires_grad]
         kinds = [(id(parameter), parameter.dtype, parameter.device) for parameter in trained]
         if kinds != self._cut_for:
@@ -266,11 +273,11 @@ class GradientSynchronizer(GradientStatistics):
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:
                 here.wait_stream(stream)
+        self._float8.finish()
         grads = [self._gradient_of(parameter) for parameter in bucket.parameters]
         if self.settings.wire_of(grads[0].dtype) in FLOAT8:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
-            float8 = Float8Bucket(flat, self.settings)
-            float8.add_and_gather()
+            float8 = self._float8.begin(flat, self.settings)
             bucket.reduction = BucketReduction(
                 float8, lambda: copy_back(flat, grads), float8.square
             )
@@ -290,6 +297,7 @@ class GradientSynchronizer(GradientStatistics):
         return grad
 
     def _finish(self) -> None:
+        self._float8.finish()
         for bucket in self._buckets:
             assert bucket.reduction is not None
             bucket.reduction.wait()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from fastcoll._group_backend import cpu_backend
-from fastcoll.fsdp.received import narrowed, sum_received
+from fastcoll.fsdp.received import sum_received
 from fastcoll.fsdp.staging import Staging
 
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter"]
@@ -125,7 +125,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
                 f"fastcoll.fsdp: expected a synchronous SUM or AVG with the wire dtype {wire} on {message.device}, "
                 f"got op {op}, async_op={async_op}. Leave out the wire dtype or set_gradient_divide_factor."
             )
-        sent = narrowed(message.view(-1), wire)
+        sent = message.view(-1).to(wire)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
         parts = received.view(dist.get_world_size(group), -1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["has_kernels", "narrowed", "sum_by_kernel", "sum_by_torch", "sum_received"]
+__all__ = ["has_kernels", "sum_by_kernel", "sum_by_torch", "sum_received"]
 
 _log = logging.getLogger("fastcoll.fsdp")
 
@@ -27,7 +27,7 @@ def has_kernels() -> bool:
         import fastcoll.kernels  # noqa: F401
     except Exception as error:  # no Triton, or one that does not work here
         _log.warning(
-            "fastcoll.fsdp: messages are cast and summed by torch, a pass for each rank: Triton cannot be imported "
+            "fastcoll.fsdp: messages are summed by torch, a pass for each rank: Triton cannot be imported "
             "(%s: %s). pip install 'fastcoll[triton]'",
             type(error).__name__,
             error,
@@ -67,15 +67,6 @@ def sum_by_kernel(parts: Tensor, output: Tensor, average: bool) -> None:
     plan(list(parts), output)
 
 
-def narrowed(message: Tensor, wire: torch.dtype) -> Tensor:
-    """Returns a flat message as it travels: by one launch, on a GPU."""
-    if not message.is_cuda or message.numel() == 0 or not has_kernels():
-        return message.to(wire)
-    sent = torch.empty_like(message, dtype=wire)
-    _flatten_plan(message.numel(), message.dtype, wire, message.device)([message], sent)
-    return sent
-
-
 @lru_cache(maxsize=256)
 def _reduce_plan(elements: int, ranks: int, wire, to, device, average) -> Any:  # type: ignore[no-untyped-def]
     from fastcoll.buckets import BucketLayout
@@ -83,11 +74,3 @@ def _reduce_plan(elements: int, ranks: int, wire, to, device, average) -> Any:  
 
     layout = BucketLayout([elements])
     return Reduce(layout, ranks, wire, to, device, "AVG" if average else "SUM")
-
-
-@lru_cache(maxsize=256)
-def _flatten_plan(elements: int, dtype, wire, device) -> Any:  # type: ignore[no-untyped-def]
-    from fastcoll.buckets import BucketLayout
-    from fastcoll.kernels import Flatten
-
-    return Flatten(BucketLayout([elements]), dtype, wire, device)

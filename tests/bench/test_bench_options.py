@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from fastcoll.bench.gradients import MODELS
-from fastcoll.bench.options import parse, parse_size, sizes
+from fastcoll.bench.options import parse, parse_size, size_text, sizes
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,21 @@ from fastcoll.bench.options import parse, parse_size, sizes
 )
 def test_size(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1 << 16, "64 KiB"),
+        (3 << 19, "1536 KiB"),
+        (1 << 20, "1 MiB"),
+        (2 << 30, "2 GiB"),
+    ],
+)
+def test_a_size_in_its_largest_unit(size: int, text: str) -> None:
+    assert size_text(size) == text
 
 
 @pytest.mark.parametrize("text", ["", "K", "4X", "-4", "four", "1e400", "nan"])

@@ -20,7 +20,9 @@ def test_ranges_and_lists():
     assert parse_sizes("0,1M") == [0, 1 << 20]
 
 
-@pytest.mark.parametrize("text", ["", "8..", "16..8", "0..8", "1", "8,x", "-8", "8..16..32"])
+@pytest.mark.parametrize(
+    "text", ["", "8..", "16..8", "0..8", "1", "8,x", "-8", "8..16..32", "1..8"]
+)
 def test_what_is_no_number_of_gpus_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="expected a"):
         parse_counts(text)

@@ -48,7 +48,6 @@ def test_by_hand(collective, ranks, size, algorithm, protocol, microseconds):
     size=st.integers(0, 1 << 34),
 )
 def test_a_ring_is_slower_with_more_bytes(collective, ranks, size):
-    # Not so the tree, whose correction jumps at powers of two.
     # Not so the tree, whose correction jumps from one power of two to the next.
     larger = found(collective, ranks, 2 * size + 1)["ring"][1]
     assert found(collective, ranks, size)["ring"][1] < larger

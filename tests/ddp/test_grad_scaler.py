@@ -93,6 +93,35 @@ def clips_what_was_unscaled():
         scaler.update()
 
 
+def forgets_what_no_step_took(name):
+    """A training step that was left out leaves no clipping to the next one."""
+    models = [network(torch.float), network(torch.float)]
+    scalers, optimizers = [], []
+    for model in models:
+        statistics = statistics_of(model, "synchronizer")[1]
+        scalers.append(FusedGradScaler(statistics, device="cpu", init_scale=256.0))
+        optimizers.append(OPTIMIZERS[name](model.parameters()))
+    # One asks to clip, then takes no step; the other never asks.
+    for number, clips in ((0, True), (1, False)):
+        for model, scaler, optimizer in zip(models, scalers, optimizers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, dist.get_rank(), number, torch.float)).backward()
+            if clips:
+                if model is models[0]:
+                    scaler.clip_grad_norm_(optimizer, 1e-3)
+                scaler.unscale_(torch.optim.SGD(model.parameters()))  # update() wants one
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+    for ours, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_clipping_without_a_step_is_forgotten(world, name):
+    world(2).run(forgets_what_no_step_took, name)
+
+
 def test_clipping_after_unscaling(world):
     world(2).run(clips_what_was_unscaled)
 

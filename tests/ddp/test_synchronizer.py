@@ -1,6 +1,7 @@
 """GradientSynchronizer: the training of DistributedDataParallel without its buckets and wrapper."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -166,6 +167,39 @@ def needs_a_fused_optimizer():
 
 def test_an_optimizer_that_cannot_clip_is_refused(world):
     world(1).run(needs_a_fused_optimizer)
+
+
+def gathers_beside_the_backward_pass():
+    """A bucket in 8 bits is under way until the next one is complete: nobody waits for it before."""
+    model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
+    GradientSynchronizer(model, wire_dtype=torch.float8_e4m3fn, **SMALL)
+    gathers, seen = [], []
+
+    def gather(*arguments, **options):
+        gathers.append(arguments)
+        return dist.all_gather(*arguments, **options)
+
+    hidden = torch.full((2, 20), 1.0 + dist.get_rank())
+    with mock.patch("fastcoll.ddp.float8.dist", mock.Mock(wraps=dist, all_gather=gather)):
+        for layer in model:
+            hidden = layer(hidden)
+            # Here the layers behind this one have their gradients.
+            hidden.register_hook(lambda _: seen.append(len(gathers)))
+        hidden.sum().backward()
+    assert seen == [0, 0, 1], seen
+    assert len(gathers) == 3
+    assert_replicated_gradients(model)
+
+
+def assert_replicated_gradients(model):
+    for parameter in model.parameters():
+        everywhere = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(everywhere, parameter.grad)
+        assert all(torch.equal(other, parameter.grad) for other in everywhere)
+
+
+def test_a_bucket_of_float8_overlaps_the_backward_pass(world):
+    world(2).run(gathers_beside_the_backward_pass)
 
 
 def accumulates():

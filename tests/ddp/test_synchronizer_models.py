@@ -76,6 +76,63 @@ def test_unused_parameters(world):
     world(2).run(unused)
 
 
+class WithInputs(nn.Module):
+    """Outputs that depend on the inputs, and on parameters only where asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs, through):
+        return (self.layer(inputs) if through else inputs * 2.0).sum()
+
+
+def reaches_no_parameter_here():
+    """On one rank the loss depends on the module's inputs alone; later on both."""
+    model, rank = WithInputs(), dist.get_rank()
+    synchronizer = GradientSynchronizer(
+        model, find_unused_parameters=True, gradient_norm=True, **SMALL
+    )
+    for step in range(4):
+        model.zero_grad()
+        inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
+        model(inputs, rank == step % 2).backward()
+        assert torch.equal(model.layer.weight.grad, torch.full((4, 4), 3 * (1.0 + step) / 2))
+        expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
+        torch.testing.assert_close(synchronizer.grad_norm(), expected)
+        assert inputs.grad is not None
+    model.zero_grad()
+    model(inputs, False).backward()
+    assert [p.grad for p in model.parameters()] == [None, None]
+
+
+def test_a_pass_that_reaches_no_parameter_of_a_rank(world):
+    world(2).run(reaches_no_parameter_here)
+
+
+def all_frozen():
+    """A generator's step through its discriminator; what is known of the step before stays."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    synchronizer = GradientSynchronizer(
+        model, find_unused_parameters=True, gradient_norm=True, **SMALL
+    )
+    for step in range(2):
+        model.zero_grad()
+        model(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
+        norm = synchronizer.grad_norm()
+        model.requires_grad_(False)
+        inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
+        model(inputs).sum().backward()
+        assert inputs.grad is not None
+        assert torch.equal(synchronizer.grad_norm(), norm)
+        model.requires_grad_(True)
+    assert norm > 0
+
+
+def test_a_pass_through_frozen_parameters(world):
+    world(2).run(all_frozen)
+
+
 def left_out():
     model = Branches()
     GradientSynchronizer(model)
@@ -217,13 +274,18 @@ def other_dtype():
     """Part of the module changes its dtype: buckets follow."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
-    model(torch.ones(2, 4)).sum().backward()
+    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
+    model(inputs).sum().backward()
     model.zero_grad()
     model[1].double()
-    model[1](model[0](torch.ones(2, 4)).double()).sum().backward()
-    total = model[1].bias.grad.clone()
-    dist.all_reduce(total)
-    assert torch.equal(total, 2 * model[1].bias.grad)
+    model[1](model[0](inputs).double()).sum().backward()
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    for rank in range(2):
+        inputs = torch.full((2, 4), 1.0 + rank)
+        (alone[1](alone[0](inputs).double()).sum() / 2).backward()
+    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad)
 
 
 def test_a_change_of_dtype(world):

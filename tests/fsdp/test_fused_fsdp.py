@@ -1,5 +1,6 @@
 """fastcoll.fsdp: FSDP2 through shared staging, with a wire dtype."""
 
+import random
 import sys
 
 import pytest
@@ -12,7 +13,8 @@ from training import loss_of, network, sgd, train, train_alone
 
 import fastcoll.fsdp
 from fastcoll.fsdp import FusedReduceScatter, received
-from fastcoll.fsdp.received import narrowed, sum_by_kernel, sum_by_torch
+from fastcoll.fsdp.received import sum_by_kernel, sum_by_torch
+from fastcoll.fsdp.staging import Staging
 
 STEPS = 5
 
@@ -126,6 +128,36 @@ def test_buffers_are_used_again(world):
     world(2).run(used_again)
 
 
+def kept_is_bounded():
+    """Sizes that no kept buffer serves, one behind the other, and then at random."""
+    staging, cpu = Staging(), torch.device("cpu")
+    kibibyte = 1 << 10
+
+    def kept():
+        return sum(buffer.memory.numel() for buffer in staging._buffers)
+
+    for size, count in ((100, 2), (49, 4), (24, 8)):
+        given = [staging.take([size * kibibyte], torch.uint8, cpu) for _ in range(count)]
+        assert len({t.data_ptr() for t in given}) == count
+        del given
+    assert kept() <= 2 * 200 * kibibyte
+    choose, given, most = random.Random(3), [], 200 * kibibyte
+    for step in range(400):
+        size = int(2 ** choose.uniform(0, 12)) * kibibyte
+        given.append((step % 251, staging.take([size], torch.uint8, cpu).fill_(step % 251)))
+        most = max(most, sum(tensor.numel() for _, tensor in given))
+        assert kept() <= 2 * most, step
+        while given and choose.random() < 0.6:
+            value, tensor = given.pop(choose.randrange(len(given)))
+            assert (tensor == value).all(), "memory in use was given out again"
+            del tensor
+    assert most > 200 * kibibyte
+
+
+def test_what_staging_keeps_is_bounded(world):
+    world(2).run(kept_is_bounded)
+
+
 def accumulates():
     ours, stock = sharded(network(torch.float)), sharded(network(torch.float))
     fastcoll.fsdp.apply(ours)
@@ -164,11 +196,6 @@ def test_the_sum_of_what_was_received_by_kernel_and_by_torch(wire, average) -> N
     sum_by_torch(parts.float(), by_torch, average)
     assert torch.equal(by_kernel, by_torch)
     sum_by_kernel(parts[:, :0], by_kernel[:0], average)
-
-
-def test_a_message_is_narrowed_as_torch_does() -> None:
-    message = torch.randn(1001)
-    assert torch.equal(narrowed(message, torch.bfloat16), message.bfloat16())
 
 
 def test_bad_arguments() -> None:

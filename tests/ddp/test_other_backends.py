@@ -1,0 +1,136 @@
+"""fastcoll.ddp over another backend: gloo."""
+
+import copy
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import assert_like, loss_of, network, train, train_alone
+
+from fastcoll.ddp import (
+    WIRE_DTYPES,
+    FusedAllreduceState,
+    GradientSynchronizer,
+    fused_allreduce_hook,
+)
+
+STEPS = 5
+
+
+def on_gloo(name, *arguments):
+    """Runs a function of this file with a group, which all that the function has made is gone before."""
+    group = dist.new_group(backend="gloo")
+    globals()[name](group, *arguments)
+    # DDP's part in C++ ends a group under Python's lock, for which gloo's threads may wait.
+    gc.collect()
+    dist.destroy_process_group(group)
+
+
+def hooked(model, group, **options):
+    ddp = DistributedDataParallel(model, process_group=group)
+    ddp.register_comm_hook(FusedAllreduceState(group, **options), fused_allreduce_hook)
+    return ddp
+
+
+def synchronized(model, group, **options):
+    GradientSynchronizer(model, group, bucket_cap_mb=0.0005, **options)
+    return model
+
+
+WAYS = {"hook": hooked, "synchronizer": synchronized}
+
+
+def like_stock(group, way, options):
+    """Every bit is that of stock DDP on gloo, which sums more than two ranks in an order that depends on the bucket."""
+    stock = DistributedDataParallel(network(torch.float), process_group=group)
+    ours = network(torch.float)
+    losses, expected = train(WAYS[way](ours, group, **options), STEPS), train(stock, STEPS)
+    if way == "hook" or dist.get_world_size() == 2:
+        assert losses == expected
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert_like(ours, stock, 1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("options", [{}, {"gradient_norm": True}], ids=str)
+def test_training_on_gloo_is_that_of_stock_ddp(world, way, options, size):
+    world(size).run(on_gloo, "like_stock", way, options)
+
+
+def learns(group, way, wire):
+    model = network()
+    train(WAYS[way](model, group, wire_dtype=wire), STEPS)
+    assert_like(model, train_alone(STEPS, dist.get_world_size()), 0.03)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("wire", WIRE_DTYPES, ids=str)
+def test_any_wire_on_gloo(world, way, wire):
+    world(3).run(on_gloo, "learns", way, wire)
+
+
+class Scaled(nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(5))
+
+    def forward(self, inputs):
+        return (self.weight * inputs).sum()
+
+
+def near_the_largest(group, way):
+    """The mean of numbers near float16's largest is finite: they are divided before they are added."""
+    model = Scaled()
+    trained = WAYS[way](model, group, wire_dtype=torch.float16)
+    trained(torch.full((5,), 60000.0)).backward()
+    assert torch.equal(model.weight.grad, torch.full((5,), 60000.0))
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_mean_in_float16_on_gloo_does_not_overflow(world, way):
+    world(2).run(on_gloo, "near_the_largest", way)
+
+
+def odd_layouts(group):
+    """Gradients that are not contiguous, empty, complex, and of several dtypes."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).to(
+        memory_format=torch.channels_last
+    )
+    model.empty = nn.Parameter(torch.zeros(0))
+    model.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    alone = copy.deepcopy(model)
+
+    def loss(model, rank):
+        hidden = model[1](model[0](torch.full((2, 3, 9, 9), 1.0 + rank))).mean((0, 2, 3))
+        return (hidden * model.turn).abs().sum() + model.empty.sum()
+
+    synchronized(model, group, gradient_norm=True)
+    loss(model, dist.get_rank()).backward()
+    for rank in range(2):
+        (loss(alone, rank) / 2).backward()
+    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad)
+
+
+def test_odd_gradients_on_gloo(world):
+    world(2).run(on_gloo, "odd_layouts")
+
+
+def sums(group):
+    model, stock = network(), DistributedDataParallel(network(), process_group=group)
+    for each in (hooked(model, group, average=False), stock):
+        loss_of(each, dist.get_rank(), 0).backward()
+    for ours, mean in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, mean.grad * dist.get_world_size())
+
+
+def test_the_sum_on_gloo(world):
+    world(3).run(on_gloo, "sums")
