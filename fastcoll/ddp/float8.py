@@ -82,6 +82,7 @@ class Float8Turns:
 
     def begin(self, buffer: Tensor, settings: Settings) -> Float8Bucket:
         """Begins the first step of a bucket. :meth:`finish` was called before."""
+        assert self._pending is None
         self._pending = Float8Bucket(buffer, settings)
         return self._pending
 

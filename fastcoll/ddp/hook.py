@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
@@ -53,10 +54,35 @@ class FusedAllreduceState(GradientStatistics):
         super().__init__(process_group, gradient_norm)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
         self._float8 = Float8Turns()
+        self._served = WeakTensorKeyDictionary()  # the module's parameters
+        self._knows_all = False
+
+    def _require_one_module(self, bucket: GradBucket) -> None:
+        """Checks that a bucket is of the module that was served before; after the first pass by its first bucket.
+
+        Raises:
+            RuntimeError: It is of another one that lives.
+        """
+        if self._knows_all and bucket.index() != 0:
+            return
+        parameters = bucket.parameters()
+        if bucket.index() == 0 and len(self._served) == 0:
+            self._knows_all = False  # none yet, or the module is gone
+        elif bucket.index() == 0 and not any(parameter in self._served for parameter in parameters):
+            rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+            raise RuntimeError(
+                f"fastcoll.FusedAllreduceState [rank {rank}/{size}]: expected the buckets of one DDP module, got one "
+                f"of another, whose first parameter has the shape {tuple(parameters[0].shape)}. A state for each "
+                "module: make one more."
+            )
+        if not self._knows_all:
+            self._served.update(dict.fromkeys(parameters))
+            self._knows_all = bucket.is_last()
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
     """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
+    state._require_one_module(bucket)
     if bucket.index() == 0:
         state._forget()
         state._float8.forget()

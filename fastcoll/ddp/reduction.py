@@ -198,7 +198,7 @@ def _real(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies a flat bucket to the tensors that it was made of, by one launch on a device."""
-    parts = used_here(flat).split([tensor.numel() for tensor in tensors])
+    parts = used_here(flat).split_with_sizes([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(
         list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
     )

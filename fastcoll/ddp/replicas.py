@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-__all__ = ["broadcast_from_first", "require_equal_shapes"]
+__all__ = ["broadcast_from_first", "require_equal_shapes", "require_trainable"]
 
 _MESSAGE = 250 << 20
 """Bytes."""
@@ -57,6 +57,28 @@ def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup 
             f"fastcoll.GradientSynchronizer [rank {dist.get_rank(group)}/{len(everywhere)}]: expected the same "
             f"parameters on all ranks, got {first[0]} on rank 0 and {first[1]} on rank {rank}. Build the same model."
         )
+
+
+def require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Checks what needs no other rank: the group, and that the module has parameters with data, and no wrapper.
+
+    Raises:
+        ValueError: One of these does not hold.
+    """
+    given: object = group  # torch has a number for ranks that are in no group
+    problem = ""
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        problem = (
+            "a group that this rank is in, got one without it. Make it on the group's ranks only"
+        )
+    elif isinstance(module, nn.parallel.DistributedDataParallel):
+        problem = "a module, got DistributedDataParallel. Pass its .module, or use its hook"
+    elif not any(True for _ in module.parameters()):
+        problem = f"a module with parameters, got {type(module).__name__} without"
+    elif any(isinstance(p, nn.UninitializedParameter) or p.is_meta for p in module.parameters()):
+        problem = "parameters with data, got some on device meta or lazy ones. Materialise them"
+    if problem:
+        raise ValueError(f"fastcoll.GradientSynchronizer: expected {problem}.")
 
 
 def _described(names: Mapping[nn.Parameter, str]) -> Iterable[str]:

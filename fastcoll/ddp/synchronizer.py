@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
-from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes
+from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["GradientSynchronizer"]
@@ -62,10 +62,11 @@ class GradientSynchronizer(GradientStatistics):
 
     The module is used as it is, without a wrapper, and keeps this object alive. When ``backward()`` returns, the
     gradients are reduced, on a device for the stream under which it was called. Parameters may be frozen and unfrozen
-    between passes, on all ranks alike. A copy of the module (``copy.deepcopy``, ``torch.save``) has no synchronizer.
-    Uneven inputs (``join``) need DistributedDataParallel with :func:`fastcoll.ddp.fused_allreduce_hook`;
-    ``torch.compile(fullgraph=True)`` takes no module with hooks. With reentrant checkpoints call the module itself,
-    and not its parts alone, so that the end of the whole backward pass is known.
+    between passes, on all ranks alike, but not replaced by others. A copy of the module (``copy.deepcopy``,
+    ``torch.save``) has no synchronizer. Uneven inputs (``join``) need DistributedDataParallel with
+    :func:`fastcoll.ddp.fused_allreduce_hook`; ``torch.compile(fullgraph=True)`` takes no module with hooks. With
+    reentrant checkpoints call the module itself, and not its parts alone, so that the end of the whole backward pass
+    is known.
 
     Args:
         module: Its parameters are made equal to rank 0's.
@@ -104,7 +105,7 @@ class GradientSynchronizer(GradientStatistics):
             raise ValueError(
                 f"fastcoll.GradientSynchronizer: expected bucket_cap_mb above 0, got {bucket_cap_mb}"
             )
-        _require_trainable(module, process_group)
+        require_trainable(module, process_group)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
         self.module = module
         self._cap = int(bucket_cap_mb * 2**20)
@@ -113,6 +114,12 @@ class GradientSynchronizer(GradientStatistics):
         self._enabled = True
         self._lock = threading.Lock()  # a backward pass has a thread for each device
         self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._places = [
+            (part._parameters, name, parameter)
+            for part in module.modules()
+            for name, parameter in part._parameters.items()
+            if parameter is not None
+        ]
         self._order = list(
             reversed(self._names)
         )  # in which gradients become ready, as far as known
@@ -172,6 +179,8 @@ class GradientSynchronizer(GradientStatistics):
     def _before_forward(self, arguments: object) -> None:
         self._require_complete()
         self._watched = False  # a pass that raised has no end
+        if torch.is_grad_enabled():
+            self._require_same_parameters()
         self._hook_trained()
         if self._broadcasts and self._enabled and self.module.training and torch.is_grad_enabled():
             broadcast_from_first(list(self.module.buffers()), self.process_group)
@@ -340,6 +349,23 @@ class GradientSynchronizer(GradientStatistics):
         rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         return f"fastcoll.GradientSynchronizer [rank {rank}/{size}]"
 
+    def _require_same_parameters(self) -> None:
+        """Checks that no other parameters stand in the places of those that are reduced.
+
+        Raises:
+            RuntimeError: There is one, whose gradient nobody would reduce.
+        """
+        for parameters, place, known in self._places:
+            found = parameters.get(place)
+            if found is known or not isinstance(found, nn.Parameter):
+                continue  # what is no parameter is a value for this call, as torch.func gives
+            if found.requires_grad and found not in self._names:
+                raise RuntimeError(
+                    f"{self._name()}: expected the parameters that it was made with, got another one as "
+                    f"{self._names[known]}, as load_state_dict(assign=True) puts there. Load without assign; or call "
+                    "remove(), make another GradientSynchronizer, and another optimizer, which has the old ones too."
+                )
+
     def _require_complete(self) -> None:
         """Checks that no bucket waits for a gradient.
 
@@ -356,20 +382,3 @@ class GradientSynchronizer(GradientStatistics):
             f"{names or 'what follows an error in it'}. Pass find_unused_parameters=True, freeze the parameters that "
             "no loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
         )
-
-
-def _require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
-    given: object = group  # torch has a number for ranks that are in no group
-    problem = ""
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
-        problem = (
-            "a group that this rank is in, got one without it. Make it on the group's ranks only"
-        )
-    elif isinstance(module, nn.parallel.DistributedDataParallel):
-        problem = "a module, got DistributedDataParallel. Pass its .module, or use its hook"
-    elif not any(True for _ in module.parameters()):
-        problem = f"a module with parameters, got {type(module).__name__} without"
-    elif any(isinstance(p, nn.UninitializedParameter) or p.is_meta for p in module.parameters()):
-        problem = "parameters with data, got some on device meta or lazy ones. Materialise them"
-    if problem:
-        raise ValueError(f"fastcoll.GradientSynchronizer: expected {problem}.")

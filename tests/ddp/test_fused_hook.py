@@ -347,6 +347,9 @@ class Bucket:
     def buffer(self):
         return self._buffer
 
+    def parameters(self):
+        return [self]
+
 
 def wide_behind_float8():
     """A last bucket that has no narrower wire."""
@@ -365,3 +368,45 @@ def wide_behind_float8():
 
 def test_a_last_bucket_without_a_wire_behind_one_of_float8(world):
     world(2).run(wide_behind_float8, deadline=20)
+
+
+def a_state_of_two(together):
+    state = FusedAllreduceState(gradient_norm=True)
+    one, other = hooked(state, bucket_cap_mb=0.001), hooked(state, bucket_cap_mb=0.001)
+    for step in range(0 if together else 2):
+        loss_of(one, dist.get_rank(), step).backward()
+    loss = loss_of(other, dist.get_rank(), 0)
+    if together:
+        loss = loss + loss_of(one, dist.get_rank(), 0)
+    with pytest.raises(
+        RuntimeError, match="expected the buckets of one DDP module, got one of another"
+    ):
+        loss.backward()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_state_serves_one_module(world, together):
+    world(2).run(a_state_of_two, together, fresh=True)
+
+
+def one_module_after_the_other():
+    """The same module wrapped again, and another one when the first is gone."""
+    state = FusedAllreduceState(gradient_norm=True)
+    model = network()
+    for step in range(2):
+        ddp = hooked(state, model, bucket_cap_mb=0.001)
+        for _ in range(2):
+            loss_of(ddp, dist.get_rank(), step).backward()
+        assert state.grad_norm() > 0
+    del model, ddp
+    gc.collect()
+    for _ in range(2):
+        ddp = hooked(state, bucket_cap_mb=0.001)
+        for step in range(3):
+            loss_of(ddp, dist.get_rank(), step).backward()
+        del ddp
+        gc.collect()
+
+
+def test_a_state_goes_on_with_another_wrapper(world):
+    world(2).run(one_module_after_the_other)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 from training import assert_replicated, loss_of, network, sgd
 
@@ -87,17 +88,18 @@ class WithInputs(nn.Module):
         return (self.layer(inputs) if through else inputs * 2.0).sum()
 
 
-def reaches_no_parameter_here():
+def reaches_no_parameter_here(wire):
     """On one rank the loss depends on the module's inputs alone; later on both."""
     model, rank = WithInputs(), dist.get_rank()
     synchronizer = GradientSynchronizer(
-        model, find_unused_parameters=True, gradient_norm=True, **SMALL
+        model, wire_dtype=wire, find_unused_parameters=True, gradient_norm=True, **SMALL
     )
     for step in range(4):
         model.zero_grad()
         inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
         model(inputs, rank == step % 2).backward()
-        assert torch.equal(model.layer.weight.grad, torch.full((4, 4), 3 * (1.0 + step) / 2))
+        mean = torch.full((4, 4), 3 * (1.0 + step) / 2)
+        torch.testing.assert_close(model.layer.weight.grad, mean, rtol=1e-6, atol=0.0)
         expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
         torch.testing.assert_close(synchronizer.grad_norm(), expected)
         assert inputs.grad is not None
@@ -106,8 +108,9 @@ def reaches_no_parameter_here():
     assert [p.grad for p in model.parameters()] == [None, None]
 
 
-def test_a_pass_that_reaches_no_parameter_of_a_rank(world):
-    world(2).run(reaches_no_parameter_here)
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_pass_that_reaches_no_parameter_of_a_rank(world, wire):
+    world(2).run(reaches_no_parameter_here, wire)
 
 
 def all_frozen():
@@ -268,6 +271,59 @@ def frozen_first():
 
 def test_parameters_frozen_from_the_start(world):
     world(2).run(frozen_first)
+
+
+def loads_with_assign(part):
+    """Other parameters in the place of those that are reduced: no gradient may stay unreduced in silence."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    synchronizer = GradientSynchronizer(model)
+    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
+    model(inputs).sum().backward()
+    loaded = model if part == "whole" else model[1]
+    state = {name: torch.full_like(value, 0.5) for name, value in loaded.state_dict().items()}
+    loaded.load_state_dict(state)
+    model(inputs).sum().backward()
+    loaded.load_state_dict(state, assign=True)
+    with torch.no_grad():
+        model(inputs)
+    with pytest.raises(
+        RuntimeError, match=r"got another one as [01]\.weight.*load_state_dict\(assign=True\)"
+    ):
+        model(inputs)
+    synchronizer.remove()
+    GradientSynchronizer(model)
+    model.zero_grad()
+    model(inputs).square().sum().backward()
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    for rank in range(2):
+        (alone(torch.full((2, 4), 1.0 + rank)).square().sum() / 2).backward()
+    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, expected.grad)
+
+
+@pytest.mark.parametrize("part", ["whole", "part"])
+def test_parameters_that_were_replaced(world, part):
+    world(2).run(loads_with_assign, part)
+
+
+def called_with_others():
+    """torch.func's values for a call are nobody's parameters, and pruned ones have another name."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    GradientSynchronizer(model)
+    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
+    values = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+    torch.func.functional_call(model, values, inputs).sum().backward()
+    assert values["0.weight"].grad is not None and model[0].weight.grad is None
+    prune.identity(model[0], "weight")
+    model(inputs).sum().backward()
+    reduced = model[0].weight_orig.grad.clone()
+    dist.all_reduce(reduced)
+    assert torch.equal(reduced, 2 * model[0].weight_orig.grad)
+
+
+def test_values_for_a_call_and_pruning(world):
+    world(2).run(called_with_others)
 
 
 def other_dtype():
