@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fastcoll.bench.attachments import Attached
 from fastcoll.bench.gradients import EmulatedModel
 from fastcoll.bench.step_clock import Observed, StepClock
 from fastcoll.bench.step_paths import StepPath, blocks_of, local_gradient
 from fastcoll.bench.timing import summarise
-from fastcoll.bench.traffic_paths import Attached
 
 __all__ = ["Candidate", "Chain", "Measurement", "Settings", "Shape", "measure_copy"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,27 +11,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
 import fastcoll.fsdp
-from fastcoll.bench.gradients import EmulatedModel
-from fastcoll.bench.traffic_paths import Attached
-from fastcoll.cuda.algorithms import Call, Topology
-from fastcoll.cuda.selector import DEFAULT, fuses
-from fastcoll.ddp import (
-    FusedAllreduceState,
-    FusedGradScaler,
-    GradientSynchronizer,
-    fused_allreduce_hook,
+from fastcoll.bench.attachments import (
+    NEVER,
+    STOCK,
+    STOCK_WAYS,
+    Attached,
+    FusedOptimizer,
+    clipped_in_step,
+    hooked,
+    scale_made,
+    synchronized,
 )
+from fastcoll.bench.gradients import EmulatedModel
+from fastcoll.cuda.algorithms import Call, Topology
+from fastcoll.cuda.selector import fuses
+from fastcoll.cuda.thresholds import DEFAULT
+from fastcoll.ddp import FusedGradScaler, GradientSynchronizer
 
 __all__ = [
     "ALONE",
-    "STOCK",
     "Groups",
     "StepPath",
     "blocks_of",
@@ -42,9 +44,18 @@ __all__ = [
 ]
 
 ALONE = "no data parallelism"
-STOCK = "stock DDP"
 _BF16 = torch.bfloat16
-_NEVER = 1e30  # a norm to clip to: the factor is 1, and the work is done
+
+_STOCK_PASSES = {
+    STOCK: 4,
+    f"{STOCK}, bucket views": 2,
+    f"{STOCK}, batched_grad_copy": 6,
+    f"{STOCK}, batched_grad_copy, bucket views": 4,
+    "bf16_compress_hook": 8,
+    "bf16_compress_hook, bucket views": 6,
+    f"{STOCK}, bucket views; clip_grad_norm_": 5,
+    f"{STOCK}, bucket views; AMP's unscale_ and clip_grad_norm_": 7,
+}
 
 Shape = tuple[int, ...]
 
@@ -127,29 +138,20 @@ def step_paths(
         shapes: Of the parameters.
         buckets: How a GradientSynchronizer cuts them.
     """
-    stock = partial(_ddp, groups.stock)
-    hook = partial(_hooked, groups.fastcoll)
+    hook = partial(hooked, group=groups.fastcoll)
     lists, whole = in_lists(buckets), in_lists([shapes])
     views: dict[str, Any] = {"gradient_as_bucket_view": True}
     kept, chain = f"{ALONE}, gradients kept", f"{ALONE}, in blocks"
-    synchronizer = partial(_synchronized, groups.several)
-    paths = [
+    synchronizer = partial(synchronized, group=groups.several)
+    stock = (
+        StepPath(name, partial(attach, group=groups.stock), _STOCK_PASSES[name])
+        for name, attach in STOCK_WAYS.items()
+    )
+    return [
         StepPath(ALONE, Attached),
         StepPath(kept, Attached, kept=True, base=kept),
         StepPath(chain, Attached, base=chain, blocks=True),
-        StepPath(STOCK, stock, 4),
-        StepPath(f"{STOCK}, bucket views", partial(stock, **views), 2),
-        *_batched(stock),
-        StepPath("bf16_compress_hook", partial(_bf16_compress, groups.stock), 8),
-        StepPath(
-            "bf16_compress_hook, bucket views", partial(_bf16_compress, groups.stock, **views), 6
-        ),
-        StepPath(f"{STOCK}, bucket views; clip_grad_norm_", partial(_clipped, groups.stock), 5),
-        StepPath(
-            f"{STOCK}, bucket views; AMP's unscale_ and clip_grad_norm_",
-            partial(_unscaled_and_clipped, groups.stock, device),
-            7,
-        ),
+        *stock,
         StepPath("fused hook", hook, 4),
         StepPath("fused hook, bucket views", partial(hook, **views), 2),
         StepPath(
@@ -163,17 +165,17 @@ def step_paths(
         StepPath("fused hook, bf16 wire, bucket views", partial(hook, wire=_BF16, **views), 5),
         StepPath("GradientSynchronizer", synchronizer, lists),
         StepPath(
-            "GradientSynchronizer, as at one rank", partial(_synchronized, groups.fastcoll), 0
+            "GradientSynchronizer, as at one rank", partial(synchronized, group=groups.fastcoll), 0
         ),
         StepPath("GradientSynchronizer, bf16 wire", partial(synchronizer, wire_dtype=_BF16), 3),
         StepPath(
             "GradientSynchronizer; norm, clip_in_step",
-            partial(_clipped_in_step, groups.several),
+            partial(clipped_in_step, group=groups.several),
             lists + 1,
         ),
         StepPath(
             "GradientSynchronizer; AMP's unscaling and clipping in the step",
-            partial(_unscaled_in_step, groups.several, device),
+            partial(_unscaled_in_step, groups.several),
             lists + 1,
         ),
         StepPath("all_reduce_coalesced of all", partial(_coalesced, groups.several), whole),
@@ -193,98 +195,17 @@ def step_paths(
             blocks=True,
         ),
     ]
-    return paths
 
 
-def _batched(stock: Callable[..., Attached]) -> list[StepPath]:
-    if "batched_grad_copy" not in inspect.signature(DistributedDataParallel).parameters:
-        return []
-    name = f"{STOCK}, batched_grad_copy"
-    return [
-        StepPath(name, partial(stock, batched_grad_copy=True), 6),
-        StepPath(
-            f"{name}, bucket views",
-            partial(stock, batched_grad_copy=True, gradient_as_bucket_view=True),
-            4,
-        ),
-    ]
-
-
-def _ddp(group: dist.ProcessGroup, model: nn.Module, **options: Any) -> Attached:
-    return Attached(DistributedDataParallel(model, process_group=group, **options))
-
-
-def _bf16_compress(group: dist.ProcessGroup, model: nn.Module, **options: Any) -> Attached:
-    attached = _ddp(group, model, **options)
-    # By another name, for DDP refuses the hook itself on CPU tensors.
-    attached.module.register_comm_hook(  # type: ignore[operator]
-        group, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
-    )
-    return attached
-
-
-def _hooked(
-    group: dist.ProcessGroup, model: nn.Module, wire: torch.dtype | None = None, **options: Any
-) -> Attached:
-    attached = _ddp(group, model, **options)
-    state = FusedAllreduceState(group, wire_dtype=wire)
-    attached.module.register_comm_hook(state, fused_allreduce_hook)  # type: ignore[operator]
-    return attached
-
-
-def _clipped(group: dist.ProcessGroup, model: nn.Module) -> Attached:
-    ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-    return Attached(ddp, lambda: nn.utils.clip_grad_norm_(model.parameters(), _NEVER))
-
-
-def _scaled(scaler: torch.amp.GradScaler, device: torch.device) -> None:
-    """Has a scaler make its scale, as its first loss would."""
-    scaler.scale(torch.ones(1, device=device))
-
-
-def _unscaled_and_clipped(
-    group: dist.ProcessGroup, device: torch.device, model: nn.Module
-) -> Attached:
-    ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
-    scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=1 << 30)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    _scaled(scaler, device)
-
-    def after() -> None:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), _NEVER)
-        scaler.update()
-
-    return Attached(ddp, after)
-
-
-def _synchronized(group: dist.ProcessGroup, model: nn.Module, **options: Any) -> Attached:
-    GradientSynchronizer(model, group, **options)
-    return Attached(model)
-
-
-def _clipped_in_step(group: dist.ProcessGroup, model: nn.Module) -> Attached:
-    synchronizer = GradientSynchronizer(model, group, gradient_norm=True)
-    optimizer = _FusedOptimizer(model)
-    return Attached(model, lambda: synchronizer.clip_in_step(optimizer, _NEVER))
-
-
-def _unscaled_in_step(group: dist.ProcessGroup, device: torch.device, model: nn.Module) -> Attached:
+def _unscaled_in_step(group: dist.ProcessGroup, model: nn.Module) -> Attached:
+    device = next(model.parameters()).device
     synchronizer = GradientSynchronizer(model, group, gradient_norm=True)
     scaler = FusedGradScaler(
         synchronizer, device=device.type, init_scale=1.0, growth_interval=1 << 30
     )
-    optimizer = _FusedOptimizer(model)
-    _scaled(scaler, device)
-    return Attached(model, lambda: scaler.clip_grad_norm_(optimizer, _NEVER))
-
-
-class _FusedOptimizer(torch.optim.SGD):
-    """Takes the scale as a fused one does; its step, which is no part of what is timed, is never called."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model.parameters(), lr=0.0)
-        self._step_supports_amp_scaling = True
+    optimizer = FusedOptimizer(model)
+    scale_made(scaler, device)
+    return Attached(model, lambda: scaler.clip_grad_norm_(optimizer, NEVER))
 
 
 def _coalesced(

@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from fastcoll.bench.attachments import STOCK
 from fastcoll.bench.step_measurement import Candidate
-from fastcoll.bench.step_paths import STOCK
 from fastcoll.bench.timing import summarise
 
 __all__ = ["HOST_TARGET", "add_ratios", "print_table", "row_of"]
@@ -43,17 +43,26 @@ def row_of(
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """Adds to each row what it adds over what stock DDP adds, where that is above the noise."""
-    stock = next((row for row in rows if row["name"] == STOCK), None)
-    if stock is None:
+    """Adds to each row what it adds over what stock DDP adds, where that is above the noise.
+
+    It is where the lower quartile of stock DDP's times lies above the upper quartile of its base's.
+    """
+    named = {row["name"]: row for row in rows}
+    stock = named.get(STOCK)
+    base = None if stock is None else named.get(stock["base"])
+    if stock is None or base is None:
         return
-    most = dict(stock["added"])
+    told = [
+        kind
+        for kind in ("host", "device")
+        if stock["time"][kind]["lower"] > base["time"][kind]["upper"]
+    ]
+    most = stock["added"]
     for row in rows:
         if row["name"] == row["base"]:
             continue
-        for kind in ("host", "device"):
-            if most[kind] > 0:
-                row[f"of_stock_{kind}"] = row["added"][kind] / most[kind]
+        for kind in told:
+            row[f"of_stock_{kind}"] = row["added"][kind] / most[kind]
         if "of_stock_host" in row:
             row["meets_host_target"] = row["of_stock_host"] <= HOST_TARGET
 

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastcoll.bench.attachments import Attached
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.immediate_group import immediate_group
 from fastcoll.bench.machine import describe_run
-from fastcoll.bench.traffic_paths import GRADIENT_PATHS, Attached, GradientPath
+from fastcoll.bench.traffic_paths import GRADIENT_PATHS, GradientPath
 
 __all__ = ["Counted", "Traffic", "count", "main"]
 

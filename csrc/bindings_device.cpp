@@ -5,6 +5,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "device/capture.hpp"
 #include "device/communicators.hpp"
 #include "process_group.hpp"
 
@@ -157,6 +158,7 @@ void bindDevice(py::module_& m) {
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
+  m.def("leave_captures_alone", &leaveCapturesAlone);
   m.attr("COLLECTIVES") =
       names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
   m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);

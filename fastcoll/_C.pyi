@@ -17,6 +17,7 @@ __all__ = [
     "Tuning",
     "build_info",
     "groups",
+    "leave_captures_alone",
     "reduce_isa",
     "set_device_factory",
     "set_gloo_factory",
@@ -199,6 +200,9 @@ def build_info() -> dict[str, str]:
 
 def groups() -> list[dict[str, Any]]:
     """Returns name, rank, size, transport and reason of each live group of this process."""
+
+def leave_captures_alone() -> None:
+    """Lets this thread ask the device without ending what other threads capture into CUDA graphs."""
 
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""

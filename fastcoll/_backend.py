@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from fastcoll import tuning
@@ -54,13 +53,9 @@ def create_device_engine(
 
     return CudaEngine(
         *(store, group, rank, size, timeout, device_type),
-        thresholds=tuning.load().thresholds_on(_name_of(device_type)),
+        thresholds_on=tuning.load().thresholds_on,
         algorithm=Env.read().algo,
     )
-
-
-def _name_of(device_type: str) -> str:
-    return torch.cuda.get_device_name() if device_type == "cuda" else device_type
 
 
 def create(

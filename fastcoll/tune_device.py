@@ -26,9 +26,9 @@ from fastcoll.coalesced import all_reduce_coalesced
 from fastcoll.cuda.algorithms import ALGORITHMS, Call
 from fastcoll.cuda.call_options import call_options
 from fastcoll.cuda.engine import engine_of
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
-__all__ = ["COUNTS", "LIST_SIZES", "SIZES", "limits", "list_limits", "measure_device", "name_of"]
+__all__ = ["COUNTS", "LIST_SIZES", "SIZES", "limits", "list_limits", "measure_device"]
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = tuple(4 * KIB << step for step in range(16))
@@ -89,11 +89,6 @@ def list_limits(counts: Times, sizes: Times) -> tuple[int, int]:
     return least, most
 
 
-def name_of(device: torch.device) -> str:
-    """Returns the device's name, for which a section of the table counts."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def measure_device(
     control: Control,
     plan: Plan,
@@ -151,7 +146,7 @@ def measure_device(
     if topology.kernels:
         table = Thresholds(one_shot, two_shot, ring, *list_limits(by_count, by_list_size))
     return {
-        "name": name_of(device),
+        "name": device_name(device),
         "ranks": topology.ranks,
         "without peers": topology.reason,
         "table": asdict(table),

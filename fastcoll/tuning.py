@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
@@ -102,26 +102,29 @@ def parse(text: str, source: Path) -> Loaded:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             raise ValueError(f"{source}: expected {name} to be a number of bytes, got {value!r}")
         setattr(table, name, value)
-    section = record.get("device")
-    name = str(section.get("name", "")) if isinstance(section, dict) else ""
-    return Loaded(table, source, str(machine), _parse_device(section, source), name)
+    return Loaded(table, source, str(machine), *_parse_device(record.get("device"), source))
 
 
-def _parse_device(section: Any, source: Path) -> Thresholds:
-    """Reads the section on devices: {"device": name of the GPU, "ranks": n, "table": {...}}, or None.
+def _parse_device(section: Any, source: Path) -> tuple[Thresholds, str]:
+    """Reads the section on devices: {"name": of the GPU, "table": {...}} and what else was noted; or None.
+
+    Returns:
+        The table and the name; estimates and "" of None.
 
     Raises:
         ValueError: It is not one.
     """
     if section is None:
-        return DEFAULT
+        return DEFAULT, ""
     try:
-        values = dict(section["table"])
+        values, device = dict(section["table"]), section["name"]
     except (KeyError, TypeError, ValueError):
+        device = None
+    if not isinstance(device, str) or not device:
         raise ValueError(
-            f"{source}: expected the section on devices to have a table, got {section!r}. Write it anew with "
-            "`python -m fastcoll.tune --device cuda`."
-        ) from None
+            f"{source}: expected the section on devices to have a name, of the devices, and a table, got {section!r}. "
+            "Write it anew with `python -m fastcoll.tune --device cuda`."
+        )
     if wrong := sorted(set(values) ^ set(Thresholds.names())):
         raise ValueError(
             f"{source}: expected a table on devices of {', '.join(Thresholds.names())}; missing or unknown: "
@@ -130,7 +133,7 @@ def _parse_device(section: Any, source: Path) -> Thresholds:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             raise ValueError(f"{source}: expected {name} of devices to be a number, got {value!r}")
-    return Thresholds(**values)
+    return Thresholds(**values), device
 
 
 @functools.cache

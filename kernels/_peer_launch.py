@@ -39,12 +39,13 @@ INTEGERS = [
     *("source", "out", "peers", "messages", "rank", "world", "channels"),
     *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
     *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
+    *("block_map", "sizes", "blocks", "buckets", "bucket_row", "output_row", "shares"),
     "aligned",
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
 _INT32 = frozenset(
-    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "aligned"}
+    {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "shares", "aligned"}
 )
 WARPS = 8
 REGISTERS = 128

@@ -33,14 +33,16 @@ from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import launcher
-from fastcoll.kernels._peer_checks import Registered, expect
+from fastcoll.kernels._peer_checks import PAIRS, Registered, expect
 from fastcoll.kernels._peer_launch import (
+    INTEGERS,
     WARPS,
     PreparedCollective,
     block_of,
     channels_for,
     compiler_options,
     double_bits,
+    signature_of,
 )
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
 from fastcoll.kernels._sides import Scattered, require_apart
@@ -49,19 +51,8 @@ from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["BucketAllReduce", "bucket_kernel", "configurations"]
 
-_PAIRS = (
-    *((dtype, dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64)),
-    (torch.bfloat16, torch.float32),
-    (torch.float16, torch.float32),
-)
 _PIECE = 8192
 """Elements of a block of the bucket."""
-
-_INTEGERS = [
-    *("block_map", "sizes", "blocks", "peers", "buckets", "bucket_row", "output_row", "rank"),
-    *("world", "channels", "op", "scale", "divisor", "spins", "shares"),
-]
-_INT32 = frozenset({"rank", "world", "channels", "op", "divisor", "shares"})
 
 
 @triton.jit
@@ -78,7 +69,7 @@ def _place(
     return offset, tl.load(addressed(output_row, tl.int64) + tensor) + start * item, length
 
 
-@triton.jit(do_not_specialize=_INTEGERS)
+@triton.jit(do_not_specialize=INTEGERS)
 def bucket_kernel(
     block_map, sizes, blocks, peers, buckets, bucket_row, output_row, rank, world, channels,
     op, scale, divisor, spins, shares,
@@ -146,11 +137,7 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
     return Configuration(
         name=f"bucket_all_reduce {types}",
         kernel=bucket_kernel,
-        signature={
-            name: "i32" if name in _INT32 else "i64"
-            for name in bucket_kernel.arg_names
-            if not name.isupper()
-        },
+        signature=signature_of(bucket_kernel),
         constexprs={
             "WIRE": ELEMENT[wire],
             "OUTPUT": ELEMENT[output],
@@ -165,7 +152,7 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
 
 def configurations() -> Iterator[Configuration]:
     """Yields all that :class:`BucketAllReduce` can launch."""
-    for wire, output in _PAIRS:
+    for output, wire in PAIRS:
         yield _configuration(wire, output)
 
 
@@ -192,8 +179,8 @@ class BucketAllReduce:
         peers: PeerBuffers,
         buckets: Registered,
     ) -> None:
-        if (wire_dtype, dtype) not in _PAIRS:
-            known = "; ".join(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in _PAIRS)
+        if (dtype, wire_dtype) not in PAIRS:
+            known = "; ".join(f"{dtype_name(wire)} -> {dtype_name(out)}" for out, wire in PAIRS)
             raise TypeError(
                 f"fastcoll.kernels.BucketAllReduce: expected one of {known}, got {dtype_name(wire_dtype)} -> "
                 f"{dtype_name(dtype)}. Convert the tensors, or use another wire dtype."

@@ -21,7 +21,8 @@ class SharedFiles:
     """A mapper, as fastcoll.cuda.mapping has it.
 
     Attributes:
-        refuses: Steps that fail on this rank: "allocate", "map"; or "missing".
+        refuses: Steps that fail on this rank: "allocate", "map"; "hangs": the mapping, too late; or "missing".
+        hangs_for: Seconds.
         on_host: What ranks have in common that share a host.
         identity: Of this rank's device; "" where ranks may share one.
         shared: The same where ranks do share one, and NCCL would refuse them.
@@ -30,6 +31,7 @@ class SharedFiles:
     def __init__(self) -> None:
         self.polls_per_second = 100_000
         self.refuses: set[str] = set()
+        self.hangs_for = 3.0
         self.on_host = "one host"
         self.identity = ""
         self.shared = ""
@@ -64,7 +66,7 @@ class SharedFiles:
         if "hangs" in self.refuses:
             store.set(f"file/{member.rank}", memory.path)
             store.add("mapped", 1)
-            time.sleep(3)
+            time.sleep(self.hangs_for)
             raise RuntimeError("too late for anybody")
         store.set(f"file/{member.rank}", memory.path)
         keys = [f"file/{rank}" for rank in range(member.size)]

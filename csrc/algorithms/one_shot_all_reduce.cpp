@@ -25,9 +25,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   }
   reducer.measureNothing();
   const std::uint8_t* result = reducer.runInto(request.out[0], 0, bytes, stream);
-  const std::size_t element = elementSize(request.dtype);
-  const Piece mine = pieceOf(bytes / element, stream.size(), stream.rank());
-  reducer.measure(request, result + mine.start * element, mine.count * element);
+  reducer.measureShare(request, result, bytes, stream.rank());
   stream.consume(segment);
   stream.end();
 }

@@ -27,11 +27,16 @@ class SegmentReducer {
   /// How many times as long a result is as what is read for it.
   std::size_t widening() const { return widening_; }
 
-  /// The caller reduces more than this rank's share, and measures that itself.
+  /// Nothing is measured by run(): the caller reduces what other ranks reduce too.
   void measureNothing() { squares_ = nullptr; }
-  /// Adds the squares of `bytes` of a result; nothing if nobody asked for them.
-  void measure(const Request& request, const std::uint8_t* result, std::size_t bytes) const {
-    if (request.squares != nullptr && bytes > 0) *request.squares += squared(result, bytes);
+  /// Adds the squares of this rank's share of a result that all ranks have, reduced of `bytes` of
+  /// each source; nothing if nobody asked for them.
+  void measureShare(const Request& request, const std::uint8_t* result, std::size_t bytes,
+                    int rank) const {
+    const Piece mine = pieceOf(bytes / element_, static_cast<int>(sources_.size()), rank);
+    if (request.squares == nullptr || mine.count == 0) return;
+    const std::size_t size = element_ * widening_;
+    *request.squares += squared(result + mine.start * size, mine.count * size);
   }
 
   /// Address of the piece in rank `rank`'s contribution.

@@ -13,18 +13,19 @@ void runSingleRank(const Request& request) {
     constexpr std::size_t kChunk = 1 << 16;  // a multiple of every element size
     const std::size_t widening = reducer.widening();
     const std::size_t most = std::min(kChunk, in.bytes());
-    std::vector<std::uint8_t> scratch(most * (widening + 1));
-    std::uint8_t* const spare = scratch.data() + most * widening;
+    std::vector<std::uint8_t> gathered, scattered;  // empty as long as the message is in one run
     for (std::size_t at = 0; at < in.bytes(); at += kChunk) {
       const std::size_t length = std::min(kChunk, in.bytes() - at);
       const std::uint8_t* source = in.contiguous(at, length);
       std::uint8_t* direct = out.contiguous(at * widening, length * widening);
       if (source == nullptr) {
-        in.read(at, length, spare);
-        source = spare;
+        gathered.resize(most);
+        in.read(at, length, gathered.data());
+        source = gathered.data();
       }
       reducer.source(0, source);
-      std::uint8_t* result = direct != nullptr ? direct : scratch.data();
+      if (direct == nullptr) scattered.resize(most * widening);
+      std::uint8_t* result = direct != nullptr ? direct : scattered.data();
       reducer.run(result, length);
       if (direct == nullptr) out.write(at * widening, length * widening, result);
     }

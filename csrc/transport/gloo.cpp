@@ -200,8 +200,7 @@ class Exchange {
       SegmentReducer reducer(request_, static_cast<int>(ranks_));
       reducer.measureNothing();  // everybody reduces all
       sumSlices(reducer, frames_ + sizeof(Arrival), kFrameBytes, bytes, result);
-      const Piece mine = pieceOf(bytes / element_, static_cast<int>(ranks_), static_cast<int>(me_));
-      reducer.measure(request_, result + mine.start * element_, mine.count * element_);
+      reducer.measureShare(request_, result, bytes, static_cast<int>(me_));
       return out.write(0, bytes, result);
     }
     const std::size_t chunk = kChunkBytes * ranks_;  // whole chunks have equal pieces

@@ -14,8 +14,9 @@ from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.peer_watch import PeerWatch, watch
 from fastcoll.cuda.plans import CudaGraphs, PlanCache, Recorder
-from fastcoll.cuda.selector import Thresholds, fuses, select
+from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
+from fastcoll.cuda.thresholds import Thresholds
 
 __all__ = ["AllReduces", "Task"]
 
@@ -23,14 +24,14 @@ _log = logging.getLogger("fastcoll.cuda")
 
 _MOST_CHOICES = 4096
 _Chosen = tuple[Algorithm, Call, list[int]]
-_left_behind: list[object] = []  # regions that kernels of a failed group may still read
+_left_behind: list[object] = []  # what kernels of a failed group may still read, and who ends them
 
 Task = tuple[torch.dtype, str, int, int, int]
 """One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
 
 
 class _Known(set[Hashable]):
-    """What is NCCL's own, by dtype, operation, elements and options: found faster than it is chosen."""
+    """Calls that are NCCL's own, by dtypes, operations, elements and options: found faster than they are chosen."""
 
     def add(self, what: Hashable) -> None:
         """Adds it, and forgets the others when they are too many."""
@@ -112,19 +113,16 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
-        alone = len(tasks) == 1
-        if alone:
-            dtype, op, _, _, count = tasks[0]
-            if (dtype, op, count, options) in self._plain:
-                return [0]
+        kind = _kind_of(tasks, options)
+        if kind in self._plain:
+            return list(range(len(tasks)))
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
         recording = self.recorder is not None and self.recorder.is_recording()
         if plan is None:
             chosen, left = self._chosen(tasks, options)
             if not chosen:
-                if alone:
-                    self._plain.add((dtype, op, count, options))
+                self._plain.add(kind)
                 return left
             plan = self.plans.add(
                 key, lambda: self._prepared(chosen, tasks, stream, recording), left
@@ -138,14 +136,14 @@ class AllReduces:
 
     def close(self) -> None:
         """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
-        if self._watch is not None:
-            self._watch.close()
         peers = self.region.peers
-        if peers is not None:
+        if peers is not None and self._watch is not None:
             peers.close()
-            if self._aborted():
-                _left_behind.append((peers, self.plans))
+            if self._aborted():  # its kernels are still to be let go
+                _left_behind.append((peers, self.plans, self._watch))
                 self.plans = PlanCache()
+            else:
+                self._watch.close()
         self.plans.clear()
         self._workspaces.clear()
         self.region = Region(self.region.topology)
@@ -256,6 +254,14 @@ class AllReduces:
             return
         if last[1] == recording:
             current.wait_stream(last[0])
+
+
+def _kind_of(tasks: Sequence[Task], options: CallOptions) -> Hashable:
+    """Returns all of a call that a choice depends on."""
+    if len(tasks) == 1:  # most are, and building a list of one takes as long as looking it up
+        dtype, op, _, _, count = tasks[0]
+        return dtype, op, count, options
+    return tuple((dtype, op, count) for dtype, op, _, _, count in tasks), options
 
 
 def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["CallOptions", "call_options", "current_options"]
+__all__ = ["NO_OPTIONS", "CallOptions", "call_options", "current_options"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class CallOptions:
     fuse: bool | None = None
 
 
-_DEFAULT = CallOptions()
+NO_OPTIONS = CallOptions()
+"""Those of a call for which nothing was set."""
 
 
 class _OfThread(threading.local):
-    options = _DEFAULT
+    options = NO_OPTIONS
 
 
 _of_thread = _OfThread()

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -24,15 +24,16 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces, Task
-from fastcoll.cuda.call_options import CallOptions, current_options
+from fastcoll.cuda.call_options import NO_OPTIONS, current_options
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_reductions import FactorOnDevice
 from fastcoll.cuda.nccl_types import Reduction, reduced
-from fastcoll.cuda.selector import AUTO, DEFAULT, Thresholds
+from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
 __all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
 
@@ -68,7 +69,6 @@ _PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
     )
 )
 
-_NO_OPTIONS = CallOptions()
 _engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictionary()
 
 
@@ -83,13 +83,17 @@ def engines() -> list[CudaEngine]:
 
 
 class _Aborted:
-    """What a communicator that is being made looks at: whether the watchdog has aborted the group."""
+    """Whether the watchdog has aborted the group, in the forms in which communicators and kernels ask for it."""
 
     def __init__(self, communicators: C.Communicators) -> None:
         self._communicators = communicators
 
     def is_set(self) -> bool:
         return self._communicators.aborted
+
+    def reason(self) -> str | None:
+        """Returns why a communicator has ended; None: it has not."""
+        return "the group was aborted" if self._communicators.aborted else None
 
     def wait(self, timeout: float) -> bool:
         """Returns whether it was set, waiting for that so long."""
@@ -111,7 +115,7 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
-        thresholds: Where all-reduce algorithms give way to each other.
+        thresholds_on: Returns where all-reduce algorithms give way to each other on devices of a name.
         algorithm: FASTCOLL_ALGO.
 
     Attributes:
@@ -130,12 +134,14 @@ class CudaEngine:
         size: int,
         timeout: timedelta,
         device_type: str = "cuda",
-        thresholds: Thresholds = DEFAULT,
+        thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
     ) -> None:
         self.all_reduces: dict[int, AllReduces] = {}
-        self._wish = Wish(algorithm, thresholds, symmetric.ROOM)
+        self._thresholds_on = thresholds_on
+        self._algorithm = algorithm
         self.communicators = C.Communicators(nccl_library.load().entry_points())
+        self._over = _Aborted(self.communicators)
         self._store = store
         self._member = Member(group, rank, size)
         self._timeout = timeout
@@ -165,7 +171,7 @@ class CudaEngine:
         with self._of_all if pair < 0 else self._making[key]:
             if key in self._known:
                 return
-            if self.communicators.aborted:
+            if self._over.is_set():
                 raise self._member.fault("init", "the group was aborted")
             if captured:
                 raise ValueError(
@@ -183,13 +189,14 @@ class CudaEngine:
         communicator = self._known[device, -1]
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
+        wish = Wish(self._algorithm, self._thresholds_on(device_name(where)), symmetric.ROOM)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,
             where,
             self._timeout.total_seconds(),
-            self._wish,
-            lambda: self.communicators.aborted,
+            wish,
+            self._over.is_set,
             communicator.instance,
             library=not isinstance(communicator, SharedDevice),
         )
@@ -198,9 +205,9 @@ class CudaEngine:
             region,
             where,
             where if mapper is None else mapper.kernel_device(where),
-            self._wish.thresholds,
-            self._wish.algorithm,
-            lambda: self.communicators.aborted,
+            wish.thresholds,
+            wish.algorithm,
+            self._over.is_set,
             self.communicators.report,
         )
 
@@ -208,14 +215,14 @@ class CudaEngine:
         """Notes a communicator, and shows it to the watchdog."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
         if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
-            added = not self.communicators.aborted
+            added = not self._over.is_set()
         else:
             added = self.communicators.add(made.handle, name, instance, pair)
         if not added:
             made.abort("the group was aborted")
             raise self._member.fault("init", "the group was aborted")
         made.instance = instance
-        made.ended_elsewhere = self._aborted
+        made.ended_elsewhere = self._over.reason
         self._known[device, pair] = made
 
     @property
@@ -274,8 +281,10 @@ class CudaEngine:
     ) -> Sequence[Operation]:
         """Puts the all-reduces on the stream that are not NCCL's own, and returns the other operations."""
         reduces = self.all_reduces[device]
-        if reduces.is_idle and current_options() == _NO_OPTIONS:
-            return operations
+        if reduces.is_idle:
+            options = current_options()
+            if options is NO_OPTIONS or options == NO_OPTIONS:
+                return operations
         if len(operations) == 1:
             collective, kind, number, _, _, _, source, count, target, _ = operations[0]
             if collective != _ALL_REDUCE:
@@ -310,9 +319,6 @@ class CudaEngine:
             else:
                 communicator.forget("the group was aborted")
         self._known.clear()
-
-    def _aborted(self) -> str | None:
-        return "the group was aborted" if self.communicators.aborted else None
 
     def _call(
         self, communicator: NcclCommunicator, operation: Operation, stream: int, pair: int
@@ -361,9 +367,10 @@ class CudaEngine:
         return op
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
-        over = _Aborted(self.communicators)
         generation = self._generation(-1)
-        return communicator_of(self._store, self._member, device, self._timeout, generation, over)
+        return communicator_of(
+            self._store, self._member, device, self._timeout, generation, self._over
+        )
 
     def _generation(self, pair: int) -> int:
         """Returns how many communicators these ranks have begun to make before."""
@@ -375,8 +382,8 @@ class CudaEngine:
         two = f"{self._member.group}, ranks {low} and {high}"
         member = Member(two, int(self._member.rank == high), 2)
         store = PrefixStore(f"pair/{low}-{high}", self._store)
-        over = _Aborted(self.communicators)
-        return communicator_of(store, member, device, self._timeout, self._generation(peer), over)
+        generation = self._generation(peer)
+        return communicator_of(store, member, device, self._timeout, generation, self._over)
 
 
 # After the import of what aborts communicators at exit, hence called before it: groups close theirs first.

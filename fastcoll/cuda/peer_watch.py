@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 
 __all__ = ["PeerWatch", "watch"]
@@ -24,7 +26,6 @@ __all__ = ["PeerWatch", "watch"]
 _log = logging.getLogger("fastcoll.cuda")
 
 _TICK = 0.25  # seconds between two looks
-_RELAXED = 2  # the driver's mode in which a capture of another thread forbids this one nothing
 
 
 class PeerWatch:
@@ -60,7 +61,7 @@ class PeerWatch:
 
     def look(self) -> bool:
         """Looks once, and returns whether there may be more to see."""
-        if self._over or self._buffers.closed or not self._launched:
+        if self._over or not self._launched:
             return False
         # Again and again: a peer that comes late sets its flag to a lower number.
         self._on_own_stream(self._let_go if self._aborted() else self._check)
@@ -115,33 +116,19 @@ def watch(watched: PeerWatch) -> None:
 
 
 def _run() -> None:
-    relaxed = False
+    C.leave_captures_alone()  # else a question here would end them
     while True:
         _wake.wait()
         _wake.clear()
         for watched in list(_all):
             try:
-                if not relaxed and watched._buffers.device.type == "cuda":
-                    _relax()
-                    relaxed = True
                 if watched.look():
                     _wake.set()
             except Exception as error:  # of the driver: the watchdog hears of it too
                 watched.close()
                 _log.warning("fastcoll: the kernels between ranks are not looked after: %s", error)
             del watched
-        _pause.wait(_TICK)
-
-
-_pause = threading.Event()  # never set
-
-
-def _relax() -> None:
-    """As the watchdog's threads: else a question here would end somebody's capture."""
-    import ctypes
-
-    driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+        time.sleep(_TICK)
 
 
 def _forget_threads() -> None:

@@ -103,7 +103,8 @@ class Plan:
         would have to do so at the same call, and how often addresses repeat is each rank's own.
 
         Args:
-            recorder: What captures; None: nothing does.
+            recorder: What captures; None: nothing does, nor is a capture replayed, as the user may be capturing the
+                current stream, where CUDA refuses a graph.
         """
         self.uses += 1
         if recorder is not None and self.uses >= CAPTURE_AFTER and not self._is_tried:
@@ -112,7 +113,7 @@ class Plan:
             if replay is not None:
                 self._launches = (replay,)
                 self.is_captured = True
-        for launch in self._launches:
+        for launch in self.prepared.launches if recorder is None else self._launches:
             launch()
 
 

@@ -6,44 +6,15 @@ Nothing here looks at an address, a clock or the environment, so all ranks choos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
 
 from fastcoll.cuda.algorithms import ALGORITHMS, Algorithm, Call, Topology
 from fastcoll.cuda.algorithms.algorithm import FLOATS
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
-__all__ = ["AUTO", "DEFAULT", "Thresholds", "candidates", "fuses", "select"]
+__all__ = ["AUTO", "candidates", "fuses", "select"]
 
 AUTO = "auto"
 _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring", "ring_bytes"))
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Where one algorithm gives way to the next: the section of the tuning table that is about devices.
-
-    The defaults are estimates from the kernels' bytes and exchanges; no machine has measured them.
-
-    Attributes:
-        one_shot_bytes: Largest message, as it travels, that one_shot takes. In bytes, as all but `list_tensors`.
-        two_shot_bytes: Largest that two_shot takes; beyond come ring and NCCL.
-        ring_bytes: Largest that ring takes.
-        list_tensors: Least number of tensors reduced together that are fused into a bucket.
-        list_bytes: Largest mean size of such tensors.
-    """
-
-    one_shot_bytes: int = 256 << 10
-    two_shot_bytes: int = 8 << 20
-    ring_bytes: int = 0
-    list_tensors: int = 4
-    list_bytes: int = 1 << 20
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Returns the names of the fields."""
-        return tuple(field.name for field in fields(cls))
-
-
-DEFAULT = Thresholds()
 
 
 def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT) -> Iterator[str]:

@@ -100,7 +100,7 @@ class SharedDevice(NcclCommunicator):
     Args:
         member: This rank.
         device: Where its tensors lie.
-        instance: From :func:`instance_of_sharing`.
+        instance: Equal on all ranks, and of no other communicator.
     """
 
     def __init__(self, member: Member, device: torch.device, instance: str) -> None:

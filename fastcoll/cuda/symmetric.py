@@ -22,7 +22,7 @@ from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.mapping import MAPPERS, Mapper
-from fastcoll.cuda.selector import Thresholds
+from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.env import Env
 
 __all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
@@ -80,7 +80,6 @@ class PeerMemory:
         memory: This rank's region; keeps the peers' mapped.
         addresses: Of all ranks' regions.
         bucket_at: Where the bucket begins in a region, in bytes.
-        mapper: Who mapped them.
 
     Attributes:
         buffers: As given.
@@ -93,12 +92,10 @@ class PeerMemory:
         memory: Tensor,
         addresses: Sequence[int],
         bucket_at: int,
-        mapper: Mapper,
     ) -> None:
         from fastcoll.kernels._peer_checks import Registered
 
         self.buffers = buffers
-        self.mapper = mapper
         self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
         self._bucket = memory[bucket_at:]
         self._memory = memory
@@ -249,7 +246,7 @@ def open_region(
         return _without(member, kernels, reason, library)
 
     made: list[Any] = []
-    patience = min(timeout, _PATIENCE)
+    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
 
     def vote(what: str, function: Callable[[], Any]) -> str:
         """Returns why a rank could not, or "" if all could."""
@@ -286,7 +283,7 @@ def open_region(
         addresses = mapper.map(memory, name, member, PrefixStore("map", store))
         spins = max(1, int(timeout * mapper.polls_per_second))
         buffers = PeerBuffers(member.rank, memory, addresses, layout, spins)
-        return PeerMemory(buffers, memory, addresses, bucket_at, mapper)
+        return PeerMemory(buffers, memory, addresses, bucket_at)
 
     if reason := vote("mapped", map_all):
         return _without(member, kernels, reason, library, unexpected=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.futures import Future
 
 from fastcoll._group_backend import cpu_backend, is_fastcoll
 from fastcoll.coalesced import all_reduce_coalesced
+from fastcoll.cuda.gradients import casts
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
@@ -133,11 +133,11 @@ def reduce_bucket(
         square = _new_square(first) if settings.gradient_norm else None
         work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op)
         return BucketReduction(work, None, square)
+    ours = is_fastcoll(group, first.device)
+    if group is not None and ours and (wire is None or casts(first, group)):
+        return _coalesced(tensors, wire, settings)
     if len(tensors) == 1:
         return _composed(first, wire, settings)
-    ours = is_fastcoll(group, first.device)
-    if ours and (wire is None or _casting(first, settings) is not None):
-        return _coalesced(tensors, wire, settings)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     inner = _composed(flat, wire, settings)
 
@@ -157,18 +157,14 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
     """
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
-    start = _casting(tensor, settings) if wire is not None else None
-    sent = tensor
-    if start is None:
-        op = settings.op
-        if settings.average and _sums_only(group, tensor.device):
-            op = dist.ReduceOp.SUM
-            factor = 1.0 / dist.get_world_size(group)
-            with torch.no_grad():
-                sent = tensor.mul_(factor) if wire is None else tensor * factor
-        sent = sent if wire is None else sent.to(wire)
-        start = partial(dist.all_reduce, sent, op, group, async_op=True)
-    work = start()
+    op, sent = settings.op, tensor
+    if settings.average and _sums_only(group, tensor.device):
+        op = dist.ReduceOp.SUM
+        factor = 1.0 / dist.get_world_size(group)
+        with torch.no_grad():
+            sent = tensor.mul_(factor) if wire is None else tensor * factor
+    sent = sent if wire is None else sent.to(wire)
+    work = dist.all_reduce(sent, op, group, async_op=True)
 
     def finish() -> None:
         if sent is not tensor:
@@ -182,15 +178,6 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
 def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
     backend = (group or dist.distributed_c10d._get_default_group())._get_backend(device)
     return backend.name() in ("gloo", "mpi")
-
-
-def _casting(tensor: Tensor, settings: Settings) -> Callable[[], dist.Work] | None:
-    """Returns what starts an all-reduce with the cast in it, where the device's engine can do that."""
-    if tensor.is_cpu:
-        return None
-    from fastcoll.cuda.gradients import reducer_for
-
-    return reducer_for(tensor, settings)
 
 
 def _coalesced(

@@ -74,6 +74,33 @@ def few_ones():
         assert torch.equal(tensor.cpu(), oracle(given))
 
 
+def left_to_nccl():
+    """What NCCL does as it is, tensor by tensor, is decided once for lists too, wherever they lie."""
+    from fastcoll.cuda.call_options import call_options
+
+    dist.all_reduce(torch.ones(3, device=peer_memory.DEVICE))
+    reduces = peer_memory.reduces_of()
+    built, decided, decide = reduces.plans.built, [], reduces._chosen
+    reduces._chosen = lambda tasks, options: decided.append(len(tasks)) or decide(tasks, options)
+    me = dist.get_rank()
+    for _ in range(3):
+        tensors = [torch.full((k,), me + 1.0, device=peer_memory.DEVICE) for k in (9, 0, 7)]
+        with call_options(algorithm="nccl", fuse=False):
+            fastcoll.all_reduce_coalesced(tensors)
+        assert all(tensor.cpu().eq(3).all() for tensor in tensors)
+    assert decided == [2] and reduces.chosen == "nccl" and reduces.plans.built == built
+    with call_options(algorithm="nccl", fuse=False):
+        fastcoll.all_reduce_coalesced(tensors[::-1])  # other sizes in their places
+    with call_options(algorithm="nccl", fuse=True):
+        fastcoll.all_reduce_coalesced(tensors)
+    assert decided == [2, 2, 2] and reduces.plans.built == built + 1
+    assert all(tensor.cpu().eq(12).all() for tensor in tensors)
+
+
+def test_lists_that_go_to_nccl_are_decided_once(peer_world):
+    peer_world(2).run(left_to_nccl, fresh=True)
+
+
 def mixed():
     """Several dtypes, integers among them, and tensors with gaps."""
     me, device = dist.get_rank(), peer_memory.DEVICE

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import tune, tuning
-from fastcoll.cuda.selector import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.tune_device import limits, list_limits, measure_device
 
 
@@ -88,14 +88,23 @@ def test_the_shipped_table_has_estimates_for_devices() -> None:
     assert shipped.device == DEFAULT and shipped.device_name == ""
 
 
+RIGHT = dict.fromkeys(Thresholds.names(), 1)
+
+
 @pytest.mark.parametrize(
     ("section", "complaint"),
     [
-        (7, "expected the section on devices to have a table, got 7"),
-        ({"table": {"one_shot_bytes": 1}}, "missing or unknown: list_bytes, list_tensors"),
-        ({"table": {**dict.fromkeys(Thresholds.names(), 1), "x": 1}}, "missing or unknown: x"),
-        ({"table": dict.fromkeys(Thresholds.names(), -1)}, "to be a number, got -1"),
-        ({"table": dict.fromkeys(Thresholds.names(), "1")}, "to be a number, got '1'"),
+        (7, "expected the section on devices to have a name, of the devices, and a table, got 7"),
+        ({"name": "GPU", "table": 7}, "a name, of the devices, and a table, got {'name': 'GPU'"),
+        ({"table": RIGHT}, "a name, of the devices, and a table, got {'table'"),
+        ({"device": "GPU", "table": RIGHT}, "a name, of the devices, and a table, got {'device'"),
+        ({"name": "", "table": RIGHT}, "a name, of the devices, and a table, got {'name': ''"),
+        ({"name": 7, "table": RIGHT}, "a name, of the devices, and a table, got {'name': 7"),
+        ({"name": "GPU"}, "a name, of the devices, and a table, got {'name': 'GPU'}"),
+        ({"name": "GPU", "table": {"one_shot_bytes": 1}}, "missing or unknown: list_bytes, list_t"),
+        ({"name": "GPU", "table": {**RIGHT, "x": 1}}, "missing or unknown: x"),
+        ({"name": "GPU", "table": dict.fromkeys(RIGHT, -1)}, "to be a number, got -1"),
+        ({"name": "GPU", "table": dict.fromkeys(RIGHT, "1")}, "to be a number, got '1'"),
     ],
 )
 def test_a_wrong_section_is_refused_by_name(section, complaint, tmp_path):

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import peer_memory
 import pytest
@@ -19,8 +20,8 @@ from fastcoll.cuda import symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import TorchSymmetricMemory, rendezvous
-from fastcoll.cuda.selector import Thresholds
 from fastcoll.cuda.symmetric import reason_against
+from fastcoll.cuda.thresholds import Thresholds
 
 
 def record(**changes):
@@ -140,6 +141,25 @@ def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
     assert len(set(reasons)) == 1 and reasons[0].startswith(reason)
 
 
+def mapping_outlasts_the_timeout():
+    """One rank's mapping hangs for longer than the group's timeout; the others still hear that it cannot."""
+    if dist.get_rank() == 1:
+        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = {"hangs"}, 8.0
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=4))
+        x = torch.ones(100, device=DEVICE)
+        dist.all_reduce(x, group=group)
+    finally:
+        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = set(), 3.0
+    assert x.cpu().eq(3).all()
+    return peer_memory.reduces_of(group).region.topology.reason
+
+
+def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout(peer_world):
+    reasons = peer_world(3).run(mapping_outlasts_the_timeout)
+    assert reasons == ["rank 1: TimeoutError: it has not ended after 2 s"] * 3
+
+
 def forced(algorithm):
     os.environ["FASTCOLL_ALGO"] = algorithm
     group = dist.new_group()
@@ -232,6 +252,32 @@ def tuned_differently():
 
 def test_ranks_with_different_tables_are_told(peer_world):
     peer_world(2).run(tuned_differently, fresh=True)
+
+
+def tuned_for_another():
+    """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
+    from world import here
+
+    from fastcoll import tuning
+    from fastcoll.cuda import engine
+
+    engine.device_name = lambda device: f"model {device.index}"
+    record = json.loads(tuning.SHIPPED.read_text())
+    found = []
+    for name in ("model 0", "model 1"):
+        table = dict.fromkeys(Thresholds.names(), 7)
+        record["device"] = {"name": name, "ranks": 2, "table": table}
+        path = here().scratch / f"{name}.json"
+        path.write_text(json.dumps(record))
+        os.environ["FASTCOLL_TUNING"] = str(path)
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+        found.append(peer_memory.reduces_of(group)._thresholds == Thresholds(**table))
+    assert found == [True, False]
+
+
+def test_a_table_counts_on_the_devices_that_it_names(peer_world):
+    peer_world(2).run(tuned_for_another, fresh=True)
 
 
 def rounds(size, late=()):

@@ -1,6 +1,8 @@
 """A rank that never comes: the error names it, and the group fails like after any other fault."""
 
+import contextlib
 import gc
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -136,3 +138,45 @@ def after_an_abort():
 
 def test_the_memory_of_an_aborted_group_stays(peer_world):
     peer_world(2).run(after_an_abort)
+
+
+def destroyed_at_once():
+    """A kernel that waits ends, though nobody looked after it between the abort and the end of its group."""
+    from fastcoll.cuda import peer_watch
+
+    peer_watch._TICK = 3.0
+    group = dist.new_group()
+    x = torch.ones(700, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    state = peer_memory.reduces_of(group).region.peers.buffers.state
+    launched = threading.Event()
+    errors = []
+
+    def launch():
+        launched.set()
+        try:
+            dist.all_reduce(x, group=group)
+        except dist.DistBackendError as error:  # the group's end may come before the launch's
+            errors.append(error)
+
+    waiting = threading.Thread(target=launch, daemon=True)
+    if dist.get_rank() == 0:
+        waiting.start()
+        launched.wait()
+        time.sleep(0.5)
+        assert waiting.is_alive()
+    group._get_backend(torch.device(DEVICE)).abort()
+    with contextlib.suppress(dist.DistBackendError):  # the call that was under way
+        dist.destroy_process_group(group)
+    until(partial(was_let_go, state))
+    if dist.get_rank() == 0:
+        waiting.join(20)
+        assert not waiting.is_alive()
+
+
+def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once(peer_world):
+    world = peer_world(2)
+    try:
+        world.run(destroyed_at_once, fresh=True)
+    finally:
+        world.kill()  # with its long tick

@@ -1,18 +1,28 @@
 """Training over peer memory: the bits that CPU ranks come to, whatever changes between steps."""
 
 import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "device"))
 
 import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_ranks import until
 from peer_memory import DEVICE
+from test_device_capture import driver
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
+from fastcoll.cuda.plans import CAPTURE_AFTER
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+from fastcoll.ddp.reduction import reduce_bucket
+
+WARM_UP = CAPTURE_AFTER + 1
 
 
 class Graphs:
@@ -21,17 +31,21 @@ class Graphs:
     Attributes:
         recorded: How many launches each graph has.
         replays: How many times one was run.
+        captured: Whether the user captures the current stream.
     """
 
     def __init__(self):
         self.recorded = []
         self.replays = 0
+        self.captured = False
 
     def record(self, launches):
         kept = list(launches)
         self.recorded.append(len(kept))
 
         def replay():
+            if self.captured:  # as CUDA does, and the capture is lost
+                raise RuntimeError("operation not permitted when stream is capturing")
             self.replays += 1
             for launch in kept:
                 launch()
@@ -39,7 +53,7 @@ class Graphs:
         return replay
 
     def is_recording(self, stream=None):
-        return False
+        return self.captured
 
 
 def network():
@@ -109,13 +123,13 @@ def test_the_hook_without_a_wire_comes_to_the_bits_of_the_cpu(peer_world):
 
 def launches_of_a_bucket():
     """One for a flat bucket: average and casts are in it."""
-    from fastcoll.cuda import gradients
-
     x = torch.randn(700, device=DEVICE)
     dist.all_reduce(x)
     reduces = peer_memory.reduces_of()
     state = FusedAllreduceState(wire_dtype=torch.bfloat16)
-    gradients.reducer_for(x, state.settings)().wait()
+    built = reduces.plans.built
+    reduce_bucket([x], state.settings).wait()
+    assert reduces.plans.built == built + 1
     plan = reduces.plans._plans[next(reversed(reduces.plans._plans))]
     assert len(plan.prepared.launches) == 1
     fastcoll.all_reduce_coalesced([torch.randn(70, device=DEVICE) for _ in range(9)])
@@ -213,24 +227,27 @@ def test_launches_on_different_streams_follow_each_other(peer_world):
     peer_world(2).run(streams_in_turn, fresh=True)
 
 
-class Recording(Graphs):
-    """The current stream is being captured by the user."""
-
-    def is_recording(self, stream=None):
-        return True
-
-
 def captured_by_the_user():
-    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new."""
+    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new.
+
+    A user warms up more than once: by then the plan may have become a graph, which none that is captured can hold.
+    """
     dist.all_reduce(torch.ones(3, device=DEVICE))
     reduces = peer_memory.reduces_of()
     tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    fastcoll.all_reduce_coalesced(tensors)
-    reduces.recorder = graphs = Recording()
+    reduces.recorder = graphs = Graphs()
+    for _ in range(WARM_UP):
+        fastcoll.all_reduce_coalesced(tensors)
+    assert graphs.recorded == [2] and graphs.replays == WARM_UP - CAPTURE_AFTER + 1
+    graphs.captured = True
     for _ in range(5):
         fastcoll.all_reduce_coalesced(tensors)
-    assert all(tensor.cpu().eq(2.0**6).all() for tensor in tensors)
-    assert graphs.recorded == [] and len(reduces.plans._pinned) == 1
+    graphs.captured = False
+    fastcoll.all_reduce_coalesced(tensors)  # outside of it by the graph again
+    assert graphs.replays == WARM_UP - CAPTURE_AFTER + 2
+    assert all(tensor.cpu().eq(2.0 ** (WARM_UP + 6)).all() for tensor in tensors)
+    assert graphs.recorded == [2] and len(reduces.plans._pinned) == 1
+    graphs.captured = True
     single = torch.ones(77, device=DEVICE)
     dist.all_reduce(single)  # one launch needs no table
     assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 2
@@ -246,3 +263,19 @@ def captured_by_the_user():
 
 def test_captures_of_the_user(peer_world):
     peer_world(2).run(captured_by_the_user, fresh=True)
+
+
+def captures_are_left_alone():
+    """The watchdog's thread asks the device while others capture, and so does the one that looks after kernels."""
+    loaded = driver()
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    until(lambda: loaded.relaxed_threads() == 2)
+
+
+def test_no_thread_ends_a_capture(peer_world):
+    peer_world(2).kill()  # threads of other tests, which met no driver
+    world = peer_world(2)
+    try:
+        world.run(captures_are_left_alone, fresh=True)
+    finally:
+        world.kill()  # with its driver

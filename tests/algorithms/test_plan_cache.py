@@ -57,6 +57,19 @@ def test_a_plan_is_captured_when_it_repeats() -> None:
     assert graphs.recorded == [2] and graphs.replays == 6 - CAPTURE_AFTER
 
 
+def test_a_captured_plan_is_launched_anew_into_a_graph_of_the_users() -> None:
+    log: list[str] = []
+    graphs = Graphs()
+    plan = Plan(counting(log, "flatten", "reduce"))
+    for _ in range(CAPTURE_AFTER):
+        plan.run(graphs)
+    assert plan.is_captured and graphs.replays == 1
+    plan.run(None)
+    assert log == ["flatten", "reduce"] * (CAPTURE_AFTER + 1) and graphs.replays == 1
+    plan.run(graphs)
+    assert graphs.replays == 2
+
+
 @pytest.mark.parametrize(
     "prepared",
     [counting([], "one"), counting([], "flatten", "nccl", uses_nccl=True)],

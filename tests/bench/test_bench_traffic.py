@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.bench import traffic
+from fastcoll.bench.attachments import STOCK_WAYS
 from fastcoll.bench.immediate_group import immediate_group
+from fastcoll.bench.step_paths import Groups, StepPath, step_paths
 from fastcoll.bench.traffic import Traffic, count
 from fastcoll.bench.traffic_paths import GRADIENT_PATHS, GradientPath
 
@@ -50,6 +52,19 @@ def test_passes_over_the_gradients(path: GradientPath) -> None:
     if launches is not None:
         assert counted.launches == launches
     assert not dist.is_initialized()
+
+
+def stepped():
+    """What surroundings times by operators that this mode sees: all but fastcoll's kernels on lists."""
+    paths = step_paths(Groups(None, None, None), torch.device("cpu"), SHAPES, [SHAPES])
+    return [path for path in paths if path.name in STOCK_WAYS or path.name.startswith("fused hook")]
+
+
+@pytest.mark.parametrize("path", stepped(), ids=lambda path: path.name)
+def test_passes_by_design_are_those_that_are_counted(path: StepPath) -> None:
+    """The groups are the default one, which reduces nothing."""
+    counted = count(GradientPath(path.name, "", path.attach, path.kept), SHAPES, RANKS)
+    assert counted.passes == pytest.approx(path.passes, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Several ranks share the GPU, which gives each process a slice of time in turn: f
 itself for a peer where FASTCOLL_ALGO asks for it.
 """
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -157,9 +158,12 @@ def in_a_graph_of_the_users(algorithm):
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(
         stream
-    ):  # tables are made before the capture, on the stream that is captured
-        dist.all_reduce(x, group=group)
-        fastcoll.all_reduce_coalesced(many, group=group)
+    ):  # tables are made before the capture, on the stream that is captured, and plans become graphs
+        for _ in range(4):
+            dist.all_reduce(x, group=group)
+            fastcoll.all_reduce_coalesced(many, group=group)
+    plans = reduces_of(group).plans
+    assert plans._plans[next(reversed(plans._plans))].is_captured
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
@@ -249,6 +253,26 @@ def a_rank_that_never_arrives():
 
 def test_a_rank_that_never_arrives_on_peers(gpu_peer_world):
     gpu_peer_world(2).run(a_rank_that_never_arrives, fresh=True)
+
+
+def destroyed_while_a_kernel_waits():
+    """The kernel ends soon, and with it what waits for the device: not at its own limit of polls."""
+    group = forced_group("two_shot", timeout=timedelta(seconds=60))
+    x = torch.ones(3000, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    if dist.get_rank() == 0:
+        dist.all_reduce(x, group=group, async_op=True)
+    group._get_backend(torch.device(DEVICE)).abort()
+    with contextlib.suppress(dist.DistBackendError):  # of the call that was under way
+        dist.destroy_process_group(group)
+    torch.cuda.synchronize()
+    assert time.monotonic() - start < 30
+
+
+def test_a_kernel_that_waits_when_its_group_is_destroyed(gpu_peer_world):
+    gpu_peer_world(2).run(destroyed_while_a_kernel_waits, fresh=True)
 
 
 def devices_of_their_own():

@@ -43,6 +43,21 @@ def test_import_torch_registers_the_name_and_loads_nothing_heavy() -> None:
     assert output == "[]"
 
 
+def test_a_group_of_cpu_ranks_imports_nothing_for_devices() -> None:
+    output = run_python(
+        """
+        import sys, torch
+        import torch.distributed as dist
+        dist.init_process_group("fastcoll", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(3))
+        loaded = {name for name in sys.modules if name.startswith("fastcoll.cuda.")}
+        print(sorted(loaded | {"cupy", "triton"} & sys.modules.keys()))
+        dist.destroy_process_group()
+        """
+    )
+    assert output == "['fastcoll.cuda.thresholds']"
+
+
 def test_import_fastcoll_before_torch_registers_once() -> None:
     output = run_python(
         """

@@ -13,31 +13,9 @@ from fastcoll.cuda.algorithms.one_shot import OneShot
 from fastcoll.cuda.algorithms.ring import Ring
 from fastcoll.cuda.algorithms.two_shot import TwoShot
 
-__all__ = ["ALGORITHMS", "Algorithm", "Call", "Topology", "described"]
+__all__ = ["ALGORITHMS", "Algorithm", "Call", "Topology"]
 
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm for algorithm in (OneShot(), TwoShot(), Ring(), Nccl(), AllToAll())
 }
 """By name."""
-
-
-def described(call: Call, topology: Topology) -> list[dict[str, object]]:
-    """Returns what each algorithm would cost a call.
-
-    Args:
-        call: What is called.
-        topology: Of the group.
-
-    Returns:
-        For each its name, steps, launches, the bytes that a rank receives, and why it cannot serve the call, or "".
-    """
-    return [
-        {
-            "name": algorithm.name,
-            "steps": algorithm.steps(call, topology.ranks),
-            "launches": algorithm.launches(call),
-            "bytes_on_wire": algorithm.bytes_on_wire(call, topology.ranks),
-            "refusal": algorithm.refusal(call, topology),
-        }
-        for algorithm in ALGORITHMS.values()
-    ]

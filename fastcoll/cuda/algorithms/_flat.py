@@ -48,12 +48,12 @@ def outs_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Ten
 
 
 def copy_in(
-    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site, scale: float = 1.0
+    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site
 ) -> PreparedLaunch:
     """Returns the launch that fills a bucket, in the bucket's dtype."""
     sizes = tuple(piece.count for piece in pieces)
     flatten = _flatten(sizes, dtype, bucket.dtype, site.device)
-    return flatten.prepare(sources_of(pieces, dtype, site), bucket, scale)
+    return flatten.prepare(sources_of(pieces, dtype, site), bucket)
 
 
 def copy_out(

@@ -1,4 +1,4 @@
-"""What every all-reduce algorithm on devices has: a name, what it can do, what it costs, and how it is prepared."""
+"""What every all-reduce algorithm on devices has: a name, what it can do, its launches, and how it is prepared."""
 
 from __future__ import annotations
 
@@ -110,14 +110,6 @@ class Algorithm(abc.ABC):
     @abc.abstractmethod
     def refusal(self, call: Call, topology: Topology) -> str:
         """Returns why it cannot serve a call, or ""."""
-
-    @abc.abstractmethod
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns how many times a rank waits for another, one behind the other."""
-
-    @abc.abstractmethod
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns the bytes that a rank receives."""
 
     @abc.abstractmethod
     def launches(self, call: Call) -> int:

@@ -52,14 +52,6 @@ class AllToAll(Algorithm):
             )
         return ""
 
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns the collectives."""
-        return 2
-
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns what a rank receives in both."""
-        return 2 * (ranks - 1) * (call.wire_bytes // ranks)
-
     def launches(self, call: Call) -> int:
         """Returns how many there are where something is cast or copied."""
         return 5

@@ -45,14 +45,6 @@ class Nccl(Algorithm):
             return f"no bucket is reduced by {call.op}"
         return ""
 
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns those of a ring."""
-        return 2 * (ranks - 1)
-
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns those of a ring."""
-        return 2 * (ranks - 1) * call.wire_bytes // ranks
-
     def launches(self, call: Call) -> int:
         """Returns 1, or 3 with copy-in and copy-out."""
         return 3 if call.is_list or call.scale != 1.0 else 1

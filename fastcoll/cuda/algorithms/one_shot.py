@@ -25,14 +25,6 @@ class OneShot(PeerAlgorithm):
         """Returns why it cannot serve a call, or ""."""
         return super().refusal(call, topology) or self.room(call, topology)
 
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns the exchanges of flags."""
-        return 2 if call.is_list else 1
-
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns what a rank reads of its peers."""
-        return (ranks - 1) * call.wire_bytes
-
     def launches(self, call: Call) -> int:
         """Returns 1, or 2 for a list."""
         return 2 if call.is_list else 1

@@ -25,15 +25,6 @@ class Ring(PeerAlgorithm):
 
     name = "ring"
 
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns the hops."""
-        return 2 * (ranks - 1)
-
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns what a rank is sent by its neighbour."""
-        partial = call.elements * _partial(call).itemsize
-        return (ranks - 1) * (partial + call.wire_bytes) // ranks
-
     def launches(self, call: Call) -> int:
         """Returns 1, or 3 for a list."""
         return 3 if call.is_list else 1

@@ -25,14 +25,6 @@ class TwoShot(PeerAlgorithm):
         """Returns why it cannot serve a call, or ""."""
         return super().refusal(call, topology) or self.room(call, topology)
 
-    def steps(self, call: Call, ranks: int) -> int:
-        """Returns the exchanges of flags."""
-        return 3 if call.is_list else 2
-
-    def bytes_on_wire(self, call: Call, ranks: int) -> int:
-        """Returns what a rank reads of its peers."""
-        return 2 * (ranks - 1) * call.wire_bytes // ranks
-
     def launches(self, call: Call) -> int:
         """Returns 1, or 2 for a list."""
         return 2 if call.is_list else 1
