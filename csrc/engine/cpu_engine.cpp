@@ -31,6 +31,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
     : config_(std::move(config)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
+      firstFault_(store_),
       remoteFactory_(std::move(remote)),
       process_(LocalProcess::get()) {
   spinMicros_ = config_.spinMicros;
@@ -78,7 +79,7 @@ CpuEngine::~CpuEngine() {
     (void)rendezvous_.release();
     (void)memory_.release();
     (void)remote_.release();
-    (void)store_.release();
+    (void)new std::shared_ptr<KeyValueStore>(store_);
     return;
   }
   shutdown();
@@ -101,7 +102,10 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
   if (closed_) {
     throw Error(ErrorKind::Backend, prefix(call, request.seq) + "the group was destroyed");
   }
-  if (memory_ != nullptr && memory_->aborted()) memory_->throwAborted(prefix(call, request.seq));
+  const bool remote = path_.load(std::memory_order_acquire) == Path::Remote;
+  if (!remote && memory_ != nullptr && memory_->aborted()) {
+    memory_->throwAborted(prefix(call, request.seq));
+  }
   if (interrupted_) {
     throw Error(faultKind_, prefix(call, request.seq) + "the group failed before: " + fault_);
   }
@@ -123,7 +127,15 @@ void CpuEngine::decide(Milliseconds timeout) {
 }
 
 void CpuEngine::useRemote(const Agreement& agreement) {
-  auto remote = remoteFactory_(agreement.id);
+  std::unique_ptr<RemoteTransport> remote;
+  try {
+    remote = remoteFactory_(agreement.id);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
+                                              ": ", text.substr(0, text.find('\n'))));
+  }
+  remote->checkPeers = [this](const std::string& site) { checkPeers(site); };
   {
     std::lock_guard<std::mutex> lock(mutex_);
     remote_ = std::move(remote);
@@ -161,9 +173,13 @@ void CpuEngine::execute(const TaskRef& task) {
     task->finish();
     trace::complete(task->trace);
   } catch (const Error& error) {
-    abort(error.kind(), error.what());
-    trace::fail(task->trace, error.what());
-    throw;
+    const bool lost = dynamic_cast<const ConnectionLost*>(&error) != nullptr;
+    try {
+      failHere(request, error, lost);
+    } catch (const Error& first) {
+      trace::fail(task->trace, first.what());
+      throw;
+    }
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
                                      describe(request.arrival()), ": ", error.what()));

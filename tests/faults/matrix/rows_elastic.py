@@ -227,7 +227,7 @@ def pelt(family: int, kind: int, address: object, chance: random.Random) -> None
             size = chance.choice([0, 1, 8, 55, 56, 57, 64, 1000, 65536])
             data = chance.randbytes(size)
             if attempt % 3 == 0:
-                data = (magic + (2).to_bytes(4, "little") + (56).to_bytes(4, "little") + data)[:56]
+                data = (magic + (3).to_bytes(4, "little") + (56).to_bytes(4, "little") + data)[:56]
             if family == socket.AF_UNIX and attempt % 2:
                 socket.send_fds(connection, [data or b"x"], [0] * chance.choice([1, 2, 8, 30]))
             else:
