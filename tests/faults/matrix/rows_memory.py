@@ -44,6 +44,8 @@ def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
     33,
     "memory cannot be reserved: at once, and later",
     "all ranks use Gloo; later an error on all ranks; a kill is row 1",
+    "test_no_memory.py::test_first_call_is_point_to_point",
+    quick=True,
 )
 def no_memory(stage: Stage) -> Outcome:
     if not stage.native:
