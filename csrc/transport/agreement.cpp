@@ -123,7 +123,8 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
           std::string value;
           if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
             have[i] = true;
-            if (value != kShared && against.empty()) against = kAgainst + reasonAgainst(value);
+            const std::string reason = value == kShared ? "" : reasonAgainst(value);
+            if (value != kShared && against.empty()) against = kAgainst + reason;
           }
           all = all && have[i];
         }

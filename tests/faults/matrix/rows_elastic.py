@@ -130,8 +130,11 @@ def garbled(record: bytes, chance: random.Random) -> list[bytes]:
 
 @row(
     58,
-    "garbage in the store where a rank's record should be",
+    "garbage in the store where a rank's record or vote should be",
     "DistStoreError within 5 s, no crash",
+    "test_votes.py::test_what_is_no_vote",
+    "test_votes.py::test_what_is_no_decision",
+    quick=True,
 )
 def garbage_in_the_store(stage: Stage) -> Outcome:
     store = dist.TCPStore("127.0.0.1", stage.jobs.port, is_master=False)
