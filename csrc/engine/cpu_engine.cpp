@@ -113,42 +113,6 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
 
 // --- running collectives -----------------------------------------------------------------------
 
-void CpuEngine::decide(Milliseconds timeout) {
-  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
-  if (agreement.shared) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
-    reason_ = agreement.reason;
-    path_.store(Path::Shared, std::memory_order_release);
-    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
-                               ": transport shm, because ", agreement.reason));
-    return;
-  }
-  useRemote(agreement);
-}
-
-void CpuEngine::useRemote(const Agreement& agreement) {
-  std::unique_ptr<RemoteTransport> remote;
-  try {
-    remote = remoteFactory_(agreement.id);
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
-                                              ": ", text.substr(0, text.find('\n'))));
-  }
-  remote->checkPeers = [this](const std::string& site) { checkPeers(site); };
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    remote_ = std::move(remote);
-    if (interrupted_) remote_->abort();  // it came before there was anything to abort
-  }
-  reason_ = agreement.reason;
-  path_.store(Path::Remote, std::memory_order_release);
-  const bool asked = config_.transport == TransportChoice::Gloo;
-  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
-      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
-             agreement.reason));
-}
-
 void CpuEngine::runOne(Request& request, const TaskRef& task) {
   request.deadline = deadlineAfter(Clock::now(), request.timeout);
   switch (path_.load(std::memory_order_acquire)) {

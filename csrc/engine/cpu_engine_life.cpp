@@ -1,11 +1,47 @@
-// The parts of CpuEngine beside its queue: how point-to-point and monitored barriers begin, and how
-// a group ends, by fault or by shutdown.
-#include <thread>
-
+// The parts of CpuEngine beside its queue: how the first collective, point-to-point and monitored
+// barriers begin, and how a group is shut down.
 #include "../base/fork.hpp"
 #include "cpu_engine.hpp"
 
 namespace fastcoll {
+
+// --- the first collective -----------------------------------------------------------------------
+
+void CpuEngine::decide(Milliseconds timeout) {
+  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  if (agreement.shared) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
+    reason_ = agreement.reason;
+    path_.store(Path::Shared, std::memory_order_release);
+    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+                               ": transport shm, because ", agreement.reason));
+    return;
+  }
+  useRemote(agreement);
+}
+
+void CpuEngine::useRemote(const Agreement& agreement) {
+  std::unique_ptr<RemoteTransport> remote;
+  try {
+    remote = remoteFactory_(agreement.id);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
+                                              ": ", text.substr(0, text.find('\n'))));
+  }
+  remote->checkPeers = [this](const std::string& site) { checkPeers(site); };
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    remote_ = std::move(remote);
+    if (interrupted_) remote_->abort();  // it came before there was anything to abort
+  }
+  reason_ = agreement.reason;
+  path_.store(Path::Remote, std::memory_order_release);
+  const bool asked = config_.transport == TransportChoice::Gloo;
+  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
+      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
+             agreement.reason));
+}
 
 // --- point-to-point ----------------------------------------------------------------------------
 
@@ -78,101 +114,7 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
 }
 
-// --- faults where memory is not shared, or not yet ---------------------------------------------
-
-namespace {
-
-// For the store to take a word and to give one; a store in reach does so in less than one.
-constexpr Milliseconds kTelling{100};
-// For the rank that noticed first to say so, and for the kernel to bury a process.
-constexpr Milliseconds kWhoBroke{500};
-
-/// An error's text without the call and rank at its head, which are not those of other ranks.
-std::string causeIn(const std::string& text) {
-  const auto end = text.find("]: ");
-  return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
-}
-
-}  // namespace
-
-ToldFault CpuEngine::tellPeers(const ToldFault& fault) noexcept {
-  if (rendezvous_ == nullptr) return fault;
-  try {
-    return firstFault_.tell(rendezvous_->faultKeys(), fault, kTelling);
-  } catch (const std::exception&) {
-    return fault;
-  }
-}
-
-void CpuEngine::checkPeers(const std::string& prefix) const {
-  if (const auto fault = firstFault_.heard(rendezvous_->faultKeys()[0], Milliseconds(0))) {
-    throw Error(fault->kind, prefix + fault->text);
-  }
-}
-
-ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
-  ToldFault fault{ErrorKind::Backend, text};
-  try {
-    const auto until = Clock::now() + kWhoBroke;
-    const std::string key = rendezvous_->faultKeys()[0];
-    while (Clock::now() < until) {
-      if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
-      const std::string ended = rendezvous_->endedProcesses();
-      if (!ended.empty()) {
-        fault.text = ended + ": connection closed by peer (process died); " + text;
-        return fault;
-      }
-      std::this_thread::sleep_for(Milliseconds(5));
-    }
-  } catch (const std::exception&) {
-  }
-  return fault;
-}
-
-/// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
-void CpuEngine::failHere(const Request& request, const Error& error, bool connectionLost) {
-  ToldFault fault{error.kind(), causeIn(error.what())};
-  const std::string own = fault.text;
-  if (connectionLost) fault = whoBroke(own);
-  abort(fault.kind, fault.text);
-  const Path path = path_.load(std::memory_order_acquire);
-  if (path == Path::Undecided || path == Path::Remote) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    fault = {faultKind_, fault_};
-  }
-  if (fault.text == own) throw error;
-  throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
-}
-
 // --- end ---------------------------------------------------------------------------------------
-
-void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
-  try {
-    ToldFault fault{kind, cause};
-    const bool shared = path_.load(std::memory_order_acquire) == Path::Shared;
-    if (!shared && !faulted()) fault = tellPeers(fault);
-    if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
-    if (rendezvous_ != nullptr) rendezvous_->cancel();
-    RemoteTransport* remote = nullptr;
-    PointToPoint* pointToPoint = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!interrupted_) {
-        interrupted_ = true;
-        faultKind_ = fault.kind;
-        fault_ = fault.text;
-      }
-      changed_.notify_all();
-      remote = remote_.get();
-      pointToPoint = pointToPoint_.get();
-    }
-    if (remote != nullptr) remote->abort();
-    if (pointToPoint != nullptr) pointToPoint->failAll();
-  } catch (...) {
-    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
-  }
-}
 
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;
