@@ -117,7 +117,7 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
   try {
-    if (!engine_->pointToPointShared(timeout)) {
+    if (!engine_->pointToPointShared(timeout, site.name, messages_ + 1)) {
       return launchRemote(site, tensor, send, peer, tag, record);
     }
     return launchShared(site, tensor, send, peer, tag, record);
@@ -184,34 +184,36 @@ WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& ten
   const std::string prefix = site.prefix();
   trace::start(record);
   auto numbers = peer == kAnySource && record != 0 ? messageNumbers_ : nullptr;
-  runOnWorker([work, flat, tensor, send, prefix, what, record, numbers, tag]() mutable {
-    std::exception_ptr fault;
-    try {
-      work->inner->wait();
-      if (!send) {
-        at::AutoDispatchBelowADInplaceOrView guard;
-        tensor.copy_(flat.reshape(tensor.sizes()));
-      }
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      const bool late = text.find("imed out") != std::string::npos;
-      fault = std::make_exception_ptr(
-          Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
-                concat(prefix, late ? "Timed out in " : "the connection failed in ", what,
-                       " over Gloo: ", text.substr(0, text.find('\n')))));
-    }
-    tensor.reset();
-    if (fault) {
-      trace::fail(record, fault);
-    } else {
-      const int source = numbers == nullptr ? -1 : work->sourceRank();
-      if (source >= 0) {
-        trace::setMessage(record, source, numbers->next(false, source, tag, false));
-      }
-      trace::complete(record);
-    }
-    work->markDone(fault);
-  });
+  runOnWorker(
+      [engine = engine_, work, flat, tensor, send, prefix, what, record, numbers, tag]() mutable {
+        std::exception_ptr fault;
+        try {
+          work->inner->wait();
+          if (!send) {
+            at::AutoDispatchBelowADInplaceOrView guard;
+            tensor.copy_(flat.reshape(tensor.sizes()));
+          }
+        } catch (const std::exception& error) {
+          const std::string text = error.what();
+          const bool late = text.find("imed out") != std::string::npos;
+          ToldFault told{ErrorKind::Timeout,
+                         concat(late ? "Timed out in " : "the connection failed in ", what,
+                                " over Gloo: ", text.substr(0, text.find('\n')))};
+          if (!late) told = engine->whoBroke(told.text);
+          fault = std::make_exception_ptr(Error(told.kind, prefix + told.text));
+        }
+        tensor.reset();
+        if (fault) {
+          trace::fail(record, fault);
+        } else {
+          const int source = numbers == nullptr ? -1 : work->sourceRank();
+          if (source >= 0) {
+            trace::setMessage(record, source, numbers->next(false, source, tag, false));
+          }
+          trace::complete(record);
+        }
+        work->markDone(fault);
+      });
   return work;
 }
 

@@ -30,6 +30,17 @@ class StoreAdapter : public KeyValueStore {
     return found;
   }
 
+  std::string setFirst(const std::string& key, const std::string& value) override {
+    std::vector<std::uint8_t> there;
+    try {
+      const std::vector<std::uint8_t> mine(value.begin(), value.end());
+      there = store_->compareSet(key, {}, mine);
+    } catch (const std::exception&) {  // a store written in Python need not have it
+      return KeyValueStore::setFirst(key, value);
+    }
+    return std::string(there.begin(), there.end());
+  }
+
  private:
   template <typename Use>
   void attempt(Use use) {

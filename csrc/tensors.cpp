@@ -116,8 +116,9 @@ void requireDense(const CallSite& call, const at::Tensor& tensor) {
   }
   if (tensor.is_meta()) {
     throw Error(ErrorKind::Value, call.prefix() +
-                                      "expected a tensor with data, got one on device meta. "
-                                      "Materialise it first.");
+                                      "expected a CPU or CUDA tensor, got one on device meta, "
+                                      "which has no data. Materialise it first (torch.empty_like("
+                                      "tensor, device=\"cpu\")).");
   }
   if (!tensor.is_cpu() && !isServed(tensor.device().type())) {
     throw Error(ErrorKind::Value,

@@ -31,6 +31,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
     : config_(std::move(config)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
+      firstFault_(store_),
       remoteFactory_(std::move(remote)),
       process_(LocalProcess::get()) {
   spinMicros_ = config_.spinMicros;
@@ -78,7 +79,7 @@ CpuEngine::~CpuEngine() {
     (void)rendezvous_.release();
     (void)memory_.release();
     (void)remote_.release();
-    (void)store_.release();
+    (void)new std::shared_ptr<KeyValueStore>(store_);
     return;
   }
   shutdown();
@@ -101,41 +102,16 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
   if (closed_) {
     throw Error(ErrorKind::Backend, prefix(call, request.seq) + "the group was destroyed");
   }
-  if (memory_ != nullptr && memory_->aborted()) memory_->throwAborted(prefix(call, request.seq));
+  const bool remote = path_.load(std::memory_order_acquire) == Path::Remote;
+  if (!remote && memory_ != nullptr && memory_->aborted()) {
+    memory_->throwAborted(prefix(call, request.seq));
+  }
   if (interrupted_) {
     throw Error(faultKind_, prefix(call, request.seq) + "the group failed before: " + fault_);
   }
 }
 
 // --- running collectives -----------------------------------------------------------------------
-
-void CpuEngine::decide(Milliseconds timeout) {
-  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
-  if (agreement.shared) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
-    reason_ = agreement.reason;
-    path_.store(Path::Shared, std::memory_order_release);
-    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
-                               ": transport shm, because ", agreement.reason));
-    return;
-  }
-  useRemote(agreement);
-}
-
-void CpuEngine::useRemote(const Agreement& agreement) {
-  auto remote = remoteFactory_(agreement.id);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    remote_ = std::move(remote);
-    if (interrupted_) remote_->abort();  // it came before there was anything to abort
-  }
-  reason_ = agreement.reason;
-  path_.store(Path::Remote, std::memory_order_release);
-  const bool asked = config_.transport == TransportChoice::Gloo;
-  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
-      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
-             agreement.reason));
-}
 
 void CpuEngine::runOne(Request& request, const TaskRef& task) {
   request.deadline = deadlineAfter(Clock::now(), request.timeout);
@@ -161,9 +137,13 @@ void CpuEngine::execute(const TaskRef& task) {
     task->finish();
     trace::complete(task->trace);
   } catch (const Error& error) {
-    abort(error.kind(), error.what());
-    trace::fail(task->trace, error.what());
-    throw;
+    const bool lost = dynamic_cast<const ConnectionLost*>(&error) != nullptr;
+    try {
+      failHere(request, error, lost);
+    } catch (const Error& first) {
+      trace::fail(task->trace, first.what());
+      throw;
+    }
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
                                      describe(request.arrival()), ": ", error.what()));

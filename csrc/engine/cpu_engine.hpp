@@ -19,6 +19,7 @@
 #include "../base/env.hpp"
 #include "../trace/trace.hpp"
 #include "../transport/rendezvous.hpp"
+#include "first_fault.hpp"
 #include "point_to_point.hpp"
 
 namespace fastcoll {
@@ -47,10 +48,17 @@ class Task {
 };
 using TaskRef = std::shared_ptr<Task>;
 
+/// A connection broke off, which says nothing of whose fault it was.
+struct ConnectionLost : Error {
+  using Error::Error;
+};
+
 /// Moves whole collectives where memory cannot be shared (Gloo).
 class RemoteTransport {
  public:
   virtual ~RemoteTransport() = default;
+  /// Called now and then while a transfer waits; throws when the group has failed elsewhere.
+  std::function<void(const std::string& prefix)> checkPeers = [](const std::string&) {};
   /// `prefix` begins its error messages.
   /// If it throws, `owner` is kept as long as the request's memory may still be touched.
   virtual void run(const Request& request, const std::shared_ptr<void>& owner,
@@ -94,7 +102,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool waitUntil(const Task& task, TimePoint until);
 
   /// True when the ranks share memory, so that point-to-point runs over it; decided at first use.
-  bool pointToPointShared(Milliseconds timeout);
+  /// `call` and `seq` are named in errors.
+  bool pointToPointShared(Milliseconds timeout, const char* call, std::uint64_t seq);
   PointToPoint& pointToPoint();
   /// The other hosts' transport, made at first use. All ranks must call it.
   RemoteTransport& remote(Milliseconds timeout);
@@ -106,6 +115,9 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   /// Lets pending work end for a moment, then fails it; tells the peers. Idempotent, never throws.
   void shutdown() noexcept;
+  /// What broke a connection of the remote transport, as far as that can be found out in a moment:
+  /// the group's first fault, or which process has ended. `text` is what the connection said.
+  ToldFault whoBroke(const std::string& text) const noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   EngineInfo info() const;
@@ -128,11 +140,15 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void work();
   void throwIfUnusable(const Request& request) const;
   std::string prefix(const char* call, std::uint64_t seq) const;
+  [[noreturn]] void failHere(const Request& request, const Error& error, bool connectionLost);
+  ToldFault tellPeers(const ToldFault& fault) noexcept;
+  void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
   int spinMicros_;
   const std::uint64_t forkGeneration_;
-  std::unique_ptr<KeyValueStore> store_;
+  std::shared_ptr<KeyValueStore> store_;
+  mutable FirstFault firstFault_;
   RemoteFactory remoteFactory_;
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;

@@ -1,13 +1,51 @@
-// The parts of CpuEngine beside its queue: how point-to-point and monitored barriers begin, and how
-// a group ends, by fault or by shutdown.
+// The parts of CpuEngine beside its queue: how the first collective, point-to-point and monitored
+// barriers begin, and how a group is shut down.
 #include "../base/fork.hpp"
 #include "cpu_engine.hpp"
 
 namespace fastcoll {
 
+// --- the first collective -----------------------------------------------------------------------
+
+void CpuEngine::decide(Milliseconds timeout) {
+  const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  if (agreement.shared) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
+    reason_ = agreement.reason;
+    path_.store(Path::Shared, std::memory_order_release);
+    log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
+                               ": transport shm, because ", agreement.reason));
+    return;
+  }
+  useRemote(agreement);
+}
+
+void CpuEngine::useRemote(const Agreement& agreement) {
+  std::unique_ptr<RemoteTransport> remote;
+  try {
+    remote = remoteFactory_(agreement.id);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
+                                              ": ", text.substr(0, text.find('\n'))));
+  }
+  remote->checkPeers = [this](const std::string& site) { checkPeers(site); };
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    remote_ = std::move(remote);
+    if (interrupted_) remote_->abort();  // it came before there was anything to abort
+  }
+  reason_ = agreement.reason;
+  path_.store(Path::Remote, std::memory_order_release);
+  const bool asked = config_.transport == TransportChoice::Gloo;
+  log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
+      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
+             agreement.reason));
+}
+
 // --- point-to-point ----------------------------------------------------------------------------
 
-bool CpuEngine::pointToPointShared(Milliseconds timeout) {
+bool CpuEngine::pointToPointShared(Milliseconds timeout, const char* call, std::uint64_t seq) {
   std::lock_guard<std::mutex> lock(pairMutex_);
   {
     std::lock_guard<std::mutex> state(mutex_);
@@ -21,9 +59,22 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout) {
       shared = rendezvous_->sameHost(deadlineAfter(Clock::now(), timeout), timeout, why);
     }
     if (shared) {
-      memory_->open(config_.arenaBytes);
-      auto made =
-          std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, config_.ringBytes);
+      try {
+        memory_->open(config_.arenaBytes);
+      } catch (const Error& error) {
+        // The peer may be waiting already, and the ranks that use Gloo do so all together.
+        const std::string cause =
+            concat(memory_->memberName(config_.rank),
+                   " has no shared memory for point-to-point: ", error.what());
+        abort(error.kind(), cause);
+        throw Error(error.kind(), prefix(call, seq) + cause);
+      }
+      auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_,
+                                                 config_.ringBytes, [this] {
+                                                   ToldFault fault;
+                                                   memory_->recorded(fault.kind, fault.text);
+                                                   tellPeers(fault);
+                                                 });
       std::lock_guard<std::mutex> state(mutex_);
       pointToPoint_ = std::move(made);
     }
@@ -64,31 +115,6 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
 }
 
 // --- end ---------------------------------------------------------------------------------------
-
-void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
-  try {
-    if (memory_ != nullptr) memory_->abort(kind, cause);
-    if (rendezvous_ != nullptr) rendezvous_->cancel();
-    RemoteTransport* remote = nullptr;
-    PointToPoint* pointToPoint = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!interrupted_) {
-        interrupted_ = true;
-        faultKind_ = kind;
-        fault_ = cause;
-      }
-      changed_.notify_all();
-      remote = remote_.get();
-      pointToPoint = pointToPoint_.get();
-    }
-    if (remote != nullptr) remote->abort();
-    if (pointToPoint != nullptr) pointToPoint->failAll();
-  } catch (...) {
-    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
-  }
-}
 
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;

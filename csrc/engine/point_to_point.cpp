@@ -24,12 +24,13 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 }  // namespace
 
 PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-                           std::size_t ringBytes)
+                           std::size_t ringBytes, std::function<void()> tellUnmet)
     : memory_(memory),
       rendezvous_(rendezvous),
       spinMicros_(spinMicros),
       ringBytes_(ringBytesFor(ringBytes, memory.size())),
       pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
+      tellUnmet_(std::move(tellUnmet)),
       peers_(static_cast<std::size_t>(memory.size())) {}
 
 PointToPoint::~PointToPoint() {
@@ -119,11 +120,10 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
     }
     if (lookForFaults && !moved) checkFaults(finished);
   } catch (const Error& error) {
-    memory_.abort(error.kind(), error.what());
-    failAllLocked(finished);
+    fail(error.kind(), concat(memory_.memberName(memory_.rank()), ": ", error.what()), finished);
   } catch (const std::exception& error) {
-    memory_.abort(ErrorKind::Backend, concat("rank ", memory_.rank(), ": ", error.what()));
-    failAllLocked(finished);
+    fail(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()), ": ", error.what()),
+         finished);
   }
   return moved || !finished.empty();
 }

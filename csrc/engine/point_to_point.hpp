@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -75,8 +76,10 @@ class PointToPoint {
 
   /// `ringBytes`: of the ring to each peer that is sent more than small messages; less in groups so
   /// large that their rings would take much memory.
-  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-               std::size_t ringBytes = kRingBytes);
+  /// `tellUnmet`: called when the group has failed here, to tell ranks that this one has not met.
+  PointToPoint(
+      GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
+      std::size_t ringBytes = kRingBytes, std::function<void()> tellUnmet = [] {});
   ~PointToPoint();
 
   /// Takes the operation and does at once what can be done without waiting.
@@ -147,6 +150,7 @@ class PointToPoint {
   void checkFaults(Finished& finished);
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
   bool isGone(int rank, TimePoint now);
+  void fail(ErrorKind kind, const std::string& cause, Finished& finished);
   void failAllLocked(Finished& finished);
 
   // point_to_point_waiting.cpp
@@ -182,6 +186,7 @@ class PointToPoint {
   const int spinMicros_;
   const std::size_t ringBytes_;
   const std::size_t pieceBytes_;
+  const std::function<void()> tellUnmet_;
 
   std::mutex mutex_;
   std::vector<Peer> peers_;

@@ -18,15 +18,10 @@ void PointToPoint::failAll() {
 
 void PointToPoint::failAllLocked(Finished& finished) {
   const auto& id = memory_.identity();
-  // A receiver may be reading a message where it lies in this rank's arena. It must hear of the
-  // fault before the sender's caller may write there again, or it would report what it read as
-  // success.
-  for (const auto& op : all_) {
-    if (op->send && op->begun_ && inArena(op->message) != 0) {
-      memory_.passOn();
-      break;
-    }
-  }
+  // Each rank knows only those that it talks to. And a receiver may be reading a message where it
+  // lies in this rank's arena: it must hear of the fault before the sender's caller may write there
+  // again, or it would report what it read as success.
+  memory_.passOn();
   for (const auto& op : all_) {
     try {
       memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
@@ -51,10 +46,17 @@ void PointToPoint::failAllLocked(Finished& finished) {
   }
 }
 
+void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& finished) {
+  memory_.abort(kind, cause);
+  tellUnmet_();
+  failAllLocked(finished);
+}
+
 // A peer that died, or left without giving what is asked of it, and operations whose time is up.
 void PointToPoint::checkFaults(Finished& finished) {
   const auto now = Clock::now();
   for (const PointToPointRef& op : all_) {
+    if (op->peer != kAnySource && memory_.hear(op->peer)) return failAllLocked(finished);
     std::string cause = causeOfSilence(*op, now);
     // What it wrote before it went counts; the rest is for the next round.
     if (!cause.empty() && op->peer != kAnySource && advancePeer(op->peer, finished)) return;
@@ -70,11 +72,7 @@ void PointToPoint::checkFaults(Finished& finished) {
       }
       cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
     }
-    if (!cause.empty()) {
-      memory_.abort(kind, cause);
-      failAllLocked(finished);
-      return;
-    }
+    if (!cause.empty()) return fail(kind, cause, finished);
   }
 }
 

@@ -1,6 +1,11 @@
 // How the ranks of a group agree on one transport: votes, and rank 0's decision.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "../base/env.hpp"
 #include "../base/hash.hpp"
@@ -13,6 +18,9 @@ namespace {
 constexpr char kShared[] = "shm";
 constexpr char kAgainst[] = "gloo: ";
 constexpr std::size_t kLongestReason = 500;
+
+// Open files that Gloo takes beside one for each rank: it listens, polls, and asks the store.
+constexpr int kGlooDescriptors = 6;
 
 }  // namespace
 
@@ -50,11 +58,35 @@ std::string Rendezvous::reasonAgainst(const std::string& vote) const {
   return vote.substr(length, kLongestReason);
 }
 
+/// Before this rank votes for Gloo, which ends the process, or leaves the others waiting for this
+/// rank, where descriptors run out.
+void Rendezvous::requireDescriptors() const {
+  const int wanted = memory_.size() + kGlooDescriptors;
+  std::vector<int> held;
+  held.reserve(static_cast<std::size_t>(wanted));
+  int error = 0;
+  while (error == 0 && static_cast<int>(held.size()) < wanted) {
+    const int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    fd < 0 ? error = errno : (held.push_back(fd), 0);
+  }
+  for (const int fd : held) ::close(fd);
+  if (error == 0) return;
+  throw GroupLost(
+      ErrorKind::Backend,
+      concat(prefix(), memory_.memberName(memory_.rank()), " can open ", held.size(),
+             " more files where Gloo, between ", memory_.size(), " ranks, needs ", wanted, " (",
+             std::strerror(error), "). Raise the limit on open files (ulimit -n) on that rank."));
+}
+
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
   for (;;) {
     records_ = readAll(deadline, timeout);
     Agreement agreement;
     agreement.id = hash();
+    {
+      std::lock_guard<std::mutex> lock(keysMutex_);
+      groupFault_ = faultKey(agreement.id);
+    }
     // Equal on all ranks, as every input of the decision must be.
     const auto demanding =
         std::find_if(records_.begin(), records_.end(), [](const GroupRecord& record) {
@@ -68,13 +100,14 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = bindAll(deadline, restart);
         if (restart) continue;
         if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
-      } catch (const ProcessGone&) {
+      } catch (const GroupLost&) {
         throw;
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
         problem = concat("rank ", memory_.rank(), ": ", error.what());
       }
     }
+    if (!problem.empty()) requireDescriptors();
     const std::string decision = concat("fastcoll/go/", agreement.id);
     const std::string vote = problem.empty() ? kShared : kAgainst + problem;
     store_.set(voteKey(memory_.rank()), vote);
@@ -90,7 +123,8 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
           std::string value;
           if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
             have[i] = true;
-            if (value != kShared && against.empty()) against = kAgainst + reasonAgainst(value);
+            const std::string reason = value == kShared ? "" : reasonAgainst(value);
+            if (value != kShared && against.empty()) against = kAgainst + reason;
           }
           all = all && have[i];
         }
@@ -115,6 +149,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       }
       pause(round);
       if (round % 8 != 0) continue;
+      throwIfTold(faultKey(agreement.id));
       restart = changed();
       for (const auto& record : records_) {
         if (!restart && processGone(record)) throwGone(record);

@@ -45,9 +45,10 @@ struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> waiters;
 };
 
-/// The first fault of the group, written once; every member holds a copy.
+/// The first fault of the group, written once; every member holds a copy. A rank that writes it is
+/// named meanwhile, so that its death in between is seen.
 struct alignas(64) AbortRecord {
-  enum State : std::uint32_t { kNone = 0, kWriting = 1, kSet = 2 };
+  enum State : std::uint32_t { kNone = 0, kSet = 1, kWriting = 2 };  // kWriting + rank
   std::atomic<std::uint32_t> state;
   std::uint32_t kind;  // ErrorKind
   char text[1016];

@@ -23,6 +23,9 @@ constexpr std::size_t kInlineBytes = kFrameBytes - sizeof(Arrival);
 // bounded.
 constexpr std::size_t kChunkBytes = std::size_t{4} << 20;
 
+// How often a transfer that waits asks whether the group has failed elsewhere.
+constexpr Milliseconds kAsk{250};
+
 using Counts = std::vector<int64_t>;
 
 at::Tensor view(const void* data, std::size_t bytes) {
@@ -32,7 +35,8 @@ at::Tensor view(const void* data, std::size_t bytes) {
 class Exchange {
  public:
   Exchange(c10d::Backend& gloo, const Request& request, const std::string& prefix,
-           GlooBuffers& buffers, const std::atomic<bool>& aborted)
+           GlooBuffers& buffers, const std::atomic<bool>& aborted,
+           const std::function<void(const std::string&)>& checkPeers)
       : gloo_(gloo),
         request_(request),
         prefix_(prefix),
@@ -43,7 +47,8 @@ class Exchange {
         receive_(buffers.receive),
         result_(buffers.result),
         frames_(buffers.frames.get(kFrameBytes * (ranks_ + 1))),
-        aborted_(aborted) {}
+        aborted_(aborted),
+        checkPeers_(checkPeers) {}
 
   void run() {
     arrive();
@@ -69,15 +74,21 @@ class Exchange {
     c10::intrusive_ptr<c10d::Work> work;
     try {
       work = start();
+      auto asked = Clock::now();
       while (!finished(*work)) {
         checkInterrupt();
+        if (Clock::now() - asked > kAsk) {
+          checkPeers_(prefix_);
+          asked = Clock::now();
+        }
         if (aborted_.load(std::memory_order_acquire)) {
           throw Error(ErrorKind::Backend, prefix_ + "the group was aborted or destroyed");
         }
         if (Clock::now() >= request_.deadline) {
-          throw Error(ErrorKind::Timeout,
-                      concat(prefix_, "Timed out after ", request_.timeout.count(),
-                             " ms over Gloo in ", fastcoll::describe(request_.arrival())));
+          throw Error(
+              ErrorKind::Timeout,
+              concat(prefix_, "Timed out after ", request_.timeout.count(), " ms over Gloo in ",
+                     fastcoll::describe(request_.arrival()), " on rank ", me_));
         }
       }
       work->wait();  // throws what it ended with
@@ -92,9 +103,12 @@ class Exchange {
 
   [[noreturn]] void failed(const std::string& text) const {
     const bool late = text.find("imed out") != std::string::npos;
-    throw Error(late ? ErrorKind::Timeout : ErrorKind::Backend,
-                concat(prefix_, late ? "Timed out" : "the connection failed", " over Gloo (limit ",
-                       request_.timeout.count(), " ms): ", text.substr(0, text.find('\n'))));
+    const std::string said =
+        concat(prefix_, late ? "Timed out" : "the connection failed", " on rank ", me_,
+               " over Gloo (limit ", request_.timeout.count(), " ms) in ",
+               fastcoll::describe(request_.arrival()), ": ", text.substr(0, text.find('\n')));
+    if (late) throw Error(ErrorKind::Timeout, said);
+    throw ConnectionLost(ErrorKind::Backend, said);
   }
 
   /// Polls: quickly at first, then with sleeps of up to a millisecond. Gloo's own wait cannot be
@@ -344,6 +358,7 @@ class Exchange {
   Scratch& result_;
   std::uint8_t* const frames_;  // one per rank, then this rank's own
   const std::atomic<bool>& aborted_;
+  const std::function<void(const std::string&)>& checkPeers_;
 };
 
 }  // namespace
@@ -364,7 +379,7 @@ GlooTransport::~GlooTransport() {
 void GlooTransport::run(const Request& request, const std::shared_ptr<void>& owner,
                         const std::string& prefix) {
   try {
-    Exchange(*gloo_, request, prefix, *buffers_, aborted_).run();
+    Exchange(*gloo_, request, prefix, *buffers_, aborted_, checkPeers).run();
   } catch (...) {
     abandoned_.push_back(std::exchange(buffers_, std::make_shared<GlooBuffers>()));
     abandoned_.push_back(owner);

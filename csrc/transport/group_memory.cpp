@@ -1,5 +1,7 @@
 #include "group_memory.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -10,18 +12,8 @@
 namespace fastcoll {
 namespace {
 
-bool record(AbortRecord& into, ErrorKind kind, const std::string& cause) noexcept {
-  std::uint32_t none = AbortRecord::kNone;
-  if (!into.state.compare_exchange_strong(none, AbortRecord::kWriting, std::memory_order_acq_rel)) {
-    return false;
-  }
-  into.kind = static_cast<std::uint32_t>(kind);
-  const std::size_t length = std::min(cause.size(), sizeof into.text - 1);
-  std::memcpy(into.text, cause.data(), length);
-  into.text[length] = '\0';
-  into.state.store(AbortRecord::kSet, std::memory_order_release);
-  return true;
-}
+// How long a fault's writer, which lives, may take for its few bytes.
+constexpr Milliseconds kWriting{100};
 
 void wakeSleepers(ControlBlock& block) noexcept {
   futexWakeAll(lowHalf(&block.progress.published));
@@ -48,7 +40,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   block->size = static_cast<std::uint32_t>(identity_.size);
   own_.store(block, std::memory_order_release);
   arena().addToDirectory(identity_.nonce, blockOffset_);
-  if (!earlyCause_.empty()) record(block->abort, earlyKind_, earlyCause_);
+  if (!earlyCause_.empty()) record(block->abort, earlyKind_, earlyCause_);  // nobody knows it yet
 }
 
 bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce) {
@@ -82,7 +74,11 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   fresh->block = block;
   members_[static_cast<std::size_t>(peer)].store(fresh.get(), std::memory_order_release);
   everBound_.emplace_back(peer, std::move(fresh));
-  if (aborted()) passOn();  // the abort came before this peer could be told
+  if (aborted()) {
+    passOn();  // the abort came before this peer could be told
+  } else {
+    hear(peer);
+  }
   return true;
 }
 
@@ -98,11 +94,14 @@ void GroupMemory::confirm(int peer, std::uint64_t nonce) {
 bool GroupMemory::isMutual(int peer, std::uint64_t nonce) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   for (const auto& [rank, bound] : everBound_) {
-    if (rank != peer || bound->nonce != nonce) continue;
-    return bound->block->link(identity_.rank).nonce.load(std::memory_order_acquire) ==
-           identity_.nonce;
+    if (rank == peer && bound->nonce == nonce) return isMeant(*bound);
   }
   return false;
+}
+
+/// The peer's instance has bound, or is about to, this instance of the group.
+bool GroupMemory::isMeant(const Member& there) const {
+  return there.block->link(identity_.rank).nonce.load(std::memory_order_acquire) == identity_.nonce;
 }
 
 void GroupMemory::close(bool keep) noexcept {
@@ -182,7 +181,10 @@ bool GroupMemory::hasLeft(int peer) const {
 }
 
 std::string GroupMemory::memberName(int peer) const {
-  if (peer == identity_.rank) return concat("rank ", peer, " (this process)");
+  // What names this rank is read on others.
+  if (peer == identity_.rank) {
+    return concat("rank ", peer, " (pid ", ::getpid(), ", host ", hostName(), ")");
+  }
   if (!isBound(peer)) return concat("rank ", peer);
   return concat("rank ", peer, " (", process(peer).name(), ")");
 }
@@ -205,48 +207,104 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
       return;
     }
   }
-  if (record(own().abort, kind, cause)) tellAll(kind, cause);
+  // A record that is being written may be that of a rank that has died at it.
+  if (own().abort.state.load(std::memory_order_acquire) != AbortRecord::kSet) tellAll(kind, cause);
 }
 
-void GroupMemory::tellAll(ErrorKind kind, const std::string& cause) noexcept {
+/// Writes the fault into a member's record, unless it has one: that one is then what is told on.
+/// True if it was written.
+bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept {
+  const std::uint32_t mine = AbortRecord::kWriting + static_cast<std::uint32_t>(rank());
+  std::uint32_t seen = AbortRecord::kNone;
+  const auto until = Clock::now() + kWriting;
+  while (!into.state.compare_exchange_strong(seen, mine, std::memory_order_acq_rel)) {
+    if (seen == AbortRecord::kSet) {
+      kind = static_cast<ErrorKind>(into.kind);
+      cause.assign(into.text, ::strnlen(into.text, sizeof into.text));
+      return false;
+    }
+    if (seen == AbortRecord::kNone) continue;
+    // Somebody is about to write. If it died meanwhile, what `seen` holds may be replaced.
+    const auto writer = static_cast<std::int64_t>(seen - AbortRecord::kWriting);
+    const bool dead = writer < size() && isDead(static_cast<int>(writer));
+    if (dead) continue;
+    if (Clock::now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    seen = AbortRecord::kNone;
+  }
+  into.kind = static_cast<std::uint32_t>(kind);
+  const std::size_t length = std::min(cause.size(), sizeof into.text - 1);
+  std::memcpy(into.text, cause.data(), length);
+  into.text[length] = '\0';
+  into.state.store(AbortRecord::kSet, std::memory_order_release);
+  return true;
+}
+
+// Two ranks may notice two faults at once. Both write in the order of ranks, and go on with what
+// they find: whoever comes first to the first record decides for all. A rank's own record is no
+// exception, or it would raise what the others never hear of.
+void GroupMemory::tellAll(ErrorKind kind, std::string cause) noexcept {
   const auto listens = [this](int peer) {
-    return peer != identity_.rank && isBound(peer) && !hasLeft(peer);
+    return peer == identity_.rank || (isBound(peer) && !hasLeft(peer));
   };
   // All are told before any is woken: a rank sleeps on another's words, and one that woke without
   // finding a fault of its own would sleep for another slice.
+  bool told = false;
   for (int peer = 0; peer < identity_.size; ++peer) {
-    if (listens(peer)) record(block(peer).abort, kind, cause);
+    if (listens(peer)) told = record(recordOf(peer), kind, cause) || told;
   }
-  wakeSleepers(own());
-  for (int peer = 0; peer < identity_.size; ++peer) {
-    if (listens(peer)) wakeSleepers(block(peer));
+  for (int peer = 0; told && peer < identity_.size; ++peer) {
+    if (listens(peer)) wakeSleepers(peer == identity_.rank ? own() : block(peer));
   }
+}
+
+AbortRecord& GroupMemory::recordOf(int member) const {
+  return (member == identity_.rank ? own() : block(member)).abort;
 }
 
 void GroupMemory::passOn() noexcept {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
-  if (!recorded(kind, cause)) cause = "the group was aborted by a rank that died";
-  tellAll(kind, cause);
+  recorded(kind, cause);
+  tellAll(kind, std::move(cause));
 }
 
-bool GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
+bool GroupMemory::hear(int peer) noexcept {
+  if (peer == identity_.rank || !isBound(peer) || !isMeant(*member(peer))) return false;
+  if (recordOf(peer).state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
+  ErrorKind kind = ErrorKind::Backend;
+  std::string cause;
+  record(recordOf(peer), kind, cause);  // only reads it
+  tellAll(kind, std::move(cause));
+  return true;
+}
+
+void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
   const AbortRecord& fault = own().abort;
   // The writer may be between claim and text, or have died there: wait a little, not for ever.
-  for (int i = 0; i < 1000 && fault.state.load(std::memory_order_acquire) == AbortRecord::kWriting;
-       ++i) {
+  const auto until = Clock::now() + kWriting;
+  std::uint32_t state = fault.state.load(std::memory_order_acquire);
+  while (state >= AbortRecord::kWriting && Clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
+    state = fault.state.load(std::memory_order_acquire);
   }
-  if (fault.state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
-  kind = static_cast<ErrorKind>(fault.kind);
-  cause.assign(fault.text, ::strnlen(fault.text, sizeof fault.text));
-  return true;
+  if (state == AbortRecord::kSet) {
+    kind = static_cast<ErrorKind>(fault.kind);
+    cause.assign(fault.text, ::strnlen(fault.text, sizeof fault.text));
+    return;
+  }
+  const std::uint32_t writer = state - AbortRecord::kWriting;
+  kind = ErrorKind::Backend;
+  cause =
+      writer < static_cast<std::uint32_t>(size())
+          ? memberName(static_cast<int>(writer)) + " aborted the group, and died before it said why"
+          : "the group was aborted by a rank that died";
 }
 
 void GroupMemory::throwAborted(const std::string& prefix) const {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
-  if (!recorded(kind, cause)) cause = "the group was aborted by a rank that died";
+  recorded(kind, cause);
   throw Error(kind, prefix + cause);
 }
 

@@ -74,14 +74,19 @@ class GroupMemory {
   /// arena.
   void close(bool keep) noexcept;
 
-  /// Records the group's first fault on every member and wakes all of them. Later calls change
-  /// nothing. Never throws.
+  /// Records the group's first fault on every member and wakes all of them. Where another rank was
+  /// first, its fault is told instead; later calls change nothing. Never throws.
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   bool aborted() const {
     return isOpen() && own().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
   }
   /// Tells all peers of the fault that this rank knows of. Never throws.
   void passOn() noexcept;
+  /// Takes over a fault that the peer recorded when it could not tell this rank yet; true if there
+  /// is one. Never throws.
+  bool hear(int peer) noexcept;
+  /// The fault that this rank knows of.
+  void recorded(ErrorKind& kind, std::string& cause) const;
   /// Throws Error with the recorded cause behind `prefix`.
   [[noreturn]] void throwAborted(const std::string& prefix) const;
 
@@ -96,8 +101,10 @@ class GroupMemory {
   const Member* member(int peer) const {
     return members_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
   }
-  void tellAll(ErrorKind kind, const std::string& cause) noexcept;
-  bool recorded(ErrorKind& kind, std::string& cause) const;
+  bool isMeant(const Member& there) const;
+  AbortRecord& recordOf(int member) const;
+  bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;
+  void tellAll(ErrorKind kind, std::string cause) noexcept;
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;

@@ -1,6 +1,8 @@
 #include "rendezvous.hpp"
 
+#include <fcntl.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -62,12 +64,39 @@ bool Rendezvous::processGone(const GroupRecord& record) const {
   return record.createdAt >= own_.processBegan && processRuns(record) == 0;
 }
 
-void Rendezvous::throwGone(const GroupRecord& record) const {
-  throw ProcessGone(
+void Rendezvous::throwGone(const GroupRecord& record) {
+  // Another rank may have noticed a fault, told it, and gone: then that is what happened first.
+  const auto keys = faultKeys();
+  if (keys.size() > 1) throwIfTold(keys[0]);
+  throw GroupLost(
       ErrorKind::Backend,
       concat(prefix(), "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
              "): connection closed by peer (process died) before the "
              "group's ranks had met"));
+}
+
+void Rendezvous::throwIfTold(const std::string& key) {
+  if (const auto fault = readFault(store_, key)) {
+    throw GroupLost(fault->kind, prefix() + fault->text);
+  }
+}
+
+std::vector<std::string> Rendezvous::faultKeys() const {
+  std::lock_guard<std::mutex> lock(keysMutex_);
+  std::vector<std::string> keys;
+  if (!groupFault_.empty()) keys.push_back(groupFault_);
+  keys.push_back(faultKey(own_.nonce));
+  return keys;
+}
+
+std::string Rendezvous::endedProcesses() const {
+  std::string ended;
+  for (const auto& record : records_) {
+    if (!processGone(record)) continue;
+    ended += concat(ended.empty() ? "" : ", ", "rank ", record.rank, " (pid ", record.pid,
+                    ", host ", text(record.host), ")");
+  }
+  return ended;
 }
 
 void Rendezvous::publish() {
@@ -244,8 +273,10 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
         }
         throwGone(member);
       }
-      // One that cannot share memory has voted already, and will never listen.
+      // One that cannot share memory has voted already, and will never listen; one that failed has
+      // told so.
       if (std::string against; round % 8 == 7 && votedAgainst(against)) return against;
+      if (round % 8 == 7) throwIfTold(faultKey(hash()));
       if (Clock::now() >= deadline) {
         return concat("rank ", peer, " cannot be reached over its unix socket");
       }
@@ -267,8 +298,11 @@ bool Rendezvous::tryPair(int peer) {
   // The echo tells the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
-  if (process == nullptr && processGone(record)) throwGone(record);
-  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) return false;
+  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
+    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
+    if (process == nullptr && processGone(record)) throwGone(record);
+    return false;
+  }
   // Mutual: the peer must mean this instance too, not an earlier one under the same name.
   if (!memory_.isMutual(peer, record.nonce)) return false;
   memory_.confirm(peer, record.nonce);

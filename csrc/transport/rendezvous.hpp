@@ -9,6 +9,7 @@
 //   H                = hash of all records' nonces
 //   v/<H>/<rank>     what the rank can do with that set: "shm", or why not
 //   go/<H>           rank 0's decision once it has all votes
+//   f/<H>            what some rank failed with; see told_fault.hpp
 //
 // A rank that sees a record change starts over with the new H. A key that names H cannot be stale,
 // for H contains the reader's own fresh nonce.
@@ -16,6 +17,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include "../base/error.hpp"
 #include "../base/store.hpp"
 #include "group_memory.hpp"
+#include "told_fault.hpp"
 
 namespace fastcoll {
 
@@ -79,12 +82,18 @@ class Rendezvous {
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
   /// so that it works before the ranks can talk to each other; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
+  /// Keys under which a fault of this rank is told: of the ranks that agreed last, if they have,
+  /// and of this rank alone. From any thread.
+  std::vector<std::string> faultKeys() const;
+  /// The ranks whose processes are known to have ended: "rank 1 (pid 4711, host h1)"; "" if none
+  /// is. Only for ranks that agreed.
+  std::string endedProcesses() const;
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
  private:
-  /// Thrown when a rank's process runs no more: no reason to vote for another transport.
-  struct ProcessGone : Error {
+  /// Thrown when the group is lost, whatever the transport: no reason to vote for another one.
+  struct GroupLost : Error {
     using Error::Error;
   };
 
@@ -93,7 +102,9 @@ class Rendezvous {
   bool changed();
   int processRuns(const GroupRecord& record) const;
   bool processGone(const GroupRecord& record) const;
-  [[noreturn]] void throwGone(const GroupRecord& record) const;
+  [[noreturn]] void throwGone(const GroupRecord& record);
+  void throwIfTold(const std::string& key);
+  void requireDescriptors() const;
   std::string hash() const;
   std::string voteKey(int rank) const;
   bool votedAgainst(std::string& why);
@@ -112,6 +123,8 @@ class Rendezvous {
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};
   std::vector<GroupRecord> records_;
+  mutable std::mutex keysMutex_;
+  std::string groupFault_;  // its key, once the ranks' records are known
 };
 
 }  // namespace fastcoll

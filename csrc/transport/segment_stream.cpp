@@ -268,7 +268,10 @@ std::string SegmentStream::lateRanks() const {
 }
 
 void SegmentStream::raise() {
-  if (memory_.aborted()) memory_.throwAborted(prefix());
+  if (memory_.aborted()) {
+    memory_.passOn();  // whoever told this rank may have died before it told all
+    memory_.throwAborted(prefix());
+  }
   fail(hopelessKind_, hopelessCause_);
 }
 

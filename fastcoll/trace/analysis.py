@@ -123,11 +123,10 @@ def _look(lane: Lane, dumps: dict[int, Dump]) -> Finding | None:
     # A rank whose call failed calls no more: that it is not there later says nothing.
     stopped = {rank for rank, seq in last.items() if seq and entries[rank][seq].state == "failed"}
     failure = None
-    for seq in range(max(known.values()), max(last.values()) + 1):
+    called = {seq for found in entries.values() for seq in found}
+    for seq in sorted(seq for seq in called if seq >= max(known.values())):
         calls = {rank: found.get(seq) for rank, found in entries.items()}
         there = {rank: entry for rank, entry in calls.items() if entry is not None}
-        if not there:
-            continue
         if len({entry.signature for entry in there.values()}) > 1:
             apart = _those_apart(there)
             who = _ranks(apart) if apart else _ranks(sorted(there))

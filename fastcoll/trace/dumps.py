@@ -6,14 +6,15 @@ are taken from it, so that a file of somebody else's can do no harm.
 
 from __future__ import annotations
 
-import ast
 import io
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from fastcoll.trace.value import Value
 
 __all__ = ["Dump", "Entry", "Lane", "find", "loads", "parse", "read"]
 
@@ -22,9 +23,34 @@ _LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen
 """Files whose frames say nothing of the program."""
 
 
-class _PlainUnpickler(pickle.Unpickler):
+# The unpickler that is written in Python: the other one reserves as much memory as an index in the file
+# asks for.
+class _PlainUnpickler(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = dict(
+        pickle._Unpickler.dispatch
+    )
+
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"not a trace: it holds a {module}.{name}")
+
+
+def _text_again(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns an operation that takes a value again, limited to text.
+
+    Lists that hold each other would be walked for ever, or nearly; ranks write each value once.
+    """
+
+    def limited(unpickler: Any) -> None:
+        load(unpickler)
+        if not isinstance(unpickler.stack[-1], str):
+            raise pickle.UnpicklingError("not a trace: a value is in several places")
+
+    return limited
+
+
+for _code in (pickle.GET, pickle.BINGET, pickle.LONG_BINGET):
+    _PlainUnpickler.dispatch[_code[0]] = _text_again(_PlainUnpickler.dispatch[_code[0]])
+del _PlainUnpickler.dispatch[pickle.DUP[0]]
 
 
 def loads(content: bytes) -> dict[str, Any]:
@@ -36,7 +62,8 @@ def loads(content: bytes) -> dict[str, Any]:
     try:
         value = _PlainUnpickler(io.BytesIO(content)).load()
     except Exception as error:
-        raise ValueError(f"not a dump of fastcoll.trace: {error}") from error
+        said = str(error) or type(error).__name__
+        raise ValueError(f"not a dump of fastcoll.trace: {said[:200]}") from error
     if not isinstance(value, dict) or "entries" not in value or "fastcoll" not in value:
         raise ValueError("not a dump of fastcoll.trace: it lacks entries or fastcoll")
     return value
@@ -132,15 +159,28 @@ class Dump:
         return max(every, key=lambda entry: entry.created_ns, default=None)
 
 
-def _shapes(raw: Mapping[str, Any], side: str) -> list[str]:
-    sizes, dtypes = raw[f"{side}_sizes"], raw[f"{side}_dtypes"]
-    return [f"{dtype}{size}" for size, dtype in zip(sizes, dtypes, strict=True)]
+def _frame(raw: Value) -> dict[str, Any]:
+    return {
+        "name": raw["name"].text(),
+        "filename": raw["filename"].text(),
+        "line": raw["line"].integer(),
+    }
 
 
-def _entry(raw: Mapping[str, Any]) -> Entry:
+def _shapes(raw: Value, side: str) -> list[str]:
+    sizes, dtypes = raw[f"{side}_sizes"].items(), raw[f"{side}_dtypes"].items()
+    if len(sizes) != len(dtypes):
+        raise ValueError(f"{raw.place} has {len(sizes)} {side}_sizes and {len(dtypes)} dtypes")
+    return [
+        f"{dtype.text()}{[size.integer(0) for size in shape.items()]}"
+        for shape, dtype in zip(sizes, dtypes, strict=True)
+    ]
+
+
+def _entry(raw: Value) -> Entry:
     ours = raw["fastcoll"]
-    name, inputs, outputs = ours["name"], _shapes(raw, "input"), _shapes(raw, "output")
-    is_message = ours["lane"] == "message"
+    name, inputs, outputs = ours["name"].text(), _shapes(raw, "input"), _shapes(raw, "output")
+    is_message = ours["lane"].text() == "message"
     if is_message:
         parts = inputs or outputs
     elif inputs == outputs or name == "scatter":
@@ -149,50 +189,61 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
         parts = inputs
     else:
         parts = [*inputs, "->", *outputs]
-    left_out = ours["tensors_left_out"]
+    left_out = ours["tensors_left_out"].integer(0)
     words = [" ".join(parts) + (f" and {left_out} more tensors" if left_out else "")]
+    sends = is_message and ours["sends"].flag()
     if is_message:
-        source = "any rank" if ours["from"] < 0 else f"rank {ours['from']}"
-        words.append(f"to rank {ours['to']}" if ours["sends"] else f"from {source}")
-    words += [f"{key} {ours[key]}" for key in ("op", "root", "tag") if key in ours]
+        sender = ours["from"].integer(-1)
+        source = "any rank" if sender < 0 else f"rank {sender}"
+        words.append(f"to rank {ours['to'].integer(0)}" if sends else f"from {source}")
+    op = ours["op"].text() if "op" in ours else None
+    root = ours["root"].integer() if "root" in ours else None
+    tag = ours["tag"].integer() if "tag" in ours else None
+    named = {"op": op, "root": root, "tag": tag}
+    words += [f"{key} {value}" for key, value in named.items() if value is not None]
     # What each rank gives to an all_to_all is its own affair.
-    same = parts if name != "all_to_all" else raw["input_dtypes"]
+    dtypes = [dtype.text() for dtype in raw["input_dtypes"].items()]
+    same = parts if name != "all_to_all" else dtypes
+    ended = ours["ended_ns"]
     return Entry(
-        lane=raw["process_group"][0],
-        seq=ours["seq"],
+        lane=raw["process_group"].items(2)[0].text(),
+        seq=ours["seq"].integer(0),
         name=name,
-        state=ours["state"],
-        signature=(
-            None if is_message else name,
-            tuple(same),
-            ours.get("op"),
-            ours.get("root"),
-            left_out,
-        ),
+        state=ours["state"].text(),
+        signature=(None if is_message else name, tuple(same), op, root, left_out),
         call=f"{name}({', '.join(word for word in words if word)})",
-        created_ns=raw["time_created_ns"],
-        ended_ns=ours["ended_ns"] or 0,
-        error=ours.get("error", ""),
-        frames=tuple(raw["frames"]),
-        sends=ours.get("sends", False),
+        created_ns=raw["time_created_ns"].integer(),
+        ended_ns=0 if ended.is_none() else ended.integer(),
+        error=ours["error"].text(1 << 16) if "error" in ours else "",
+        frames=tuple(_frame(frame) for frame in raw["frames"].items()),
+        sends=sends,
     )
 
 
 def parse(raw: Mapping[str, Any]) -> Dump:
-    """Returns the dump that :func:`loads` or :func:`fastcoll.trace.dump` gave, ready to be compared."""
-    ours = raw["fastcoll"]
+    """Returns the dump that :func:`loads` or :func:`fastcoll.trace.dump` gave, ready to be compared.
+
+    Raises:
+        ValueError: Something in it is not what a dump has there; the message names it.
+    """
+    whole = Value(raw, "the dump")
+    ours = whole["fastcoll"]
     dump = Dump(
-        ours["rank"], ours["reason"], ours["host"], ours["pid"], ours["recorded"] > ours["size"]
+        ours["rank"].integer(0),
+        ours["reason"].text(),
+        ours["host"].text(),
+        ours["pid"].integer(0),
+        ours["recorded"].integer(0) > ours["size"].integer(0),
     )
     kinds: dict[str, tuple[str, str]] = {}
-    for item in raw["entries"]:
+    for item in whole["entries"].items():
         entry = _entry(item)
         dump.entries.setdefault(entry.lane, {})[entry.seq] = entry
-        kinds[entry.lane] = (item["fastcoll"]["group"], item["fastcoll"]["lane"])
-    for name, config in raw["pg_config"].items():
+        kinds[entry.lane] = (item["fastcoll"]["group"].text(), item["fastcoll"]["lane"].text())
+    for name, config in whole["pg_config"].fields():
         group, kind = kinds.get(name, (name, "collective"))
-        ranks = tuple(sorted(ast.literal_eval(config["ranks"])))
-        dump.lanes[name] = Lane(name, group, config["desc"], kind, ranks)
+        ranks = tuple(sorted(config["ranks"].numbers()))
+        dump.lanes[name] = Lane(name, group, config["desc"].text(), kind, ranks)
     return dump
 
 
@@ -224,6 +275,6 @@ def read(prefix: str) -> list[Dump]:
     for file in files.values():
         try:
             dumps.append(parse(loads(file.read_bytes())))
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
     return sorted(dumps, key=lambda dump: dump.rank)

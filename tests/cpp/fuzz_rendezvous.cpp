@@ -68,6 +68,11 @@ class HostileStore : public KeyValueStore {
       }
       return true;
     }
+    if (key.rfind("fastcoll/f/", 0) == 0) {
+      const fuzz::Bytes text = input_.take(how % 8 == 7 ? 2000 : how);
+      value = "BTSNX"[how % 5] + std::string(text.begin(), text.end());
+      return true;
+    }
     if (how % 8 <= 3) {
       value = how % 2 == 0 ? "shm" : "gloo: because";
       return true;
@@ -143,6 +148,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     rendezvous.sameHost(soon(), Milliseconds(1), why);
   });
   if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
+  attempt([&] {
+    for (const std::string& key : rendezvous.faultKeys()) {
+      const ToldFault first = writeFault(store, key, {ErrorKind::Value, "a text"});
+      FUZZ_CHECK(first.text == "a text" || first.kind != ErrorKind::Value);
+      const auto found = readFault(store, key);
+      FUZZ_CHECK(!found || (!found->text.empty() && found->text.size() <= 1000));
+    }
+  });
   attempt(
       [&] { rendezvous.monitoredBarrier(Milliseconds(rank == 0 ? 1 : 0), (settings & 8) != 0); });
   return 0;

@@ -147,7 +147,7 @@ void staleNames(Rank& me) {
         std::exception_ptr fault;
         std::uint8_t value = 0;
       };
-      REQUIRE(engine->pointToPointShared(Milliseconds(30000)));
+      REQUIRE(engine->pointToPointShared(Milliseconds(30000), "send", 0));
       std::shared_ptr<Byte> pair[2];
       for (int i = 0; i < 2; ++i) {
         pair[i] = std::make_shared<Byte>();
@@ -208,7 +208,7 @@ void otherTransport(Rank& me) {
     });
     const auto job = std::make_shared<Job>(Plan{}, me.rank, me.size);
     try {
-      requireFault({"aborted", "failed before"}, Milliseconds(2000),
+      requireFault({"the test", "failed before"}, Milliseconds(2000),
                    [&] { engine->runInline(job); });
     } catch (...) {
       killer.join();

@@ -32,7 +32,7 @@ std::size_t drawBytes(Random& random) {
 }  // namespace
 
 PointToPoint& pointToPoint(CpuEngine& engine) {
-  REQUIRE(engine.pointToPointShared(Milliseconds(60000)));
+  REQUIRE(engine.pointToPointShared(Milliseconds(60000), "send", 0));
   return engine.pointToPoint();
 }
 

@@ -80,9 +80,33 @@ def captured_calls():
     assert loaded.relaxed_threads() >= 1
 
 
-def test_capture(nccl_world):
+def aborted_while_captured():
+    """A group that ends in the middle of a capture: later calls say so, captured or not."""
+    loaded = driver()
+    own = dist.new_group()
+    stream = torch.accelerator.current_stream()
+    x = torch.ones(5, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    dist.barrier()
+    loaded.capture(stream.native_handle)
+    dist.all_reduce(x, group=own, async_op=True)
+    before = len(recording_device.log("query"))
+    own.abort()
+    for _ in range(2):
+        with pytest.raises(dist.DistBackendError, match=r"rank \d aborted the group"):
+            dist.all_reduce(x, group=own)
+        assert asked(before) == 0  # an event that is asked would end the capture
+        loaded.capture(None)
+    dist.barrier()
+    again = dist.new_group()
+    dist.all_reduce(x, group=again)
+    again._get_backend(torch.device(DEVICE)).shutdown()
+
+
+@pytest.mark.parametrize("case", [captured_calls, aborted_while_captured])
+def test_capture(nccl_world, case):
     world = nccl_world(2)
     try:
-        world.run(captured_calls, fresh=True)
+        world.run(case, fresh=True)
     finally:
         world.kill()  # with its driver

@@ -92,8 +92,39 @@ def abort_of_the_group():
     assert "aborted the group" in text and took < 1
 
 
+def init_that_fails():
+    """The library refuses to begin on rank 1: the first call of both ranks says so, and of whom."""
+    own = group(30)
+    x = torch.ones(3, device=DEVICE)
+    if dist.get_rank() == 1:
+        inject("fail initRank 2 0 1")
+    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
+    assert "injected into initRank" in text and "(status 2)" in text
+    assert dist.get_rank() == 1 or "another rank failed: rank 1: " in text
+    assert took < 10
+
+
+def init_that_hangs():
+    """The library's begin does not end on rank 1: both give up in time, and leave it behind."""
+    own = group(2)
+    x = torch.ones(3, device=DEVICE)
+    if dist.get_rank() == 1:
+        inject("hang initRank 0 0 1")
+    text, took = fault_of(lambda: dist.all_reduce(x, group=own))
+    assert "NCCL's init, which has not ended" in text and "timed out after 2000 ms" in text
+    assert 1.9 < took < 10
+
+
 @pytest.mark.parametrize(
-    "case", [hang_in_the_library, hang_on_the_device, error_of_the_library, abort_of_the_group]
+    "case",
+    [
+        hang_in_the_library,
+        hang_on_the_device,
+        error_of_the_library,
+        abort_of_the_group,
+        init_that_fails,
+        init_that_hangs,
+    ],
 )
 def test_fault(nccl_world, case):
     nccl_world(2).run(case, fresh=True)

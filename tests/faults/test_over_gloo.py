@@ -1,4 +1,4 @@
-"""The same faults where the ranks are connected by Gloo. Its sockets set the pace, and name no process."""
+"""The same faults where the ranks are connected by Gloo, whose sockets set the pace."""
 
 import signal
 import time
@@ -36,6 +36,7 @@ def test_killed_over_gloo(jobs):
     for fault, again, seconds, left in job.hear_all(but=[1]).values():
         assert fault is not None and fault.kind == "DistBackendError", fault
         assert "all_reduce" in fault.text and "Gloo" in fault.text, fault.text
+        assert f"rank 1 (pid {job.pids[1]}, " in fault.text, fault.text
         assert fault.at - killed < 2.0
         assert again is not None and again.seconds < 0.5, again
         assert seconds < 1.0 and left == []

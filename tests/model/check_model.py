@@ -59,9 +59,10 @@ MUTANTS = [
     Search("does not look at the life word", ("M_IGNORES_LIFE", "DEATH")),
     Search("takes no last look at the word", ("M_NO_LAST_LOOK",)),
     Search("overwrites an earlier cause", ("M_ABORT_OVERWRITES", "MISMATCH")),
+    Search("writes its own record first", ("M_OWN_RECORD_FIRST", "MISMATCH")),
     Search(
-        "gives memory back without a word after a fault",
-        ("M_CLOSES_SILENTLY", "N=3", "COLLECTIVES=2", "MISMATCH"),
+        "does not pass on what it was told",
+        ("M_TELLS_NOBODY_ON", "N=3", "COLLECTIVES=2", "MISMATCH"),
         quick=False,
     ),
 ]

@@ -2,7 +2,7 @@
  *
  * Taken from the code, function by function: csrc/transport/segment_stream.cpp (begin, acquire,
  * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
- * group_memory.cpp (record, abort, tell, passOn, close). Every access to shared memory is a step of
+ * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
  *
  * Shown for all interleavings:
@@ -12,7 +12,7 @@
  *     of each read is checked, before a collective is reported as done);
  *   - with MISMATCH every rank raises, without it none does;
  *   - with DEATH a rank dies at any step, and no survivor waits for ever;
- *   - the first cause that a rank recorded is the one that it raises with.
+ *   - the first cause that a rank recorded is the one that it raises with, and all raise the same.
  *
  * Not shown: weak memory order (the checker is sequentially consistent; ThreadSanitizer is for that),
  * deadlines, point-to-point. Seeded errors, one for each M_..., must all be found: check_model.py.
@@ -65,7 +65,9 @@ bool left[N];
 /* AbortRecord. */
 byte abortState[N];
 byte abortCause[N];
-byte firstCause[N]; /* what was written first; a witness, not part of the protocol */
+byte writer[N];
+byte firstCause[N]; /* what was written first; witnesses, not part of the protocol */
+byte raisedCause;   /* what was raised first, on any rank */
 
 /* The kernel's list of sleepers: the word that a rank sleeps on, 0 = it is awake. */
 byte sleepsOn[N];
@@ -212,8 +214,9 @@ inline waitOn(kind, p, target) {
   awaited = N
 }
 
-/* record(): whoever comes first claims, writes, sets. */
-inline record(p, why) {
+/* record(): whoever comes first claims, writes, sets; who finds a cause goes on with that one. The
+ * code waits a while for a writer that lives, which here always comes to its end. */
+inline record(p) {
   claimed = 0;
 #ifdef M_ABORT_OVERWRITES
   claimed = 1;
@@ -221,32 +224,41 @@ inline record(p, why) {
 #else
   atomic {
     if
-    :: abortState[p] == NONE -> abortState[p] = WRITING; claimed = 1
-    :: else
+    :: abortState[p] == NONE -> abortState[p] = WRITING; writer[p] = me; claimed = 1
+    :: abortState[p] == WRITING && dead[writer[p]] ->
+      writer[p] = me;
+      firstCause[p] = 0;
+      claimed = 1
+    :: abortState[p] == SET -> cause = abortCause[p]
     fi
   }
 #endif
   if
   :: claimed ->
     d_step {
-      abortCause[p] = why;
+      abortCause[p] = cause;
       if
-      :: firstCause[p] == 0 -> firstCause[p] = why
+      :: firstCause[p] == 0 -> firstCause[p] = cause
       :: else
       fi
     };
-    abortState[p] = SET
+    abortState[p] = SET;
+    told = 1
   :: else
   fi
 }
 
-/* tell() for all peers, then their sleepers. */
-inline tellAll(why) {
+/* tellAll(): all records in the order of ranks, one's own among them, then the sleepers. */
+inline tellAll() {
+  told = 0;
+#ifdef M_OWN_RECORD_FIRST
+  record(me);
+#endif
   q = 0;
   do
   :: q < N ->
     if
-    :: q != me && !left[q] -> record(q, why)
+    :: q == me || !left[q] -> record(q)
     :: else
     fi;
     q++
@@ -255,15 +267,26 @@ inline tellAll(why) {
   claimed = 0;
   q = 0;
   do
-  :: q < N -> wake(PUBLISHED, q); wake(CONSUMED, q); q++
+  :: q < N && told -> wake(PUBLISHED, q); wake(CONSUMED, q); q++
   :: else -> break
   od;
+  told = 0;
   q = 0
+}
+
+/* passOn(), with what recorded() finds: the writer may have died between claim and text. */
+inline passOn() {
+  (abortState[me] == SET || dead[writer[me]]);
+  if
+  :: abortState[me] == SET -> cause = abortCause[me]
+  :: else -> cause = 99
+  fi;
+  tellAll()
 }
 
 proctype Rank(byte me) {
   byte i, c, p, q, w, next, awaited = N, seen, sleepers, cause, read;
-  bool hopeless, arrived, claimed, bad, raised, all;
+  bool hopeless, arrived, claimed, told, bad, raised, all;
   {
     do
     :: c < COLLECTIVES ->
@@ -351,27 +374,28 @@ proctype Rank(byte me) {
   raise:
     raised = 1;
     assert(DIFFERS || MORTAL);
-    /* fail(): abort() first, then what the record says is thrown. */
+    /* fail() or raise(): all are told first, then what the record says is thrown. */
     if
-    :: abortState[me] == NONE ->
-      record(me, cause);
+    :: abortState[me] == NONE -> tellAll()
+#ifdef M_TELLS_NOBODY_ON
+    :: abortState[me] == SET
+#else
+    :: abortState[me] != NONE -> passOn()
+#endif
+    fi;
+    d_step {
+      assert(abortState[me] == SET && abortCause[me] == firstCause[me]);
       if
-      :: claimed -> tellAll(cause)
-      :: else
+      :: raisedCause == 0 -> raisedCause = abortCause[me]
+      :: else -> assert(abortCause[me] == raisedCause)
       fi
-    :: else
-    fi;
-    /* recorded(): the writer may have died between claim and text. */
-    if
-    :: abortState[me] == SET -> assert(abortCause[me] == firstCause[me])
-    :: MORTAL && dead[1] && abortState[me] == WRITING
-    fi;
+    };
 
   close:
     /* close() */
-#ifndef M_CLOSES_SILENTLY
+#ifndef M_TELLS_NOBODY_ON
     if
-    :: abortState[me] != NONE -> tellAll(99)
+    :: abortState[me] != NONE -> passOn()
     :: else
     fi;
 #endif

@@ -130,8 +130,11 @@ def garbled(record: bytes, chance: random.Random) -> list[bytes]:
 
 @row(
     58,
-    "garbage in the store where a rank's record should be",
+    "garbage in the store where a rank's record or vote should be",
     "DistStoreError within 5 s, no crash",
+    "test_votes.py::test_what_is_no_vote",
+    "test_votes.py::test_what_is_no_decision",
+    quick=True,
 )
 def garbage_in_the_store(stage: Stage) -> Outcome:
     store = dist.TCPStore("127.0.0.1", stage.jobs.port, is_master=False)
@@ -227,7 +230,7 @@ def pelt(family: int, kind: int, address: object, chance: random.Random) -> None
             size = chance.choice([0, 1, 8, 55, 56, 57, 64, 1000, 65536])
             data = chance.randbytes(size)
             if attempt % 3 == 0:
-                data = (magic + (2).to_bytes(4, "little") + (56).to_bytes(4, "little") + data)[:56]
+                data = (magic + (3).to_bytes(4, "little") + (56).to_bytes(4, "little") + data)[:56]
             if family == socket.AF_UNIX and attempt % 2:
                 socket.send_fds(connection, [data or b"x"], [0] * chance.choice([1, 2, 8, 30]))
             else:

@@ -2,9 +2,11 @@
 
 import math
 
+import device_ranks
 import torch
 import torch.distributed as dist
-from fault_rank import Rank, catch
+from backend import BACKEND, all_gather_single, reduce_scatter_single
+from fault_rank import Fault, Rank, catch, footprint
 from matrix_row import Outcome, Stage, row, worst
 
 __all__: list[str] = []
@@ -232,11 +234,18 @@ def counts_versions(rank: Rank):
 
 @row(
     55,
-    "sparse, float8, conjugated and mixed tensors",
-    "a result or a clear error, the group in step",
+    "sparse, float8, conjugated, meta and pinned tensors; several dtypes or devices in a call",
+    "a result, or an error that names what was expected; the group in step",
 )
 def odd_tensors(stage: Stage) -> Outcome:
-    return stage.checks(stage.jobs(2, with_odd_tensors))
+    found = [stage.checks(stage.jobs(2, with_odd_tensors))]
+    found.append(stage.checks(stage.jobs(2, without_data)))
+    if stage.native:
+        device_ranks.build()
+        found.append(stage.checks(stage.jobs(2, on_two_devices), timeout=60.0))
+    if torch.cuda.is_available():
+        found.append(stage.checks(stage.jobs(2, pinned)))
+    return worst(found)
 
 
 def with_odd_tensors(rank: Rank):
@@ -260,3 +269,82 @@ def with_odd_tensors(rank: Rank):
     fault = catch(dist.all_gather, lists, torch.ones(3))
     right["mixed dtypes in a list"] = refused(fault)
     return done(rank, **right)
+
+
+def named(fault: Fault | None, *words: str) -> bool:
+    """Whether the call was refused as bad arguments are, in these words."""
+    return fault is not None and refused(fault) and all(word in fault.text for word in words)
+
+
+def without_data(rank: Rank):
+    """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
+    rank.used()
+    there, here = torch.empty(4, device="meta"), torch.ones(4)
+    right = {}
+    fault = catch(dist.all_reduce, there)
+    right["all_reduce of meta is none"] = fault is None or refused(fault)
+    calls = {
+        "all_gather": (dist.all_gather, [there, torch.ones(4)], here),
+        "reduce_scatter": (dist.reduce_scatter, torch.ones(4), [here, there]),
+        "scatter": (dist.scatter, here, [here, there] if rank.rank == 0 else None),
+    }
+    for name, (call, *arguments) in calls.items():
+        if name == "scatter" and rank.rank != 0:
+            continue  # the root alone has what is wrong, and knows before anything is sent
+        right[f"meta in the list of {name}"] = named(
+            catch(call, *arguments), "device meta", "expected a CPU or CUDA tensor"
+        ) or (BACKEND == "gloo" and catch(call, *arguments) is not None)
+    if BACKEND == "fastcoll":
+        right |= asked_of_the_backend(rank, there)
+    return done(rank, **right)
+
+
+def asked_of_the_backend(rank: Rank, there: torch.Tensor) -> dict[str, bool]:
+    """Past torch, which would answer such calls itself."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    other = 1 - rank.rank
+    calls = {
+        "allreduce": lambda: backend.allreduce([there]),
+        "broadcast": lambda: backend.broadcast(there, 0),
+        "send": lambda: backend.send([there], other, 0),
+        "recv": lambda: backend.recv([there], other, 0),
+    }
+    return {
+        f"{name} asked of the backend": named(catch(call), "device meta")
+        for name, call in calls.items()
+    }
+
+
+def on_two_devices(rank: Rank):
+    """A call with tensors of the CPU and of another device that the backend serves."""
+    device_ranks.prepare()
+    rank.used()
+
+    def there() -> torch.Tensor:
+        return torch.ones(4, device=f"{device_ranks.DEVICE}:0")
+
+    def here() -> torch.Tensor:
+        return torch.ones(4)
+
+    rank.before = footprint()
+    right = {}
+    for name, (call, *arguments) in {
+        "all_gather into another device": (dist.all_gather, [here(), there()], here()),
+        "all_gather from another device": (dist.all_gather, [here(), here()], there()),
+        "reduce_scatter": (dist.reduce_scatter, here(), [here(), there()]),
+        "all_to_all": (dist.all_to_all, [here(), here()], [here(), there()]),
+        "all_gather_single": (all_gather_single, torch.ones(8), there()),
+        "reduce_scatter_single": (reduce_scatter_single, there(), torch.ones(8)),
+    }.items():
+        fault = catch(call, *arguments)
+        right[name] = named(fault, "all tensors on one device", "cpu", f"{device_ranks.DEVICE}:0")
+    return done(rank, **right)
+
+
+def pinned(rank: Rank):
+    """Host memory that a device maps is host memory."""
+    rank.used()
+    tensor = torch.full((100_000,), 2.0, pin_memory=True)
+    dist.all_reduce(tensor)
+    right = bool(torch.all(tensor == 2.0 * rank.size)) and tensor.is_pinned()
+    return done(rank, **{"the sum of pinned tensors": right})

@@ -1,0 +1,100 @@
+// How a group fails, on this rank and, where memory is not shared, on the others.
+#include <thread>
+
+#include "../base/fork.hpp"
+#include "cpu_engine.hpp"
+
+namespace fastcoll {
+namespace {
+
+// For the store to take a word and to give one; a store in reach does so in less than one.
+constexpr Milliseconds kTelling{100};
+// For the rank that noticed first to say so, and for the kernel to bury a process.
+constexpr Milliseconds kWhoBroke{500};
+
+/// An error's text without the call and rank at its head, which are not those of other ranks.
+std::string causeIn(const std::string& text) {
+  const auto end = text.find("]: ");
+  return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
+}
+
+}  // namespace
+
+ToldFault CpuEngine::tellPeers(const ToldFault& fault) noexcept {
+  if (rendezvous_ == nullptr) return fault;
+  try {
+    return firstFault_.tell(rendezvous_->faultKeys(), fault, kTelling);
+  } catch (const std::exception&) {
+    return fault;
+  }
+}
+
+void CpuEngine::checkPeers(const std::string& prefix) const {
+  if (const auto fault = firstFault_.heard(rendezvous_->faultKeys()[0], Milliseconds(0))) {
+    throw Error(fault->kind, prefix + fault->text);
+  }
+}
+
+ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
+  ToldFault fault{ErrorKind::Backend, text};
+  try {
+    const auto until = Clock::now() + kWhoBroke;
+    const std::string key = rendezvous_->faultKeys()[0];
+    while (Clock::now() < until) {
+      if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
+      const std::string ended = rendezvous_->endedProcesses();
+      if (!ended.empty()) {
+        fault.text = ended + ": connection closed by peer (process died); " + text;
+        return fault;
+      }
+      std::this_thread::sleep_for(Milliseconds(5));
+    }
+  } catch (const std::exception&) {
+  }
+  return fault;
+}
+
+/// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
+void CpuEngine::failHere(const Request& request, const Error& error, bool connectionLost) {
+  ToldFault fault{error.kind(), causeIn(error.what())};
+  const std::string own = fault.text;
+  if (connectionLost) fault = whoBroke(own);
+  abort(fault.kind, fault.text);
+  const Path path = path_.load(std::memory_order_acquire);
+  if (path == Path::Undecided || path == Path::Remote) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    fault = {faultKind_, fault_};
+  }
+  if (fault.text == own) throw error;
+  throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
+}
+
+void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
+  if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
+  try {
+    ToldFault fault{kind, cause};
+    const bool shared = path_.load(std::memory_order_acquire) == Path::Shared;
+    if (!shared && !faulted()) fault = tellPeers(fault);
+    if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
+    if (rendezvous_ != nullptr) rendezvous_->cancel();
+    RemoteTransport* remote = nullptr;
+    PointToPoint* pointToPoint = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!interrupted_) {
+        interrupted_ = true;
+        faultKind_ = fault.kind;
+        fault_ = fault.text;
+      }
+      changed_.notify_all();
+      remote = remote_.get();
+      pointToPoint = pointToPoint_.get();
+    }
+    if (remote != nullptr) remote->abort();
+    if (pointToPoint != nullptr) pointToPoint->failAll();
+  } catch (...) {
+    log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
+  }
+}
+
+}  // namespace fastcoll

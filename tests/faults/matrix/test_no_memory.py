@@ -1,0 +1,169 @@
+"""Point-to-point is the first call of a group of which one rank can have no shared memory.
+
+Collectives agree on Gloo then. Two ranks alone cannot, for Gloo connects all: both get an error that says
+who lacks what, and what to do.
+"""
+
+import errno
+import re
+import resource
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+from matrix_machine import refuse_calls, remount_shared_memory
+from matrix_ranks import works
+from matrix_row import NotPlayed
+
+NOTICED = 2.0
+
+
+def full_memory():
+    refuse_calls("fallocate")
+
+
+def tiny_tmpfs():
+    """Without memfd_create the memory is a file without a name in /dev/shm."""
+    remount_shared_memory("64k")
+    refuse_calls("memfd_create", error=errno.ENOSYS)
+
+
+def file_size_limit():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+def address_space_limit():
+    """What is mapped now and a little more: less than an arena needs."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    most = pages * resource.getpagesize() + (48 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def exchange(rank: Rank, sender: int):
+    tensor = torch.ones(5)
+    if rank.rank == sender:
+        # A message of this size ends when the receiver has it, not before.
+        dist.send(torch.ones(1 << 20), 1 - sender)
+    else:
+        dist.recv(tensor.new_empty(1 << 20), 1 - rank.rank)
+
+
+def first_call(rank: Rank, victim: int, sender: int, limit):
+    rank.init()
+    if rank.rank == victim:
+        try:
+            limit()
+        except NotPlayed as reason:
+            return str(reason)
+    rank.tell("ready")
+    rank.hear()
+    rank.tell(catch(exchange, rank, sender))
+    again = catch(dist.all_reduce, torch.ones(3))
+    dist.destroy_process_group()
+    left = rank.left()
+    # The next group's first call is a collective.
+    rank.used("again")
+    works(rank)
+    transport = dist.group.WORLD._get_backend(torch.device("cpu")).transport()
+    dist.destroy_process_group()
+    return again is not None, left, transport
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["victim first", "victim last"])
+@pytest.mark.parametrize("sender", [0, 1], ids=["victim receives", "victim sends"])
+@pytest.mark.parametrize("limit", [full_memory, tiny_tmpfs, file_size_limit, address_space_limit])
+def test_first_call_is_point_to_point(jobs, limit, sender, late):
+    victim = 1
+    job = jobs(2, first_call, victim, sender, limit)
+    answers = job.hear_all()
+    if answers[victim] != "ready":
+        pytest.skip(answers[victim])
+    first, second = (0, victim) if late else (victim, 0)
+    job.tell(first)
+    if not late:
+        fault = job.hear(first)
+        job.tell(second)
+        faults = {first: fault, second: job.hear(second)}
+    else:
+        job.tell(second)
+        faults = job.hear_all()
+    for rank, fault in faults.items():
+        assert fault is not None, f"rank {rank} reported success"
+        assert fault.kind == "DistBackendError", fault
+        assert fault.seconds < NOTICED, fault
+        call = "send" if rank == sender else "recv"
+        for said in (
+            rf"fastcoll\.{call} \[group '0', rank {rank}/2",
+            rf"rank {victim} \(pid {job.pids[victim]}, host .*has no shared memory",
+            r"\d+ bytes of shared memory",
+            "FASTCOLL_TRANSPORT=gloo",
+        ):
+            assert re.search(said, fault.text), f"{said!r} is not in: {fault.text}"
+    for again, left, transport in job.hear_all().values():
+        assert again, "a group that failed works"
+        assert left == []
+        assert transport == "gloo"
+    job.ended_well()
+
+
+def later_call(rank: Rank):
+    """The first message goes; the ring for long ones cannot be had."""
+    rank.init()
+    tensor = torch.ones(5)
+    for source in (0, 1):
+        dist.send(tensor, 1 - source) if rank.rank == source else dist.recv(tensor, source)
+    if rank.rank == 0:
+        refuse_calls("fallocate")
+    rank.tell(catch(exchange, rank, 0))
+    dist.destroy_process_group()
+    return rank.left()
+
+
+def test_ring_of_a_long_message(jobs):
+    job = jobs(2, later_call)
+    for rank, fault in job.hear_all().items():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert fault.seconds < NOTICED
+        for said in (
+            rf"fastcoll\.(send|recv) \[group '0', rank {rank}/2",
+            rf"rank 0 \(pid {job.pids[0]}, host ",
+            "cannot reserve 2097152 bytes of shared memory",
+            "free memory",
+        ):
+            assert re.search(said, fault.text), f"{said!r} is not in: {fault.text}"
+    assert set(map(tuple, job.hear_all().values())) == {()}
+    job.ended_well()
+
+
+def pairs(rank: Rank):
+    """Ranks 2 and 3 talk all the same, until they meet one that failed."""
+    rank.init()
+    if rank.rank == 1:
+        refuse_calls("fallocate")
+    fault = catch(exchange, rank, 0) if rank.rank < 2 else None
+    if rank.rank >= 2:
+        tensor = torch.ones(5)
+        dist.send(tensor, 3) if rank.rank == 2 else dist.recv(tensor, 2)
+    rank.tell(fault)
+    rank.hear()
+    fault = catch(dist.recv, torch.ones(5), 1) if rank.rank >= 2 else None
+    rank.tell(fault)
+    rank.hear()
+    dist.destroy_process_group()
+    return rank.left()
+
+
+def test_ranks_that_come_later_hear_of_it(jobs):
+    job = jobs(4, pairs)
+    first = job.hear_all()
+    assert first[2] is None and first[3] is None
+    job.tell_all()
+    later = job.hear_all()
+    for fault in (first[0], first[1], later[2], later[3]):
+        assert fault is not None and fault.seconds < NOTICED, fault
+        assert re.search(r"rank 1 \(pid \d+, host .*has no shared memory", fault.text), fault.text
+    job.tell_all()
+    assert set(map(tuple, job.hear_all().values())) == {()}
+    job.ended_well()
