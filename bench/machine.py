@@ -89,7 +89,7 @@ def _digest(report: dict[str, Any]) -> str | None:
 def describe_run(arguments: list[str]) -> dict[str, Any]:
     """Returns date, command line, versions and the variables of the environment that bear on it."""
     report = info.collect()
-    starts = ("FASTCOLL_", "DDP_", "OMP_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
+    starts = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "fastcoll.bench", *arguments]),
