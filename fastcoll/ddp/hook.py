@@ -132,7 +132,7 @@ def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> 
         done.value()
     except Exception as error:
         for _, future in kept:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
     else:
         for buffer, future in kept:
             future.set_result(buffer)

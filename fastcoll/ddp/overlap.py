@@ -34,7 +34,8 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     ranks: list[tuple[int, set[int]]] = [mine] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
     # Known for sure only now that the ranks have met.
-    return backend.transport() == "gloo" or leave_a_core(ranks)
+    between_hosts = bool(backend.transport() == "gloo")
+    return between_hosts or leave_a_core(ranks)
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:

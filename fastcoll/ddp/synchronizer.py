@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from fastcoll.ddp.bucket import Bucket, cut
 from fastcoll.ddp.float8 import Float8Turns
 from fastcoll.ddp.overlap import can_overlap
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
@@ -24,19 +25,6 @@ from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, re
 from fastcoll.ddp.statistics import GradientStatistics
 
 __all__ = ["GradientSynchronizer"]
-
-_FIRST_BUCKET = 1 << 20
-"""Bytes; small, so that communication begins early in the backward pass."""
-
-
-class _Bucket:
-    """Parameters whose gradients travel together: of one dtype, on one device."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = list(parameters)
-        self.missing = set(self.parameters)
-        self.streams: set[torch.Stream] = set()  # under which gradients became ready, on a device
-        self.reduction: BucketReduction | None = None
 
 
 class _ForwardHook:
@@ -131,8 +119,8 @@ class GradientSynchronizer(GradientStatistics):
         self._arrived: list[nn.Parameter] | None = []  # in the first pass
         self._trained: list[nn.Parameter] = []
         self._cut_for: list[tuple[int, torch.dtype, torch.device]] = []
-        self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[nn.Parameter, _Bucket] = {}
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[nn.Parameter, Bucket] = {}
         self._launched = 0  # or, where all is done at the end, complete
         self._float8 = Float8Turns()
         self._under_way = False
@@ -251,27 +239,13 @@ class GradientSynchronizer(GradientStatistics):
         trained = [parameter for parameter in self._order if parameter.requires_grad]
         kinds = [(id(parameter), parameter.dtype, parameter.device) for parameter in trained]
         if kinds != self._cut_for:
-            self._trained, self._buckets, self._cut_for = trained, self._cut(trained), kinds
+            self._trained, self._buckets, self._cut_for = trained, cut(trained, self._cap), kinds
             self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
         for bucket in self._buckets:
-            bucket.missing, bucket.reduction = set(bucket.parameters), None
-            bucket.streams.clear()
+            bucket.begin()
         self._launched, self._under_way = 0, True
         if self._finds_unused and not self._watched:
             self._call_at_the_end(self._finish_with_unused)
-
-    def _cut(self, parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
-        """Cuts into buckets of one dtype and device each, in the order of their last parameters."""
-        buckets: list[_Bucket] = []
-        filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        for parameter in parameters:
-            alike = filling.setdefault((parameter.dtype, parameter.device), [])
-            alike.append(parameter)
-            cap = min(self._cap, _FIRST_BUCKET) if not buckets else self._cap
-            if sum(p.numel() * p.element_size() for p in alike) >= cap:
-                buckets.append(_Bucket(alike))
-                del filling[parameter.dtype, parameter.device]
-        return buckets + [_Bucket(alike) for alike in filling.values()]
 
     def _launch_ready(self) -> None:
         """Launches complete buckets, in the order that all ranks keep."""
@@ -287,7 +261,7 @@ class GradientSynchronizer(GradientStatistics):
     def _call_at_the_end(callback) -> None:  # type: ignore[no-untyped-def]
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
-    def _launch(self, bucket: _Bucket, async_op: bool) -> None:
+    def _launch(self, bucket: Bucket, async_op: bool) -> None:
         for stream in bucket.streams:
             here = torch.accelerator.current_stream(stream.device)
             if stream != here:

@@ -1,0 +1,58 @@
+"""Buckets without a buffer: lists of parameters whose gradients travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from fastcoll.ddp.reduction import BucketReduction
+
+__all__ = ["Bucket", "cut"]
+
+_FIRST_BUCKET = 1 << 20
+"""Bytes; small, so that communication begins early in the backward pass."""
+
+
+class Bucket:
+    """Parameters of one dtype, on one device.
+
+    Args:
+        parameters: In the order in which their gradients become ready, as far as it is known.
+
+    Attributes:
+        missing: Those whose gradients are not ready.
+        streams: Under which gradients became ready, on a device.
+        reduction: Under way; None: not launched.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.missing = set(self.parameters)
+        self.streams: set[torch.Stream] = set()
+        self.reduction: BucketReduction | None = None
+
+    def begin(self) -> None:
+        """Is at the beginning of a backward pass."""
+        self.missing, self.reduction = set(self.parameters), None
+        self.streams.clear()
+
+
+def cut(parameters: Sequence[nn.Parameter], capacity: int) -> list[Bucket]:
+    """Cuts parameters into buckets of one dtype and device each, in the order of their last parameters.
+
+    Args:
+        parameters: In the order in which their gradients become ready.
+        capacity: Bytes; with so many or more a bucket is full.
+    """
+    buckets: list[Bucket] = []
+    filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        alike = filling.setdefault((parameter.dtype, parameter.device), [])
+        alike.append(parameter)
+        full = min(capacity, _FIRST_BUCKET) if not buckets else capacity
+        if sum(p.numel() * p.element_size() for p in alike) >= full:
+            buckets.append(Bucket(alike))
+            del filling[parameter.dtype, parameter.device]
+    return buckets + [Bucket(alike) for alike in filling.values()]

@@ -1,0 +1,269 @@
+"""GradientSynchronizer and backward passes: frozen and unused parameters, several losses, checkpoints."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from training import assert_replicated, loss_of, network, sgd
+
+from fastcoll.ddp import GradientSynchronizer
+
+SMALL = {"bucket_cap_mb": 0.0005}
+
+
+def freezes():
+    """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
+    ours, stock = network(torch.float), network(torch.float)
+    GradientSynchronizer(ours, **SMALL)
+    optimizers = [sgd(ours.parameters()), sgd(stock.parameters())]
+    for step in range(8):
+        frozen = step // 2 % 2 == 1
+        for model in (ours, stock):
+            model[0].requires_grad_(not frozen)
+            model[2].bias.requires_grad_(step % 3 != 0)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(ours, dist.get_rank(), step, torch.float).backward()
+        wrapped = DistributedDataParallel(stock)
+        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+            assert torch.equal(a, b), step
+
+
+def test_parameters_frozen_and_unfrozen(world):
+    world(2).run(freezes)
+
+
+class Branches(nn.Module):
+    """Uses one of two layers, and a third never."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.never = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, inputs, take_one):
+        return (self.one if take_one else self.two)(inputs).sum()
+
+
+def unused():
+    model, rank = Branches(), dist.get_rank()
+    GradientSynchronizer(model, find_unused_parameters=True, **SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    kept = model.never.weight.clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        inputs = torch.full((3, 4), 1.0 + rank)
+        model(inputs, (step + rank) % 2 == 0).backward()
+        # Each layer is used by one rank of two: the mean is half of what that rank has.
+        for layer, user in ((model.one, step % 2), (model.two, 1 - step % 2)):
+            assert torch.equal(layer.weight.grad, torch.full((2, 4), 3 * (1.0 + user) / 2))
+        assert model.never.weight.grad is None
+        optimizer.step()
+    assert torch.equal(model.never.weight, kept)
+    assert_replicated(model)
+
+
+def test_unused_parameters(world):
+    world(2).run(unused)
+
+
+class WithInputs(nn.Module):
+    """Outputs that depend on the inputs, and on parameters only where asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs, through):
+        return (self.layer(inputs) if through else inputs * 2.0).sum()
+
+
+def reaches_no_parameter_here(wire):
+    """On one rank the loss depends on the module's inputs alone; later on both."""
+    model, rank = WithInputs(), dist.get_rank()
+    synchronizer = GradientSynchronizer(
+        model, wire_dtype=wire, find_unused_parameters=True, gradient_norm=True, **SMALL
+    )
+    for step in range(4):
+        model.zero_grad()
+        inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
+        model(inputs, rank == step % 2).backward()
+        mean = torch.full((4, 4), 3 * (1.0 + step) / 2)
+        torch.testing.assert_close(model.layer.weight.grad, mean, rtol=1e-6, atol=0.0)
+        expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
+        torch.testing.assert_close(synchronizer.grad_norm(), expected)
+        assert inputs.grad is not None
+    model.zero_grad()
+    model(inputs, False).backward()
+    assert [p.grad for p in model.parameters()] == [None, None]
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_pass_that_reaches_no_parameter_of_a_rank(world, wire):
+    world(2).run(reaches_no_parameter_here, wire)
+
+
+def all_frozen():
+    """A generator's step through its discriminator; what is known of the step before stays."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    synchronizer = GradientSynchronizer(
+        model, find_unused_parameters=True, gradient_norm=True, **SMALL
+    )
+    for step in range(2):
+        model.zero_grad()
+        model(torch.full((3, 4), 1.0 + dist.get_rank())).sum().backward()
+        norm = synchronizer.grad_norm()
+        model.requires_grad_(False)
+        inputs = torch.full((3, 4), 1.0 + step, requires_grad=True)
+        model(inputs).sum().backward()
+        assert inputs.grad is not None
+        assert torch.equal(synchronizer.grad_norm(), norm)
+        model.requires_grad_(True)
+    assert norm > 0
+
+
+def test_a_pass_through_frozen_parameters(world):
+    world(2).run(all_frozen)
+
+
+def left_out():
+    model = Branches()
+    GradientSynchronizer(model)
+    loss = model(torch.ones(3, 4), True)
+    with pytest.raises(
+        RuntimeError, match=r"got none for .*never\.weight.*find_unused_parameters=True"
+    ):
+        loss.backward()
+    with pytest.raises(RuntimeError, match=r"got none for .*never\.weight"):
+        model(torch.ones(3, 4), True)
+
+
+def test_a_parameter_left_out_is_named(world):
+    world(1).run(left_out)
+
+
+def two_passes():
+    """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    alone = copy.deepcopy(model)
+    GradientSynchronizer(model, **SMALL)
+    output = model(torch.full((3, 4), 1.0 + dist.get_rank(), dtype=torch.double))
+    output.sum().backward(retain_graph=True)
+    output.square().sum().backward()
+    for rank in range(dist.get_world_size()):
+        output = alone(torch.full((3, 4), 1.0 + rank, dtype=torch.double))
+        ((output.sum() + output.square().sum()) / dist.get_world_size()).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def two_forwards():
+    """Each with a backward pass of its own: the gradients are added up, as without ranks."""
+    torch.manual_seed(0)
+    model, size = network(), dist.get_world_size()
+    alone = network()
+    GradientSynchronizer(model, **SMALL)
+    losses = [loss_of(model, dist.get_rank(), step) for step in range(2)]
+    for loss in losses:
+        loss.backward()
+    for step in range(2):
+        for rank in range(size):
+            (loss_of(alone, rank, step) / size).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_two_forward_passes(world):
+    world(2).run(two_forwards)
+
+
+def test_two_losses_of_one_forward_pass(world):
+    world(2).run(two_passes)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = network(), nn.Linear(5, 5).double(), reentrant
+
+    def forward(self, inputs):
+        hidden = checkpoint(self.first, inputs.requires_grad_(), use_reentrant=self.reentrant)
+        return checkpoint(self.second, hidden, use_reentrant=self.reentrant)
+
+
+def checkpoints(reentrant):
+    torch.manual_seed(3)
+    ours, stock = Checkpointed(reentrant), Checkpointed(False)
+    stock.load_state_dict(ours.state_dict())
+    GradientSynchronizer(ours, **SMALL)
+    wrapped = DistributedDataParallel(stock)
+    for step in range(2):
+        for model in (ours, wrapped):
+            loss_of(model, dist.get_rank(), step).backward()
+    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints(world, reentrant):
+    world(2).run(checkpoints, reentrant)
+
+
+class Tied(nn.Module):
+    """One layer in two reentrant checkpoints, whose gradient comes twice; the last to come, or not."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.tied = nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4) if behind else nn.Identity()
+
+    def forward(self, inputs):
+        hidden = self.first(inputs.requires_grad_())
+        for _ in range(2):
+            hidden = checkpoint(self.tied, hidden, use_reentrant=True)
+        return hidden.sum()
+
+
+def tied(behind, options):
+    model = Tied(behind)
+    GradientSynchronizer(model, **SMALL, **options)
+    with pytest.raises(
+        RuntimeError, match=r"a second one of tied\.(weight|bias).*use_reentrant=False"
+    ):
+        model(torch.ones(3, 4)).backward()
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
+def test_a_layer_in_two_reentrant_checkpoints_is_refused(world, behind, options):
+    world(1).run(tied, behind, options)
+
+
+def frozen_first():
+    """As an adapter over a frozen base; the base is unfrozen later."""
+    model = network()
+    model[0].requires_grad_(False)
+    alone = network()
+    alone[0].requires_grad_(False)
+    GradientSynchronizer(model, **SMALL)
+    size = dist.get_world_size()
+    for step in range(3):
+        if step == 2:
+            for each in (model, alone):
+                each[0].requires_grad_(True)
+        loss_of(model, dist.get_rank(), step).backward()
+        for rank in range(size):
+            (loss_of(alone, rank, step) / size).backward()
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_parameters_frozen_from_the_start(world):
+    world(2).run(frozen_first)
