@@ -34,8 +34,7 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     ranks: list[tuple[int, set[int]]] = [mine] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
     # Known for sure only now that the ranks have met.
-    between_hosts = bool(backend.transport() == "gloo")
-    return between_hosts or leave_a_core(ranks)
+    return backend.transport() == "gloo" or leave_a_core(ranks)
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
@@ -44,5 +43,5 @@ def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
     Args:
         ranks: The threads that each computes with, and the cores that it may use.
     """
-    threads, cores = zip(*ranks, strict=True)
-    return sum(threads) < len(set().union(*cores))
+    cores: set[int] = set().union(*(allowed for _, allowed in ranks))
+    return sum(threads for threads, _ in ranks) < len(cores)
