@@ -77,8 +77,15 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def failure(error: JobFailed) -> Outcome:
-    """Judge what a rank did instead of answering."""
+    """Judge what a rank did instead of answering.
+
+    Raises:
+        NotPlayed: if a rank says, in this error or in its log, that it could not inject the fault;
+            then it does not matter what became of those that waited for it.
+    """
     text = str(error)
+    if reason := re.search(r"^(?:\w+\.)*NotPlayed: (.*)", text, re.MULTILINE):
+        raise NotPlayed(reason[1])
     if error.how == "silent":
         return Outcome(Verdict.HANG, detail=text.partition("\n")[0])
     if error.how == "ended":
@@ -276,11 +283,13 @@ class Row:
         """Play the row; return its outcome and how long it took."""
         start = time.monotonic()
         try:
-            outcome = self.play(stage)
+            try:
+                outcome = self.play(stage)
+            except JobFailed as error:
+                outcome = failure(error)
         except NotPlayed as reason:
             outcome = Outcome(Verdict.NOT_PLAYED, detail=str(reason))
-        except JobFailed as error:
-            outcome = failure(error)
+            stage.jobs.stop()  # ranks may wait for one that could not do its part
         return outcome, time.monotonic() - start
 
 
