@@ -59,7 +59,8 @@ def races(stage: Stage) -> Outcome:
     62,
     "lost wake-ups, memory used again too early",
     "the model has none; its mutants are found",
-    "test_model.py::test_model_and_mutants",
+    "test_model.py::test_model",
+    "test_model.py::test_mutant_is_found",
 )
 def model(stage: Stage) -> Outcome:
     return tool(stage, "python3", "tests/model/check_model.py")
