@@ -170,14 +170,17 @@ def with_other_mounts(rank: Rank):
 )
 def other_pids(stage: Stage) -> Outcome:
     job = stage.jobs(2, with_other_pids)
-    died = None
-    for rank in job.pids:
-        said = job.hear(rank)
-        died = died or said
+    said = {job.hear(rank) for rank in job.pids}
+    pids, transports = ({each[i] for each in said} for i in (0, 1))
+    found = [Outcome(Verdict.AS_WANTED)]
+    if len(pids) > 1:
+        found.append(Outcome(Verdict.FAILS, detail=f"the fault was not injected: pids {pids}"))
+    if transports not in ({"shm"}, {""}):
+        found.append(Outcome(Verdict.WRONG_RESULT, detail=f"the ranks use {transports}"))
     job.tell(1)
     when = job.hear(1)
-    fault = job.hear(0)
-    return stage.judged(fault, when, 0.25, [r"rank 1\b", "died"])
+    found.append(stage.judged(job.hear(0), when, 0.25, [r"rank 1\b", "died"]))
+    return worst(found)
 
 
 def with_other_pids(rank: Rank):
