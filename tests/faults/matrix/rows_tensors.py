@@ -49,21 +49,22 @@ def of_all_sizes(rank: Rank, largest: int):
     rank.used()
     empty = torch.empty(0)
     dist.all_reduce(empty)
-    memory = torch.zeros(4 * 1001 + 3, dtype=torch.uint8)
-    odd = torch.frombuffer(memory.numpy().data, dtype=torch.uint8, count=4004, offset=1)
-    unaligned = torch.frombuffer(memory.numpy()[3:].data, dtype=torch.uint8, count=4000).view(
-        torch.uint8
-    )
-    unaligned.fill_(1)
-    dist.all_reduce(unaligned)
-    del odd
+    unaligned = [
+        torch.frombuffer(bytearray(4 * count + 1), dtype=torch.float32, count=count, offset=1)
+        for count in (7, 1000, 300_000)
+    ]
+    for tensor in unaligned:
+        assert tensor.data_ptr() % 4, "the fault was not injected"
+        dist.all_reduce(tensor.fill_(rank.rank + 1.0))
+    total = rank.size * (rank.size + 1) / 2
     huge = torch.zeros(largest, dtype=torch.uint8)
     huge[[0, largest // 2, largest - 1]] = 1
     dist.all_reduce(huge)
     right = huge[[0, largest // 2, largest - 1]].tolist() == [rank.size] * 3
     right = right and huge.count_nonzero().item() == 3
     del huge
-    return done(rank, unaligned=bool(torch.all(unaligned == rank.size)), huge=right)
+    summed = all(bool(torch.all(tensor == total)) for tensor in unaligned)
+    return done(rank, unaligned=summed, huge=right)
 
 
 @row(
