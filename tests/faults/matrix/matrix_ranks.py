@@ -1,7 +1,6 @@
 """What ranks do in the rows of the fault matrix, with any backend."""
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,8 +116,3 @@ def same_store(rank: Rank, file: str = "port") -> Iterator[dist.Store]:
         store = dist.TCPStore("127.0.0.1", int(path.read_text()), is_master=False)
     rank.before.files["socket"] += 1
     yield store
-
-
-def dies(rank: Rank) -> None:
-    """Kill this process."""
-    signal.raise_signal(signal.SIGKILL)
