@@ -104,6 +104,7 @@ class Stage:
         jobs: starts the ranks.
         backend: name that the ranks give to ``init_process_group``.
         rounds: of rows that repeat.
+        deep: whether rows play their largest sizes (2 GiB on each rank) and all their variants.
         slack: factor on the bounds of time, for machines that do other things besides.
         builds: whether rows that compile for minutes are played.
     """
@@ -113,11 +114,12 @@ class Stage:
         jobs: Jobs,
         backend: str,
         rounds: int = 10,
+        deep: bool = False,
         slack: float = 1.0,
         builds: bool = False,
     ) -> None:
         self.jobs, self.backend, self.rounds, self.slack = jobs, backend, rounds, slack
-        self.builds = builds
+        self.deep, self.builds = deep, builds
 
     @property
     def native(self) -> bool:

@@ -38,10 +38,7 @@ def done(rank: Rank, **checks: bool):
 )
 def sizes(stage: Stage) -> Outcome:
     found = [stage.checks(stage.jobs(1, of_all_sizes, 1 << 20))]
-    # The largest only where it is asked for by more than ten rounds: 2 GiB on each rank.
-    found.append(
-        stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.rounds > 10 else 1 << 20))
-    )
+    found.append(stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.deep else 1 << 20)))
     return worst(found)
 
 
