@@ -75,7 +75,7 @@ def test_a_rank_that_does_not_answer(how, text, verdict):
 def test_a_rank_that_cannot_inject_the_fault(how):
     """A peer that waits for it has this in the log that comes with its own failure."""
     text = "rank 0 raised\n  File\nmatrix_row.NotPlayed: unshare: Operation not permitted\n"
-    with pytest.raises(NotPlayed, match="^unshare: Operation not permitted$"):
+    with pytest.raises(NotPlayed, match=r"^unshare: Operation not permitted$"):
         failure(JobFailed(text, how))
 
 
