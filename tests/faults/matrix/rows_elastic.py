@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from fault_job import JobFailed
 from fault_rank import Rank, catch
-from matrix_ranks import VICTIM, all_reduce, works
+from matrix_ranks import VICTIM, all_reduce, finish, repeated, works
 from matrix_row import ANY_ERROR, NotPlayed, Outcome, Stage, Verdict, row, worst
 from torchrun import torchrun
 
@@ -62,18 +62,13 @@ def shrinks_and_grows(stage: Stage) -> Outcome:
     seconds = max(rebuilt)
     if seconds > 0.1 * stage.slack:
         found.append(Outcome(Verdict.TOO_SLOW, seconds, "until the smaller group worked"))
-    return Outcome(worst(found).verdict, seconds, worst(found).detail)
+    return worst(found, seconds)
 
 
 def loses_one(rank: Rank):
     rank.used()
     rank.tell("ready")
-
-    def forever():
-        while True:
-            all_reduce(rank, 100_000)
-
-    fault = catch(forever)
+    fault = repeated(all_reduce, rank, 100_000)
     start = time.monotonic()
     dist.destroy_process_group()
     rank.init("smaller", rank=rank.rank // 2, world_size=2)
@@ -88,8 +83,7 @@ def loses_one(rank: Rank):
 def joins_again(rank: Rank):
     rank.used("larger")
     works(rank)
-    dist.destroy_process_group()
-    return {"left": rank.left()}
+    return finish(rank)
 
 
 # --- what is in the store ------------------------------------------------------------------------
@@ -199,8 +193,7 @@ def is_pelted(rank: Rank):
     dist.destroy_process_group(group)
     del group
     kept = len(os.listdir("/proc/self/fd")) <= before
-    dist.destroy_process_group()
-    return {"descriptors": kept, "left": rank.left()}
+    return finish(rank, descriptors=kept)
 
 
 def listening(pid: int) -> list[tuple[int, int, object]]:

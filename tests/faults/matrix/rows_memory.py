@@ -10,7 +10,7 @@ import torch.distributed as dist
 from backend import BACKEND
 from fault_rank import Rank, catch
 from matrix_machine import memory_limit, refuse_calls, remount_shared_memory
-from matrix_ranks import aftermath, works
+from matrix_ranks import aftermath, finish, works
 from matrix_row import NotPlayed, Outcome, Stage, Verdict, row, worst
 from test_control import exit_race
 from test_many import many_groups, many_works
@@ -18,12 +18,6 @@ from test_restart import busy
 from test_restart import works as works_again
 
 __all__: list[str] = []
-
-
-def finish(rank: Rank, **more):
-    """End a scenario in which everything must have worked."""
-    dist.destroy_process_group()
-    return {"left": rank.left(), **more}
 
 
 @row(32, "/dev/shm of 64 KB, full, or read-only", "works: nothing lies there")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, all_gather_single, reduce_scatter_single
 from fault_rank import Fault, Rank, catch, footprint
+from matrix_ranks import finish
 from matrix_row import Outcome, Stage, row, worst
 
 __all__: list[str] = []
@@ -24,8 +25,7 @@ def done(rank: Rank, **checks: bool):
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
-    dist.destroy_process_group()
-    return {"left": rank.left(), **checks}
+    return finish(rank, **checks)
 
 
 @row(
@@ -37,9 +37,9 @@ def done(rank: Rank, **checks: bool):
     quick=True,
 )
 def sizes(stage: Stage) -> Outcome:
-    found = [stage.checks(stage.jobs(1, of_all_sizes, 1 << 20))]
-    found.append(stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.deep else 1 << 20)))
-    return worst(found)
+    most = (1 << 31) + 7 if stage.deep else 1 << 20
+    jobs = (stage.jobs(size, of_all_sizes, count) for size, count in ((1, 1 << 20), (2, most)))
+    return worst(stage.checks(job) for job in jobs)
 
 
 def of_all_sizes(rank: Rank, largest: int):
