@@ -17,17 +17,19 @@ COMMON=$(ls csrc/base/*.cpp csrc/transport/{arena,futex,group_memory,hello,monit
 mkdir -p "$FOLDER"
 if "$CXX" --version | grep -q clang; then
   LINK=-fsanitize=fuzzer
-  DRIVER=
+  FUZZERS=$(printf "$FOLDER/libfuzzer_%s " $TARGETS)
 else
   LINK=
-  DRIVER=tests/cpp/fuzz_driver.cpp
+  FUZZERS=
 fi
 make --no-print-directory -s -j "$JOBS" -f - all <<MAKE
 FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -pthread
-COMMON := $(printf "$FOLDER/%s.o " $COMMON $DRIVER)
+COMMON := $(printf "$FOLDER/%s.o " $COMMON)
 .SECONDARY:
-all: $(printf "$FOLDER/fuzz_%s " $TARGETS)
-$FOLDER/fuzz_%: $FOLDER/tests/cpp/fuzz_%.cpp.o \$(COMMON)
+all: $(printf "$FOLDER/fuzz_%s " $TARGETS) $FUZZERS
+$FOLDER/fuzz_%: $FOLDER/tests/cpp/fuzz_%.cpp.o $FOLDER/tests/cpp/fuzz_driver.cpp.o \$(COMMON)
+	$CXX \$(FLAGS) -o \$@ \$^
+$FOLDER/libfuzzer_%: $FOLDER/tests/cpp/fuzz_%.cpp.o \$(COMMON)
 	$CXX \$(FLAGS) $LINK -o \$@ \$^
 $FOLDER/%.cpp.o: %.cpp tests/cpp/fuzz.sh
 	mkdir -p \$(@D)
@@ -41,9 +43,19 @@ export FASTCOLL_DEBUG=OFF
 for target in $TARGETS; do
   echo "== $target"
   program=$PWD/$FOLDER/fuzz_$target
-  mkdir -p "$FOLDER/$target"
+  mkdir -p "$FOLDER/$target/corpus"
   if [ -n "$LINK" ]; then
-    (cd "$FOLDER/$target" && "$program" -max_total_time="$SECONDS_EACH" -seed="$SEED" -max_len=4096 corpus 2>&1 | tail -3)
+    (
+      cd "$FOLDER/$target"
+      setarch "$(uname -m)" --addr-no-randomize "$program" --seeds corpus
+      # Whole seconds; 0 would be without end.
+      if ! setarch "$(uname -m)" --addr-no-randomize "${program%/*}/libfuzzer_$target" \
+        -max_total_time=$((${SECONDS_EACH%.*} > 0 ? ${SECONDS_EACH%.*} : 1)) -seed="$SEED" -max_len=4096 corpus >log 2>&1; then
+        cat log
+        exit 1
+      fi
+      tail -3 log
+    )
   else
     (cd "$FOLDER/$target" && timeout --kill-after=10 $((${SECONDS_EACH%.*} + 60)) setarch "$(uname -m)" --addr-no-randomize "$program" "$SECONDS_EACH" "$SEED")
   fi

@@ -1,11 +1,13 @@
 // Mutates a target's seeds for some time, reproducibly: the same seed and number of runs give the
 // same inputs. Without coverage, so the seeds must go deep by themselves.
 //   fuzz_<target> [seconds] [seed] [file...]      with files: runs only those
+//   fuzz_<target> --seeds FOLDER                  writes the seeds there
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string>
 
 #include "fuzz_target.hpp"
 
@@ -18,10 +20,27 @@ Bytes current;  // for the report of a crash
 
 extern "C" void __sanitizer_set_death_callback(void (*)()) __attribute__((weak));
 
+bool write(const std::string& name, const Bytes& input) {
+  std::ofstream file(name, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(input.data()),
+             static_cast<std::streamsize>(input.size()));
+  return static_cast<bool>(file.flush());
+}
+
+int writeSeeds(const std::string& folder) {
+  const std::vector<Bytes> all = fuzz::seeds();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::string name = folder + "/seed" + std::to_string(i);
+    if (!write(name, all[i])) {
+      std::fprintf(stderr, "cannot write %s\n", name.c_str());
+      return 1;
+    }
+  }
+  return 0;
+}
+
 void keepInput() {
-  std::ofstream("crash.input", std::ios::binary)
-      .write(reinterpret_cast<const char*>(current.data()),
-             static_cast<std::streamsize>(current.size()));
+  write("crash.input", current);
   std::fprintf(stderr, "the input is in crash.input (%zu bytes)\n", current.size());
 }
 
@@ -76,6 +95,7 @@ void mutate(Bytes& input, const std::vector<Bytes>& all, Random& random) {
 }  // namespace
 
 int main(int count, char** arguments) {
+  if (count == 3 && std::strcmp(arguments[1], "--seeds") == 0) return writeSeeds(arguments[2]);
   const double seconds = count > 1 ? std::atof(arguments[1]) : 10.0;
   const std::uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : 1;
   if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(keepInput);

@@ -1,5 +1,5 @@
 // A fuzz target is a file with these two functions. fuzz_driver.cpp mutates its seeds; with clang
-// the same file is linked with -fsanitize=fuzzer instead.
+// the same file is linked with -fsanitize=fuzzer besides, and the driver writes the first corpus.
 #pragma once
 
 #include <cstddef>

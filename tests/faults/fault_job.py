@@ -304,6 +304,11 @@ class Jobs:
             for pid in job.pids.values():
                 self._launcher.status(pid, max(0.0, end - time.monotonic()))
 
+    def stop(self) -> None:
+        """Kill all ranks that still run."""
+        for job in self._jobs:
+            job.close()
+
     def close(self) -> list[str]:
         """Clean up; return what was left."""
         pids = [pid for job in self._jobs for pid in job.pids.values()]

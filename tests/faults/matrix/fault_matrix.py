@@ -64,7 +64,7 @@ def play(
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         jobs = Jobs(launcher, store, Path(folder))
         try:
-            outcome, took = row.run(Stage(jobs, backend, **named))
+            outcome, took = row.run(Stage(jobs, backend, deep=True, **named))
             jobs.settle(6.0)
         finally:  # Ctrl-C leaves nothing behind either
             left = jobs.close()

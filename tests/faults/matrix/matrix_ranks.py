@@ -1,14 +1,15 @@
 """What ranks do in the rows of the fault matrix, with any backend."""
 
 import contextlib
-import signal
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fault_rank import Rank, catch
+from fault_rank import Fault, Rank, catch
+from matrix_machine import enter_network
 
 __all__ = [
     "VICTIM",
@@ -16,7 +17,10 @@ __all__ = [
     "all_reduce",
     "all_reduce_large",
     "arrives",
+    "enter_host",
+    "finish",
     "others",
+    "repeated",
     "same_store",
     "until_error",
     "works",
@@ -48,6 +52,28 @@ def all_reduce_large(rank: Rank) -> None:
     all_reduce(rank, LARGE)
 
 
+def repeated(call: Callable[..., None], *arguments: Any) -> Fault | None:
+    """Repeat a call until it fails; return the error."""
+
+    def forever() -> None:
+        while True:
+            call(*arguments)
+
+    return catch(forever)
+
+
+def finish(rank: Rank, **more: Any) -> dict[str, Any]:
+    """End a scenario in which everything must have worked; see Stage.checks."""
+    dist.destroy_process_group()
+    return {"left": rank.left(), **more}
+
+
+def enter_host(rank: Rank, names: list[str], ends: list[str]) -> None:
+    """Move this process to its host; the connection to the store stays where it was made."""
+    enter_network(names[rank.rank])
+    os.environ["GLOO_SOCKET_IFNAME"] = ends[rank.rank]
+
+
 def until_error(
     rank: Rank,
     call: Callable[[Rank], None],
@@ -63,12 +89,7 @@ def until_error(
     rank.used(timeout=timeout)
     held = torch.ones(ballast // 4) if rank.rank == VICTIM else None
     rank.tell("ready")
-
-    def forever() -> None:
-        while True:
-            call(rank)
-
-    rank.tell(catch(forever))
+    rank.tell(repeated(call, rank))
     del held
     return aftermath(rank, away)
 
@@ -117,8 +138,3 @@ def same_store(rank: Rank, file: str = "port") -> Iterator[dist.Store]:
         store = dist.TCPStore("127.0.0.1", int(path.read_text()), is_master=False)
     rank.before.files["socket"] += 1
     yield store
-
-
-def dies(rank: Rank) -> None:
-    """Kill this process."""
-    signal.raise_signal(signal.SIGKILL)

@@ -71,14 +71,26 @@ class NotPlayed(Exception):
     """The machine does not let the fault be injected, or the backend has no such thing."""
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst outcome; of equals the slowest."""
-    return max(outcomes, key=lambda o: (o.verdict, o.seconds or 0.0))
+def worst(outcomes: Iterable[Outcome], seconds: float | None = None) -> Outcome:
+    """Return the worst outcome; of equals the slowest.
+
+    Args:
+        seconds: what the row measures, instead of what the worst rank took.
+    """
+    found = max(outcomes, key=lambda o: (o.verdict, o.seconds or 0.0))
+    return found if seconds is None else dataclasses.replace(found, seconds=seconds)
 
 
 def failure(error: JobFailed) -> Outcome:
-    """Judge what a rank did instead of answering."""
+    """Judge what a rank did instead of answering.
+
+    Raises:
+        NotPlayed: if a rank says, in this error or in its log, that it could not inject the fault;
+            then it does not matter what became of those that waited for it.
+    """
     text = str(error)
+    if reason := re.search(r"^(?:\w+\.)*NotPlayed: (.*)", text, re.MULTILINE):
+        raise NotPlayed(reason[1])
     if error.how == "silent":
         return Outcome(Verdict.HANG, detail=text.partition("\n")[0])
     if error.how == "ended":
@@ -97,6 +109,7 @@ class Stage:
         jobs: starts the ranks.
         backend: name that the ranks give to ``init_process_group``.
         rounds: of rows that repeat.
+        deep: whether rows play their largest sizes (2 GiB on each rank) and all their variants.
         slack: factor on the bounds of time, for machines that do other things besides.
         builds: whether rows that compile for minutes are played.
     """
@@ -106,11 +119,12 @@ class Stage:
         jobs: Jobs,
         backend: str,
         rounds: int = 10,
+        deep: bool = False,
         slack: float = 1.0,
         builds: bool = False,
     ) -> None:
         self.jobs, self.backend, self.rounds, self.slack = jobs, backend, rounds, slack
-        self.builds = builds
+        self.deep, self.builds = deep, builds
 
     @property
     def native(self) -> bool:
@@ -276,11 +290,13 @@ class Row:
         """Play the row; return its outcome and how long it took."""
         start = time.monotonic()
         try:
-            outcome = self.play(stage)
+            try:
+                outcome = self.play(stage)
+            except JobFailed as error:
+                outcome = failure(error)
         except NotPlayed as reason:
             outcome = Outcome(Verdict.NOT_PLAYED, detail=str(reason))
-        except JobFailed as error:
-            outcome = failure(error)
+            stage.jobs.stop()  # ranks may wait for one that could not do its part
         return outcome, time.monotonic() - start
 
 

@@ -45,7 +45,7 @@ def destroyed_with_pending(stage: Stage) -> Outcome:
         found.append(Outcome(Verdict.TOO_SLOW, seconds, "destroy_process_group"))
     if left:
         found.append(Outcome(Verdict.LEFTOVERS, detail=", ".join(left)))
-    return Outcome(worst(found).verdict, seconds, worst(found).detail)
+    return worst(found, seconds)
 
 
 @row(
@@ -132,7 +132,7 @@ def after_a_timeout(stage: Stage) -> Outcome:
     job.tell(1)
     found.append(stage.judged(job.hear(1), None, 1.5, (), ANY_ERROR))
     job.tell(0)
-    return Outcome(worst(found).verdict, second and second.seconds, worst(found).detail)
+    return worst(found, second and second.seconds)
 
 
 def too_late(rank: Rank):
@@ -164,7 +164,7 @@ def exit_with_pending(stage: Stage) -> Outcome:
     found.append(stage.judged(job.hear(1), None, 1.0, (), ANY_ERROR))
     if seconds > 2.0 * stage.slack and found[0].verdict < Verdict.TOO_SLOW:
         found.append(Outcome(Verdict.TOO_SLOW, seconds, "the interpreter's end"))
-    return Outcome(worst(found).verdict, seconds, worst(found).detail)
+    return worst(found, seconds)
 
 
 @row(

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fault_job import JobFailed
 from fault_rank import Rank, catch
-from matrix_ranks import VICTIM, all_reduce, works
+from matrix_ranks import VICTIM, all_reduce, finish, repeated, works
 from matrix_row import ANY_ERROR, NotPlayed, Outcome, Stage, Verdict, row, worst
 from torchrun import torchrun
 
@@ -61,18 +62,13 @@ def shrinks_and_grows(stage: Stage) -> Outcome:
     seconds = max(rebuilt)
     if seconds > 0.1 * stage.slack:
         found.append(Outcome(Verdict.TOO_SLOW, seconds, "until the smaller group worked"))
-    return Outcome(worst(found).verdict, seconds, worst(found).detail)
+    return worst(found, seconds)
 
 
 def loses_one(rank: Rank):
     rank.used()
     rank.tell("ready")
-
-    def forever():
-        while True:
-            all_reduce(rank, 100_000)
-
-    fault = catch(forever)
+    fault = repeated(all_reduce, rank, 100_000)
     start = time.monotonic()
     dist.destroy_process_group()
     rank.init("smaller", rank=rank.rank // 2, world_size=2)
@@ -87,8 +83,7 @@ def loses_one(rank: Rank):
 def joins_again(rank: Rank):
     rank.used("larger")
     works(rank)
-    dist.destroy_process_group()
-    return {"left": rank.left()}
+    return finish(rank)
 
 
 # --- what is in the store ------------------------------------------------------------------------
@@ -101,14 +96,21 @@ def begins_alone(rank: Rank):
     assert rank.left() == [], rank.left()
 
 
-def published(store: dist.TCPStore, prefix: str, pattern: str) -> str:
-    """Wait for a key under the prefix; return the whole key."""
+def published(stage: Stage, store: dist.TCPStore, prefix: str, pattern: str) -> str:
+    """Wait for a key under the prefix; return the whole key.
+
+    Raises:
+        JobFailed: if fastcoll writes no such key.
+        NotPlayed: if another backend writes none, as it may.
+    """
     end = time.monotonic() + 5.0
     while time.monotonic() < end:
         for key in store.list_keys():
             if prefix in key and re.search(pattern, key):
                 return key
         time.sleep(0.01)
+    if stage.native:
+        raise JobFailed(f"expected a key that matches {pattern} in the store, got none in 5 s")
     raise NotPlayed("no record is to be seen in the store")
 
 
@@ -144,7 +146,7 @@ def garbage_in_the_store(stage: Stage) -> Outcome:
         prefix = f"garbled {time.monotonic()}/"
         job = stage.jobs(2, begins_alone, ranks=[0], prefix=prefix)
         # The first record of rank 0; its neighbour's has the same name with another number.
-        key = published(store, prefix, r"/r/0$" if stage.native else r"/0(/\d+)?$")
+        key = published(stage, store, prefix, r"/r/0$" if stage.native else r"/0(/\d+)?$")
         record = store.get(key) if stage.native else b"\0" * 100
         theirs = re.sub(r"0((/\d+)?)$", r"1\1", key)
         store.set(theirs, garbled(record, chance)[case])
@@ -191,8 +193,7 @@ def is_pelted(rank: Rank):
     dist.destroy_process_group(group)
     del group
     kept = len(os.listdir("/proc/self/fd")) <= before
-    dist.destroy_process_group()
-    return {"descriptors": kept, "left": rank.left()}
+    return finish(rank, descriptors=kept)
 
 
 def listening(pid: int) -> list[tuple[int, int, object]]:
@@ -252,7 +253,7 @@ def versions(stage: Stage) -> Outcome:
     prefix = f"versions {time.monotonic()}/"
     job = stage.started(2, of_some_version, prefix=prefix)
     for rank in (0, 1):
-        key = published(store, prefix, rf"/r/{rank}$")
+        key = published(stage, store, prefix, rf"/r/{rank}$")
         record = bytearray(store.get(key))
         record[-32:] = b"0.0.1-other".ljust(32, b"\0")
         store.set(key, bytes(record))

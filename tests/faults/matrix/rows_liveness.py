@@ -12,13 +12,15 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from matrix_machine import enter_network, refuse_calls, two_networks
+from matrix_machine import refuse_calls, two_networks
 from matrix_ranks import (
     VICTIM,
     aftermath,
     all_reduce,
     all_reduce_large,
     arrives,
+    enter_host,
+    repeated,
     same_store,
     until_error,
 )
@@ -223,21 +225,10 @@ def link_cut(stage: Stage) -> Outcome:
 
 
 def over_the_link(rank: Rank, names, ends):
-    enter(rank, names, ends)
+    enter_host(rank, names, ends)
     rank.used(timeout=TIMEOUT)
     rank.tell("ready")
-
-    def forever() -> None:
-        while True:
-            all_reduce(rank, 10_000)
-
-    rank.tell(catch(forever))
-
-
-def enter(rank: Rank, names, ends) -> None:
-    """Move this process to its host; the connection to the store stays where it was made."""
-    enter_network(names[rank.rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = ends[rank.rank]
+    rank.tell(repeated(all_reduce, rank, 10_000))
 
 
 @row(
@@ -268,12 +259,7 @@ def dumps_core(rank: Rank):
         rank.hear()
         ctypes.string_at(0)
     del held
-
-    def forever() -> None:
-        while True:
-            all_reduce(rank)
-
-    rank.tell(catch(forever))
+    rank.tell(repeated(all_reduce, rank))
     with contextlib.suppress(FileNotFoundError):
         for core in (rank.folder / "core").iterdir():
             core.unlink()

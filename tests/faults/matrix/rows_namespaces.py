@@ -9,17 +9,16 @@ import time
 
 import torch
 import torch.distributed as dist
-from fault_rank import Rank, catch
+from fault_rank import Rank
 from matrix_machine import (
     CLONE_NEWIPC,
     CLONE_NEWNS,
     CLONE_NEWPID,
     NOBODY,
-    enter_network,
     own_namespaces,
     two_networks,
 )
-from matrix_ranks import all_reduce, works
+from matrix_ranks import all_reduce, enter_host, finish, repeated, works
 from matrix_row import NotPlayed, Outcome, Stage, Verdict, row, worst
 
 __all__: list[str] = []
@@ -58,8 +57,7 @@ def is_attacked(rank: Rank):
     rank.tell("ready")
     rank.hear()
     works(rank)
-    dist.destroy_process_group()
-    return {"left": rank.left()}
+    return finish(rank)
 
 
 def as_nobody(function, *arguments) -> list[str]:
@@ -158,9 +156,7 @@ def with_other_mounts(rank: Rank):
         own_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
     rank.used()
     works(rank)
-    used = transport()
-    dist.destroy_process_group()
-    return {"left": rank.left(), "shared memory": used in ("shm", "")}
+    return finish(rank, **{"shared memory": transport() in ("shm", "")})
 
 
 @row(
@@ -170,14 +166,17 @@ def with_other_mounts(rank: Rank):
 )
 def other_pids(stage: Stage) -> Outcome:
     job = stage.jobs(2, with_other_pids)
-    died = None
-    for rank in job.pids:
-        said = job.hear(rank)
-        died = died or said
+    said = {job.hear(rank) for rank in job.pids}
+    pids, transports = ({each[i] for each in said} for i in (0, 1))
+    found = [Outcome(Verdict.AS_WANTED)]
+    if len(pids) > 1:
+        found.append(Outcome(Verdict.FAILS, detail=f"the fault was not injected: pids {pids}"))
+    if transports not in ({"shm"}, {""}):
+        found.append(Outcome(Verdict.WRONG_RESULT, detail=f"the ranks use {transports}"))
     job.tell(1)
     when = job.hear(1)
-    fault = job.hear(0)
-    return stage.judged(fault, when, 0.25, [r"rank 1\b", "died"])
+    found.append(stage.judged(job.hear(0), when, 0.25, [r"rank 1\b", "died"]))
+    return worst(found)
 
 
 def with_other_pids(rank: Rank):
@@ -198,12 +197,7 @@ def with_other_pids(rank: Rank):
         rank.hear()
         rank.tell(time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def forever():
-        while True:
-            all_reduce(rank)
-
-    rank.tell(catch(forever))
+    rank.tell(repeated(all_reduce, rank))
 
 
 @row(
@@ -218,10 +212,7 @@ def two_hosts(stage: Stage) -> Outcome:
 
 
 def on_two_hosts(rank: Rank, names, ends):
-    enter_network(names[rank.rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = ends[rank.rank]
+    enter_host(rank, names, ends)
     rank.used()
     works(rank, 50_000)
-    used = transport()
-    dist.destroy_process_group()
-    return {"left": rank.left(), "no shared memory": used != "shm"}
+    return finish(rank, **{"no shared memory": transport() != "shm"})

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, all_gather_single, reduce_scatter_single
 from fault_rank import Fault, Rank, catch, footprint
+from matrix_ranks import finish
 from matrix_row import Outcome, Stage, row, worst
 
 __all__: list[str] = []
@@ -24,8 +25,7 @@ def done(rank: Rank, **checks: bool):
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
-    dist.destroy_process_group()
-    return {"left": rank.left(), **checks}
+    return finish(rank, **checks)
 
 
 @row(
@@ -37,33 +37,31 @@ def done(rank: Rank, **checks: bool):
     quick=True,
 )
 def sizes(stage: Stage) -> Outcome:
-    found = [stage.checks(stage.jobs(1, of_all_sizes, 1 << 20))]
-    # The largest only where it is asked for by more than ten rounds: 2 GiB on each rank.
-    found.append(
-        stage.checks(stage.jobs(2, of_all_sizes, (1 << 31) + 7 if stage.rounds > 10 else 1 << 20))
-    )
-    return worst(found)
+    most = (1 << 31) + 7 if stage.deep else 1 << 20
+    jobs = (stage.jobs(size, of_all_sizes, count) for size, count in ((1, 1 << 20), (2, most)))
+    return worst(stage.checks(job) for job in jobs)
 
 
 def of_all_sizes(rank: Rank, largest: int):
     rank.used()
     empty = torch.empty(0)
     dist.all_reduce(empty)
-    memory = torch.zeros(4 * 1001 + 3, dtype=torch.uint8)
-    odd = torch.frombuffer(memory.numpy().data, dtype=torch.uint8, count=4004, offset=1)
-    unaligned = torch.frombuffer(memory.numpy()[3:].data, dtype=torch.uint8, count=4000).view(
-        torch.uint8
-    )
-    unaligned.fill_(1)
-    dist.all_reduce(unaligned)
-    del odd
+    unaligned = [
+        torch.frombuffer(bytearray(4 * count + 1), dtype=torch.float32, count=count, offset=1)
+        for count in (7, 1000, 300_000)
+    ]
+    for tensor in unaligned:
+        assert tensor.data_ptr() % 4, "the fault was not injected"
+        dist.all_reduce(tensor.fill_(rank.rank + 1.0))
+    total = rank.size * (rank.size + 1) / 2
     huge = torch.zeros(largest, dtype=torch.uint8)
     huge[[0, largest // 2, largest - 1]] = 1
     dist.all_reduce(huge)
     right = huge[[0, largest // 2, largest - 1]].tolist() == [rank.size] * 3
     right = right and huge.count_nonzero().item() == 3
     del huge
-    return done(rank, unaligned=bool(torch.all(unaligned == rank.size)), huge=right)
+    summed = all(bool(torch.all(tensor == total)) for tensor in unaligned)
+    return done(rank, unaligned=summed, huge=right)
 
 
 @row(

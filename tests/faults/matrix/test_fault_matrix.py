@@ -8,7 +8,8 @@ import pytest
 from backend import beyond_gloo
 from fault_job import JobFailed
 from fault_matrix import numbers, table
-from matrix_row import ROWS, Outcome, Stage, Verdict, failure, worst
+from fault_rank import Rank
+from matrix_row import ROWS, NotPlayed, Outcome, Row, Stage, Verdict, failure, worst
 
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
@@ -68,6 +69,29 @@ def test_plays_are_of_modules_that_ranks_can_import():
 )
 def test_a_rank_that_does_not_answer(how, text, verdict):
     assert failure(JobFailed(text, how)).verdict == verdict
+
+
+@pytest.mark.parametrize("how", ["raised", "silent"])
+def test_a_rank_that_cannot_inject_the_fault(how):
+    """A peer that waits for it has this in the log that comes with its own failure."""
+    text = "rank 0 raised\n  File\nmatrix_row.NotPlayed: unshare: Operation not permitted\n"
+    with pytest.raises(NotPlayed, match=r"^unshare: Operation not permitted$"):
+        failure(JobFailed(text, how))
+
+
+def cannot_inject(rank: Rank):
+    if rank.rank == 1:
+        raise NotPlayed("the machine forbids it")
+    rank.hear()
+
+
+@beyond_gloo("no backend takes part")
+def test_a_row_whose_fault_a_rank_cannot_inject_is_not_played(jobs):
+    def play(stage):
+        return stage.checks(stage.jobs(2, cannot_inject), timeout=2.0)
+
+    outcome, _ = Row(0, "", "", play).run(Stage(jobs, "fastcoll"))
+    assert outcome == Outcome(Verdict.NOT_PLAYED, detail="the machine forbids it")
 
 
 def test_the_worst_rank_is_the_row():

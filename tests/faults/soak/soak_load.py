@@ -147,9 +147,9 @@ class Load:
         assert torch.all(tensor == value), "a wrong result was returned as success"
 
 
-def sampled(rank: Rank, seconds: float, every: float = 0.0) -> list[Sample]:
+def sampled(rank: Rank, seconds: float) -> list[Sample]:
     """Run the load for some time; return samples, one a second or twenty in all."""
-    every = every or min(1.0, seconds / 20)
+    every = min(1.0, seconds / 20)
     rank.used()
     load = Load(rank)
     samples: list[Sample] = []
