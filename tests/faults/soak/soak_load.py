@@ -1,5 +1,6 @@
 """What the ranks of a soak do, and what they sample of themselves meanwhile."""
 
+import ctypes
 import dataclasses
 import os
 import random
@@ -13,6 +14,7 @@ from fault_rank import Rank
 __all__ = ["Sample", "sampled"]
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+LIBC = ctypes.CDLL(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,9 @@ class Sample:
     Attributes:
         at: seconds since the load began.
         rounds: of the load, done so far.
-        resident: bytes of memory of its own (shared memory not counted).
+        resident: bytes of memory of its own that are in use: not shared memory, and not what glibc keeps of the freed.
+            What torch notes of each new group lands in the room that a tensor has left, so that the next tensor needs
+            other room: with any backend, gloo too, the heap grows by hundreds of KB a group that is all free.
         shared: bytes of shared memory that its groups have reserved.
         descriptors: open ones.
         threads: those running.
@@ -40,6 +44,7 @@ class Sample:
 
 def sample(start: float, rounds: int) -> Sample:
     """Look at this process."""
+    LIBC.malloc_trim(0)
     pages, shared_pages = map(int, Path("/proc/self/statm").read_text().split()[1:3])
     with open("/proc/self/maps") as maps:
         mappings = sum("memfd:fastcoll" in line for line in maps)
