@@ -66,6 +66,10 @@ class FusingGroup(ImmediateGroup):
         """Returns the name by which the hooks know a backend with such a collective."""
         return "fastcoll"
 
+    def transport(self) -> str:
+        """Returns that of ranks on other hosts: they take no core of this one."""
+        return "gloo"
+
     def all_reduce_fused(
         self, tensors: Any, op: Any, wire_dtype: Any, squares: Any, async_op: bool = False
     ) -> dist.Work:

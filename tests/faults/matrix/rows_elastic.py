@@ -96,7 +96,7 @@ def begins_alone(rank: Rank):
     assert rank.left() == [], rank.left()
 
 
-def published(stage: Stage, store: dist.TCPStore, prefix: str, pattern: str) -> str:
+def published(store: dist.TCPStore, prefix: str, pattern: str, native: bool = True) -> str:
     """Wait for a key under the prefix; return the whole key.
 
     Raises:
@@ -109,7 +109,7 @@ def published(stage: Stage, store: dist.TCPStore, prefix: str, pattern: str) -> 
             if prefix in key and re.search(pattern, key):
                 return key
         time.sleep(0.01)
-    if stage.native:
+    if native:
         raise JobFailed(f"expected a key that matches {pattern} in the store, got none in 5 s")
     raise NotPlayed("no record is to be seen in the store")
 
@@ -146,7 +146,8 @@ def garbage_in_the_store(stage: Stage) -> Outcome:
         prefix = f"garbled {time.monotonic()}/"
         job = stage.jobs(2, begins_alone, ranks=[0], prefix=prefix)
         # The first record of rank 0; its neighbour's has the same name with another number.
-        key = published(stage, store, prefix, r"/r/0$" if stage.native else r"/0(/\d+)?$")
+        pattern = r"/r/0$" if stage.native else r"/0(/\d+)?$"
+        key = published(store, prefix, pattern, stage.native)
         record = store.get(key) if stage.native else b"\0" * 100
         theirs = re.sub(r"0((/\d+)?)$", r"1\1", key)
         store.set(theirs, garbled(record, chance)[case])
@@ -253,7 +254,7 @@ def versions(stage: Stage) -> Outcome:
     prefix = f"versions {time.monotonic()}/"
     job = stage.started(2, of_some_version, prefix=prefix)
     for rank in (0, 1):
-        key = published(stage, store, prefix, rf"/r/{rank}$")
+        key = published(store, prefix, rf"/r/{rank}$", stage.native)
         record = bytearray(store.get(key))
         record[-32:] = b"0.0.1-other".ljust(32, b"\0")
         store.set(key, bytes(record))
