@@ -83,7 +83,12 @@ CpuEngine::~CpuEngine() {
     return;
   }
   shutdown();
-  if (process_.use_count() == 1) drainWorkers();  // the last group leaves no thread behind
+  // The rendezvous and the channels speak of the memory, which holds the process as this does.
+  pointToPoint_.reset();
+  stream_.reset();
+  rendezvous_.reset();
+  memory_.reset();
+  if (process_.use_count() == 1) dismissWorkers();  // the last group leaves no thread behind
 }
 
 std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {

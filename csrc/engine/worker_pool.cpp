@@ -21,6 +21,7 @@ struct Pool {
   std::deque<std::function<void()>> jobs;
   std::size_t idle = 0;
   std::size_t threads = 0;
+  std::size_t dismissed = 0;  // of the idle threads, so many are to end now
   bool draining = false;
 };
 
@@ -46,11 +47,14 @@ void work(Pool& p) {
   std::unique_lock<std::mutex> lock(p.mutex);
   for (;;) {
     ++p.idle;
-    const bool job = p.wake.wait_for(lock, std::chrono::seconds(2),
-                                     [&p] { return !p.jobs.empty() || p.draining; });
+    const bool job = p.wake.wait_for(lock, std::chrono::seconds(2), [&p] {
+      return !p.jobs.empty() || p.draining || p.dismissed > 0;
+    });
     --p.idle;
     if (p.jobs.empty()) {
-      if (job && !p.draining) continue;
+      if (!job || p.draining) break;
+      if (p.dismissed == 0) continue;
+      --p.dismissed;
       break;
     }
     auto next = std::move(p.jobs.front());
@@ -82,6 +86,13 @@ void runOnWorker(std::function<void()> job) {
     return;
   }
   ++p.threads;
+}
+
+void dismissWorkers() noexcept {
+  Pool& p = pool();
+  const std::lock_guard<std::mutex> lock(p.mutex);
+  p.dismissed = p.idle;
+  p.wake.notify_all();
 }
 
 void drainWorkers() noexcept {

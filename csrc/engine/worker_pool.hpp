@@ -10,8 +10,12 @@ namespace fastcoll {
 /// Runs `job` on a pooled thread, starting one if none is idle. Idle threads end by themselves.
 void runOnWorker(std::function<void()> job);
 
-/// Waits until the pool's idle threads have ended, at most a second: at exit, and when the
-/// process's last group is gone. Does nothing on a pooled thread.
+/// Lets the idle threads end now rather than after two seconds, and waits for none: the process's
+/// last group is gone, and the caller may hold the GIL.
+void dismissWorkers() noexcept;
+
+/// Waits until the pool's threads have ended, at most a second: at exit. Does nothing on a pooled
+/// thread.
 void drainWorkers() noexcept;
 
 }  // namespace fastcoll

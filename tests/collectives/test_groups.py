@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -89,6 +90,32 @@ def made_again(times):
         sum_over(dist.new_group(everyone), everyone)
         dist.destroy_process_group()
         assert not dist.is_initialized()
+
+
+def pool_threads():
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return names.count("fastcoll-work\n")
+
+
+def destroyed_after_a_pooled_thread():
+    dist.init_process_group(
+        BACKEND,
+        init_method=f"file://{here().scratch}/pooled",
+        rank=here().rank,
+        world_size=here().size,
+        timeout=timedelta(seconds=30),
+    )
+    everyone = list(range(here().size))
+    # Several at once: whoever waits for the first takes it, and a pooled thread the others.
+    for work in [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(8)]:
+        work.wait()
+    sum_over(dist.new_group(everyone), everyone)
+    began = time.monotonic()
+    had = pool_threads()
+    dist.destroy_process_group()
+    while pool_threads() > 0 and time.monotonic() < began + 10:
+        time.sleep(0.01)
+    return had, time.monotonic() - began
 
 
 def destroyed_one_by_one():
@@ -206,6 +233,13 @@ def test_unused_groups_cost_nothing(world):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_made_again(world, size):
     world(size).run(made_again, 4, init=False)
+
+
+@beyond_gloo("it has no pool")
+def test_the_last_group_leaves_no_thread_of_the_pool(world):
+    # Unused they would end by themselves after two seconds, which this must not wait for.
+    for had, seconds in world(2).run(destroyed_after_a_pooled_thread, init=False):
+        assert had > 0 and seconds < 1.9
 
 
 def test_destroyed_one_by_one(world):

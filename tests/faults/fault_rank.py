@@ -166,10 +166,7 @@ class Rank:
             return ""
 
     def left(self, patience: float = 4.0) -> list[str]:
-        """Return what is still held beyond the start, after some time to let go of it.
-
-        Idle threads of the pool stay for two seconds.
-        """
+        """Return what is still held beyond the start, after some time to let go of it."""
         end = time.monotonic() + patience
         while (found := footprint().beyond(self.before)) and time.monotonic() < end:
             time.sleep(0.02)
