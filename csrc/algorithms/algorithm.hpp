@@ -58,6 +58,10 @@ struct Request {
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
+/// Within an all-reduce that has begun, on all ranks or none. `own` is the offset of this rank's
+/// message in shared memory, as announced, or 0. False, on all ranks alike, where that of one is 0.
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
+                     std::uint64_t own);
 void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 void broadcast(SegmentStream& stream, const Request& request, const TuningTable& tuning);

@@ -75,6 +75,21 @@ class SegmentReducer {
     });
   }
 
+  /// Reduces [begin, begin + bytes) of the messages of all ranks, and writes the result there into
+  /// every one while it is in the first-level cache.
+  void runOver(const std::vector<std::uint8_t*>& messages, std::size_t begin, std::size_t bytes) {
+    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
+      sources_[rank] = messages[rank] + begin;
+    }
+    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
+      std::uint8_t* result = messages[0] + begin + at;
+      reduce(result, length);
+      for (std::size_t rank = 1; rank < messages.size(); ++rank) {
+        std::memcpy(messages[rank] + begin + at, result, length);
+      }
+    });
+  }
+
   void run(std::uint8_t* out, std::size_t bytes) {
     if (squares_ == nullptr && cast_ == nullptr) return reduce(out, bytes);
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {

@@ -7,11 +7,6 @@
 //         segment hides the wait for the peers. Segments are placed, published and consumed in one
 //         order: A0 A1 B0 A2 B1 A3 B2 ... A(S-1) B(S-2) B(S-1).
 // Steps: 2 per segment. Bytes read per rank: 2 (n - 1) B / n. Chosen: above the one-shot limit.
-//
-// In shared memory (direct.hpp) in place, A and B are the message itself: a rank reduces from the
-// peers' messages into its own, B(s) only says so, and peers copy from there. Nobody else reads or
-// writes the piece that a rank reduces before its B(s), nor a piece that a rank copies after that
-// piece's owner published its B(s).
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 
@@ -29,8 +24,7 @@ class Pipeline {
         perSegment_(segmentLimit(stream, tuning, in_.bytes()) / element_),
         total_(in_.bytes() / element_),
         segments_(ceilDiv(total_, perSegment_)),
-        fetches_(in_.bytes() > tuning.longBytes),
-        streaming_(in_.bytes() >= tuning.streamingBytes) {}
+        fetches_(in_.bytes() > tuning.longBytes) {}
 
   void run() {
     Segment ahead = publishInput(0);
@@ -44,24 +38,6 @@ class Pipeline {
     }
     copyPieces(segments_ - 1, behind);
     stream_.end();
-  }
-
-  void runDirect(DirectRead& direct) {
-    Segment behind;
-    for (std::size_t s = 0; s < segments_; ++s) {
-      const Segment result = stream_.place(0);
-      for (int i = 1; i < stream_.size(); ++i) {
-        const int peer = (stream_.rank() + i) % stream_.size();
-        reducer_.source(peer, messageOf(peer) + offset(s, stream_.rank()));
-      }
-      reducer_.ownSource(stream_, in_, offset(s, stream_.rank()), bytes(s, stream_.rank()));
-      reducer_.runInto(out_, offset(s, stream_.rank()), bytes(s, stream_.rank()), stream_);
-      stream_.publish(result);
-      if (s > 0) copyDirect(s - 1, behind);
-      behind = result;
-    }
-    copyDirect(segments_ - 1, behind);
-    direct.finish(behind);
   }
 
  private:
@@ -131,19 +107,10 @@ class Pipeline {
     stream_.consume(segment);
   }
 
-  void copyDirect(std::size_t s, const Segment& segment) {
-    for (int i = 1; i < stream_.size(); ++i) {
-      const int peer = (stream_.rank() + i) % stream_.size();
-      stream_.awaitPublished(peer, segment);
-      // The peer still caches these lines, which it has just read.
-      out_.write(offset(s, peer), bytes(s, peer), messageOf(peer) + offset(s, peer), streaming_);
-    }
-  }
   Ahead ahead(std::size_t s, int rank) const {
     if (!fetches_ || s >= segments_) return {};
     return {in_.contiguous(offset(s, rank), bytes(s, rank)), bytes(s, rank)};
   }
-  const std::uint8_t* messageOf(int peer) const { return stream_.directOf(peer, in_.bytes()); }
 
   SegmentStream& stream_;
   const Message& in_;
@@ -153,8 +120,7 @@ class Pipeline {
   const std::size_t perSegment_;  // elements
   const std::size_t total_;       // elements
   const std::size_t segments_;
-  const bool fetches_;    // ahead: the message does not fit into the caches
-  const bool streaming_;  // past the caches
+  const bool fetches_;  // ahead: the message does not fit into the caches
 };
 
 }  // namespace
@@ -168,12 +134,8 @@ void segmentedAllReduce(SegmentStream& stream, const Request& request, const Tun
     arrival.direct = directOffset(stream, request.in);
   }
   stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
-  Pipeline pipeline(stream, request, tuning);
-  if (mayBeDirect) {
-    DirectRead direct(stream);
-    if (direct.agreed(arrival.direct)) return pipeline.runDirect(direct);
-  }
-  pipeline.run();
+  if (mayBeDirect && directAllReduce(stream, request, tuning, arrival.direct)) return;
+  Pipeline(stream, request, tuning).run();
 }
 
 }  // namespace fastcoll

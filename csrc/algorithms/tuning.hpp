@@ -20,10 +20,10 @@ struct TuningTable {
   std::size_t longBytes = 8 << 20;
   /// From here on results are written past the caches.
   std::size_t streamingBytes = 16 << 20;
-  /// From here on peers read a message where it is, if it lies in shared memory; in all-reduce,
-  /// whose result is then written to lines that a peer still caches, from the second size on.
+  /// From here on peers read a message where it is, if it lies in shared memory; in all-reduce they
+  /// write the result there too, from the second size on.
   std::size_t directBytes = 32 << 10;
-  std::size_t directAllReduceBytes = 4 << 20;
+  std::size_t directAllReduceBytes = 32 << 10;
 
   std::uint64_t fingerprint() const {
     std::uint64_t hash = 14695981039346656037u;  // FNV-1a

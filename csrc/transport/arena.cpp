@@ -178,7 +178,7 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
                "). The machine or the container's memory limit is full: free memory, lower "
                "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
   }
-  extents_.emplace(offset, Extent{need, std::nullopt});
+  extents_.emplace(offset, Extent{need});
   // Only where it takes no more memory than was asked for; a refusal leaves ordinary pages.
   const std::size_t huge = need / kHugePage * kHugePage;
   if (huge > 0) ::madvise(base_ + offset, huge, MADV_COLLAPSE);
@@ -190,8 +190,51 @@ void Arena::release(std::uint64_t offset) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = extents_.find(offset);
   if (found == extents_.end()) return;
-  punch(offset, found->second.bytes);
-  extents_.erase(found);
+  Extent& extent = found->second;
+  if (extent.state == Extent::Withdrawn) {
+    ::mmap(base_ + offset, extent.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+           static_cast<off_t>(offset));
+    extent.state = Extent::Gone;
+  }
+  punch(offset, extent.bytes);
+  if (extent.state == Extent::Shared) extents_.erase(found);
+}
+
+std::uint64_t Arena::offsetOf(const void* data, std::size_t bytes) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  const auto first = reinterpret_cast<std::uintptr_t>(base_);
+  if (at < first || at - first >= bytes_ || bytes > bytes_ - (at - first)) return 0;
+  const std::uint64_t offset = at - first;
+  if (!hasWithdrawn_.load(std::memory_order_acquire)) return offset;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [start, extent] : extents_) {
+    if (extent.state == Extent::Shared) continue;
+    if (start < offset + bytes && offset < start + extent.bytes) return 0;
+  }
+  return offset;
+}
+
+bool Arena::withdraw(const void* data, std::size_t bytes) noexcept {
+  if (forkGeneration() != forkGeneration_) return true;
+  const std::uint64_t offset = offsetOf(data, bytes);
+  if (offset == 0) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& [start, extent] : extents_) {
+    if (start >= offset + bytes || offset >= start + extent.bytes) continue;
+    void* copy =
+        ::mmap(nullptr, extent.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) return false;
+    std::memcpy(copy, base_ + start, extent.bytes);
+    // Peers may still read what was sent to them from here: the shared pages stay until release().
+    if (::mremap(copy, extent.bytes, extent.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_ + start) ==
+        MAP_FAILED) {
+      ::munmap(copy, extent.bytes);
+      return false;
+    }
+    extent.state = Extent::Withdrawn;
+    hasWithdrawn_.store(true, std::memory_order_release);
+  }
+  return true;
 }
 
 void Arena::retire(std::uint64_t offset) noexcept {
@@ -225,7 +268,7 @@ std::size_t Arena::used() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::size_t total = 0;
   for (const auto& [offset, extent] : extents_) {
-    if (!extent.reusableFrom) total += extent.bytes;
+    if (!extent.reusableFrom && extent.state != Extent::Gone) total += extent.bytes;
   }
   return total;
 }

@@ -71,11 +71,7 @@ class Arena {
 
   std::uint8_t* base() const { return base_; }
   /// Offset of [data, data + bytes), or 0 if that does not lie in this arena.
-  std::uint64_t offsetOf(const void* data, std::size_t bytes) const {
-    const auto at = reinterpret_cast<std::uintptr_t>(data);
-    const auto first = reinterpret_cast<std::uintptr_t>(base_);
-    return at >= first && at - first < bytes_ && bytes <= bytes_ - (at - first) ? at - first : 0;
-  }
+  std::uint64_t offsetOf(const void* data, std::size_t bytes) const;
   std::size_t bytes() const { return bytes_; }
   int descriptor() const { return fd_; }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(base_); }
@@ -90,6 +86,10 @@ class Arena {
   /// over may still add itself to a waiters' count or record a fault there. The memory is left as
   /// it is and not handed out again for a while.
   void retire(std::uint64_t offset) noexcept;
+  /// Moves the extents of [data, data + bytes) out of shared memory: the addresses and the contents
+  /// stay, and what peers write there from now on is not seen here. The extents' places are never
+  /// handed out again, because a stopped peer may wake up at any time. False if memory is lacking.
+  bool withdraw(const void* data, std::size_t bytes) noexcept;
   /// Bytes reserved now.
   std::size_t used() const;
 
@@ -105,11 +105,13 @@ class Arena {
   mutable std::mutex mutex_;
   struct Extent {
     std::size_t bytes;
-    std::optional<TimePoint> reusableFrom;  // set when retired
+    std::optional<TimePoint> reusableFrom{};  // set when retired
+    enum { Shared, Withdrawn, Gone } state = Shared;
   };
   void punch(std::uint64_t offset, std::size_t bytes) noexcept;
   void releaseRetired(TimePoint now) noexcept;
-  std::map<std::uint64_t, Extent> extents_;  // by offset: those handed out or retired
+  std::map<std::uint64_t, Extent> extents_;  // by offset: those handed out, retired or gone
+  std::atomic<bool> hasWithdrawn_{false};
 };
 
 /// Maps pages of shared memory at once, reserved ones: a fault for each, on the way of the first

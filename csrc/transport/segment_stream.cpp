@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../base/env.hpp"
 #include "../base/interrupt.hpp"
 #include "../base/topology.hpp"
 
@@ -172,8 +173,20 @@ std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) c
   return memory_.arena().offsetOf(data, bytes);
 }
 
-const std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
+std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
   return memory_.inPeer(peer, arrivalOf(peer).direct, bytes);
+}
+
+void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
+  if (memory_.arena().withdraw(data, bytes)) return;
+  log(LogLevel::Warn,
+      concat(prefix(),
+             "there is no memory to move the tensor out of shared memory after a fault. "
+             "A rank that has not noticed the fault yet may still write into it."));
+}
+
+void SegmentStream::throwIfAborted() {
+  if (memory_.aborted()) raise();
 }
 
 const Arrival& SegmentStream::arrivalOf(int peer) const {

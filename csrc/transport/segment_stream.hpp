@@ -79,7 +79,12 @@ class SegmentStream : private WaitGuard {
   /// read it where it is; else 0.
   std::uint64_t directOffset(const void* data, std::size_t bytes) const;
   /// The message that the peer announced as direct, of `bytes` in all.
-  const std::uint8_t* directOf(int peer, std::size_t bytes) const;
+  std::uint8_t* directOf(int peer, std::size_t bytes) const;
+  /// Takes this rank's message, into which peers write, out of their reach: after a fault, before
+  /// the caller hears of it. Never throws.
+  void withdraw(const void* data, std::size_t bytes) noexcept;
+  /// For a rank that does without waiting for long: throws once the group has failed.
+  void throwIfAborted();
 
   /// Records the fault on all ranks of the group and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& cause);

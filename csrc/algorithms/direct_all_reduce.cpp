@@ -1,0 +1,56 @@
+// All-reduce of messages that lie in shared memory, in place: no ring, and one phase.
+//
+// Phases: a message is cut into one piece per rank; each rank reduces its piece of all messages, in
+//         rank order, and writes the result over that piece of every message, block by block while
+//         the block is in the first-level cache. Nobody else touches that piece before all are
+//         done, so ranks wait for each other only when they arrive and at the end.
+// Bytes read per rank: B; written: B. The lines it writes are those it has just read, so memory is
+//         read once and written once, as by a rank that scales its own message: the floor that the
+//         benchmark measures. To read a peer's result instead would be to fetch lines that are
+//         dirty in the peer's cache, which costs more than the sum itself.
+//
+// After a fault a peer that does not know of it yet may still write. The caller must be able to use
+// its tensor as soon as it has the error, so the tensor is first withdrawn from shared memory.
+#include "direct.hpp"
+#include "segment_reduce.hpp"
+
+namespace fastcoll {
+namespace {
+
+void reducePiece(SegmentStream& stream, const Request& request, std::size_t limit) {
+  const std::size_t element = elementSize(request.dtype);
+  const std::size_t bytes = request.in[0].bytes();
+  const Piece mine = pieceOf(bytes / element, stream.size(), stream.rank());
+  const std::size_t begin = mine.start * element;
+  const std::size_t length = mine.count * element;
+
+  SegmentReducer reducer(request, stream.size());
+  std::vector<std::uint8_t*> messages;
+  for (int rank = 0; rank < stream.size(); ++rank) {
+    messages.push_back(rank == stream.rank() ? request.out[0].contiguous(0, bytes)
+                                             : stream.directOf(rank, bytes));
+  }
+  for (std::size_t at = 0; at < length; at += limit) {
+    stream.throwIfAborted();
+    reducer.runOver(messages, begin + at, std::min(limit, length - at));
+  }
+}
+
+}  // namespace
+
+bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
+                     std::uint64_t own) {
+  DirectRead direct(stream);
+  try {
+    if (!direct.agreed(own)) return false;
+    reducePiece(stream, request, segmentLimit(stream, tuning, request.in[0].bytes()));
+    direct.finish();
+    return true;
+  } catch (...) {
+    const Message& out = request.out[0];
+    if (own != 0) stream.withdraw(out.contiguous(0, out.bytes()), out.bytes());
+    throw;
+  }
+}
+
+}  // namespace fastcoll
