@@ -176,6 +176,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("wire_dtype") = std::nullopt,
           py::arg("squares") = std::nullopt, py::arg("async_op") = false,
           py::call_guard<py::gil_scoped_release>())
+      .def("is_shared", &ProcessGroupFastcoll::isShared, py::arg("tensor"))
       .def("get_error", &ProcessGroupFastcoll::getError, py::call_guard<py::gil_scoped_release>())
       .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
       // Ranks outside a split have nothing to do: there is no communicator to take part in.

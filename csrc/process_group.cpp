@@ -191,6 +191,12 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
   });
 }
 
+bool ProcessGroupFastcoll::isShared(const at::Tensor& tensor) const {
+  const std::shared_ptr<Arena> arena = engine_->process()->arena();
+  return arena != nullptr && tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
+         arena->offsetOf(tensor.const_data_ptr(), tensor.nbytes()) != 0;
+}
+
 // --- launching ---------------------------------------------------------------------------------
 
 std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,

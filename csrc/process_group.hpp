@@ -72,6 +72,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void shutdown() override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  /// Whether all of the tensor's memory is of allocateTensor, so that peers read it where it is.
+  bool isShared(const at::Tensor& tensor) const;
   EngineInfo info() const { return engine_->info(); }
   /// The engines of this process's live groups; and the end of all of them, at exit.
   static std::vector<std::shared_ptr<CpuEngine>> live();

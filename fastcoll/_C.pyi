@@ -136,6 +136,9 @@ class ProcessGroupFastcoll(Backend):
     def transport(self) -> str:
         """Returns what moves the group's bytes: "shm", "gloo", or "none" before the first use."""
 
+    def is_shared(self, tensor: torch.Tensor) -> bool:
+        """Tells whether a tensor lies in memory of allocate_tensor, dense, so that peers can read it where it is."""
+
     def all_reduce_fused(
         self,
         tensors: list[torch.Tensor],

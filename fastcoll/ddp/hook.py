@@ -24,7 +24,7 @@ from torch.futures import Future
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastcoll.ddp.float8 import Float8Turns
-from fastcoll.ddp.overlap import can_overlap
+from fastcoll.ddp.overlap import are_shared, can_overlap
 from fastcoll.ddp.reduction import FLOAT8, Settings, reduce_bucket
 from fastcoll.ddp.statistics import GradientStatistics
 
@@ -62,6 +62,7 @@ class FusedAllreduceState(GradientStatistics):
         super().__init__(process_group, gradient_norm)
         self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
         self._overlap = overlap  # None: not known yet
+        self._shared: bool | None = None  # not known yet either
         self._kept: list[tuple[Tensor, Future[Tensor]]] = []  # for the end of the backward pass
         self._float8 = Float8Turns()
         self._served = WeakTensorKeyDictionary()  # the module's parameters
@@ -116,15 +117,26 @@ def _may_wait(buffer: Tensor, settings: Settings) -> bool:
 
 
 def _reduce_kept(state: FusedAllreduceState) -> None:
-    """Makes one message of all buckets of a dtype."""
     kept, state._kept = state._kept, []
-    for dtype in dict.fromkeys(buffer.dtype for buffer, _ in kept):
-        alike = [pair for pair in kept if pair[0].dtype == dtype]
+    if kept and state._shared is None:
+        state._shared = are_shared(state.process_group, kept[0][0])
+    for alike in _messages(kept, state):
         buffers = [buffer for buffer, _ in alike]
         reduction = reduce_bucket(buffers, state.settings)
         if reduction.square is not None:
             state._squares.append(reduction.square)
         reduction.then(buffers[0]).add_done_callback(partial(_fulfil, alike))
+
+
+def _messages(
+    kept: list[tuple[Tensor, Future[Tensor]]], state: FusedAllreduceState
+) -> list[list[tuple[Tensor, Future[Tensor]]]]:
+    """Makes one message of all buckets of a dtype, but of each that peers reduce where it lies one of its own."""
+    messages: dict[object, list[tuple[Tensor, Future[Tensor]]]] = {}
+    for index, (buffer, future) in enumerate(kept):
+        alone = state._shared and state.settings.wire_of(buffer.dtype) is None
+        messages.setdefault(index if alone else buffer.dtype, []).append((buffer, future))
+    return list(messages.values())
 
 
 def _fulfil(kept: list[tuple[Tensor, Future[Tensor]]], done: Future[Tensor]) -> None:

@@ -1,4 +1,8 @@
-"""Whether gradients can travel beside the backward pass, or would only take the cores that it runs on."""
+"""What the ranks of a group agree on once: how their gradients are to travel.
+
+Beside the backward pass, or after it where they would only take the cores that it runs on; and bucket by bucket where
+those lie in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from fastcoll._group_backend import cpu_backend
 
-__all__ = ["can_overlap", "leave_a_core"]
+__all__ = ["are_shared", "can_overlap", "leave_a_core"]
 
 
 def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
@@ -35,6 +40,23 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     dist.all_gather_object(ranks, mine, group=group)
     # Known for sure only now that the ranks have met.
     return backend.transport() == "gloo" or leave_a_core(ranks)
+
+
+def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
+    """Tells whether every rank's buffer lies in memory that the ranks share; all call it, and get the same answer.
+
+    Such a message is reduced where it lies, at the cost of one pass over it, if it comes alone and as it is.
+
+    Args:
+        group: None is the default group.
+        buffer: This rank's.
+    """
+    backend = cpu_backend(group or dist.group.WORLD, buffer.device)
+    if backend is None:
+        return False
+    ranks = [False] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, backend.is_shared(buffer), group=group)
+    return all(ranks)
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:

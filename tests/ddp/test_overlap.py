@@ -6,12 +6,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from backend import IS_GLOO
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network, train
 
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
-from fastcoll.ddp.overlap import can_overlap, leave_a_core
+from fastcoll.ddp.overlap import are_shared, can_overlap, leave_a_core
 from fastcoll.ddp.reduction import reduce_bucket
 
 STEPS = 4
@@ -57,6 +58,21 @@ def test_all_ranks_get_one_answer(world, threads, cores, answer):
         pytest.skip(f"needs {cores} cores")
     for answers in world(len(threads)).run(agreed, threads, cores):
         assert answers == [answer] * len(threads)
+
+
+def agreed_where_they_lie():
+    """Of all ranks, of the first alone, of none; and a buffer of which only a part is dense."""
+    backend = dist.group.WORLD._get_backend(CPU)
+    shared = backend.allocate_tensor(64, dtype=torch.float, device=CPU)
+    other = torch.empty(64)
+    first = shared if dist.get_rank() == 0 else other
+    return [are_shared(None, one) for one in (shared, first, other, shared[:8], shared[::2])]
+
+
+@pytest.mark.skipif(IS_GLOO, reason="fastcoll's own shared memory")
+def test_all_ranks_know_whether_buffers_are_shared(world):
+    for answers in world(2).run(agreed_where_they_lie):
+        assert answers == [True, False, False, True, False]
 
 
 class Mixed(nn.Module):
