@@ -15,8 +15,9 @@ from fastcoll._version import __version__
 if TYPE_CHECKING:
     from fastcoll._C import Options
     from fastcoll.coalesced import all_reduce_coalesced
+    from fastcoll.shared_tensor import empty_shared
 
-__all__ = ["Options", "__version__", "all_reduce_coalesced", "is_available"]
+__all__ = ["Options", "__version__", "all_reduce_coalesced", "empty_shared", "is_available"]
 
 register()
 
@@ -44,6 +45,10 @@ def __getattr__(name: str) -> Any:
         from fastcoll.coalesced import all_reduce_coalesced
 
         return all_reduce_coalesced
+    if name == "empty_shared":
+        from fastcoll.shared_tensor import empty_shared
+
+        return empty_shared
     raise AttributeError(f"module 'fastcoll' has no attribute {name!r}")
 
 
