@@ -7,10 +7,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single
-from oracle import assert_reduced, assert_same, sample
+from oracle import (
+    FLOATS,
+    INTEGERS,
+    OPS,
+    allows,
+    assert_reduced,
+    assert_same,
+    reduce_op,
+    sample,
+)
 from world import here
 
 import fastcoll.info
+from fastcoll import tuning
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
@@ -167,3 +177,25 @@ def below_the_limit():
 @pytest.mark.parametrize("size", [2, 3])
 def test_sizes_around_the_limit(world, size):
     world(size).run(below_the_limit)
+
+
+def reductions_in_place():
+    """Pieces of all lengths, of which the last ranks' are short or empty."""
+    table = type(tuning.load().table)()
+    table.one_shot_bytes = table.direct_all_reduce_bytes = 0
+    group = dist.new_group(backend="fastcoll", pg_options=fastcoll.Options(tuning=table))
+    ranks = range(here().size)
+    for dtype in [*FLOATS, *INTEGERS, torch.bool]:
+        for op in (op for op in OPS if allows(op, dtype)):
+            for count in (2049, 4096, 20_011):
+                inputs = [sample(rank, (count,), dtype) for rank in ranks]
+                there, elsewhere = (place(inputs[here().rank], shared) for shared in (True, False))
+                dist.all_reduce(there, reduce_op(op), group=group)
+                dist.all_reduce(elsewhere, reduce_op(op), group=group)
+                assert_same(there, elsewhere)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_every_reduction_has_the_bits_of_the_ring(world, size):
+    world(size).run(reductions_in_place)
