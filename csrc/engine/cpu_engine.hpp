@@ -73,6 +73,7 @@ struct EngineConfig {
   std::size_t ringBytes = std::size_t{2} << 20;
   TuningTable tuning;
   int spinMicros = -1;  // -1: by the number of cores
+  StoresChoice stores = StoresChoice::Auto;
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;
   std::string version;

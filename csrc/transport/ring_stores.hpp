@@ -1,0 +1,82 @@
+// Which stores fill the segments of a ring: plain ones, or streaming ones (non-temporal, past the
+// caches; copyStreaming).
+//
+// A plain store to a line that a peer has read takes the line back from the peer's cache. Between
+// cores that share a cache that is cheap, and the peer finds the new bytes in it; between others it
+// costs several times a streaming store. Which of the two holds differs from pair to pair, and
+// changes when the system moves a thread or a virtual machine's cores. So the writer of a ring
+// chooses by what its segments have cost. The choice is each rank's own: it changes no bit.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "../base/clock.hpp"
+#include "../base/env.hpp"
+
+namespace fastcoll {
+
+class RingStores {
+ public:
+  /// Segments of fewer bytes are written plainly, and tell nothing.
+  static constexpr std::size_t kLeastBytes = 64 * 1024;
+  /// Streaming begins when plain stores cost this many times as much, and ends at the second.
+  static constexpr double kBegins = 2.0;
+  static constexpr double kEnds = 1.5;
+  /// After so many segments in one way the other is tried again.
+  static constexpr int kPlainInARow = 1024;
+  static constexpr int kStreamingInARow = 256;
+
+  /// `ringBytes`: the first pass through the ring tells nothing, for no peer has read those lines.
+  explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
+      : choice_(choice), fresh_(ringBytes) {}
+
+  /// Whether the next segment, of `bytes`, is to be written with streaming stores.
+  bool streaming(std::size_t bytes) const;
+  /// `bytes` have been written in that way within so many nanoseconds.
+  void took(std::size_t bytes, double nanoseconds, bool streaming);
+
+  /// Calls write(streaming) for a segment of `bytes`, and learns from the time it takes; it waits
+  /// for nobody, and returns how many bytes it has written.
+  template <typename Write>
+  void fill(std::size_t bytes, Write write) {
+    const bool way = streaming(bytes);
+    if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) {
+      write(way);
+      return;
+    }
+    const TimePoint start = Clock::now();
+    const std::size_t written = write(way);
+    const std::chrono::duration<double, std::nano> time = Clock::now() - start;
+    took(written, time.count(), way);
+  }
+
+ private:
+  /// The last costs of one way, in nanoseconds a byte. Their median is not moved by one or two
+  /// segments during which the thread did not run.
+  struct Costs {
+    static constexpr int kKept = 5;
+    static constexpr int kEnough = 3;
+    std::array<double, kKept> last{};
+    int seen = 0;
+
+    void add(double cost) { last[static_cast<std::size_t>(seen++ % kKept)] = cost; }
+    bool enough() const { return seen >= kEnough; }
+    double median() const;
+  };
+
+  Costs& costs(bool streaming) { return streaming ? streaming_ : plain_; }
+  void choose(double latest, bool tried);
+
+  StoresChoice choice_;
+  std::size_t fresh_;           // bytes of the first pass that are left
+  bool now_ = false;            // streaming is the present way
+  int tries_ = Costs::kEnough;  // segments that the other way is to be tried for
+  int inARow_ = 0;              // segments since the other way was tried
+  double plainThen_ = 0;        // least cost of plain stores since streaming ones were tried
+  Costs plain_;
+  Costs streaming_;
+};
+
+}  // namespace fastcoll
