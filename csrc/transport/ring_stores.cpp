@@ -29,35 +29,45 @@ void RingStores::took(std::size_t bytes, double nanoseconds, bool streaming) {
   costs(streaming).add(cost);
   inARow_ = tried ? 0 : inARow_ + 1;
   if (tried && tries_ > 0) --tries_;
-  choose(cost, tried);
+  if (tries_ > 0 || !plain_.enough() || !streaming_.enough()) return;
+  if (wantsOther()) {
+    // What the other way cost long ago may have been another message's cost: it is tried first.
+    if (inARow_ < kFirstRest) {
+      turn();
+    } else {
+      tries_ = Costs::kEnough;
+    }
+  } else if (tried) {
+    weigh(cost);
+  } else if (inARow_ >= rest_) {
+    tries_ = 1;
+  } else if (!now_ && plain_.median() >= kBegins * plainThen_) {
+    tries_ = Costs::kEnough;
+  }
 }
 
-void RingStores::choose(double latest, bool tried) {
-  if (!plain_.enough() || !streaming_.enough()) return;
-  const double plain = plain_.median();
-  const double streaming = streaming_.median();
-  const bool next = plain >= (now_ ? kEnds : kBegins) * streaming;
-  if (next != now_) {
-    now_ = next;
-    tries_ = inARow_ = 0;
-    plainThen_ = plain;
-    return;
-  }
-  if (tried) {
-    // The median follows only after more of the same: they are had at once.
-    const bool speaksForOther = now_ ? latest < kEnds * streaming : plain >= kBegins * latest;
-    if (tries_ == 0 && speaksForOther) tries_ = 1;
-    plainThen_ = plain;
-    return;
-  }
-  if (tries_ > 0) return;
-  plainThen_ = plainThen_ == 0 ? plain : std::min(plainThen_, plain);
-  const bool dearer = !now_ && plain >= kEnds * plainThen_;
-  if (dearer) {
-    tries_ = Costs::kEnough;  // what streaming cost before may have come from another memory
-  } else if (inARow_ >= (now_ ? kStreamingInARow : kPlainInARow)) {
+bool RingStores::wantsOther() const {
+  const bool dear = plain_.median() >= (now_ ? kEnds : kBegins) * streaming_.median();
+  return dear != now_;
+}
+
+void RingStores::turn() {
+  now_ = !now_;
+  inARow_ = 0;
+  rest_ = kFirstRest;
+  plainThen_ = plain_.median();
+}
+
+void RingStores::weigh(double latest) {
+  // A median follows after more of the same only: they are had at once.
+  const bool promising =
+      now_ ? latest < kEnds * streaming_.median() : plain_.median() >= kBegins * latest;
+  if (promising) {
     tries_ = 1;
+    return;
   }
+  rest_ = std::min(2 * rest_, kLongestRest);
+  plainThen_ = plain_.median();
 }
 
 }  // namespace fastcoll

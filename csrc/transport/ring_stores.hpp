@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "../base/clock.hpp"
 #include "../base/env.hpp"
@@ -21,12 +22,13 @@ class RingStores {
  public:
   /// Segments of fewer bytes are written plainly, and tell nothing.
   static constexpr std::size_t kLeastBytes = 64 * 1024;
-  /// Streaming begins when plain stores cost this many times as much, and ends at the second.
+  /// Streaming begins when plain stores cost so many times as much, and ends below the second.
   static constexpr double kBegins = 2.0;
   static constexpr double kEnds = 1.5;
-  /// After so many segments in one way the other is tried again.
-  static constexpr int kPlainInARow = 1024;
-  static constexpr int kStreamingInARow = 256;
+  /// After so many segments in one way the other is tried again: soon after a turn, and the less
+  /// often the longer it lasts.
+  static constexpr int kFirstRest = 16;
+  static constexpr int kLongestRest = 512;
 
   /// `ringBytes`: the first pass through the ring tells nothing, for no peer has read those lines.
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
@@ -67,14 +69,17 @@ class RingStores {
   };
 
   Costs& costs(bool streaming) { return streaming ? streaming_ : plain_; }
-  void choose(double latest, bool tried);
+  bool wantsOther() const;
+  void turn();
+  void weigh(double latest);
 
   StoresChoice choice_;
   std::size_t fresh_;           // bytes of the first pass that are left
   bool now_ = false;            // streaming is the present way
   int tries_ = Costs::kEnough;  // segments that the other way is to be tried for
   int inARow_ = 0;              // segments since the other way was tried
-  double plainThen_ = 0;        // least cost of plain stores since streaming ones were tried
+  int rest_ = kFirstRest;       // segments from a try of the other way to the next
+  double plainThen_ = std::numeric_limits<double>::infinity();  // when streaming was tried
   Costs plain_;
   Costs streaming_;
 };
