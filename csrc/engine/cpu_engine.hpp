@@ -82,6 +82,7 @@ struct EngineConfig {
 struct EngineInfo {
   std::string transport;  // "shm", "gloo", "local", "undecided"
   std::string reason;
+  std::string stores;  // of shared memory: "plain" or "streaming", as the last large segment
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -42,18 +43,19 @@ class RingStores {
   void took(std::size_t bytes, double nanoseconds, bool streaming);
 
   /// Calls write(streaming) for a segment of `bytes`, and learns from the time it takes; it waits
-  /// for nobody, and returns how many bytes it has written.
+  /// for nobody, and returns how many bytes it has written. Returns whether it was streaming.
   template <typename Write>
-  void fill(std::size_t bytes, Write write) {
+  bool fill(std::size_t bytes, Write write) {
     const bool way = streaming(bytes);
     if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) {
       write(way);
-      return;
+      return way;
     }
     const TimePoint start = Clock::now();
     const std::size_t written = write(way);
     const std::chrono::duration<double, std::nano> time = Clock::now() - start;
     took(written, time.count(), way);
+    return way;
   }
 
  private:

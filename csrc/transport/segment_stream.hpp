@@ -20,6 +20,7 @@
 // more needs no other memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -66,7 +67,9 @@ class SegmentStream : private WaitGuard {
     std::uint8_t* memory = acquire(segment);
     if (segment.large) {
       const std::size_t bytes = segment.end - segment.begin;
-      stores_.fill(bytes, [&](bool streaming) { return write(memory, streaming); });
+      const bool way =
+          stores_.fill(bytes, [&](bool streaming) { return write(memory, streaming); });
+      streamed_.store(way, std::memory_order_relaxed);
     } else {
       write(memory, false);
     }
@@ -77,6 +80,8 @@ class SegmentStream : private WaitGuard {
   bool streams(const Segment& segment) const {
     return segment.large && stores_.streaming(segment.end - segment.begin);
   }
+  /// Whether the last segment that fill() wrote to the large ring was written so. Of any thread.
+  bool streamed() const { return streamed_.load(std::memory_order_relaxed); }
   /// Makes everything up to and including this segment readable.
   void publish(const Segment& segment);
   /// Waits until the peer has published the segment; at the peer's first segment of a collective
@@ -131,6 +136,7 @@ class SegmentStream : private WaitGuard {
   const std::size_t ringBytes_;
   const int spinMicros_;
   RingStores stores_;  // of the large ring
+  std::atomic<bool> streamed_{false};
 
   std::uint64_t next_ = 0;           // where the present (or next) collective begins
   std::uint64_t placed_ = 0;         // where the next segment begins
