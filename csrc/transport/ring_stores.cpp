@@ -18,6 +18,13 @@ bool RingStores::streaming(std::size_t bytes) const {
   return now_ != (tries_ > 0);
 }
 
+bool RingStores::timed(std::size_t bytes) {
+  if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return false;
+  if (fresh_ == 0 && tries_ == 0 && ++untimed_ < kTimed) return false;
+  untimed_ = 0;
+  return true;
+}
+
 void RingStores::took(std::size_t bytes, double nanoseconds, bool streaming) {
   if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return;
   if (fresh_ > 0) {

@@ -28,10 +28,12 @@ class RingStores {
   /// (AMD EPYC, one line of a segment of 64 to 256 KiB: 2 to 4 ns, and 20 to 40).
   static constexpr double kBegins = 3.0;
   static constexpr double kEnds = 2.0;
-  /// After so many segments in one way the other is tried again: soon after a turn, and the less
-  /// often the longer it lasts.
+  /// After so many timed segments in one way the other is tried again: soon after a turn, and the
+  /// less often the longer it lasts.
   static constexpr int kFirstRest = 16;
   static constexpr int kLongestRest = 512;
+  /// One segment in so many is timed while nothing is tried: the clock keeps copies apart.
+  static constexpr int kTimed = 4;
 
   /// `ringBytes`: the first pass through the ring tells nothing, for no peer has read those lines.
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
@@ -39,6 +41,8 @@ class RingStores {
 
   /// Whether the next segment, of `bytes`, is to be written with streaming stores.
   bool streaming(std::size_t bytes) const;
+  /// Whether the time of this segment is to be told.
+  bool timed(std::size_t bytes);
   /// `bytes` have been written in that way within so many nanoseconds.
   void took(std::size_t bytes, double nanoseconds, bool streaming);
 
@@ -47,7 +51,7 @@ class RingStores {
   template <typename Write>
   bool fill(std::size_t bytes, Write write) {
     const bool way = streaming(bytes);
-    if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) {
+    if (!timed(bytes)) {
       write(way);
       return way;
     }
@@ -78,11 +82,12 @@ class RingStores {
   void weigh(double latest);
 
   StoresChoice choice_;
-  std::size_t fresh_;           // bytes of the first pass that are left
+  std::size_t fresh_;  // bytes of the first pass that are left
+  int untimed_ = 0;
   bool now_ = false;            // streaming is the present way
   int tries_ = Costs::kEnough;  // segments that the other way is to be tried for
-  int inARow_ = 0;              // segments since the other way was tried
-  int rest_ = kFirstRest;       // segments from a try of the other way to the next
+  int inARow_ = 0;              // timed segments since the other way was tried
+  int rest_ = kFirstRest;       // timed segments from a try of the other way to the next
   double plainThen_ = std::numeric_limits<double>::infinity();  // when streaming was tried
   Costs plain_;
   Costs streaming_;
