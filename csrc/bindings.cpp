@@ -98,6 +98,7 @@ py::list groups() {
     entry["size"] = engine->config().size;
     entry["transport"] = info.transport;
     entry["reason"] = info.reason;
+    if (!info.stores.empty()) entry["stores"] = info.stores;
     entry["shared_bytes"] = info.sharedBytes;
     all.append(entry);
   }

@@ -39,6 +39,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.tuning = options.tuning.value_or(TuningTable{});
   config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
   config.transport = env.transportIsSet ? env.transport : options.transport;
+  config.stores = env.stores;
   config.arenaBytes = env.arenaBytes;
   config.version = FASTCOLL_VERSION;
   if (env.isa != "auto") setReduceIsa(env.isa.c_str());

@@ -202,7 +202,7 @@ def build_info() -> dict[str, str]:
     """Returns "fastcoll" and "torch", the versions of the build, and facts about the compiler."""
 
 def groups() -> list[dict[str, Any]]:
-    """Returns name, rank, size, transport and reason of each live group of this process."""
+    """Returns name, rank, size, transport, reason, and stores of shared memory, of each live group of this process."""
 
 def leave_captures_alone() -> None:
     """Lets this thread ask the device without ending what other threads capture into CUDA graphs."""

@@ -102,6 +102,13 @@ class Env:
         least=16 << 10,
         most=1 << 30,
     )
+    stores: str = _variable(
+        "STORES",
+        "auto",
+        "How large segments are written to shared memory: auto takes streaming stores where plain ones cost "
+        "twice as much.",
+        ("auto", "plain", "streaming"),
+    )
     spin_us: int = _variable(
         "SPIN_US",
         -1,

@@ -36,8 +36,10 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
   const Cut cut(longest, segmentLimit(stream, tuning, longest));
   pipelineSegments(
       stream, cut.segments, [&](std::size_t s) { return cut.length(s); },
-      [&](std::size_t s, std::uint8_t* memory) {
-        in.read(cut.offset(s), cut.length(s, in.bytes()), memory);
+      [&](std::size_t s, std::uint8_t* memory, bool streams) {
+        const std::size_t length = cut.length(s, in.bytes());
+        in.read(cut.offset(s), length, memory, streams);
+        return length;
       },
       [&](std::size_t s, const Segment& segment) {
         for (int i = 1; i < stream.size(); ++i) {

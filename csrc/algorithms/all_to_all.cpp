@@ -40,16 +40,6 @@ void readPieces(SegmentStream& stream, const Request& request, const Strided& st
   }
 }
 
-void writePieces(SegmentStream& stream, const Request& request, const Strided& strided,
-                 std::size_t s, std::uint8_t* memory) {
-  for (int i = 1; i < stream.size(); ++i) {
-    const int to = (stream.rank() + i) % stream.size();
-    const Message& in = request.in[static_cast<std::size_t>(to)];
-    in.read(strided.cut.offset(s), strided.cut.length(s, in.bytes()),
-            memory + strided.place(stream.rank(), to));
-  }
-}
-
 /// The peers' messages lie in shared memory, each rank's in one run.
 void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
   for (int i = 1; i < stream.size(); ++i) {
@@ -94,7 +84,9 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
   stream.begin(arrival, request.expectedCount, splits.data(), request.deadline, request.timeout);
   const Segment first = stream.place(kFirst);
   if (fitsFirst(longest)) {
-    writePieces(stream, request, Strided(longest, ranks, kFirst), 0, stream.acquire(first));
+    stream.fill(first, [&](std::uint8_t* memory, bool streams) {
+      return Strided(longest, ranks, kFirst).write(0, stream.rank(), request.in, memory, streams);
+    });
   }
   stream.publish(first);
   stream.awaitArrivals();
@@ -131,8 +123,8 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     const Strided strided(longestOfAll, ranks, segmentLimit(stream, tuning, longestOfAll));
     pipelineSegments(
         stream, strided.cut.segments, [&](std::size_t) { return strided.bytes(); },
-        [&](std::size_t s, std::uint8_t* memory) {
-          writePieces(stream, request, strided, s, memory);
+        [&](std::size_t s, std::uint8_t* memory, bool streams) {
+          return strided.write(s, stream.rank(), request.in, memory, streams);
         },
         [&](std::size_t s, const Segment& segment) {
           readPieces(stream, request, strided, s, segment, streaming);

@@ -15,8 +15,10 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
   const Segment segment = stream.place(bytes);
-  std::uint8_t* memory = stream.acquire(segment);
-  in.read(0, bytes, memory);
+  std::uint8_t* memory = stream.fill(segment, [&](std::uint8_t* to, bool streaming) {
+    in.read(0, bytes, to, streaming);
+    return bytes;
+  });
   stream.publish(segment);
   reducer.source(stream.rank(), memory);
   for (int i = 1; i < stream.size(); ++i) {

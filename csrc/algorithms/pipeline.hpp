@@ -6,14 +6,15 @@
 
 namespace fastcoll {
 
-/// For each of `segments` segments, of bytes(s) bytes: fill(s, memory) writes, drain(s, segment)
-/// reads.
+/// For each of `segments` segments, of bytes(s) bytes: fill(s, memory, streaming) writes and
+/// returns how much, drain(s, segment) reads.
 template <typename Bytes, typename Fill, typename Drain>
 void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
                       Drain drain) {
   const auto publish = [&](std::size_t s) {
     const Segment segment = stream.place(bytes(s));
-    fill(s, stream.acquire(segment));
+    stream.fill(segment,
+                [&](std::uint8_t* memory, bool streaming) { return fill(s, memory, streaming); });
     stream.publish(segment);
     return segment;
   };
@@ -50,7 +51,10 @@ inline void publishAll(SegmentStream& stream, const Message& message, const Cut&
   Segment segment;
   for (std::size_t s = 0; s < cut.segments; ++s) {
     segment = stream.place(cut.length(s));
-    message.read(cut.offset(s), cut.length(s), stream.acquire(segment));
+    stream.fill(segment, [&](std::uint8_t* memory, bool streaming) {
+      message.read(cut.offset(s), cut.length(s), memory, streaming);
+      return cut.length(s);
+    });
     stream.publish(segment);
     // Other ranks that only publish wait for this one too before they reuse their memory.
     if (s + 1 < cut.segments) stream.consume(segment);
@@ -75,6 +79,20 @@ struct Strided {
   /// Where the piece for `to` begins in a segment of `owner`.
   std::size_t place(int owner, int to) const {
     return static_cast<std::size_t>(to > owner ? to - 1 : to) * stride;
+  }
+  /// Writes the pieces of segment s from the owner's messages, one for each rank; returns how much.
+  std::size_t write(std::size_t s, int owner, const std::vector<Message>& messages,
+                    std::uint8_t* memory, bool streaming) const {
+    const int ranks = static_cast<int>(peers) + 1;
+    std::size_t written = 0;
+    for (int i = 1; i < ranks; ++i) {
+      const int to = (owner + i) % ranks;
+      const Message& message = messages[static_cast<std::size_t>(to)];
+      const std::size_t length = cut.length(s, message.bytes());
+      message.read(cut.offset(s), length, memory + place(owner, to), streaming);
+      written += length;
+    }
+    return written;
   }
 };
 

@@ -39,12 +39,8 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
   const Cut& cut = strided.cut;
   pipelineSegments(
       stream, cut.segments, [&](std::size_t) { return strided.bytes(); },
-      [&](std::size_t s, std::uint8_t* memory) {
-        for (int i = 1; i < stream.size(); ++i) {
-          const int to = (stream.rank() + i) % stream.size();
-          request.in[static_cast<std::size_t>(to)].read(cut.offset(s), cut.length(s),
-                                                        memory + strided.place(stream.rank(), to));
-        }
+      [&](std::size_t s, std::uint8_t* memory, bool streaming) {
+        return strided.write(s, stream.rank(), request.in, memory, streaming);
       },
       [&](std::size_t s, const Segment& segment) {
         const std::size_t length = cut.length(s);

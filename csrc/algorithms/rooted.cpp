@@ -80,12 +80,9 @@ void scatter(SegmentStream& stream, const Request& request, const TuningTable& t
   for (std::size_t s = 0; s < cut.segments; ++s) {
     const Segment segment = stream.place(strided.bytes());
     if (root) {
-      std::uint8_t* memory = stream.acquire(segment);
-      for (int i = 1; i < stream.size(); ++i) {
-        const int to = (stream.rank() + i) % stream.size();
-        request.in[static_cast<std::size_t>(to)].read(cut.offset(s), cut.length(s),
-                                                      memory + strided.place(request.root, to));
-      }
+      stream.fill(segment, [&](std::uint8_t* memory, bool streams) {
+        return strided.write(s, request.root, request.in, memory, streams);
+      });
       stream.publish(segment);
     } else {
       if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival

@@ -66,12 +66,14 @@ class SegmentReducer {
     return result;
   }
 
-  /// Writes the result to `out`, and to `copy` while it is in the first-level cache.
-  void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead) {
+  /// Writes the result to `out`, and to `copy` while it is in the first-level cache; `streaming`
+  /// past the caches to the latter.
+  void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead,
+                bool streaming) {
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {
       ahead.fetch(length);
       reduce(out + at, length);
-      std::memcpy(copy + at, out + at, length);
+      (streaming ? copyStreaming : copyPlain)(copy + at, out + at, length);
     });
   }
 

@@ -60,11 +60,13 @@ class Pipeline {
     // Pieces shrink with the rank: nobody leaves out less than the last one.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
     const Segment segment = stream_.place(most * element_);
-    std::uint8_t* memory = stream_.acquire(segment);
-    for (int i = 1; i < stream_.size(); ++i) {
-      const int to = (stream_.rank() + i) % stream_.size();
-      in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to));
-    }
+    stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
+      for (int i = 1; i < stream_.size(); ++i) {
+        const int to = (stream_.rank() + i) % stream_.size();
+        in_.read(offset(s, to), bytes(s, to), memory + place(s, stream_.rank(), to), streaming);
+      }
+      return (elements(s) - piece(s, stream_.rank()).count) * element_;
+    });
     stream_.publish(segment);
     return segment;
   }
@@ -79,13 +81,17 @@ class Pipeline {
     reducer_.ownSource(stream_, in_, at, length);
     const Segment segment = stream_.place(bytes(s, 0));  // the longest piece
     std::uint8_t* memory = stream_.acquire(segment);
+    const bool streams = stream_.streams(segment);
     if (std::uint8_t* direct = out_.contiguous(at, length); direct != nullptr) {
       // Meanwhile what the peers are to get of the next segment but one comes from memory.
-      reducer_.runTwice(direct, memory, length,
-                        ahead(s + 2, (stream_.rank() + 1) % stream_.size()));
+      reducer_.runTwice(direct, memory, length, ahead(s + 2, (stream_.rank() + 1) % stream_.size()),
+                        streams);
     } else if (length > 0) {
-      reducer_.run(memory, length);
-      out_.write(at, length, memory);
+      // The kernels know plain stores only.
+      std::uint8_t* result = streams ? stream_.scratch(2 * length) : memory;
+      reducer_.run(result, length);
+      out_.write(at, length, result);
+      if (streams) copyStreaming(memory, result, length);
     }
     stream_.consume(input);
     stream_.publish(segment);

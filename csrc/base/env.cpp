@@ -87,6 +87,17 @@ Environment Environment::read() {
         static_cast<std::size_t>(integer("FASTCOLL_RING_BYTES", text, 16 << 10, 1 << 30));
     env.ringBytesIsSet = true;
   }
+  if (auto text = variable("FASTCOLL_STORES"); !text.empty()) {
+    if (text == "auto") {
+      env.stores = StoresChoice::Auto;
+    } else if (text == "plain") {
+      env.stores = StoresChoice::Plain;
+    } else if (text == "streaming") {
+      env.stores = StoresChoice::Streaming;
+    } else {
+      reject("FASTCOLL_STORES", text, "auto, plain or streaming");
+    }
+  }
   if (auto text = variable("FASTCOLL_SPIN_US"); !text.empty()) {
     env.spinMicros = static_cast<int>(integer("FASTCOLL_SPIN_US", text, -1, 1000000));
     env.spinMicrosIsSet = true;

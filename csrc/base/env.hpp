@@ -9,6 +9,7 @@ namespace fastcoll {
 
 enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
 enum class TransportChoice { Auto, Shm, Gloo };
+enum class StoresChoice { Auto, Plain, Streaming };
 
 struct Environment {
   /// FASTCOLL_DEBUG=OFF|WARN|INFO|TRACE: what is written to standard error.
@@ -19,6 +20,8 @@ struct Environment {
   /// FASTCOLL_RING_BYTES: shared memory through which a rank's data goes (16 KiB to 1 GiB).
   std::size_t ringBytes = std::size_t{2} << 20;
   bool ringBytesIsSet = false;
+  /// FASTCOLL_STORES=auto|plain|streaming: how rings are written; auto follows what it costs.
+  StoresChoice stores = StoresChoice::Auto;
   /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the number of cores.
   int spinMicros = -1;
   bool spinMicrosIsSet = false;

@@ -364,6 +364,7 @@ EngineInfo CpuEngine::info() const {
       break;
     case Path::Shared:
       info.transport = "shm";
+      info.stores = stream_->streamed() ? "streaming" : "plain";
       break;
     case Path::Remote:
       info.transport = "gloo";

@@ -73,6 +73,7 @@ struct EngineConfig {
   std::size_t ringBytes = std::size_t{2} << 20;
   TuningTable tuning;
   int spinMicros = -1;  // -1: by the number of cores
+  StoresChoice stores = StoresChoice::Auto;
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;
   std::string version;
@@ -81,6 +82,7 @@ struct EngineConfig {
 struct EngineInfo {
   std::string transport;  // "shm", "gloo", "local", "undecided"
   std::string reason;
+  std::string stores;  // of shared memory: "plain" or "streaming", as the last large segment
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 

@@ -10,7 +10,8 @@ namespace fastcoll {
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
   if (agreement.shared) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_);
+    stream_ =
+        std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_, config_.stores);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
@@ -70,7 +71,7 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout, const char* call, std::
         throw Error(error.kind(), prefix(call, seq) + cause);
       }
       auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_,
-                                                 config_.ringBytes, [this] {
+                                                 config_.ringBytes, config_.stores, [this] {
                                                    ToldFault fault;
                                                    memory_->recorded(fault.kind, fault.text);
                                                    tellPeers(fault);

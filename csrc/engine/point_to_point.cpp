@@ -24,12 +24,14 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 }  // namespace
 
 PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-                           std::size_t ringBytes, std::function<void()> tellUnmet)
+                           std::size_t ringBytes, StoresChoice stores,
+                           std::function<void()> tellUnmet)
     : memory_(memory),
       rendezvous_(rendezvous),
       spinMicros_(spinMicros),
       ringBytes_(ringBytesFor(ringBytes, memory.size())),
       pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
+      stores_(stores),
       tellUnmet_(std::move(tellUnmet)),
       peers_(static_cast<std::size_t>(memory.size())) {}
 

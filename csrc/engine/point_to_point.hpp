@@ -79,7 +79,8 @@ class PointToPoint {
   /// `tellUnmet`: called when the group has failed here, to tell ranks that this one has not met.
   PointToPoint(
       GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-      std::size_t ringBytes = kRingBytes, std::function<void()> tellUnmet = [] {});
+      std::size_t ringBytes = kRingBytes, StoresChoice stores = StoresChoice::Auto,
+      std::function<void()> tellUnmet = [] {});
   ~PointToPoint();
 
   /// Takes the operation and does at once what can be done without waiting.
@@ -186,6 +187,7 @@ class PointToPoint {
   const int spinMicros_;
   const std::size_t ringBytes_;
   const std::size_t pieceBytes_;
+  const StoresChoice stores_;
   const std::function<void()> tellUnmet_;
 
   std::mutex mutex_;

@@ -122,7 +122,7 @@ bool PointToPoint::useLargeRing(Peer& peer) {
   const std::uint64_t offset = memory_.allocate(ringBytes_);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
-  peer.out->move(data, ringBytes_, offset);
+  peer.out->move(data, ringBytes_, offset, RingStores(stores_, ringBytes_));
   peer.large = true;
   return true;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -60,14 +61,16 @@ class Message {
     return within + length <= placed.span.bytes ? placed.span.data + within : nullptr;
   }
 
-  /// Copies [offset, offset + length) of the message to `to`.
-  void read(std::size_t offset, std::size_t length, void* to) const {
+  /// Copies [offset, offset + length) of the message to `to`; `streaming` past the caches.
+  void read(std::size_t offset, std::size_t length, void* to, bool streaming = false) const {
     auto* out = static_cast<std::uint8_t*>(to);
-    visit(offset, length, [&out, this](std::uint8_t* data, std::size_t bytes) {
-      if (cast_ != nullptr) {
-        cast_->narrow(out, data, bytes / kWireElement);
+    visit(offset, length, [&out, streaming, this](std::uint8_t* data, std::size_t bytes) {
+      if (cast_ == nullptr) {
+        streaming ? copyStreaming(out, data, bytes) : copyPlain(out, data, bytes);
+      } else if (streaming) {
+        narrowStreaming(out, data, bytes);
       } else {
-        std::memcpy(out, data, bytes);
+        cast_->narrow(out, data, bytes / kWireElement);
       }
       out += bytes;
     });
@@ -105,6 +108,16 @@ class Message {
     Span span;
     std::size_t start;  // in the message
   };
+
+  /// Narrows block by block in the first-level cache, for the kernels know plain stores only.
+  void narrowStreaming(std::uint8_t* out, const std::uint8_t* data, std::size_t bytes) const {
+    alignas(64) std::array<std::uint8_t, 4096> block;
+    for (std::size_t at = 0; at < bytes; at += block.size()) {
+      const std::size_t take = std::min(block.size(), bytes - at);
+      cast_->narrow(block.data(), data + at * kNarrowing, take / kWireElement);
+      copyStreaming(out + at, block.data(), take);
+    }
+  }
 
   /// The later piece that holds byte `offset`; there is one.
   std::vector<Placed>::const_iterator find(std::size_t offset) const {

@@ -8,6 +8,7 @@
 
 #include "message.hpp"
 #include "pair_channel.hpp"
+#include "ring_stores.hpp"
 
 namespace fastcoll {
 
@@ -60,15 +61,19 @@ class PairWriter {
     if (head.length <= PairRecord::kInlineBytes) {
       message.read(offset, head.length, record.payload);
     } else {
-      ring_.visit(position_ + PairRecord::kLine, head.length, [&](std::uint8_t* to, std::size_t n) {
-        message.read(offset, n, to);
-        offset += n;
+      stores_.fill(head.length, [&](bool streaming) {
+        ring_.visit(position_ + PairRecord::kLine, head.length,
+                    [&](std::uint8_t* to, std::size_t n) {
+                      message.read(offset, n, to, streaming);
+                      offset += n;
+                    });
+        return std::size_t{head.length};
       });
     }
     position_ += PairRecord::size(head.length);
     ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
-    // Release publishes payload, fields and the cleared line; seq_cst, because the sender then
-    // looks whether the receiver sleeps.
+    // Release publishes payload, fields and the cleared line (copyStreaming has ordered its stores
+    // before this one); seq_cst, because the sender then looks whether the receiver sleeps.
     record.kind.store(head.kind.load(std::memory_order_relaxed), std::memory_order_seq_cst);
     // The line that the next record clears: fetched now, not between its payload and its
     // publication.
@@ -76,13 +81,14 @@ class PairWriter {
   }
 
   /// Goes on in another ring, `offset` of the sender's arena; a record without payload must fit.
-  void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset) {
+  void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
     PairRecord head{};
     head.kind.store(PairRecord::kMove, std::memory_order_relaxed);
     head.bytes = bytes;
     head.where = offset;
     write(head, Message(), 0);
     ring_ = {data, bytes, position_};
+    stores_ = stores;
     free_ = position_ + bytes;
   }
 
@@ -93,6 +99,7 @@ class PairWriter {
  private:
   PairChannel& channel_;
   PairRing ring_;
+  RingStores stores_;  // plain in the small ring
   std::uint64_t position_ = 0;
   std::uint64_t free_ = PairChannel::kFirstRingBytes;  // as far as `drained` was last seen to allow
 };

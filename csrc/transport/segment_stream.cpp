@@ -33,10 +33,12 @@ bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
          factors;
 }
 
-SegmentStream::SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros)
+SegmentStream::SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros,
+                             StoresChoice stores)
     : memory_(memory),
       ringBytes_(ringBytes),
       spinMicros_(spinMicros),
+      stores_(stores, ringBytes),
       compared_(static_cast<std::size_t>(memory.size()), 0) {}
 
 std::string SegmentStream::prefix() const {

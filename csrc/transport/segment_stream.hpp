@@ -20,12 +20,14 @@
 // more needs no other memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "group_memory.hpp"
+#include "ring_stores.hpp"
 
 namespace fastcoll {
 
@@ -38,7 +40,7 @@ struct Segment {
 
 class SegmentStream : private WaitGuard {
  public:
-  SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros);
+  SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros, StoresChoice stores);
 
   int rank() const { return memory_.rank(); }
   int size() const { return memory_.size(); }
@@ -57,6 +59,29 @@ class SegmentStream : private WaitGuard {
 
   /// This rank's memory for the segment, once every peer has finished with what was there.
   std::uint8_t* acquire(const Segment& segment);
+  /// Acquires the segment and fills it by write(memory, streaming), which waits for nobody, returns
+  /// how many bytes it has written, and orders its stores before later ones as memcpy and
+  /// copyStreaming do: publish() releases them. Returns the memory.
+  template <typename Write>
+  std::uint8_t* fill(const Segment& segment, Write write) {
+    std::uint8_t* memory = acquire(segment);
+    if (segment.large) {
+      const std::size_t bytes = segment.end - segment.begin;
+      const bool way =
+          stores_.fill(bytes, [&](bool streaming) { return write(memory, streaming); });
+      streamed_.store(way, std::memory_order_relaxed);
+    } else {
+      write(memory, false);
+    }
+    return memory;
+  }
+  /// Whether fill() would ask for streaming stores; for a segment that is written as it is reduced,
+  /// so that no time of stores can be told from it.
+  bool streams(const Segment& segment) const {
+    return segment.large && stores_.streaming(segment.end - segment.begin);
+  }
+  /// Whether the last segment that fill() wrote to the large ring was written so. Of any thread.
+  bool streamed() const { return streamed_.load(std::memory_order_relaxed); }
   /// Makes everything up to and including this segment readable.
   void publish(const Segment& segment);
   /// Waits until the peer has published the segment; at the peer's first segment of a collective
@@ -110,6 +135,8 @@ class SegmentStream : private WaitGuard {
   GroupMemory& memory_;
   const std::size_t ringBytes_;
   const int spinMicros_;
+  RingStores stores_;  // of the large ring
+  std::atomic<bool> streamed_{false};
 
   std::uint64_t next_ = 0;           // where the present (or next) collective begins
   std::uint64_t placed_ = 0;         // where the next segment begins

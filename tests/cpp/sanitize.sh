@@ -64,6 +64,8 @@ for way in "${WAYS[@]}"; do
       build address reduce_test tests/cpp/reduce_test.cpp csrc/reduce/{reduce,kernels_baseline,kernels_avx2,kernels_avx512}.cpp \
         csrc/base/dtype.cpp
       run build/sanitize-address/reduce_test
+      build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/transport/ring_stores.cpp
+      run build/sanitize-address/ring_stores_test
       build address trace_test $TRACE
       run build/sanitize-address/trace_test
       run build/sanitize-address/stress --effort "$EFFORT"

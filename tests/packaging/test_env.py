@@ -29,6 +29,7 @@ def test_values_are_read_in_any_case() -> None:
         ("FASTCOLL_SPIN_US", "long", "an integer from -1 to 1000000"),
         ("FASTCOLL_RING_BYTES", "1", "an integer from 16384 to 1073741824"),
         ("FASTCOLL_TRANSPORT", "tcp", "one of auto, shm, gloo"),
+        ("FASTCOLL_STORES", "wide", "one of auto, plain, streaming"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_expected(name: str, value: str, expected: str) -> None:

@@ -1,0 +1,80 @@
+#include "ring_stores.hpp"
+
+#include <algorithm>
+
+namespace fastcoll {
+
+double RingStores::Costs::median() const {
+  std::array<double, kKept> sorted = last;
+  const auto end = sorted.begin() + std::min(seen, kKept);
+  const auto middle = sorted.begin() + (end - sorted.begin()) / 2;
+  std::nth_element(sorted.begin(), middle, end);
+  return *middle;
+}
+
+bool RingStores::streaming(std::size_t bytes) const {
+  if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
+  if (bytes < kLeastBytes || fresh_ > 0) return false;
+  return now_ != (tries_ > 0);
+}
+
+bool RingStores::timed(std::size_t bytes) {
+  if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return false;
+  if (fresh_ == 0 && tries_ == 0 && ++untimed_ < kTimed) return false;
+  untimed_ = 0;
+  return true;
+}
+
+void RingStores::took(std::size_t bytes, double nanoseconds, bool streaming) {
+  if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return;
+  if (fresh_ > 0) {
+    fresh_ -= std::min(fresh_, bytes);
+    return;
+  }
+  const double cost = nanoseconds / static_cast<double>(bytes);
+  const bool tried = streaming != now_;
+  costs(streaming).add(cost);
+  inARow_ = tried ? 0 : inARow_ + 1;
+  if (tried && tries_ > 0) --tries_;
+  if (tries_ > 0 || !plain_.enough() || !streaming_.enough()) return;
+  if (wantsOther()) {
+    // What the other way cost long ago may have been another message's cost: it is tried first.
+    if (inARow_ < kFirstRest) {
+      turn();
+    } else {
+      tries_ = Costs::kEnough;
+    }
+  } else if (tried) {
+    weigh(cost);
+  } else if (inARow_ >= rest_) {
+    tries_ = 1;
+  } else if (!now_ && plain_.median() >= kBegins * plainThen_) {
+    tries_ = Costs::kEnough;
+  }
+}
+
+bool RingStores::wantsOther() const {
+  const bool dear = plain_.median() >= (now_ ? kEnds : kBegins) * streaming_.median();
+  return dear != now_;
+}
+
+void RingStores::turn() {
+  now_ = !now_;
+  inARow_ = 0;
+  rest_ = kFirstRest;
+  plainThen_ = plain_.median();
+}
+
+void RingStores::weigh(double latest) {
+  // A median follows after more of the same only: they are had at once.
+  const bool promising =
+      now_ ? latest < kEnds * streaming_.median() : plain_.median() >= kBegins * latest;
+  if (promising) {
+    tries_ = 1;
+    return;
+  }
+  rest_ = std::min(2 * rest_, kLongestRest);
+  plainThen_ = plain_.median();
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,126 @@
+// RingStores without a clock: costs of segments in, choices out.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+
+#include "../../csrc/transport/ring_stores.hpp"
+
+using fastcoll::RingStores;
+using fastcoll::StoresChoice;
+
+namespace {
+
+constexpr std::size_t kRing = std::size_t{2} << 20;
+constexpr std::size_t kSegment = 128 * 1024;
+
+void expect(bool fine, const char* what) {
+  if (fine) return;
+  std::fprintf(stderr, "ring_stores_test: %s\n", what);
+  std::exit(1);
+}
+
+/// What a line costs in nanoseconds.
+struct Cost {
+  double plain;
+  double streaming;
+};
+constexpr Cost kShared{2.7, 3.5};  // the cores share a cache
+constexpr Cost kApart{26.0, 3.0};  // they do not
+constexpr Cost kMemory{8.0, 9.0};  // the source comes from memory
+constexpr Cost kApartMemory{42.0, 9.0};
+
+/// Writes `segments`, and returns how many of them with streaming stores. `disturbed(i)`: the
+/// thread is preempted in segment i.
+int write(
+    RingStores& stores, int segments, Cost cost, std::size_t bytes = kSegment,
+    const std::function<bool(int)>& disturbed = [](int) { return false; }) {
+  int streamed = 0;
+  for (int i = 0; i < segments; ++i) {
+    const bool way = stores.streaming(bytes);
+    streamed += way ? 1 : 0;
+    if (!stores.timed(bytes)) continue;
+    double time = (way ? cost.streaming : cost.plain) * static_cast<double>(bytes) / 64;
+    if (disturbed(i)) time += 4e6;
+    stores.took(bytes, time, way);
+  }
+  return streamed;
+}
+
+RingStores begun(Cost cost) {
+  RingStores stores(StoresChoice::Auto, kRing);
+  expect(write(stores, static_cast<int>(kRing / kSegment), cost) == 0,
+         "the first pass through the ring is plain");
+  write(stores, 100, cost);
+  return stores;
+}
+
+void sharedCacheStaysPlain() {
+  RingStores stores = begun(kShared);
+  write(stores, 1000, kShared);  // tries grow rarer
+  expect(write(stores, 10240, kShared) <= 20, "with a shared cache 1 segment in 2048 streams");
+  write(stores, 1000, kMemory);
+  expect(write(stores, 10240, kMemory) <= 20, "messages from memory stay plain");
+  expect(write(stores, 10240, kShared) <= 20, "and those in the cache after them");
+}
+
+void apartTurns() {
+  RingStores stores = begun(kShared);
+  write(stores, 5000, kShared);
+  const int streamed = write(stores, 30, kApart);
+  expect(streamed >= 20, "10 segments are enough to turn");
+  write(stores, 1000, kApart);
+  expect(write(stores, 10240, kApart) >= 10240 - 20, "plain stores are tried 1 time in 2048");
+  expect(write(stores, 10240, kApartMemory) >= 10240 - 40, "messages from memory stream too");
+  expect(write(stores, 10240, kApart) >= 10240 - 40, "and those in the cache after them");
+
+  RingStores early = begun(kApart);
+  expect(write(early, 100, kApart) >= 90, "a group that begins apart streams");
+}
+
+void turnsBack() {
+  RingStores stores = begun(kApart);
+  write(stores, 5000, kApart);
+  const int streamed = write(stores, 10000, kShared);
+  expect(streamed <= RingStores::kTimed * RingStores::kLongestRest + 50,
+         "back within the longest rest");
+  write(stores, 100, kApart);
+  expect(write(stores, 100, kApart) >= 90, "and again");
+}
+
+void preemptionTurnsNothing() {
+  // One segment in five, whichever way it was written: the median is of the others.
+  const auto often = [](int i) { return i % 5 == 1; };
+  RingStores shared = begun(kShared);
+  expect(write(shared, 10000, kShared, kSegment, often) <= 100, "plain although preempted");
+  RingStores apart = begun(kApart);
+  expect(write(apart, 10000, kApart, kSegment, often) >= 9900, "streaming although preempted");
+}
+
+void smallSegmentsDoNotCount() {
+  constexpr std::size_t kSmall = RingStores::kLeastBytes - 64;
+  RingStores stores = begun(kShared);
+  expect(write(stores, 5000, kApart, kSmall) == 0, "small segments are plain");
+  const bool next = stores.streaming(kSegment);
+  RingStores same = begun(kShared);
+  expect(same.streaming(kSegment) == next, "and teach nothing");
+  RingStores apart = begun(kApart);
+  expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
+}
+
+void forced() {
+  RingStores plain(StoresChoice::Plain, kRing), streaming(StoresChoice::Streaming, kRing);
+  expect(write(plain, 1000, kApart) == 0, "plain is plain");
+  expect(write(streaming, 1000, kShared) == 1000, "streaming is streaming");
+  expect(write(streaming, 10, kShared, 4096) == 10, "of any size");
+}
+
+}  // namespace
+
+int main() {
+  sharedCacheStaysPlain();
+  apartTurns();
+  turnsBack();
+  preemptionTurnsNothing();
+  smallSegmentsDoNotCount();
+  forced();
+}
