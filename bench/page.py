@@ -133,25 +133,31 @@ def _all_reduce() -> list[str]:
     for case in record["cases"]:
         times = {key: one["time"]["median"] for key, one in case["backends"].items()}
         ours = times.pop("fastcoll")
-        times.pop("fastcoll-shared", None)
+        shared = times.pop("fastcoll-shared", None)
         best = min(
             (key for key in times if key != "gloo"), key=lambda key: times[key], default=None
         )
         rows.append([
             size_text(case["size"]),
             f"{ours:.1f}",
+            "-" if shared is None else f"{shared:.1f}",
             f"{times['gloo']:.1f}",
             f"{times['gloo'] / ours:.1f}x",
+            "-" if shared is None else f"{times['gloo'] / shared:.1f}x",
             "-" if best is None else f"{best} {times[best]:.1f}",
             "-" if best is None else f"{times[best] / ours:.2f}x",
+            "-" if best is None or shared is None else f"{times[best] / shared:.2f}x",
         ])  # fmt: skip
     head = [
         "message",
         "fastcoll, us",
+        "shared, us",
         "gloo, us",
         "gloo / fastcoll",
+        "/ shared",
         "best other, us",
         "that / fastcoll",
+        "/ shared",
     ]
     return [*_table(head, rows), *_source(name, record)]
 

@@ -17,7 +17,14 @@ def test_nothing_grows(jobs):
 
 def steady(count=90, **leaks):
     """Samples of a process that leaks so much a second."""
-    start = {"resident": 2e8, "shared": 4e6, "descriptors": 20, "threads": 5, "mappings": 3}
+    start = {
+        "allocated": 1e8,
+        "resident": 2e8,
+        "shared": 4e6,
+        "descriptors": 20,
+        "threads": 5,
+        "mappings": 3,
+    }
     return [
         Sample(
             at=float(i),
@@ -42,6 +49,7 @@ def test_bursts_are_no_growth():
         ("threads", 0.1),
         ("mappings", 0.1),
         ("shared", 200_000.0),
+        ("allocated", 150_000.0),
         ("resident", 400_000.0),
     ],
 )
