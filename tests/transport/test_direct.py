@@ -199,3 +199,20 @@ def reductions_in_place():
 @pytest.mark.parametrize("size", [2, 5])
 def test_every_reduction_has_the_bits_of_the_ring(world, size):
     world(size).run(reductions_in_place)
+
+
+def parts_of_a_tensor():
+    """Pieces that begin within a cache line, next to bytes that are none of the message."""
+    for dtype in (torch.uint8, torch.bfloat16, torch.float):
+        for count in (40_003, 300_001):
+            inputs = [sample(rank, (count + 7,), dtype) for rank in range(here().size)]
+            there = place(inputs[here().rank], True)
+            dist.all_reduce(there[3:-4])
+            assert_reduced(there[3:-4], [one[3:-4] for one in inputs], "SUM")
+            assert_same(there[:3], inputs[here().rank][:3])
+            assert_same(there[-4:], inputs[here().rank][-4:])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_part_of_a_shared_tensor(world, size):
+    world(size).run(parts_of_a_tensor)
