@@ -326,7 +326,7 @@ class WorkTask : public Task {
     inner_.reset();  // lets go of the tensors before anybody is told
     std::exchange(work_, nullptr)->markDone(fault);
   }
-  bool callsBack() override { return work_->hasFuture(); }
+  bool callsBack() override { return work_->callsBack(); }
 
  private:
   std::shared_ptr<TensorTask> inner_;

@@ -4,6 +4,8 @@
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
 
+#include <thread>
+
 #include "torch_error.hpp"
 
 namespace fastcoll {
@@ -66,10 +68,19 @@ void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future
   }
 }
 
+void WorkFastcoll::passSettling(std::unique_lock<std::mutex>& lock) const {
+  while (settled_ && !resolved_) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
   bool now = false;
   {
-    std::lock_guard<std::mutex> lock(futureMutex_);
+    std::unique_lock<std::mutex> lock(futureMutex_);
+    passSettling(lock);
     if (!future_) {
       future_ = tensorListFuture();
       now = resolved_;
@@ -82,7 +93,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
   bool now = false;
   {
-    std::lock_guard<std::mutex> lock(futureMutex_);
+    std::unique_lock<std::mutex> lock(futureMutex_);
+    passSettling(lock);
     if (!futureResult_) {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
       now = resolved_;

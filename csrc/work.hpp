@@ -31,9 +31,12 @@ class WorkFastcoll : public c10d::Work {
   /// Ends the work; its waiters wake, then its futures' callbacks run on this thread.
   void markDone(std::exception_ptr fault) noexcept;
   void setSequence(std::uint64_t seq) { seq_ = seq; }
-  bool hasFuture() {
+  /// Asked once, by the thread that is about to call markDone(): whether that will run callbacks.
+  /// If not it stays so: a future made from now on is resolved by the thread that makes it.
+  bool callsBack() {
     std::lock_guard<std::mutex> lock(futureMutex_);
-    return future_ != nullptr || futureResult_ != nullptr;
+    settled_ = future_ == nullptr && futureResult_ == nullptr;
+    return !settled_;
   }
 
  protected:
@@ -52,7 +55,11 @@ class WorkFastcoll : public c10d::Work {
   std::uint64_t seq_;
   const TimePoint started_ = Clock::now();
   TimePoint ended_ = started_;
+  /// Before a future is made: waits out the moment between callsBack() and markDone().
+  void passSettling(std::unique_lock<std::mutex>& lock) const;
+
   std::mutex futureMutex_;
+  bool settled_ = false;
   bool resolved_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -21,7 +22,7 @@ struct Pool {
   std::deque<std::function<void()>> jobs;
   std::size_t idle = 0;
   std::size_t threads = 0;
-  std::size_t dismissed = 0;  // of the idle threads, so many are to end now
+  std::size_t dismissed = 0;  // so many threads are to end when they have nothing to do
   bool draining = false;
 };
 
@@ -65,6 +66,7 @@ void work(Pool& p) {
     lock.lock();
   }
   --p.threads;
+  p.dismissed = std::min(p.dismissed, p.threads);
   p.left.notify_all();
 }
 
@@ -91,7 +93,7 @@ void runOnWorker(std::function<void()> job) {
 void dismissWorkers() noexcept {
   Pool& p = pool();
   const std::lock_guard<std::mutex> lock(p.mutex);
-  p.dismissed = p.idle;
+  p.dismissed = p.threads;
   p.wake.notify_all();
 }
 

@@ -10,8 +10,8 @@ namespace fastcoll {
 /// Runs `job` on a pooled thread, starting one if none is idle. Idle threads end by themselves.
 void runOnWorker(std::function<void()> job);
 
-/// Lets the idle threads end now rather than after two seconds, and waits for none: the process's
-/// last group is gone, and the caller may hold the GIL.
+/// Lets threads end as soon as they are idle rather than after two seconds, and waits for none: the
+/// process's last group is gone, and the caller may hold the GIL.
 void dismissWorkers() noexcept;
 
 /// Waits until the pool's threads have ended, at most a second: at exit. Does nothing on a pooled
