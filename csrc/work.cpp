@@ -4,8 +4,7 @@
 #include <ATen/core/ivalue_inl.h>
 #include <ATen/core/jit_type.h>
 
-#include <thread>
-
+#include "engine/worker_pool.hpp"
 #include "torch_error.hpp"
 
 namespace fastcoll {
@@ -52,11 +51,24 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
     future = future_;
     result = futureResult_;
   }
+  if (!future && !result) return;
   // Without locks: callbacks may issue collectives, or ask this very work for anything.
-  if (future) resolve(future, *this, fault);
-  if (result)
+  const auto tell = [self = c10::intrusive_ptr<WorkFastcoll>::unsafe_reclaim_from_nonowning(this),
+                     future, result, fault] {
+    if (future) resolve(future, *self, fault);
+    if (!result) return;
     result->markCompleted(c10::IValue(
         static_cast<int64_t>(fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  };
+  if (settled_) {
+    // This thread is the one that would run what a callback waits for.
+    try {
+      return runOnWorker(tell);
+    } catch (...) {
+      // No thread is to be had: then here.
+    }
+  }
+  tell();
 }
 
 void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future,
@@ -68,19 +80,10 @@ void WorkFastcoll::resolve(const c10::intrusive_ptr<c10::ivalue::Future>& future
   }
 }
 
-void WorkFastcoll::passSettling(std::unique_lock<std::mutex>& lock) const {
-  while (settled_ && !resolved_) {
-    lock.unlock();
-    std::this_thread::yield();
-    lock.lock();
-  }
-}
-
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
   bool now = false;
   {
-    std::unique_lock<std::mutex> lock(futureMutex_);
-    passSettling(lock);
+    std::lock_guard<std::mutex> lock(futureMutex_);
     if (!future_) {
       future_ = tensorListFuture();
       now = resolved_;
@@ -93,8 +96,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFuture() {
 c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
   bool now = false;
   {
-    std::unique_lock<std::mutex> lock(futureMutex_);
-    passSettling(lock);
+    std::lock_guard<std::mutex> lock(futureMutex_);
     if (!futureResult_) {
       futureResult_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
       now = resolved_;

@@ -32,7 +32,7 @@ class WorkFastcoll : public c10d::Work {
   void markDone(std::exception_ptr fault) noexcept;
   void setSequence(std::uint64_t seq) { seq_ = seq; }
   /// Asked once, by the thread that is about to call markDone(): whether that will run callbacks.
-  /// If not it stays so: a future made from now on is resolved by the thread that makes it.
+  /// If not it stays so: a future that is made before markDone() is resolved on another thread.
   bool callsBack() {
     std::lock_guard<std::mutex> lock(futureMutex_);
     settled_ = future_ == nullptr && futureResult_ == nullptr;
@@ -55,9 +55,6 @@ class WorkFastcoll : public c10d::Work {
   std::uint64_t seq_;
   const TimePoint started_ = Clock::now();
   TimePoint ended_ = started_;
-  /// Before a future is made: waits out the moment between callsBack() and markDone().
-  void passSettling(std::unique_lock<std::mutex>& lock) const;
-
   std::mutex futureMutex_;
   bool settled_ = false;
   bool resolved_ = false;
