@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from oracle import assert_same
-from world import here
+from world import Worlds, here
 
 CPU = torch.device("cpu")
 
@@ -236,11 +236,15 @@ def test_made_again(world, size):
 
 
 @beyond_gloo("it has no pool")
-def test_the_last_group_leaves_no_thread_of_the_pool(world):
+def test_the_last_group_leaves_no_thread_of_the_pool(tmp_path):
     # Unused they would end by themselves after two seconds, which this must not wait for.
     # In new processes, where no group of an earlier test lives on.
-    for had, seconds in world(2).run(destroyed_after_a_pooled_thread, fresh=True, init=False):
-        assert had > 0 and seconds < 1.9
+    worlds = Worlds(tmp_path)
+    try:
+        answers = worlds(2).run(destroyed_after_a_pooled_thread, init=False)
+    finally:
+        worlds.close()
+    assert all(had > 0 and seconds < 1.9 for had, seconds in answers)
 
 
 def test_destroyed_one_by_one(world):
