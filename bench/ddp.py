@@ -38,14 +38,21 @@ _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio"
 
 
 class _Step(TimedCall):
-    """A training step, whose gradients are kept until the end of the turn only: one model has some at a time."""
+    """A training step, whose gradients are kept until the end of the turn only: one model has some at a time.
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    Args:
+        model: What is called for the loss.
+        device: Of its parameters.
+        kept: Whether a step adds to the gradients of the step before, which it has zeroed, instead of making its own.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, kept: bool) -> None:
         super().__init__(self._step, device)
         self._model = model
+        self._kept = kept
 
     def _step(self) -> None:
-        self.forget()
+        self._model.zero_grad(set_to_none=not self._kept)
         self._model().backward()
 
     def forget(self) -> None:
@@ -55,6 +62,8 @@ class _Step(TimedCall):
     def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
         """Takes a turn."""
         try:
+            if self._kept:
+                self._step()  # makes them
             return super().turn(meet, warmup, calls)
         finally:
             self.forget()
@@ -129,6 +138,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
         "parameters": parameters,
         "size": size,
         "gflop": run.options.gflop,
+        "kept": run.options.keep_gradients,
         "left_out": "",
         "cases": [],
     }
@@ -141,17 +151,20 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
     def build() -> EmulatedModel:
         return EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
 
+    views = {"gradient_as_bucket_view": True} if run.options.keep_gradients else {}
     models: dict[str, nn.Module] = {_ALONE: build()}
     for peer in run.peers:
         for buckets, options in _BUCKETS.items():
-            models[f"{peer.name}, {buckets}"] = peer.wrap(build(), **options)
-    calls = {label: _Step(model, run.device) for label, model in models.items()}
+            models[f"{peer.name}, {buckets}"] = peer.wrap(build(), **options, **views)
+    kept = run.options.keep_gradients
+    calls = {label: _Step(model, run.device, kept) for label, model in models.items()}
     wrong = dict.fromkeys(models, 0)
 
     def verify(times: int) -> None:
         for _ in range(times):
             for label, model in models.items():
-                calls[label].call()
+                for _ in range(2 if kept else 1):
+                    calls[label].call()
                 if label != _ALONE and run.options.check:
                     wrong[label] += _count_wrong(model, run.world_size)
                 calls[label].forget()
@@ -179,6 +192,7 @@ def _lines(row: dict[str, Any]) -> list[str]:
     title = (
         f"# {row['model']}: {row['tensors']} tensors, {row['parameters'] / 1e6:.1f} M parameters, "
         f"{row['size'] / 1e6:.0f} MB of {row['dtype']} gradients"
+        f"{', which steps keep and add to' if row['kept'] else ''}"
     )
     if row["left_out"]:
         return [f"{title} is left out: {row['left_out']}"]

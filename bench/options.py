@@ -41,6 +41,7 @@ _ABSENT: dict[str, Any] = {  # what only the other of the two parsers knows
     "baseline": None,
     "plot": None,
     "gflop": 0.0,
+    "keep_gradients": False,
 }
 _BACKENDS = {"cpu": "fastcoll,gloo", "cuda": "fastcoll,nccl"}
 
@@ -72,6 +73,7 @@ class Options:
     root: int
     baseline: str | None
     gflop: float
+    keep_gradients: bool
     seed: int
     timeout: float
     json: str | None
@@ -195,6 +197,9 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     if ddp:
         add("--gflop", type=_number(float, 0), default=0.0,
             help="arithmetic of an emulated backward pass, which communication may overlap (0)")  # fmt: skip
+        add("--keep-gradients", action="store_true",
+            help="steps zero the gradients of the step before and add to them (zero_grad(set_to_none=False)), "
+            "in DDP's buckets (gradient_as_bucket_view=True)")  # fmt: skip
         return parser
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")

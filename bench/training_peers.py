@@ -35,9 +35,8 @@ class HookPeer(_TrainingPeer):
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Registers the hook."""
-        ddp = DistributedDataParallel(
-            model, process_group=self.group, gradient_as_bucket_view=True, **options
-        )
+        views = {"gradient_as_bucket_view": True, **options}
+        ddp = DistributedDataParallel(model, process_group=self.group, **views)
         ddp.register_comm_hook(FusedAllreduceState(self.group), fused_allreduce_hook)
         return ddp
 
@@ -48,6 +47,9 @@ class SynchronizerPeer(_TrainingPeer):
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Attaches the synchronizer."""
         wire = torch.bfloat16 if self.name.endswith("bf16") else None
+        options.pop(
+            "gradient_as_bucket_view", None
+        )  # DDP's: there is no bucket beside the gradients here
         GradientSynchronizer(model, self.group, wire_dtype=wire, **options)
         return model
 

@@ -125,6 +125,22 @@ def test_steps_of_ddp_are_verified_and_compared(tmp_path: Path) -> None:
     ]
 
 
+def test_steps_that_keep_gradients_are_verified(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    backends = ("fastcoll", "fastcoll-fused", "fastcoll-sync", "gloo-batched")
+    ended = run(
+        *("ddp", "mlp", "--keep-gradients", "--backend", ",".join(backends)),
+        *("-n", "1", "--rounds", "1", "-w", "0", "--json", str(path)),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "which steps keep and add to" in ended.stdout
+    (row,) = json.loads(path.read_text())["cases"]
+    assert row["kept"]
+    assert {(case["backend"], case["wrong"]) for case in row["cases"]} == {
+        (backend, 0) for backend in backends
+    }
+
+
 def test_nothing_to_measure_ends_with_status_2() -> None:
     ended = run("all_reduce", *SHORT, "--nproc", "1", "--backend", "absent")
     assert ended.returncode == 2
