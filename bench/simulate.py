@@ -175,10 +175,16 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if problem := _problem(options):
         parser.error(problem)
-    from fastcoll.bench.simulate_report import draw, print_formulas, print_predictions
+    from fastcoll.bench.simulate_report import (
+        draw,
+        print_formulas,
+        print_implemented,
+        print_predictions,
+    )
 
     if options.list_algorithms:
         print_formulas(sys.stdout)
+        print_implemented(sys.stdout)
     if not options.simulate:
         return 0
     platform = dataclasses.replace(

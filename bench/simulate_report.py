@@ -12,9 +12,9 @@ from rich.text import Text
 
 from fastcoll.bench.options import size_text
 from fastcoll.bench.plot import new_figure
-from fastcoll.costs import ALGORITHMS
+from fastcoll.costs import ALGORITHMS, IMPLEMENTED
 
-__all__ = ["draw", "print_formulas", "print_predictions"]
+__all__ = ["draw", "print_formulas", "print_implemented", "print_predictions"]
 
 _WIDE = 400  # columns where no terminal says how many
 _BEST = "*"
@@ -132,6 +132,22 @@ def print_formulas(stream: TextIO) -> None:
                 algorithm.source,
             )
         console.print(table)
+
+
+def print_implemented(stream: TextIO) -> None:
+    """Prints which model each algorithm of fastcoll follows."""
+    table = Table(
+        title="fastcoll's own algorithms, and the models above that they follow",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("tensors", "collective", "algorithm", "model", "source", "remark"):
+        table.add_column(column, overflow="fold")
+    for one in IMPLEMENTED:
+        table.add_row(
+            one.tensors, one.collective, one.name, " or ".join(one.models), one.source, one.remark
+        )
+    _console(stream).print(table)
 
 
 def draw(record: dict[str, Any], path: str) -> None:

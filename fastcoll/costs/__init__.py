@@ -6,7 +6,7 @@
 
 Models, not measurements. Each algorithm has a closed formula and a schedule of its messages; tests execute the
 schedule on integers and hold the formula to what was counted. ``python -m fastcoll.bench --simulate`` prints
-predictions, ``--list-algorithms`` the formulas.
+predictions, ``--list-algorithms`` the formulas, and which of them fastcoll's own algorithms follow.
 
 Words: n ranks, R ranks of a node, N nodes, S bytes of the message (of the whole message: what reduce_scatter takes
 and all_gather gives), a and b the latency and the seconds per byte of a link in the node, A and B those between nodes,
@@ -18,6 +18,7 @@ from __future__ import annotations
 from fastcoll.costs.algorithms import ALGORITHMS, Algorithm
 from fastcoll.costs.cost import Cost, Steps
 from fastcoll.costs.execution import execute
+from fastcoll.costs.implemented import IMPLEMENTED, Implemented
 from fastcoll.costs.machine import HGX_H200, Link, Machine, Platform
 from fastcoll.costs.prediction import Prediction, predict
 from fastcoll.costs.schedule import Schedule, Transfer
@@ -25,8 +26,10 @@ from fastcoll.costs.schedule import Schedule, Transfer
 __all__ = [
     "ALGORITHMS",
     "HGX_H200",
+    "IMPLEMENTED",
     "Algorithm",
     "Cost",
+    "Implemented",
     "Link",
     "Machine",
     "Platform",

@@ -4,12 +4,14 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fastcoll.bench.__main__ import main
 from fastcoll.bench.simulate import asked, parse_counts, parse_sizes
-from fastcoll.costs import ALGORITHMS, HGX_H200, nccl
+from fastcoll.costs import ALGORITHMS, HGX_H200, IMPLEMENTED, nccl
+from fastcoll.cuda.algorithms import ALGORITHMS as DEVICE_ALGORITHMS
 
 
 def test_ranges_and_lists():
@@ -105,6 +107,24 @@ def test_formulas_are_listed(capsys):
                 and " ".join(line.split()).endswith(f"{algorithm.time} {algorithm.source}")
             }
             assert f"{algorithm.steps} {algorithm.wire_bytes}" in line
+
+
+def test_every_algorithm_of_fastcoll_is_listed_with_its_model(capsys):
+    assert main(["--list-algorithms"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    root = Path(__file__).parents[2]
+    for one in IMPLEMENTED:
+        assert (root / one.source).is_file(), one.source
+        assert set(one.models) <= set(ALGORITHMS[one.collective])
+        start = f"{one.tensors} {one.collective} {one.name} {' or '.join(one.models)} {one.source}"
+        assert any(line.startswith(start) and line.endswith(one.remark) for line in lines), start
+    of_devices = [one.name for one in IMPLEMENTED if one.tensors == "CUDA"]
+    assert sorted(of_devices) == sorted(DEVICE_ALGORITHMS)
+    compiled = {file.name for file in (root / "csrc/algorithms").glob("*all_reduce.cpp")}
+    on_hosts = [
+        one for one in IMPLEMENTED if one.tensors == "CPU" and one.collective == "all_reduce"
+    ]
+    assert {Path(one.source).name for one in on_hosts} == compiled
 
 
 def test_a_picture(tmp_path):
