@@ -18,7 +18,7 @@ class Implemented:
     Attributes:
         tensors: "CUDA" or "CPU".
         collective: What it computes.
-        name: Of the algorithm, as traces have it; FASTCOLL_ALGO=nccl takes all_to_all where a wire is narrower.
+        name: Of the algorithm, as its engine names it; FASTCOLL_ALGO=nccl takes all_to_all where a wire is narrower.
         source: Its file, in the repository.
         models: Names in ``ALGORITHMS[collective]``; of several, the one that the library under it chooses.
         remark: Where it departs from the model, or "".
