@@ -10,11 +10,10 @@
 
 namespace fastcoll {
 
-inline void expect(bool fine, const CallSite& site, const std::string& expected,
-                   const std::string& got) {
-  if (!fine) {
-    throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
-  }
+/// Called where a check has failed, so that no call pays for the words of errors that it is spared.
+[[noreturn]] inline void refuse(const CallSite& site, const std::string& expected,
+                                const std::string& got) {
+  throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
 }
 
 /// Calls something of a lower floor, whose errors do not say which call it was.
@@ -28,8 +27,21 @@ auto named(const CallSite& site, Body body) -> decltype(body()) {
 }
 
 inline at::Tensor& single(const CallSite& site, std::vector<at::Tensor>& tensors) {
-  expect(tensors.size() == 1, site, "one tensor", concat(tensors.size(), " tensors"));
+  if (tensors.size() != 1) {
+    refuse(site, "one tensor", concat(tensors.size(), " tensors"));
+  }
   return tensors[0];
+}
+
+/// The one list that torch hands down, of a tensor for each rank; `what` are "output tensors".
+inline std::vector<at::Tensor>& onePerRank(const CallSite& site,
+                                           std::vector<std::vector<at::Tensor>>& lists,
+                                           const char* what) {
+  if (lists.size() != 1 || lists[0].size() != static_cast<std::size_t>(site.size)) {
+    refuse(site, concat(site.size, " ", what, ", one per rank"),
+           lists.empty() ? "none" : concat(lists[0].size()));
+  }
+  return lists[0];
 }
 
 inline void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor& b) {

@@ -32,7 +32,9 @@ WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
                                                   const c10d::AllreduceCoalescedOptions& opts) {
   return guarded([&] {
     const CallSite site = this->site("all_reduce_coalesced");
-    expect(!tensors.empty(), site, "at least one tensor", "an empty list");
+    if (tensors.empty()) {
+      refuse(site, "at least one tensor", "an empty list");
+    }
     auto task = newTask(site, Collective::AllReduce);
     for (const auto& indices : byType(tensors)) {
       Request request = task->request;
@@ -55,9 +57,10 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
                                                               const c10d::AllgatherOptions& opts) {
   return guarded([&] {
     const CallSite site = this->site("all_gather_into_tensor_coalesced");
-    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
-           "as many outputs as inputs, at least one",
-           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    if (outputs.size() != inputs.size() || inputs.empty()) {
+      refuse(site, "as many outputs as inputs, at least one",
+             concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    }
     auto task = newTask(site, Collective::AllGather);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;
@@ -67,9 +70,10 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
       request.out.resize(static_cast<std::size_t>(size_));
       for (const std::size_t i : indices) {
         sameType(site, inputs[i], outputs[i]);
-        expect(outputs[i].numel() == inputs[i].numel() * size_, site,
-               concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
-               concat(outputs[i].numel()));
+        if (outputs[i].numel() != inputs[i].numel() * size_) {
+          refuse(site, concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
+                 concat(outputs[i].numel()));
+        }
         task->addInput(request.in[0], inputs[i]);
         Message whole;
         task->addOutput(whole, outputs[i]);
@@ -90,14 +94,19 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
                                                   const c10d::AllgatherOptions& opts) {
   return guarded([&] {
     const CallSite site = this->site("all_gather_coalesced");
-    expect(outputs.size() == static_cast<std::size_t>(size_), site,
-           concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
-    expect(!inputs.empty(), site, "at least one input", "none");
+    if (outputs.size() != static_cast<std::size_t>(size_)) {
+      refuse(site, concat(size_, " lists of outputs, one per rank"), concat(outputs.size()));
+    }
+    if (inputs.empty()) {
+      refuse(site, "at least one input", "none");
+    }
     auto task = newTask(site, Collective::AllGather);
     Tensors flat;
     for (const auto& list : outputs) {
-      expect(list.size() == inputs.size(), site,
-             concat(inputs.size(), " outputs per rank, as many as inputs"), concat(list.size()));
+      if (list.size() != inputs.size()) {
+        refuse(site, concat(inputs.size(), " outputs per rank, as many as inputs"),
+               concat(list.size()));
+      }
       flat.insert(flat.end(), list.begin(), list.end());
     }
     for (const auto& indices : byType(inputs)) {
@@ -110,10 +119,12 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
         request.count += static_cast<std::uint64_t>(inputs[i].numel());
         for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
           sameType(site, inputs[i], outputs[rank][i]);
-          expect(outputs[rank][i].numel() == inputs[i].numel(), site,
-                 concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
-                        " elements"),
-                 concat(outputs[rank][i].numel()));
+          if (outputs[rank][i].numel() != inputs[i].numel()) {
+            refuse(site,
+                   concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
+                          " elements"),
+                   concat(outputs[rank][i].numel()));
+          }
           task->addOutput(request.out[rank], outputs[rank][i]);
         }
       }
@@ -128,9 +139,10 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   return guarded([&] {
     const CallSite site = this->site("reduce_scatter_tensor_coalesced");
-    expect(outputs.size() == inputs.size() && !inputs.empty(), site,
-           "as many outputs as inputs, at least one",
-           concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    if (outputs.size() != inputs.size() || inputs.empty()) {
+      refuse(site, "as many outputs as inputs, at least one",
+             concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
+    }
     auto task = newTask(site, Collective::ReduceScatter);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;
@@ -140,9 +152,10 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
       request.out.resize(1);
       for (const std::size_t i : indices) {
         sameType(site, inputs[i], outputs[i]);
-        expect(inputs[i].numel() == outputs[i].numel() * size_, site,
-               concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
-               concat(inputs[i].numel()));
+        if (inputs[i].numel() != outputs[i].numel() * size_) {
+          refuse(site, concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
+                 concat(inputs[i].numel()));
+        }
         Message whole;
         task->addInput(whole, inputs[i]);
         const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);

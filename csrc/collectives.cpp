@@ -105,10 +105,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
   return guarded([&] {
     const CallSite site = this->site("all_gather");
     at::Tensor& input = single(site, inputs);
-    expect(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(size_), site,
-           concat(size_, " output tensors, one per rank"),
-           outputs.empty() ? "none" : concat(outputs[0].size()));
-    Tensors& out = outputs[0];
+    Tensors& out = onePerRank(site, outputs, "output tensors");
     auto task = newTask(site, Collective::AllGather);
     Request& request = task->request;
     request.dtype = dtypeOf(input.scalar_type());
@@ -124,9 +121,10 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
       even = even && out[i].numel() == input.numel();
     }
     const auto mine = static_cast<std::size_t>(rank_);
-    expect(out[mine].numel() == input.numel(), site,
-           concat("output ", rank_, " of the input's ", input.numel(), " elements"),
-           concat(out[mine].numel()));
+    if (out[mine].numel() != input.numel()) {
+      refuse(site, concat("output ", rank_, " of the input's ", input.numel(), " elements"),
+             concat(out[mine].numel()));
+    }
     if (even) request.expectedCount.clear();
     return launch(std::move(task), {c10d::OpType::ALLGATHER, "fastcoll:all_gather", opts.asyncOp,
                                     opts.timeout, inputs, out});
@@ -138,9 +136,10 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
   return guarded([&] {
     const CallSite site = this->site("all_gather_into_tensor");
     sameType(site, input, output);
-    expect(output.numel() == input.numel() * size_, site,
-           concat("an output of ", size_, " x ", input.numel(), " elements"),
-           concat(output.numel(), " in sizes ", sizesOf(output)));
+    if (output.numel() != input.numel() * size_) {
+      refuse(site, concat("an output of ", size_, " x ", input.numel(), " elements"),
+             concat(output.numel(), " in sizes ", sizesOf(output)));
+    }
     auto task = newTask(site, Collective::AllGather);
     Request& request = task->request;
     request.dtype = dtypeOf(input.scalar_type());
@@ -174,22 +173,18 @@ WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inp
     task->addInput(request.in[0], input);
     Tensors out;
     if (rank_ == request.root) {
-      expect(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(size_), site,
-             concat(size_, " output tensors on the root, one per rank"),
-             outputs.empty() ? "none" : concat(outputs[0].size()));
-      out = outputs[0];
+      out = onePerRank(site, outputs, "output tensors on the root");
       request.out.resize(out.size());
       for (std::size_t i = 0; i < out.size(); ++i) {
         sameType(site, input, out[i]);
-        expect(out[i].numel() == input.numel(), site,
-               concat("output ", i, " of the input's ", input.numel(), " elements"),
-               concat(out[i].numel()));
+        if (out[i].numel() != input.numel()) {
+          refuse(site, concat("output ", i, " of the input's ", input.numel(), " elements"),
+                 concat(out[i].numel()));
+        }
         task->addOutput(request.out[i], out[i]);
       }
-    } else {
-      expect(outputs.empty() || outputs[0].empty(), site,
-             "no outputs on a rank that is not the root",
-             outputs.empty() ? "" : concat(outputs[0].size()));
+    } else if (!outputs.empty() && !outputs[0].empty()) {
+      refuse(site, "no outputs on a rank that is not the root", concat(outputs[0].size()));
     }
     return launch(std::move(task), {c10d::OpType::GATHER, "fastcoll:gather", opts.asyncOp,
                                     opts.timeout, inputs, out});
@@ -210,21 +205,18 @@ WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& in
     task->addOutput(request.out[0], output);
     Tensors in;
     if (rank_ == request.root) {
-      expect(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(size_), site,
-             concat(size_, " input tensors on the root, one per rank"),
-             inputs.empty() ? "none" : concat(inputs[0].size()));
-      in = inputs[0];
+      in = onePerRank(site, inputs, "input tensors on the root");
       request.in.resize(in.size());
       for (std::size_t i = 0; i < in.size(); ++i) {
         sameType(site, in[i], output);
-        expect(in[i].numel() == output.numel(), site,
-               concat("input ", i, " of the output's ", output.numel(), " elements"),
-               concat(in[i].numel()));
+        if (in[i].numel() != output.numel()) {
+          refuse(site, concat("input ", i, " of the output's ", output.numel(), " elements"),
+                 concat(in[i].numel()));
+        }
         task->addInput(request.in[i], in[i]);
       }
-    } else {
-      expect(inputs.empty() || inputs[0].empty(), site, "no inputs on a rank that is not the root",
-             inputs.empty() ? "" : concat(inputs[0].size()));
+    } else if (!inputs.empty() && !inputs[0].empty()) {
+      refuse(site, "no inputs on a rank that is not the root", concat(inputs[0].size()));
     }
     return launch(std::move(task), {c10d::OpType::SCATTER, "fastcoll:scatter", opts.asyncOp,
                                     opts.timeout, in, outputs});
@@ -236,14 +228,12 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
   return guarded([&] {
     const CallSite site = this->site("reduce_scatter");
     at::Tensor& output = single(site, outputs);
-    expect(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(size_), site,
-           concat(size_, " input tensors, one per rank"),
-           inputs.empty() ? "none" : concat(inputs[0].size()));
-    Tensors& in = inputs[0];
+    Tensors& in = onePerRank(site, inputs, "input tensors");
     const auto mine = static_cast<std::size_t>(rank_);
-    expect(in[mine].numel() == output.numel(), site,
-           concat("input ", rank_, " of the output's ", output.numel(), " elements"),
-           concat(in[mine].numel()));
+    if (in[mine].numel() != output.numel()) {
+      refuse(site, concat("input ", rank_, " of the output's ", output.numel(), " elements"),
+             concat(in[mine].numel()));
+    }
     auto task = newTask(site, Collective::ReduceScatter);
     Request& request = task->request;
     request.dtype = dtypeOf(output.scalar_type());
@@ -280,9 +270,10 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
   return guarded([&] {
     const CallSite site = this->site("reduce_scatter_tensor");
     sameType(site, input, output);
-    expect(input.numel() == output.numel() * size_, site,
-           concat("an input of ", size_, " x ", output.numel(), " elements"),
-           concat(input.numel(), " in sizes ", sizesOf(input)));
+    if (input.numel() != output.numel() * size_) {
+      refuse(site, concat("an input of ", size_, " x ", output.numel(), " elements"),
+             concat(input.numel(), " in sizes ", sizesOf(input)));
+    }
     auto task = newTask(site, Collective::ReduceScatter);
     Request& request = task->request;
     request.dtype = dtypeOf(output.scalar_type());
@@ -308,9 +299,10 @@ WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
   return guarded([&] {
     const CallSite site = this->site("all_to_all");
     const auto ranks = static_cast<std::size_t>(size_);
-    expect(outputs.size() == ranks && inputs.size() == ranks, site,
-           concat(size_, " inputs and ", size_, " outputs, one per rank"),
-           concat(inputs.size(), " and ", outputs.size()));
+    if (outputs.size() != ranks || inputs.size() != ranks) {
+      refuse(site, concat(size_, " inputs and ", size_, " outputs, one per rank"),
+             concat(inputs.size(), " and ", outputs.size()));
+    }
     auto task = newTask(site, Collective::AllToAll);
     Request& request = task->request;
     request.dtype = dtypeOf(inputs[0].scalar_type());
@@ -324,9 +316,10 @@ WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
       task->addOutput(request.out[i], outputs[i]);
     }
     const auto mine = static_cast<std::size_t>(rank_);
-    expect(inputs[mine].numel() == outputs[mine].numel(), site,
-           concat("input and output ", rank_, " of one length"),
-           concat(inputs[mine].numel(), " and ", outputs[mine].numel(), " elements"));
+    if (inputs[mine].numel() != outputs[mine].numel()) {
+      refuse(site, concat("input and output ", rank_, " of one length"),
+             concat(inputs[mine].numel(), " and ", outputs[mine].numel(), " elements"));
+    }
     return launch(std::move(task), {c10d::OpType::ALLTOALL, "fastcoll:all_to_all", opts.asyncOp,
                                     opts.timeout, inputs, outputs});
   });
@@ -349,16 +342,19 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
       const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
       std::vector<int64_t> parts = splits;
       if (parts.empty()) {
-        expect(rows % size_ == 0, site,
-               concat("an ", what, " whose first dimension is a multiple of ", size_),
-               sizesOf(tensor));
+        if (rows % size_ != 0) {
+          refuse(site, concat("an ", what, " whose first dimension is a multiple of ", size_),
+                 sizesOf(tensor));
+        }
         parts.assign(static_cast<std::size_t>(size_), rows / size_);
       }
-      expect(parts.size() == static_cast<std::size_t>(size_), site,
-             concat(size_, " ", what, " splits"), concat(parts.size()));
-      expect(std::all_of(parts.begin(), parts.end(), [](int64_t n) { return n >= 0; }) &&
-                 std::accumulate(parts.begin(), parts.end(), int64_t{0}) == rows,
-             site, concat(what, " splits that add up to ", rows, " rows"), c10::str(parts));
+      if (parts.size() != static_cast<std::size_t>(size_)) {
+        refuse(site, concat(size_, " ", what, " splits"), concat(parts.size()));
+      }
+      if (std::any_of(parts.begin(), parts.end(), [](int64_t n) { return n < 0; }) ||
+          std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows) {
+        refuse(site, concat(what, " splits that add up to ", rows, " rows"), c10::str(parts));
+      }
       const std::size_t perRow = rows == 0 ? 0 : whole.bytes() / static_cast<std::size_t>(rows);
       into.resize(parts.size());
       std::size_t start = 0;
@@ -378,9 +374,10 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
     split(input, inputSplits, "input", wholeIn, request.in);
     split(output, outputSplits, "output", wholeOut, request.out);
     const auto mine = static_cast<std::size_t>(rank_);
-    expect(request.in[mine].bytes() == request.out[mine].bytes(), site,
-           concat("input and output split ", rank_, " of one length"),
-           concat(request.in[mine].bytes(), " and ", request.out[mine].bytes(), " bytes"));
+    if (request.in[mine].bytes() != request.out[mine].bytes()) {
+      refuse(site, concat("input and output split ", rank_, " of one length"),
+             concat(request.in[mine].bytes(), " and ", request.out[mine].bytes(), " bytes"));
+    }
     return launch(std::move(task), {c10d::OpType::ALLTOALL_BASE,
                                     "fastcoll:all_to_all",
                                     opts.asyncOp,

@@ -14,10 +14,11 @@ void setSquares(const CallSite& site, TensorTask& task, const std::optional<at::
                 DType dtype) {
   if (!squares) return;
   requireDense(site, *squares);
-  expect(squares->is_cpu() && squares->scalar_type() == at::kDouble && squares->numel() == 1, site,
-         "squares of one float64 element on the CPU",
-         concat(squares->numel(), " of ", dtypeName(dtypeOf(squares->scalar_type())), " on ",
-                squares->device()));
+  if (!squares->is_cpu() || squares->scalar_type() != at::kDouble || squares->numel() != 1) {
+    refuse(site, "squares of one float64 element on the CPU",
+           concat(squares->numel(), " of ", dtypeName(dtypeOf(squares->scalar_type())), " on ",
+                  squares->device()));
+  }
   named(site, [&] { squaresFunction(dtype); });
   squares->zero_();
   task.keepAlive(*squares);
@@ -36,7 +37,9 @@ Message travelling(const CallSite& site, DType dtype, DType wire) {
 }
 
 void onCpu(const CallSite& site, const at::Tensor& tensor) {
-  expect(tensor.is_cpu(), site, "CPU tensors", concat("one on ", tensor.device()));
+  if (!tensor.is_cpu()) {
+    refuse(site, "CPU tensors", concat("one on ", tensor.device()));
+  }
 }
 
 }  // namespace
@@ -48,7 +51,9 @@ WorkRef ProcessGroupFastcoll::allreduceFused(Tensors tensors, const c10d::Allred
                                              std::optional<at::Tensor> squares) {
   return guarded([&] {
     const CallSite site = this->site("all_reduce_fused");
-    expect(!tensors.empty(), site, "at least one tensor", "an empty list");
+    if (tensors.empty()) {
+      refuse(site, "at least one tensor", "an empty list");
+    }
     auto task = newTask(site, Collective::AllReduce);
     Request& request = task->request;
     const DType dtype = dtypeOf(tensors[0].scalar_type());
@@ -83,14 +88,16 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
     request.widened = to != request.dtype;
     if (request.widened) {
       named(site, [&] { wireCast(request.dtype); });
-      expect(to == DType::Float32, site, "an output of float32 or of the dtype that travels",
-             dtypeName(to));
+      if (to != DType::Float32) {
+        refuse(site, "an output of float32 or of the dtype that travels", dtypeName(to));
+      }
     }
     const auto ranks = static_cast<std::size_t>(size_);
     request.in.assign(ranks, travelling(site, from, request.dtype));
-    expect(input.numel() == output.numel() * size_, site,
-           concat("an input of ", size_, " x ", output.numel(), " elements"),
-           concat(input.numel()));
+    if (input.numel() != output.numel() * size_) {
+      refuse(site, concat("an input of ", size_, " x ", output.numel(), " elements"),
+             concat(input.numel()));
+    }
     Message whole;
     task->addInput(whole, input);
     onCpu(site, input);

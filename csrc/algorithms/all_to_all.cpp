@@ -3,9 +3,12 @@
 // Messages may differ for every pair, and no rank knows the others' sizes, so all ranks first
 // announce the bytes of each pair; then all know the longest message, cut alike, and both ends of
 // every pair have compared the bytes they mean to exchange. Messages that fit into the segment of
-// the announcement on all ranks travel with it.
+// the announcement on all ranks travel with it. Else a rank fills its first segment while the
+// announcements are on their way, as if the longest message were its own: mostly all are alike.
 //
 // Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: what it receives.
+#include <optional>
+
 #include "direct.hpp"
 #include "pipeline.hpp"
 
@@ -89,12 +92,26 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     });
   }
   stream.publish(first);
+  const auto cutBy = [&](std::size_t bytes) {
+    return Strided(bytes, ranks, segmentLimit(stream, tuning, bytes));
+  };
+  const auto fillBy = [&](const Strided& strided, std::size_t s, std::uint8_t* memory,
+                          bool streams) {
+    return strided.write(s, stream.rank(), request.in, memory, streams);
+  };
+  std::optional<Segment> guessed;
+  if (arrival.direct == 0 && !fitsFirst(longest)) {
+    const Strided strided = cutBy(longest);
+    guessed = stream.place(strided.bytes());
+    stream.fill(*guessed, [&](std::uint8_t* memory, bool streams) {
+      return fillBy(strided, 0, memory, streams);
+    });
+  }
   stream.awaitArrivals();
   comparePairs(stream, arrival);
-  // A rank can be wrong about itself only: its own message must fit its own output.
-  request.in[mine].copyTo(request.out[mine], streaming);
 
   bool direct = arrival.direct != 0;
+  bool alike = true;
   std::size_t longestOfAll = longest;
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == stream.rank()) continue;
@@ -105,12 +122,16 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
                                              stream.rank()));
     }
     longestOfAll = std::max<std::size_t>(longestOfAll, stream.arrivalOf(peer).longest);
+    alike = alike && stream.arrivalOf(peer).longest == longest;
     direct = direct && stream.arrivalOf(peer).direct != 0;
+  }
+  if (guessed && !alike) {
+    stream.placeAfter(first);
+    guessed.reset();
   }
   if (direct) {
     readDirect(stream, request, streaming);
     stream.consume(first);
-    stream.awaitConsumed(first);
   } else if (fitsFirst(longestOfAll)) {
     for (int i = 1; i < ranks; ++i) {
       const int peer = (stream.rank() + i) % ranks;
@@ -120,16 +141,20 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
     }
     stream.consume(first);
   } else {
-    const Strided strided(longestOfAll, ranks, segmentLimit(stream, tuning, longestOfAll));
+    const Strided strided = cutBy(longestOfAll);
     pipelineSegments(
         stream, strided.cut.segments, [&](std::size_t) { return strided.bytes(); },
         [&](std::size_t s, std::uint8_t* memory, bool streams) {
-          return strided.write(s, stream.rank(), request.in, memory, streams);
+          return fillBy(strided, s, memory, streams);
         },
         [&](std::size_t s, const Segment& segment) {
           readPieces(stream, request, strided, s, segment, streaming);
-        });
+        },
+        guessed ? &*guessed : nullptr);
   }
+  // A rank can be wrong about itself only: its own message must fit its own output.
+  request.in[mine].copyTo(request.out[mine], streaming);
+  if (direct) stream.awaitConsumed(first);
   stream.end();
 }
 

@@ -7,10 +7,11 @@
 namespace fastcoll {
 
 /// For each of `segments` segments, of bytes(s) bytes: fill(s, memory, streaming) writes and
-/// returns how much, drain(s, segment) reads.
+/// returns how much, drain(s, segment) reads. `filled`: segment 0, if it is placed and filled
+/// already.
 template <typename Bytes, typename Fill, typename Drain>
 void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
-                      Drain drain) {
+                      Drain drain, const Segment* filled = nullptr) {
   const auto publish = [&](std::size_t s) {
     const Segment segment = stream.place(bytes(s));
     stream.fill(segment,
@@ -18,7 +19,8 @@ void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, 
     stream.publish(segment);
     return segment;
   };
-  Segment ahead = publish(0);
+  if (filled != nullptr) stream.publish(*filled);
+  Segment ahead = filled != nullptr ? *filled : publish(0);
   for (std::size_t s = 0; s < segments; ++s) {
     const Segment present = ahead;
     if (s + 1 < segments) ahead = publish(s + 1);

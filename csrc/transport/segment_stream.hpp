@@ -54,6 +54,12 @@ class SegmentStream : private WaitGuard {
              const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same.
   Segment place(std::size_t bytes);
+  /// Takes back what was placed after `last` in the present collective, none of which this rank has
+  /// published. What lies there may have been written.
+  void placeAfter(const Segment& last) {
+    placed_ = last.end;
+    large_ = last.large;
+  }
   /// Ends the collective: this rank has published and consumed all that it placed.
   void end();
 

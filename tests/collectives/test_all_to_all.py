@@ -1,10 +1,14 @@
 """all_to_all of a list and of one tensor, with even and uneven splits."""
 
+from random import Random
+
 import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from oracle import assert_same, moved_types, sample
+
+import fastcoll
 
 EVEN = [[2, 2, 2]] * 3
 UNEVEN = [[0, 1, 5], [3, 0, 2], [4, 4, 0]]
@@ -41,6 +45,33 @@ def exchange_tensor(splits, dtype, tell_splits=True, async_op=False):
     assert_same(given, torch.cat(parts).view(dtype))
 
 
+def alike_and_unlike(seed, rounds):
+    """A rank writes its first segment before it knows whether the others cut their messages as it does."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    random = Random(seed)
+    for turn in range(rounds):
+        most = random.choice([0, 100, 3000, 40_000, 300_000])
+        splits = [
+            [random.choice([most, most, most // 2, 0]) for _ in range(size)] for _ in range(size)
+        ]
+        if turn % 3 == 0:  # all ranks have the same longest message
+            splits = [[most] * size for _ in range(size)]
+        given = torch.cat(
+            [
+                torch.arange(splits[mine][target]) + 1000 * mine + target + turn
+                for target in range(size)
+            ]
+        )
+        if random.random() < 0.3 and mine != random.randrange(size):
+            shared = fastcoll.empty_shared(given.numel(), dtype=given.dtype)
+            given = shared.copy_(given)
+        incoming = [row[mine] for row in splits]
+        output = given.new_full((sum(incoming),), -1)
+        dist.all_to_all_single(output, given, incoming, splits[mine])
+        for source, part in enumerate(output.split(incoming)):
+            assert torch.equal(part, torch.arange(part.numel()) + 1000 * source + mine + turn)
+
+
 def wrong_splits():
     with pytest.raises((ValueError, RuntimeError)):
         dist.all_to_all_single(torch.empty(4), torch.ones(4), [2, 2], [2, 3])
@@ -58,6 +89,13 @@ def test_tensor_type(world, dtype):
 def test_tensor_splits(world, splits):
     world(3).run(exchange_tensor, splits, torch.float)
     world(3).run(exchange_tensor, splits, torch.float, True, True)
+
+
+@beyond_gloo("has no tensors in shared memory")
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_longest_messages_alike_and_unlike(world, size):
+    for seed in range(3):
+        world(size).run(alike_and_unlike, seed, 30)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
