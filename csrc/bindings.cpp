@@ -48,13 +48,14 @@ std::size_t ringBytesOf(long long bytes) {
 }
 
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long ringBytes, int spinMicros,
+                        long long ringBytes, int spinMicros, bool sharedTensors,
                         const std::optional<TuningTable>& tuning, bool highPriorityStream,
                         bool blockingWait) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->transport = transportOf(transport);
   options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
+  options->sharedTensors = sharedTensors;
   options->tuning = tuning;
   options->highPriorityStream = highPriorityStream;
   options->blockingWait = blockingWait;
@@ -124,8 +125,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1, py::arg("tuning") = std::nullopt,
-           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
+           py::arg("spin_us") = -1, py::arg("shared_tensors") = false,
+           py::arg("tuning") = std::nullopt, py::arg("is_high_priority_stream") = true,
+           py::arg("blocking_wait") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
@@ -136,6 +138,7 @@ PYBIND11_MODULE(_C, m) {
           "ring_bytes", [](const Options& o) { return o.ringBytes; },
           [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
+      .def_readwrite("shared_tensors", &Options::sharedTensors)
       .def_readwrite("tuning", &Options::tuning)
       .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
       .def_readwrite("blocking_wait", &Options::blockingWait)

@@ -17,6 +17,8 @@ struct Options : c10d::Backend::Options {
   TransportChoice transport = TransportChoice::Auto;
   std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
   int spinMicros = -1;                           // before sleeping; -1: by the number of cores
+  /// Whether torch allocates CPU tensors in shared memory from now on; of the whole process.
+  bool sharedTensors = false;
   /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.
   std::optional<TuningTable> tuning;
   /// Of the streams on which asynchronous calls on device tensors run.

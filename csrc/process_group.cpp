@@ -10,6 +10,7 @@
 #include "call_checks.hpp"
 #include "engine/worker_pool.hpp"
 #include "reduce/reduce.hpp"
+#include "shared_allocator.hpp"
 #include "store_adapter.hpp"
 #include "transport/gloo.hpp"
 
@@ -77,6 +78,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
               glooFactory()(prefix, rank, size, options->timeout));
         });
     livingEngines().add(engine_);
+    shareTensors();
   });
   beginTrace();
   init();
@@ -84,6 +86,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
 
 ProcessGroupFastcoll::~ProcessGroupFastcoll() {
   release_resources();
+  if (live().size() <= 1) SharedAllocator::trim();  // this is the last group
 }
 
 void ProcessGroupFastcoll::release_resources() {
@@ -169,33 +172,6 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   lastSplitGroup_.emplace(c10::intrusive_ptr<c10d::Backend>(group));
   if (member) ++splits_;
   return group;
-}
-
-at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
-  return translated([&] {
-    if (!options.device().is_cpu()) {
-      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
-                                           "expected device cpu, got ", options.device()));
-    }
-    if (size < 0) {
-      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
-                                           "expected a size of at least 0, got ", size));
-    }
-    engine_->process()->start(engine_->config().arenaBytes);
-    std::shared_ptr<Arena> arena = engine_->process()->arena();
-    const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-    const std::uint64_t offset = arena->allocate(std::max<std::size_t>(bytes, 1));
-    // The tensor keeps the arena: it may outlive the group and the process's presence.
-    return at::from_blob(
-        arena->base() + offset, {size}, [arena, offset](void*) { arena->release(offset); },
-        options);
-  });
-}
-
-bool ProcessGroupFastcoll::isShared(const at::Tensor& tensor) const {
-  const std::shared_ptr<Arena> arena = engine_->process()->arena();
-  return arena != nullptr && tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
-         arena->offsetOf(tensor.const_data_ptr(), tensor.nbytes()) != 0;
 }
 
 // --- launching ---------------------------------------------------------------------------------

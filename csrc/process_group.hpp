@@ -185,6 +185,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   // on_device.cpp
   std::shared_ptr<DeviceEngine> device() const;
   /// The engine there is; after this there comes no other.
+  void shareTensors() const;
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
   void throwIfOver() const;

@@ -97,6 +97,8 @@ class Options(Backend.Options):
         transport: "auto" (shared memory where all ranks can map each other, else Gloo), "shm" or "gloo".
         ring_bytes: Shared memory, for each group, through which the data of a rank goes.
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
+        shared_tensors: Whether CPU tensors of 32 KiB and more that this process makes from now on lie in shared memory,
+            as those of fastcoll.empty_shared do.
         tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
         is_high_priority_stream: Of the streams on which asynchronous calls on CUDA tensors run.
         blocking_wait: Whether wait() of a call on CUDA tensors waits on the host; else the stream does.
@@ -109,6 +111,7 @@ class Options(Backend.Options):
     transport: str
     ring_bytes: int
     spin_us: int
+    shared_tensors: bool
     tuning: Tuning | None
     is_high_priority_stream: bool
     blocking_wait: bool
@@ -120,6 +123,7 @@ class Options(Backend.Options):
         transport: str = "auto",
         ring_bytes: int = 2097152,
         spin_us: int = -1,
+        shared_tensors: bool = False,
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,
         blocking_wait: bool = False,

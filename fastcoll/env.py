@@ -129,6 +129,14 @@ class Env:
         least=16 << 20,
         most=1 << 44,
     )
+    shared_tensors: int = _variable(
+        "SHARED_TENSORS",
+        0,
+        "Whether CPU tensors of 32 KiB and more that are made after init_process_group lie in shared memory, where "
+        "peers read and reduce them in place: 0 or 1.",
+        least=0,
+        most=1,
+    )
 
     tuning: str = _variable(
         "TUNING",

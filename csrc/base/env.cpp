@@ -112,6 +112,10 @@ Environment Environment::read() {
     env.arenaBytes =
         static_cast<std::size_t>(integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
   }
+  if (auto text = variable("FASTCOLL_SHARED_TENSORS"); !text.empty()) {
+    env.sharedTensors = integer("FASTCOLL_SHARED_TENSORS", text, 0, 1) == 1;
+    env.sharedTensorsIsSet = true;
+  }
   if (auto text = variable("FASTCOLL_TRACE_SIZE"); !text.empty()) {
     env.traceSize = static_cast<std::size_t>(integer("FASTCOLL_TRACE_SIZE", text, 0, 1 << 20));
   }

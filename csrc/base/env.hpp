@@ -29,6 +29,9 @@ struct Environment {
   std::string isa = "auto";
   /// FASTCOLL_ARENA_BYTES: address space (not memory) reserved for a process's shared arena.
   std::size_t arenaBytes = std::size_t{64} << 30;
+  /// FASTCOLL_SHARED_TENSORS=0|1: whether torch allocates CPU tensors in shared memory.
+  bool sharedTensors = false;
+  bool sharedTensorsIsSet = false;
   /// FASTCOLL_TRACE_SIZE: calls that the trace of a process keeps; 0 switches it off.
   std::size_t traceSize = 2000;
   /// FASTCOLL_TRACE_STACKS=0|1: whether the trace keeps the Python stack of each call.

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll._group_backend import cpu_backend
 
-__all__ = ["are_shared", "can_overlap", "leave_a_core"]
+__all__ = ["are_shared", "can_overlap", "leave_a_core", "makes_shared"]
 
 
 def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
@@ -57,6 +57,18 @@ def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
     ranks = [False] * dist.get_world_size(group)
     dist.all_gather_object(ranks, backend.is_shared(buffer), group=group)
     return all(ranks)
+
+
+def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
+    """Tells whether tensors that are made on a device, as gradients are, lie in memory that the ranks share.
+
+    All ranks of the group call it, and get the same answer.
+
+    Args:
+        group: None is the default group.
+        device: Of the gradients.
+    """
+    return device.type == "cpu" and are_shared(group, torch.empty(1 << 16, dtype=torch.uint8))
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fastcoll.cuda.gradients import casts
 from fastcoll.ddp.statistics import used_here
 
 __all__ = [
+    "ALONE_BYTES",
     "FLOAT8",
     "WIRE_DTYPES",
     "BucketReduction",
@@ -34,6 +36,9 @@ WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
+ALONE_BYTES = 128 << 10
+"""From here on a message of its own costs less than a copy."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -44,6 +49,8 @@ class Settings:
         wire_dtype: What gradients of a wider floating-point dtype travel as, or None.
         average: Whether the sum is divided by the number of ranks.
         gradient_norm: Whether the squares are summed.
+        alone: Whether tensors of :data:`ALONE_BYTES` and more are messages of their own, as all ranks have agreed:
+            peers can reduce them where they lie.
 
     Raises:
         ValueError: The wire dtype is none of :data:`WIRE_DTYPES`.
@@ -53,6 +60,7 @@ class Settings:
     wire_dtype: torch.dtype | None
     average: bool
     gradient_norm: bool
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.wire_dtype is not None and self.wire_dtype not in WIRE_DTYPES:
@@ -130,9 +138,15 @@ def reduce_bucket(
     group = settings.process_group or dist.group.WORLD
     backend = cpu_backend(group, first.device)
     if backend is not None and (wire is None or first.dtype == torch.float32):
-        square = _new_square(first) if settings.gradient_norm else None
-        work = backend.all_reduce_fused(list(tensors), settings.op, wire, square, async_op)
-        return BucketReduction(work, None, square)
+        messages = _messages(tensors, wire, settings)
+        squares = [_new_square(first) for _ in messages] if settings.gradient_norm else []
+        works = [
+            backend.all_reduce_fused(message, settings.op, wire, square, async_op)
+            for message, square in zip_longest(messages, squares)
+        ]
+        if len(works) == 1:
+            return BucketReduction(works[0], None, squares[0] if squares else None)
+        return _several(works, squares)
     ours = is_fastcoll(group, first.device)
     if group is not None and ours and (wire is None or casts(first, group)):
         return _coalesced(tensors, wire, settings)
@@ -147,6 +161,38 @@ def reduce_bucket(
         copy_back(flat, tensors)
 
     return BucketReduction(inner.work, finish, inner.square)
+
+
+def _messages(
+    tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
+) -> list[list[Tensor]]:
+    """Cuts a bucket into messages, on all ranks alike: each large tensor, if they are to be alone, and the rest."""
+    if not settings.alone or wire is not None:
+        return [list(tensors)]
+    messages = [[tensor] for tensor in tensors if tensor.nbytes >= ALONE_BYTES]
+    rest = [tensor for tensor in tensors if tensor.nbytes < ALONE_BYTES]
+    return [*messages, rest] if rest else messages
+
+
+class _Works:
+    """Works that are waited for as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def _several(works: Sequence[Any], squares: Sequence[Tensor]) -> BucketReduction:
+    total = torch.zeros_like(squares[0]) if squares else None
+
+    def finish() -> None:
+        if total is not None:
+            torch.sum(torch.cat(list(squares)), 0, keepdim=True, out=total)
+
+    return BucketReduction(_Works([work for work in works if work is not None]), finish, total)
 
 
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 
 from fastcoll.ddp.bucket import Bucket, cut
 from fastcoll.ddp.float8 import Float8Turns
-from fastcoll.ddp.overlap import can_overlap
+from fastcoll.ddp.overlap import can_overlap, makes_shared
 from fastcoll.ddp.reduction import FLOAT8, BucketReduction, Settings, copy_back, reduce_bucket
 from fastcoll.ddp.replicas import broadcast_from_first, require_equal_shapes, require_trainable
 from fastcoll.ddp.statistics import GradientStatistics
@@ -99,7 +99,8 @@ class GradientSynchronizer(GradientStatistics):
                 f"fastcoll.GradientSynchronizer: expected bucket_cap_mb above 0, got {bucket_cap_mb}"
             )
         require_trainable(module, process_group)
-        self.settings = Settings(process_group, wire_dtype, average, gradient_norm)
+        alone = makes_shared(process_group, next(iter(module.parameters())).device)
+        self.settings = Settings(process_group, wire_dtype, average, gradient_norm, alone)
         self.module = module
         self._cap = int(bucket_cap_mb * 2**20)
         self._finds_unused = find_unused_parameters

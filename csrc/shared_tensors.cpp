@@ -1,0 +1,47 @@
+// The process group's tensors in shared memory: those that a caller asks for (allocate_tensor), and
+// all of a process (SharedAllocator).
+#include <ATen/ATen.h>
+
+#include "call_checks.hpp"
+#include "process_group.hpp"
+#include "shared_allocator.hpp"
+
+namespace fastcoll {
+
+/// From here on torch allocates in shared memory, if that is asked for and anybody may read it.
+void ProcessGroupFastcoll::shareTensors() const {
+  const Environment env = Environment::read();
+  const EngineConfig& config = engine_->config();
+  const bool wanted = env.sharedTensorsIsSet ? env.sharedTensors : options_->sharedTensors;
+  if (!wanted || config.size == 1 || config.transport == TransportChoice::Gloo) return;
+  SharedAllocator::install(engine_->process(), config.arenaBytes);
+}
+
+at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
+  return translated([&] {
+    if (!options.device().is_cpu()) {
+      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
+                                           "expected device cpu, got ", options.device()));
+    }
+    if (size < 0) {
+      throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
+                                           "expected a size of at least 0, got ", size));
+    }
+    engine_->process()->start(engine_->config().arenaBytes);
+    std::shared_ptr<Arena> arena = engine_->process()->arena();
+    const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+    const std::uint64_t offset = arena->allocate(std::max<std::size_t>(bytes, 1));
+    // The tensor keeps the arena: it may outlive the group and the process's presence.
+    return at::from_blob(
+        arena->base() + offset, {size}, [arena, offset](void*) { arena->release(offset); },
+        options);
+  });
+}
+
+bool ProcessGroupFastcoll::isShared(const at::Tensor& tensor) const {
+  const std::shared_ptr<Arena> arena = engine_->process()->arena();
+  return arena != nullptr && tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
+         arena->offsetOf(tensor.const_data_ptr(), tensor.nbytes()) != 0;
+}
+
+}  // namespace fastcoll

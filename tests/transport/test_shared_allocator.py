@@ -1,0 +1,287 @@
+"""Options.shared_tensors, FASTCOLL_SHARED_TENSORS: torch's own tensors are in shared memory; nothing else changes."""
+
+import gc
+import io
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from oracle import assert_same
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from world import Worlds, here
+
+import fastcoll
+import fastcoll.info
+from fastcoll._group_backend import cpu_backend
+from fastcoll.ddp import GradientSynchronizer
+
+pytestmark = beyond_gloo("fastcoll's own shared memory")
+
+CPU = torch.device("cpu")
+LEAST = 8192  # elements of float32: smaller tensors are not shared
+MANY = 100_003
+
+
+def shared(tensor: torch.Tensor) -> bool:
+    return cpu_backend(dist.group.WORLD, CPU).is_shared(tensor)
+
+
+def shared_bytes() -> int:
+    return max(group["shared_bytes"] for group in fastcoll.info.groups())
+
+
+def begin() -> dist.ProcessGroup:
+    return dist.new_group(pg_options=fastcoll.Options(shared_tensors=True))
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Processes of their own: what is switched on stays on."""
+    worlds = Worlds(tmp_path)
+    yield worlds
+    worlds.close()
+
+
+def only_when_asked():
+    assert not shared(torch.ones(MANY))
+    begin()
+    made = {
+        "ones": torch.ones(MANY),
+        "empty": torch.empty(300, 400),
+        "result": torch.ones(MANY) + 1,
+        "copy": torch.zeros(MANY, dtype=torch.int64).clone(),
+        "gradient": torch.ones(MANY, requires_grad=True),
+    }
+    made["gradient"].sum().backward()
+    made["gradient"] = made["gradient"].grad
+    assert {name: shared(tensor) for name, tensor in made.items()} == dict.fromkeys(made, True)
+    assert shared(torch.ones(LEAST)) and not shared(torch.ones(LEAST - 1))
+    assert_same(made["result"], torch.full((MANY,), 2.0))
+
+
+def test_tensors_are_shared_only_when_asked(processes):
+    processes(2).run(only_when_asked)
+
+
+def by_variable(value: str, option: bool):
+    os.environ["FASTCOLL_SHARED_TENSORS"] = value
+    dist.new_group(pg_options=fastcoll.Options(shared_tensors=option))
+    return shared(torch.ones(MANY))
+
+
+@pytest.mark.parametrize(("value", "option", "expected"), [("1", False, True), ("0", True, False)])
+def test_the_variable_wins_over_the_option(processes, value, option, expected):
+    assert processes(2).run(by_variable, value, option) == [expected] * 2
+
+
+def refused():
+    os.environ["FASTCOLL_SHARED_TENSORS"] = "yes"
+    with pytest.raises(ValueError, match="FASTCOLL_SHARED_TENSORS=yes: expected an integer from 0"):
+        dist.new_group()
+
+
+def test_a_wrong_value_is_refused(processes):
+    processes(2).run(refused)
+
+
+def nothing_for_nobody():
+    """No peer can read what one rank alone, or a group over Gloo, has."""
+    dist.new_group([here().rank], pg_options=fastcoll.Options(shared_tensors=True))
+    dist.new_group(pg_options=fastcoll.Options(shared_tensors=True, transport="gloo"))
+    assert not shared(torch.ones(MANY))
+
+
+def test_nothing_is_shared_with_nobody(processes):
+    processes(1).run(nothing_for_nobody)
+
+
+def blocks_come_back():
+    begin()
+    tensor = torch.ones(1_000_000)
+    at = tensor.data_ptr()
+    del tensor
+    assert torch.ones(999_990).data_ptr() == at  # pages that are in use already
+    assert torch.ones(700_000).data_ptr() != at  # too much of them would lie idle
+    most = 0
+    for size in range(1, 100):  # no two alike: none serves the next
+        tensor = torch.ones(200_000 + 40_000 * size)
+        most = max(most, tensor.nbytes)
+        assert shared(tensor)
+        del tensor
+    assert shared_bytes() < 1.25 * most + (64 << 20) + (8 << 20)
+    kept = [torch.ones(1_000_000) for _ in range(64)]
+    assert len({tensor.data_ptr() for tensor in kept}) == 64
+    for number, tensor in enumerate(kept):
+        tensor.fill_(number)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
+
+
+def test_freed_blocks_are_used_again_and_bounded(processes):
+    processes(2).run(blocks_come_back)
+
+
+def lives_on():
+    everyone = begin()
+    tensor = torch.ones(MANY)
+    dist.all_reduce(tensor, group=everyone)
+    dist.destroy_process_group()
+    del everyone
+    gc.collect()
+    assert not fastcoll.info.groups()
+    assert_same(tensor, torch.full((MANY,), float(here().size)))
+    assert_same(torch.ones(MANY) + tensor, torch.full((MANY,), here().size + 1.0))
+    return tensor
+
+
+def test_tensors_outlive_all_groups(processes):
+    processes(3).run(lives_on, fresh=True)
+
+
+def child_of(tensor: torch.Tensor) -> bytes:
+    """Returns what a forked child found; it makes and frees tensors of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        own = torch.full((MANY,), 7.0)
+        outcome = bool((own == 7).all()) and bool((tensor == 3).all())
+        del own, tensor
+        gc.collect()
+        os.write(writer, b"well" if outcome else b"wrong")
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        said = stream.read()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return said
+
+
+def forks():
+    begin()
+    tensor = torch.full((MANY,), 3.0)
+    after = [torch.full((MANY,), 5.0)]
+    del after[0]  # is kept, and the child must not hand it out
+    assert child_of(tensor) == b"well"
+    again = torch.full((MANY,), 9.0)
+    assert shared(again)
+    assert_same(tensor, torch.full((MANY,), 3.0))
+    dist.all_reduce(again)
+    assert_same(again, torch.full((MANY,), 9.0 * here().size))
+
+
+def test_a_forked_child_has_memory_of_its_own(processes):
+    processes(2).run(forks)
+
+
+def loaders():
+    begin()
+    rows = torch.arange(40.0 * LEAST).view(40, LEAST)
+    loader = DataLoader(TensorDataset(rows), batch_size=4, num_workers=2)
+    found = torch.cat([batch for (batch,) in loader])
+    assert_same(found, rows)
+
+
+def test_workers_of_a_data_loader(processes):
+    processes(2).run(loaders)
+
+
+def storages():
+    begin()
+    tensor = torch.arange(float(MANY))
+    storage = tensor.untyped_storage()
+    storage.resize_(2 * tensor.nbytes)  # as FSDP does
+    assert_same(tensor, torch.arange(float(MANY)))
+    storage.resize_(0)
+    storage.resize_(tensor.nbytes)
+    assert shared(tensor.fill_(1.0))
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    assert_same(torch.load(file), tensor)
+    assert_same(torch.from_numpy(tensor.numpy().copy()), tensor)
+    tensor.share_memory_()  # torch's own shared memory
+    assert_same(tensor, torch.ones(MANY))
+
+
+def test_storages_are_resized_saved_and_moved(processes):
+    processes(2).run(storages)
+
+
+def without_memory():
+    begin()
+    tensors = [torch.ones(5_000_000) for _ in range(4)]  # 20 MB each
+    assert [shared(tensor) for tensor in tensors] == [True, True, True, False]
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        assert_same(tensor, torch.full((5_000_000,), float(here().size)))
+    del tensors[0], tensor
+    assert shared(torch.ones(5_000_000))
+
+
+def test_without_shared_memory_a_tensor_is_an_ordinary_one(tmp_path):
+    worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(80 << 20)})
+    world = worlds(2)
+    world.run(without_memory)
+    worlds.close()
+    for log in world.logs:
+        text = log.read_text()
+        assert text.count("has ordinary memory") == 1, "said once"
+        assert "has no room for" in text and "Raise FASTCOLL_ARENA_BYTES" in text
+
+
+def trains(share: bool):
+    if share:
+        begin()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(1 + here().rank)
+    for _ in range(10):
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_training_has_the_same_bits(processes):
+    world = processes(2)
+    private = world.run(trains, False)
+    for rank, weights in enumerate(world.run(trains, True)):
+        for one, other in zip(weights, private[rank], strict=True):
+            assert_same(one, other)
+
+
+def synchronizes(share: bool, wire: torch.dtype | None):
+    """Large gradients are messages of their own then, small ones one message."""
+    if share:
+        begin()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 64)
+    )
+    synchronizer = GradientSynchronizer(model, gradient_norm=True, wire_dtype=wire)
+    assert synchronizer.settings.alone is share
+    torch.manual_seed(1 + here().rank)
+    norms = []
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(16, 64)).square().mean().backward()
+        norms.append(synchronizer.grad_norm())
+        gradients = [parameter.grad for parameter in model.parameters()]
+        exact = torch.linalg.vector_norm(torch.cat([g.double().reshape(-1) for g in gradients]))
+        torch.testing.assert_close(norms[-1].double(), exact, rtol=1e-6, atol=0.0)
+    return [gradient.clone() for gradient in gradients]
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+def test_synchronized_gradients_have_the_same_bits(processes, wire):
+    world = processes(2)
+    private = world.run(synchronizes, False, wire)
+    for rank, gradients in enumerate(world.run(synchronizes, True, wire)):
+        for one, other in zip(gradients, private[rank], strict=True):
+            assert_same(one, other)
