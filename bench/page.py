@@ -228,6 +228,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "traffic": _traffic,
     "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
     "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.json"),
+    "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.json"),
     "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
     "surroundings": _surroundings,
     "all_reduce": _all_reduce,
