@@ -1,10 +1,15 @@
 #include "shared_allocator.hpp"
 
 #include <c10/core/CPUAllocator.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
+#include <exception>
+#include <utility>
 
 #include "base/env.hpp"
 #include "base/error.hpp"
@@ -22,10 +27,79 @@ std::size_t wholePages(std::size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
+// Whose lock a fork holds; set and read on the forking thread.
+SharedAllocator* forking = nullptr;
+
 }  // namespace
+
+// --- forks -------------------------------------------------------------------------------------
+
+void Forks::prepare() noexcept {
+  reap();
+  if (::pipe2(ends_, O_CLOEXEC | O_NONBLOCK) != 0) ends_[0] = ends_[1] = -1;
+}
+
+void Forks::parent() noexcept {
+  if (ends_[1] >= 0) ::close(ends_[1]);
+  try {
+    forks_.push_back({++latest_, ends_[0]});
+  } catch (const std::bad_alloc&) {
+    std::terminate();  // else a child would see its tensors change
+  }
+}
+
+void Forks::child() noexcept {
+  // The writing end stays open, here and in children of this one, to the end.
+  if (ends_[0] >= 0) ::close(ends_[0]);
+}
+
+bool Forks::alive(std::uint64_t after, std::uint64_t last) const {
+  return std::any_of(forks_.begin(), forks_.end(),
+                     [&](const Fork& fork) { return fork.number > after && fork.number <= last; });
+}
+
+void Forks::reap() noexcept {
+  const auto ended = [](const Fork& fork) {
+    char nothing;
+    if (fork.reader < 0 || ::read(fork.reader, &nothing, 1) != 0) return false;
+    ::close(fork.reader);
+    return true;
+  };
+  forks_.erase(std::remove_if(forks_.begin(), forks_.end(), ended), forks_.end());
+}
+
+void SharedAllocator::beforeFork() noexcept {
+  SharedAllocator* self = current_.load(std::memory_order_acquire);
+  if (self == nullptr || !self->ours()) return;
+  self->mutex_.lock();
+  forking = self;
+  if (!self->blocks_.empty()) self->forks_.prepare();
+}
+
+void SharedAllocator::afterForkInParent() noexcept {
+  SharedAllocator* self = std::exchange(forking, nullptr);
+  if (self == nullptr) return;
+  if (!self->blocks_.empty()) self->forks_.parent();
+  self->mutex_.unlock();
+}
+
+void SharedAllocator::afterForkInChild() noexcept {
+  SharedAllocator* self = std::exchange(forking, nullptr);
+  if (self == nullptr) return;
+  if (!self->blocks_.empty()) self->forks_.child();
+  for (const auto& [data, block] : self->blocks_) {
+    // A refusal leaves the shared mapping: the child reads what is right, and should not write.
+    ::mmap(data, block.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
+           block.arena->descriptor(), static_cast<off_t>(block.offset));
+  }
+  self->mutex_.unlock();
+}
+
+// --- the allocator -----------------------------------------------------------------------------
 
 // Never freed: tensors outlive static destructors.
 std::atomic<SharedAllocator*> SharedAllocator::current_{nullptr};
+std::atomic<SharedAllocator::Range*> SharedAllocator::ranges_{nullptr};
 
 SharedAllocator::SharedAllocator() : forkGeneration_(forkGeneration()) {}
 
@@ -35,17 +109,21 @@ bool SharedAllocator::ours() const {
 
 void SharedAllocator::install(const std::shared_ptr<LocalProcess>& process,
                               std::size_t arenaBytes) {
-  static std::atomic<bool> installing{false};  // by one thread at a time; a lock may be forked
-  while (installing.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+  static const int atFork =
+      ::pthread_atfork(&beforeFork, &afterForkInParent, &afterForkInChild);  // 0
+  static_cast<void>(atFork);
   SharedAllocator* self = current_.load(std::memory_order_acquire);
   if (self == nullptr || !self->ours()) {
-    self = new SharedAllocator;
-    current_.store(self, std::memory_order_release);
-    c10::SetCPUAllocator(self);
+    auto made = std::unique_ptr<SharedAllocator>(new SharedAllocator);
+    if (current_.compare_exchange_strong(self, made.get())) {
+      self = made.release();
+      c10::SetCPUAllocator(self);
+    }
   }
-  installing.store(false, std::memory_order_release);
+  std::shared_ptr<LocalProcess> before;
   std::lock_guard<std::mutex> lock(self->mutex_);
-  if (self->process_.lock() != process) self->releaseKept(0);
+  before = self->process_.lock();
+  if (before != process) self->releaseKept(0);
   self->process_ = process;
   self->arenaBytes_ = arenaBytes;
 }
@@ -73,74 +151,118 @@ void SharedAllocator::copy_data(void* to, const void* from, std::size_t bytes) c
 }
 
 void SharedAllocator::deleteBlock(void* data) {
+  // A forked child leaves its parent's alone, one that has an allocator of its own too.
   SharedAllocator* self = current_.load(std::memory_order_acquire);
-  // Of a forked child's parent: the child must leave it alone.
-  if (self->ours() && self->give(data)) c10::profiledCPUMemoryReporter().Delete(data);
+  if (self->ours()) self->give(data);
 }
 
 void SharedAllocator::deleteAny(void* data) {
-  SharedAllocator* self = current_.load(std::memory_order_acquire);
-  if (!self->ours() || !self->give(data)) {
-    return c10::GetDefaultCPUAllocator()->raw_deleter()(data);
-  }
-  c10::profiledCPUMemoryReporter().Delete(data);
+  if (inArena(data)) return deleteBlock(data);
+  c10::GetDefaultCPUAllocator()->raw_deleter()(data);
 }
 
-/// The arena of the process's groups, made now if it must be; nullptr when there is no group.
-std::shared_ptr<Arena> SharedAllocator::arena() {
-  const std::shared_ptr<LocalProcess> process = process_.lock();
-  if (process == nullptr) return nullptr;
-  process->start(arenaBytes_);
-  return process->arena();
+bool SharedAllocator::inArena(const void* data) {
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  for (const Range* range = ranges_.load(std::memory_order_acquire); range != nullptr;
+       range = range->next) {
+    if (range->first <= at && at < range->end) return true;
+  }
+  return false;
 }
 
 void* SharedAllocator::take(std::size_t bytes) {
   if (!ours()) return nullptr;
-  const std::size_t need = wholePages(bytes);
+  std::shared_ptr<LocalProcess> process;  // outlives the lock: its end may wait for a thread
   std::lock_guard<std::mutex> lock(mutex_);
+  process = process_.lock();
+  if (process == nullptr) {
+    releaseKept(0);
+    return nullptr;
+  }
   try {
-    const std::shared_ptr<Arena> arena = this->arena();
-    if (arena == nullptr) return nullptr;
-    Block block;
-    const auto fit = kept_.lower_bound(need);
-    if (fit != kept_.end() && fit->first <= need + need / kUnusedPart) {
-      block = fit->second;
-      kept_.erase(fit);
-      keptBytes_ -= block.bytes;
-    } else {
-      const std::size_t most = std::max(mostUsedBytes_, usedBytes_ + need);
-      const std::size_t room = most + most / 4 + kKeptBytes - (usedBytes_ + need);
-      releaseKept(room);
-      block = {arena, arena->allocate(need), need};
-    }
+    process->start(arenaBytes_);
+    Block block = newBlock(process->arena(), wholePages(bytes));
     void* data = block.arena->base() + block.offset;
-    usedBytes_ += block.bytes;
-    mostUsedBytes_ = std::max(mostUsedBytes_, usedBytes_);
+    if (!inArena(data)) {
+      const auto first = reinterpret_cast<std::uintptr_t>(block.arena->base());
+      ranges_.store(new Range{first, first + block.arena->bytes(), ranges_.load()},
+                    std::memory_order_release);
+    }
+    block.after = forks_.latest();
+    const std::size_t size = block.bytes;
     blocks_.emplace(data, std::move(block));
+    usedBytes_ += size;
+    mostUsedBytes_ = std::max(mostUsedBytes_, usedBytes_);
     return data;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (!warned_) {
       warned_ = true;
-      log(LogLevel::Warn, concat("a tensor of ", bytes,
-                                 " bytes has ordinary memory, though FASTCOLL_SHARED_TENSORS "
-                                 "or Options.shared_tensors is on: ",
-                                 error.what(), " It is said once."));
+      log(LogLevel::Warn,
+          concat("a tensor of ", bytes,
+                 " bytes has ordinary memory, though FASTCOLL_SHARED_TENSORS ",
+                 "or Options.shared_tensors is on: ", error.what(), " It is said once."));
     }
     return nullptr;
   }
 }
 
-/// Takes a block back; false if it is none of these.
-bool SharedAllocator::give(void* data) noexcept {
+SharedAllocator::Block SharedAllocator::newBlock(const std::shared_ptr<Arena>& arena,
+                                                 std::size_t bytes) {
+  auto fit = kept_.lower_bound(bytes);
+  if (fit == kept_.end() || fit->first > bytes + bytes / kUnusedPart) {
+    if (!held_.empty()) {
+      releaseHeld(process_.lock());
+      fit = kept_.lower_bound(bytes);
+    }
+  }
+  if (fit != kept_.end() && fit->first <= bytes + bytes / kUnusedPart) {
+    Block block = std::move(fit->second);
+    keptBytes_ -= fit->first;
+    kept_.erase(fit);
+    return block;
+  }
+  const std::size_t used = usedBytes_ + bytes;
+  const std::size_t most = std::max(mostUsedBytes_, used);
+  releaseKept(most + most / 4 + kKeptBytes - used);
+  return reserve(arena, bytes);
+}
+
+SharedAllocator::Block SharedAllocator::reserve(const std::shared_ptr<Arena>& arena,
+                                                std::size_t bytes) {
+  try {
+    return {arena, arena->allocateTensor(bytes), bytes};
+  } catch (const Error&) {
+    if (keptBytes_ == 0) throw;
+    releaseKept(0);  // what is kept is room
+    return {arena, arena->allocateTensor(bytes), bytes};
+  }
+}
+
+void SharedAllocator::give(void* data) noexcept {
+  std::shared_ptr<LocalProcess> process;
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = blocks_.find(data);
-  if (found == blocks_.end()) return false;
+  if (found == blocks_.end()) return;  // of this forked child's parent
+  // Before anybody can be given the block again.
+  c10::profiledCPUMemoryReporter().Delete(data);
   Block block = std::move(found->second);
   blocks_.erase(found);
   usedBytes_ -= block.bytes;
-  const std::shared_ptr<LocalProcess> process = process_.lock();
+  process = process_.lock();
+  if (process == nullptr) releaseKept(0);
+  block.last = forks_.latest();
+  giveBack(std::move(block), process);
+}
+
+/// Takes a block back that torch does not use: holds, keeps or releases it.
+void SharedAllocator::giveBack(Block block, const std::shared_ptr<LocalProcess>& process) noexcept {
+  if (forks_.alive(block.after, block.last)) {
+    held_.push_back(std::move(block));
+    return;
+  }
+  const std::uint8_t* data = block.arena->base() + block.offset;
   // One that was withdrawn after a fault must not be handed out again.
-  const bool keep = process != nullptr && process->arena() == block.arena &&
+  const bool keep = process != nullptr && process->started() && process->arena() == block.arena &&
                     block.arena->offsetOf(data, block.bytes) != 0;
   if (keep) {
     keptBytes_ += block.bytes;
@@ -148,7 +270,6 @@ bool SharedAllocator::give(void* data) noexcept {
   } else {
     block.arena->release(block.offset);
   }
-  return true;
 }
 
 /// Gives kept blocks back, the largest first, until at most so many bytes are kept.
@@ -159,6 +280,12 @@ void SharedAllocator::releaseKept(std::size_t most) noexcept {
     keptBytes_ -= last->first;
     kept_.erase(last);
   }
+}
+
+/// Takes back what was held for children that have ended.
+void SharedAllocator::releaseHeld(const std::shared_ptr<LocalProcess>& process) noexcept {
+  forks_.reap();
+  for (Block& block : std::exchange(held_, {})) giveBack(std::move(block), process);
 }
 
 }  // namespace fastcoll

@@ -4,8 +4,13 @@
 //
 // A tensor that cannot have shared memory (none is left, a forked child, no group) has ordinary
 // memory: only the copies into the rings are back. Blocks that torch frees are kept for tensors to
-// come, for shared pages are dear to make; blocks in use and kept together never exceed by more
-// than a quarter what was in use at once.
+// come, for shared pages are dear to make; blocks in use and kept together exceed by no more than a
+// quarter, and kKeptBytes, what was in use at once.
+//
+// A forked child sees its parent's blocks. In the child they become private mappings, so that it
+// writes to nobody else's tensors, and the parent does not use or empty a block that was in use at
+// the fork before the child has ended (Forks). What the parent writes into a tensor that it still
+// has, the child sees until it has written to that page itself.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -16,10 +21,36 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "transport/process.hpp"
 
 namespace fastcoll {
+
+/// Which forked children may still look at this process's memory. Each fork leaves a pipe, whose
+/// writing end only its children have: at its end of file all of them are gone.
+class Forks {
+ public:
+  /// Number of the latest; they count from 1.
+  std::uint64_t latest() const { return latest_; }
+  /// In the parent, before and after; in the child, after.
+  void prepare() noexcept;
+  void parent() noexcept;
+  void child() noexcept;
+  /// Whether a child of a fork after number `after`, up to number `last`, may be alive.
+  bool alive(std::uint64_t after, std::uint64_t last) const;
+  /// Forgets forks whose children have ended.
+  void reap() noexcept;
+
+ private:
+  struct Fork {
+    std::uint64_t number;
+    int reader;  // -1: no pipe could be had, so the fork is never forgotten
+  };
+  std::uint64_t latest_ = 0;
+  int ends_[2] = {-1, -1};
+  std::vector<Fork> forks_;
+};
 
 class SharedAllocator : public c10::Allocator {
  public:
@@ -39,30 +70,48 @@ class SharedAllocator : public c10::Allocator {
  private:
   struct Block {
     std::shared_ptr<Arena> arena;
-    std::uint64_t offset;
-    std::size_t bytes;
+    std::uint64_t offset = 0;
+    std::size_t bytes = 0;
+    std::uint64_t after = 0;  // the latest fork when it was handed out
+    std::uint64_t last = 0;   // the latest fork when it came back
+  };
+  /// Addresses of an arena; they are never forgotten, for a child may free what its parent made.
+  struct Range {
+    std::uintptr_t first;
+    std::uintptr_t end;
+    Range* next;
   };
   SharedAllocator();
   static void deleteBlock(void* data);
   static void deleteAny(void* data);
+  static void beforeFork() noexcept;
+  static void afterForkInParent() noexcept;
+  static void afterForkInChild() noexcept;
+  static bool inArena(const void* data);
   bool ours() const;
-  std::shared_ptr<Arena> arena();
   void* take(std::size_t bytes);
-  bool give(void* data) noexcept;
+  Block newBlock(const std::shared_ptr<Arena>& arena, std::size_t bytes);
+  Block reserve(const std::shared_ptr<Arena>& arena, std::size_t bytes);
+  void give(void* data) noexcept;
+  void giveBack(Block block, const std::shared_ptr<LocalProcess>& process) noexcept;
   void releaseKept(std::size_t most) noexcept;
+  void releaseHeld(const std::shared_ptr<LocalProcess>& process) noexcept;
 
-  /// A forked child has none until it installs its own: its parent's lock may be held for ever.
+  /// A forked child has none until it installs its own.
   static std::atomic<SharedAllocator*> current_;
+  static std::atomic<Range*> ranges_;
   const std::uint64_t forkGeneration_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // taken before those of LocalProcess and Arena
   std::weak_ptr<LocalProcess> process_;
   std::size_t arenaBytes_ = 0;
   bool warned_ = false;
   std::unordered_map<void*, Block> blocks_;  // in use
   std::multimap<std::size_t, Block> kept_;   // by size, all of one arena
+  std::vector<Block> held_;                  // until children that may see them have ended
   std::size_t usedBytes_ = 0;
   std::size_t keptBytes_ = 0;
   std::size_t mostUsedBytes_ = 0;
+  Forks forks_;
 };
 
 }  // namespace fastcoll

@@ -30,7 +30,7 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
     engine_->process()->start(engine_->config().arenaBytes);
     std::shared_ptr<Arena> arena = engine_->process()->arena();
     const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
-    const std::uint64_t offset = arena->allocate(std::max<std::size_t>(bytes, 1));
+    const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));
     // The tensor keeps the arena: it may outlive the group and the process's presence.
     return at::from_blob(
         arena->base() + offset, {size}, [arena, offset](void*) { arena->release(offset); },

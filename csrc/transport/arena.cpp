@@ -149,7 +149,7 @@ Arena::~Arena() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-std::uint64_t Arena::allocate(std::size_t bytes) {
+std::uint64_t Arena::allocateFrom(std::uint64_t least, std::size_t bytes) {
   const std::size_t need = roundToPage(std::max<std::size_t>(bytes, 1));
   const std::size_t alignment = need >= kHugePage ? kHugePage : kPage;
   const auto align = [alignment](std::uint64_t at) {
@@ -157,32 +157,42 @@ std::uint64_t Arena::allocate(std::size_t bytes) {
   };
   std::lock_guard<std::mutex> lock(mutex_);
   releaseRetired(Clock::now());
-  std::uint64_t offset = 0;
+  std::uint64_t offset = align(least);
   for (const auto& [start, extent] : extents_) {  // first fit: extents are few (groups, tensors)
     if (start >= offset + need) break;
-    offset = align(start + extent.bytes);
+    offset = std::max(offset, align(start + extent.bytes));
   }
   if (need > bytes_ || offset > bytes_ - need) {
     throw Error(ErrorKind::Backend,
                 concat("fastcoll: the shared arena of ", bytes_, " bytes has no room for ", need,
                        " more. Raise FASTCOLL_ARENA_BYTES."));
   }
-  int result = 0;
-  do {
-    result = ::fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(need));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) {
-    throw Error(
-        ErrorKind::Backend,
-        concat("fastcoll: cannot reserve ", need, " bytes of shared memory (", std::strerror(errno),
-               "). The machine or the container's memory limit is full: free memory, lower "
-               "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
-  }
+  reserve(offset, need);
   extents_.emplace(offset, Extent{need});
   // Only where it takes no more memory than was asked for; a refusal leaves ordinary pages.
   const std::size_t huge = need / kHugePage * kHugePage;
   if (huge > 0) ::madvise(base_ + offset, huge, MADV_COLLAPSE);
   return offset;
+}
+
+void Arena::reserve(std::uint64_t offset, std::size_t bytes) {
+  // A signal undoes all of a call: under a timer of signals a long one would never end.
+  constexpr std::size_t kAtOnce = std::size_t{16} << 20;
+  for (std::size_t done = 0; done < bytes; done += kAtOnce) {
+    const std::size_t part = std::min(kAtOnce, bytes - done);
+    int result = 0;
+    do {
+      result = ::fallocate(fd_, 0, static_cast<off_t>(offset + done), static_cast<off_t>(part));
+    } while (result != 0 && errno == EINTR);
+    if (result == 0) continue;
+    const int error = errno;
+    if (done > 0) punch(offset, done);
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: cannot reserve ", bytes, " bytes of shared memory (",
+                       std::strerror(error),
+                       "). The machine or the container's memory limit is full: free memory, lower "
+                       "FASTCOLL_RING_BYTES, or set FASTCOLL_TRANSPORT=gloo."));
+  }
 }
 
 void Arena::release(std::uint64_t offset) noexcept {

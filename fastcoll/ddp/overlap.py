@@ -56,7 +56,8 @@ def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
         return False
     ranks = [False] * dist.get_world_size(group)
     dist.all_gather_object(ranks, backend.is_shared(buffer), group=group)
-    return all(ranks)
+    # Of two hosts each rank's lies in shared memory, but not the others'. Known now that the ranks have met.
+    return all(ranks) and backend.transport() == "shm"
 
 
 def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
@@ -68,7 +69,9 @@ def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
         group: None is the default group.
         device: Of the gradients.
     """
-    return device.type == "cpu" and are_shared(group, torch.empty(1 << 16, dtype=torch.uint8))
+    return device.type == "cpu" and are_shared(
+        group, torch.empty(1 << 16, dtype=torch.uint8, device=device)
+    )
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:

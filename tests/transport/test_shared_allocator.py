@@ -140,40 +140,62 @@ def test_tensors_outlive_all_groups(processes):
     processes(3).run(lives_on, fresh=True)
 
 
-def child_of(tensor: torch.Tensor) -> bytes:
-    """Returns what a forked child found; it makes and frees tensors of its own."""
-    reader, writer = os.pipe()
+def forks():
+    """A child and its parent write, make and free tensors side by side."""
+    begin()
+    tensor, given = torch.full((MANY,), 3.0), torch.full((MANY,), 5.0)
+    at, gone = given.data_ptr(), torch.ones(MANY)
+    del gone  # is kept, and the child must not hand it out
+    (go, told), (answers, answer) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         own = torch.full((MANY,), 7.0)
-        outcome = bool((own == 7).all()) and bool((tensor == 3).all())
-        del own, tensor
+        tensor.add_(1.0)
+        os.read(go, 1)  # the parent has freed what it had given, and made others
+        well = [bool((own == 7).all()), bool((tensor == 4).all()), bool((given == 5).all())]
+        del own, tensor, given
         gc.collect()
-        os.write(writer, b"well" if outcome else b"wrong")
+        os.write(answer, bytes(well))
+        os.read(go, 1)
         os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as stream:
-        said = stream.read()
+    del given
+    others = [torch.full((MANY,), 9.0) for _ in range(3)]
+    assert all(shared(other) and other.data_ptr() != at for other in others)
+    os.write(told, b"1")
+    assert list(os.read(answers, 3)) == [True, True, True]
+    assert_same(tensor, torch.full((MANY,), 3.0))
+    os.write(told, b"2")
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    return said
+    others += [torch.full((MANY,), 9.0) for _ in range(3)]
+    assert at in [other.data_ptr() for other in others], "held for a child that has ended"
+    for other in others:
+        dist.all_reduce(other)
+        assert_same(other, torch.full((MANY,), 9.0 * here().size))
+    for end in (go, told, answers, answer):
+        os.close(end)
 
 
-def forks():
-    begin()
-    tensor = torch.full((MANY,), 3.0)
-    after = [torch.full((MANY,), 5.0)]
-    del after[0]  # is kept, and the child must not hand it out
-    assert child_of(tensor) == b"well"
-    again = torch.full((MANY,), 9.0)
-    assert shared(again)
-    assert_same(tensor, torch.full((MANY,), 3.0))
-    dist.all_reduce(again)
-    assert_same(again, torch.full((MANY,), 9.0 * here().size))
-
-
-def test_a_forked_child_has_memory_of_its_own(processes):
+def test_a_forked_child_and_its_parent_change_nothing_of_each_others(processes):
     processes(2).run(forks)
+
+
+def forks_come_and_go():
+    begin()
+    tensors = [torch.ones(MANY) for _ in range(4)]
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(20):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        tensors[turn % 4] = torch.ones(MANY)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert shared_bytes() < 30 * tensors[0].nbytes + (4 << 20)
+
+
+def test_forks_leave_nothing(processes):
+    processes(2).run(forks_come_and_go)
 
 
 def loaders():
@@ -217,8 +239,15 @@ def without_memory():
     for tensor in tensors:
         dist.all_reduce(tensor)
         assert_same(tensor, torch.full((5_000_000,), float(here().size)))
-    del tensors[0], tensor
-    assert shared(torch.ones(5_000_000))
+    del tensors, tensor
+    assert shared(torch.ones(7_500_000)), "what was kept is room"
+    small = [torch.ones(250_000) for _ in range(100)]
+    assert not shared(small[-1])
+    # The group opens its ring now, which tensors left room for, and another group has its memory.
+    dist.all_reduce(small[-1])
+    assert_same(small[-1], torch.full((250_000,), float(here().size)))
+    dist.all_reduce(torch.ones(3), group=dist.new_group())
+    assert [group["transport"] for group in fastcoll.info.groups()].count("shm") >= 2
 
 
 def test_without_shared_memory_a_tensor_is_an_ordinary_one(tmp_path):
