@@ -70,6 +70,10 @@ class FusingGroup(ImmediateGroup):
         """Returns that of ranks on other hosts: they take no core of this one."""
         return "gloo"
 
+    def is_shared(self, tensor: torch.Tensor) -> bool:
+        """Tells that no other rank can read it."""
+        return False
+
     def all_reduce_fused(
         self, tensors: Any, op: Any, wire_dtype: Any, squares: Any, async_op: bool = False
     ) -> dist.Work:
