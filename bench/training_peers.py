@@ -47,9 +47,8 @@ class SynchronizerPeer(_TrainingPeer):
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Attaches the synchronizer."""
         wire = torch.bfloat16 if self.name.endswith("bf16") else None
-        options.pop(
-            "gradient_as_bucket_view", None
-        )  # DDP's: there is no bucket beside the gradients here
+        # DDP's: there is no bucket beside the gradients here.
+        options.pop("gradient_as_bucket_view", None)
         GradientSynchronizer(model, self.group, wire_dtype=wire, **options)
         return model
 
