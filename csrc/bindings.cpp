@@ -99,7 +99,10 @@ py::list groups() {
     entry["size"] = engine->config().size;
     entry["transport"] = info.transport;
     entry["reason"] = info.reason;
-    if (!info.stores.empty()) entry["stores"] = info.stores;
+    if (!info.stores.empty()) {
+      entry["stores"] = info.stores;
+      entry["spin_us"] = info.spinMicros;
+    }
     entry["shared_bytes"] = info.sharedBytes;
     all.append(entry);
   }

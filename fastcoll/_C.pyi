@@ -206,7 +206,7 @@ def build_info() -> dict[str, str]:
     """Returns "fastcoll" and "torch", the versions of the build, and facts about the compiler."""
 
 def groups() -> list[dict[str, Any]]:
-    """Returns name, rank, size, transport, reason, and stores of shared memory, of each live group of this process."""
+    """Returns what fastcoll.info.groups tells of each live group of this process, but for its devices."""
 
 def leave_captures_alone() -> None:
     """Lets this thread ask the device without ending what other threads capture into CUDA graphs."""

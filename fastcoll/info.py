@@ -33,7 +33,9 @@ _LIBRARIES = {
 def groups() -> list[dict[str, Any]]:
     """Returns name, rank, size, transport and the reason for it of each fastcoll group of this process.
 
-    Of one with shared memory also "stores", "plain" or "streaming": how its last large segment was written here.
+    Of one with shared memory also "stores", "plain" or "streaming": how its last large segment was written here,
+    and "spin_us": how many microseconds a rank spins here before it sleeps, when it waits for others; 0 where two
+    ranks may have to share a core.
     Of one that has used devices also "devices": for each whether its ranks map memory of each other ("peers"), and if
     not, why ("reason").
     """

@@ -1,6 +1,5 @@
 #include "topology.hpp"
 
-#include <sched.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,16 +24,6 @@ void randomBytes(void* into, std::size_t bytes) {
   if (got != static_cast<ssize_t>(bytes)) {
     throw Error(ErrorKind::Backend, concat("fastcoll: getrandom failed: ", std::strerror(errno)));
   }
-}
-
-/// cores allowed by cgroup v2's cpu.max ("quota period" or "max period"), or a large number.
-int cgroupCores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 1 << 20;
-  const double cores = std::strtod(quota.c_str(), nullptr) / period;
-  return std::max(1, static_cast<int>(cores + 0.5));
 }
 
 }  // namespace
@@ -67,14 +56,6 @@ std::string hostName() {
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) != 0) return "unknown";
   return name;
-}
-
-int allowedCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cores = 1;
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) cores = std::max(1, CPU_COUNT(&set));
-  return std::min(cores, cgroupCores());
 }
 
 namespace {

@@ -18,8 +18,6 @@ std::string bootId();
 /// Inode of this process's network namespace (abstract unix sockets live in one), or 0.
 std::uint64_t networkNamespace();
 std::string hostName();
-/// Cores that this process may use: affinity mask, then the cgroup CPU quota. At least 1.
-int allowedCores();
 /// Inode of this process's pid namespace: pids mean the same to processes that share it. Or 0.
 std::uint64_t pidNamespace();
 /// When the process began (clock ticks since boot), 0 where no such process runs (or only its

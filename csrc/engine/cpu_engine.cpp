@@ -16,7 +16,6 @@ namespace fastcoll {
 namespace {
 
 // A waiter spins this long where every local rank has a core of its own; see docs/architecture.md.
-constexpr int kSpinMicros = 50;
 
 template <std::size_t N>
 void setText(char (&field)[N], const std::string& value) {
@@ -34,9 +33,8 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
       firstFault_(store_),
       remoteFactory_(std::move(remote)),
       process_(LocalProcess::get()) {
-  spinMicros_ = config_.spinMicros;
-  if (spinMicros_ < 0) spinMicros_ = allowedCores() >= config_.size ? kSpinMicros : 0;
   if (config_.size == 1) {
+    decideSpin(true);
     path_ = Path::Local;
     reason_ = "the group has one rank";
     return;
@@ -63,6 +61,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.ringBytes = config_.ringBytes;
   record.tuning = config_.tuning.fingerprint();
   record.transport = static_cast<std::uint32_t>(config_.transport);
+  record.cores = cores_;
   setText(record.bootId, bootId());
   setText(record.host, hostName());
   setText(record.version, config_.version);
@@ -294,7 +293,7 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
 
 void CpuEngine::work() {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto linger = std::chrono::microseconds(spinMicros_);
+  const auto linger = std::chrono::microseconds(lingerMicros_);
   auto idleSince = Clock::now();
   for (;;) {
     const bool hadWork = !queue_.empty() && !running_;
@@ -320,7 +319,7 @@ void CpuEngine::wait(const Task& task) {
   while (!task.done.load(std::memory_order_acquire)) {
     if (runHead(lock, false)) continue;
     lock.unlock();
-    const auto end = Clock::now() + std::chrono::microseconds(spinMicros_);
+    const auto end = Clock::now() + std::chrono::microseconds(lingerMicros_);
     while (!task.done.load(std::memory_order_acquire) && Clock::now() < end) cpuRelax();
     checkInterrupt();
     lock.lock();
@@ -365,6 +364,7 @@ EngineInfo CpuEngine::info() const {
     case Path::Shared:
       info.transport = "shm";
       info.stores = stream_->streamed() ? "streaming" : "plain";
+      info.spinMicros = spinMicros_;
       break;
     case Path::Remote:
       info.transport = "gloo";

@@ -72,7 +72,7 @@ struct EngineConfig {
   int size = 1;
   std::size_t ringBytes = std::size_t{2} << 20;
   TuningTable tuning;
-  int spinMicros = -1;  // -1: by the number of cores
+  int spinMicros = -1;  // -1: by the cores of the ranks
   StoresChoice stores = StoresChoice::Auto;
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;
@@ -83,6 +83,7 @@ struct EngineInfo {
   std::string transport;  // "shm", "gloo", "local", "undecided"
   std::string reason;
   std::string stores;  // of shared memory: "plain" or "streaming", as the last large segment
+  int spinMicros = 0;  // of waits for other ranks, before they sleep
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 
@@ -134,6 +135,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void execute(const TaskRef& task);
   void runOne(Request& request, const TaskRef& task);
   void decide(Milliseconds timeout);
+  void decideSpin(bool coreEach);
   void useRemote(const Agreement& agreement);
   bool claim(std::unique_lock<std::mutex>& lock);
   void release(std::unique_lock<std::mutex>& lock);
@@ -147,7 +149,9 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
-  int spinMicros_;
+  const CoreSet cores_ = allowedCores();
+  std::atomic<int> spinMicros_{0};    // while waiting for other ranks; decided with the transport
+  std::atomic<int> lingerMicros_{0};  // while waiting for another thread of this process
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   mutable FirstFault firstFault_;

@@ -4,11 +4,15 @@
 #include "cpu_engine.hpp"
 
 namespace fastcoll {
+namespace {
+constexpr int kSpinMicros = 50;
+}  // namespace
 
 // --- the first collective -----------------------------------------------------------------------
 
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
+  decideSpin(agreement.coreEach);
   if (agreement.shared) {
     stream_ =
         std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_, config_.stores);
@@ -19,6 +23,14 @@ void CpuEngine::decide(Milliseconds timeout) {
     return;
   }
   useRemote(agreement);
+}
+
+/// `coreEach`: no other rank needs the core of one that spins.
+void CpuEngine::decideSpin(bool coreEach) {
+  const int chosen = config_.spinMicros;
+  spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
+  // Nor does another thread of this process, if there is a second core to run on.
+  lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
 }
 
 void CpuEngine::useRemote(const Agreement& agreement) {
@@ -56,8 +68,10 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout, const char* call, std::
     const Path path = path_.load(std::memory_order_acquire);
     bool shared = path == Path::Shared;
     if (path == Path::Undecided) {
-      std::string why;
-      shared = rendezvous_->sameHost(deadlineAfter(Clock::now(), timeout), timeout, why);
+      const Agreement agreement =
+          rendezvous_->sameHost(deadlineAfter(Clock::now(), timeout), timeout);
+      shared = agreement.shared;
+      decideSpin(agreement.coreEach);
     }
     if (shared) {
       try {

@@ -83,6 +83,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     records_ = readAll(deadline, timeout);
     Agreement agreement;
     agreement.id = hash();
+    agreement.coreEach = coreEach(records_);
     {
       std::lock_guard<std::mutex> lock(keysMutex_);
       groupFault_ = faultKey(agreement.id);

@@ -243,9 +243,23 @@ std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) co
   return "";
 }
 
-bool Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout, std::string& why) {
-  why = whyNotShared(readAll(deadline, timeout));
-  return why.empty();
+/// Of the ranks that run on this rank's machine.
+bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
+  std::vector<CoreSet> ranks{own_.cores};
+  for (const auto& record : records) {
+    const bool here = text(record.bootId) == text(own_.bootId);
+    if (here && record.rank != own_.rank) ranks.push_back(record.cores);
+  }
+  return hasCoreEach(ranks, 0, grantedCores());
+}
+
+Agreement Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout) {
+  const std::vector<GroupRecord> records = readAll(deadline, timeout);
+  Agreement agreement;
+  agreement.reason = whyNotShared(records);
+  agreement.shared = agreement.reason.empty();
+  agreement.coreEach = coreEach(records);
+  return agreement;
 }
 
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../base/cores.hpp"
 #include "../base/error.hpp"
 #include "../base/store.hpp"
 #include "group_memory.hpp"
@@ -50,6 +51,7 @@ struct GroupRecord {
   std::uint64_t tuning;     // TuningTable::fingerprint
   std::uint32_t transport;  // TransportChoice
   std::uint32_t reserved;
+  CoreSet cores;  // that the thread which made the group may run on
   char bootId[40];
   char host[64];
   char version[32];
@@ -59,9 +61,10 @@ struct GroupRecord {
 std::uint64_t restartGeneration();
 
 struct Agreement {
-  bool shared = false;  // memory, else Gloo
-  std::string reason;   // why
-  std::string id;       // H, for keys that must be fresh
+  bool shared = false;    // memory, else Gloo
+  std::string reason;     // why
+  std::string id;         // H, for keys that must be fresh
+  bool coreEach = false;  // this rank may spin while it waits for the others
 };
 
 class Rendezvous {
@@ -77,7 +80,8 @@ class Rendezvous {
   /// the peer means this instance of the group. Does not wait for the peer: ask again.
   bool tryPair(int peer);
   /// All ranks' records (waits until every rank has created the group) say "one host, one user".
-  bool sameHost(TimePoint deadline, Milliseconds timeout, std::string& why);
+  /// Nothing but `shared`, `reason` and `coreEach` is told.
+  Agreement sameHost(TimePoint deadline, Milliseconds timeout);
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
   /// so that it works before the ranks can talk to each other; the group stays usable.
@@ -110,6 +114,7 @@ class Rendezvous {
   bool votedAgainst(std::string& why);
   std::string reasonAgainst(const std::string& vote) const;
   std::string whyNotShared(const std::vector<GroupRecord>& records) const;
+  bool coreEach(const std::vector<GroupRecord>& records) const;
   std::string bindAll(TimePoint deadline, bool& restart);
   void pause(int& round) const;
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;

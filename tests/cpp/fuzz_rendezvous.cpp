@@ -143,10 +143,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     FUZZ_CHECK(!agreement.shared);  // there is nobody to share with
     FUZZ_CHECK(agreement.reason.size() < 4000);
   });
-  attempt([&] {
-    std::string why;
-    rendezvous.sameHost(soon(), Milliseconds(1), why);
-  });
+  attempt([&] { rendezvous.sameHost(soon(), Milliseconds(1)); });
   if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
   attempt([&] {
     for (const std::string& key : rendezvous.faultKeys()) {

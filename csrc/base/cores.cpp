@@ -1,0 +1,68 @@
+#include "cores.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <string>
+
+namespace fastcoll {
+
+CoreSet allowedCores() {
+  CoreSet cores;
+  // The kernel refuses a set that is smaller than its own.
+  for (int count = CPU_SETSIZE; count <= 1 << 16; count *= 2) {
+    const std::size_t bytes = CPU_ALLOC_SIZE(count);
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(count),
+                                                               [](cpu_set_t* s) { CPU_FREE(s); });
+    if (set == nullptr) break;
+    CPU_ZERO_S(bytes, set.get());
+    if (::sched_getaffinity(0, bytes, set.get()) == 0) {
+      for (int core = 0; core < count; ++core) {
+        if (CPU_ISSET_S(core, bytes, set.get())) {
+          cores.set(static_cast<std::size_t>(core) % cores.size());
+        }
+      }
+      break;
+    }
+    if (errno != EINVAL) break;
+  }
+  return cores;
+}
+
+int grantedCores() {
+  // Control groups v2: "quota period", or "max period".
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 1 << 20;
+  const double cores = std::strtod(quota.c_str(), nullptr) / period;
+  return std::max(1, static_cast<int>(cores + 0.5));
+}
+
+bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int granted) {
+  const auto known = [&](std::size_t rank) {
+    return ranks[rank].none() ? ~CoreSet{} : ranks[rank];
+  };
+  CoreSet reach = known(self);
+  std::vector<bool> meets(ranks.size(), false);
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (meets[rank] || (known(rank) & reach).none()) continue;
+      meets[rank] = grew = true;
+      reach |= known(rank);
+    }
+  }
+  CoreSet cores;  // an unknown set adds none
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (meets[rank]) cores |= ranks[rank];
+  }
+  const auto many = static_cast<std::size_t>(std::count(meets.begin(), meets.end(), true));
+  return std::min(cores.count(), static_cast<std::size_t>(granted)) >= many;
+}
+
+}  // namespace fastcoll
