@@ -15,12 +15,13 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
   stream.begin(request.arrival(), request.expectedCount, nullptr, request.deadline,
                request.timeout);
   const Segment segment = stream.place(bytes);
-  std::uint8_t* memory = stream.fill(segment, [&](std::uint8_t* to, bool streaming) {
+  stream.fill(segment, [&](std::uint8_t* to, bool streaming) {
     in.read(0, bytes, to, streaming);
     return bytes;
   });
   stream.publish(segment);
-  reducer.source(stream.rank(), memory);
+  // Not from the ring, which the peers are reading: lines would go to and fro.
+  reducer.ownSource(stream, in, 0, bytes);
   for (int i = 1; i < stream.size(); ++i) {
     const int peer = (stream.rank() + i) % stream.size();
     reducer.source(peer, stream.await(peer, segment));
