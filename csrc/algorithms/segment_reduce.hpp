@@ -66,27 +66,27 @@ class SegmentReducer {
     return result;
   }
 
-  /// Writes the result to `out`, and to `copy` while it is in the first-level cache; `streaming`
-  /// past the caches to the latter.
+  /// Writes the result to `out` and to `copy`; `streaming` past the caches to the latter, while it
+  /// is in the first-level cache.
   void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead,
                 bool streaming) {
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {
       ahead.fetch(length);
-      reduce(out + at, length);
-      (streaming ? copyStreaming : copyPlain)(copy + at, out + at, length);
+      reduce(out + at, length, streaming ? nullptr : copy + at);
+      if (streaming) copyStreaming(copy + at, out + at, length);
     });
   }
 
-  /// Reduces [begin, begin + bytes) of the messages of all ranks, and writes the result there into
-  /// every one while it is in the first-level cache.
+  /// Reduces [begin, begin + bytes) of the messages of all ranks, two or more, and writes the
+  /// result there into every one while it is in the first-level cache.
   void runOver(const std::vector<std::uint8_t*>& messages, std::size_t begin, std::size_t bytes) {
     for (std::size_t rank = 0; rank < messages.size(); ++rank) {
       sources_[rank] = messages[rank] + begin;
     }
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {
       std::uint8_t* result = messages[0] + begin + at;
-      reduce(result, length);
-      for (std::size_t rank = 1; rank < messages.size(); ++rank) {
+      reduce(result, length, messages[1] + begin + at);
+      for (std::size_t rank = 2; rank < messages.size(); ++rank) {
         std::memcpy(messages[rank] + begin + at, result, length);
       }
     });
@@ -122,9 +122,10 @@ class SegmentReducer {
     }
   }
 
-  void reduce(std::uint8_t* out, std::size_t bytes) const {
+  void reduce(std::uint8_t* out, std::size_t bytes, std::uint8_t* copy = nullptr) const {
     ReduceArgs args{};
     args.dst = out;
+    args.copy = copy;
     args.srcs = sources_.data();
     args.k = static_cast<int>(sources_.size());
     args.count = bytes / element_;

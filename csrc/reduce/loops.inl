@@ -1,11 +1,13 @@
 // The walk over memory, the same for every kernel: each byte of a source is read once, each byte of
-// the destination is written once, after all sources were read there. So dst may be a source.
+// a destination is written once, after all sources were read there. So a destination may be a
+// source.
 //
 // A kernel P turns sizeof(P::Raw) bytes into accumulators (load), folds them (combine) and turns
 // them back (store); elements do not mix, so where a block begins does not show in the result. The
 // last block is padded with zeros and goes the same way.
 //
-// Bytes read: k * n; bytes written: n. Bound by memory, or by L2 where a segment lies there.
+// Bytes read: k * n; bytes written: n to each destination. Bound by memory, or by L2 where a
+// segment lies there.
 
 template <class Raw>
 FASTCOLL_INLINE Raw get(const char* from) {
@@ -19,22 +21,34 @@ FASTCOLL_INLINE void put(char* to, Raw raw) {
   __builtin_memcpy(to, &raw, sizeof raw);
 }
 
+/// Where a result goes.
+struct Targets {
+  char* dst;
+  char* copy;  // or nullptr
+
+  template <class Raw>
+  FASTCOLL_INLINE void put(std::size_t at, Raw raw) const {
+    __builtin_memcpy(dst + at, &raw, sizeof raw);
+    if (copy != nullptr) __builtin_memcpy(copy + at, &raw, sizeof raw);
+  }
+};
+
 /// The pairwise step, which matters most: no loop over sources. Returns where it stopped.
 template <class P>
-FASTCOLL_INLINE std::size_t twoSources(const P& p, char* dst, const char* a, const char* b,
+FASTCOLL_INLINE std::size_t twoSources(const P& p, Targets to, const char* a, const char* b,
                                        std::size_t bytes) {
   using Raw = typename P::Raw;
   std::size_t at = 0;
   FASTCOLL_UNROLL(4)
   for (; at + sizeof(Raw) <= bytes; at += sizeof(Raw))
-    put(dst + at, p.store(p.combine(p.load(get<Raw>(a + at)), p.load(get<Raw>(b + at)))));
+    to.put(at, p.store(p.combine(p.load(get<Raw>(a + at)), p.load(get<Raw>(b + at)))));
   return at;
 }
 
 /// Any number of sources, in tiles of kVectors whose accumulators stay in registers: a source's
 /// pointer is fetched once a tile. Goes on at `at` and returns where it stopped.
 template <int kVectors, class P>
-FASTCOLL_INLINE std::size_t manySources(const P& p, char* dst, const char* const* srcs, int k,
+FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* const* srcs, int k,
                                         std::size_t at, std::size_t bytes) {
   using Raw = typename P::Raw;
   constexpr std::size_t kTile = kVectors * sizeof(Raw);
@@ -49,14 +63,14 @@ FASTCOLL_INLINE std::size_t manySources(const P& p, char* dst, const char* const
         acc[v] = p.combine(acc[v], p.load(get<Raw>(src + v * sizeof(Raw))));
     }
     FASTCOLL_UNROLL(8)
-    for (int v = 0; v < kVectors; ++v) put(dst + at + v * sizeof(Raw), p.store(acc[v]));
+    for (int v = 0; v < kVectors; ++v) to.put(at + v * sizeof(Raw), p.store(acc[v]));
   }
   return at;
 }
 
 /// The last bytes, fewer than a vector.
 template <class P>
-FASTCOLL_INLINE void rest(const P& p, char* dst, const char* const* srcs, int k, std::size_t at,
+FASTCOLL_INLINE void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at,
                           std::size_t bytes) {
   typename P::Raw raw{};
   __builtin_memcpy(&raw, srcs[0] + at, bytes - at);
@@ -67,32 +81,36 @@ FASTCOLL_INLINE void rest(const P& p, char* dst, const char* const* srcs, int k,
     acc = p.combine(acc, p.load(raw));
   }
   raw = p.store(acc);
-  __builtin_memcpy(dst + at, &raw, bytes - at);
+  __builtin_memcpy(to.dst + at, &raw, bytes - at);
+  if (to.copy != nullptr) __builtin_memcpy(to.copy + at, &raw, bytes - at);
 }
 
 template <class P>
 void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
   const P p(args);
-  char* const dst = static_cast<char*>(args.dst);
+  const Targets to{static_cast<char*>(args.dst), static_cast<char*>(args.copy)};
   const char* const* const srcs = reinterpret_cast<const char* const*>(args.srcs);
   const int k = args.k;
   if (bytes == 0) return;
   if (P::kCopiesOne && k == 1) {
-    if (dst != srcs[0]) __builtin_memcpy(dst, srcs[0], bytes);
+    for (char* target : {to.dst, to.copy})
+      if (target != nullptr && target != srcs[0]) __builtin_memcpy(target, srcs[0], bytes);
     return;
   }
 
   std::size_t at = 0;
   if (k == 2) {
-    at = twoSources(p, dst, srcs[0], srcs[1], bytes);
+    // The compiler makes two loops of it: it knows in each whether there is a copy.
+    at = to.copy == nullptr ? twoSources(p, {to.dst, nullptr}, srcs[0], srcs[1], bytes)
+                            : twoSources(p, to, srcs[0], srcs[1], bytes);
   } else {
     // Long tiles where the prefetcher cannot follow so many streams, short ones where it can.
     constexpr int kShort = sizeof(typename P::Acc) == kWidth ? 4 : 2;
-    at = k > 8 ? manySources<2 * kShort>(p, dst, srcs, k, at, bytes)
-               : manySources<kShort>(p, dst, srcs, k, at, bytes);
-    at = manySources<1>(p, dst, srcs, k, at, bytes);
+    at = k > 8 ? manySources<2 * kShort>(p, to, srcs, k, at, bytes)
+               : manySources<kShort>(p, to, srcs, k, at, bytes);
+    at = manySources<1>(p, to, srcs, k, at, bytes);
   }
-  if (at < bytes) rest(p, dst, srcs, k, at, bytes);
+  if (at < bytes) rest(p, to, srcs, k, at, bytes);
 }
 
 template <class P, std::size_t kElement>

@@ -18,10 +18,12 @@
 
 namespace fastcoll {
 
-/// Reduces `count` elements of `k >= 1` sources into `dst`.
-/// `dst` may be equal to any one of the sources, and must not overlap them otherwise. No pointer
-/// needs an alignment. `factor` is read by PreMulSum (each source is multiplied by it) and Avg
-/// (ignored: Avg divides by `divisor`).
+/// Reduces `count` elements of `k >= 1` sources into `dst`, and into `copy` too unless it is
+/// nullptr: written as it is computed, a second result costs less than a copy of the first.
+/// `dst` may be equal to any one of the sources, and must not overlap them otherwise; so may
+/// `copy`, but for `dst`, which it must not overlap at all. No pointer needs an alignment. `factor`
+/// is read by PreMulSum (each source is multiplied by it) and Avg (ignored: Avg divides by
+/// `divisor`).
 struct ReduceArgs {
   void* dst;
   const void* const* srcs;
@@ -29,6 +31,7 @@ struct ReduceArgs {
   std::size_t count;
   double factor = 1.0;
   double divisor = 1.0;
+  void* copy = nullptr;
 };
 
 using ReduceFn = void (*)(const ReduceArgs&);

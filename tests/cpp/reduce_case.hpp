@@ -1,5 +1,5 @@
 // One reduction with its inputs and the result to expect, and the ways to run it: apart and
-// misaligned, in place, and in pieces.
+// misaligned, in place, in pieces, and into two places.
 #pragma once
 
 #include <algorithm>
@@ -111,9 +111,10 @@ struct Case {
                             " k=", k, " divisor=", divisor, " factor=", factor);
   }
 
-  void run(char* dst, const std::vector<const char*>& srcs, std::size_t count) const {
+  void run(char* dst, const std::vector<const char*>& srcs, std::size_t count,
+           char* copy = nullptr) const {
     const std::vector<const void*> sources(srcs.begin(), srcs.end());
-    reduceFunction(dtype, op)({dst, sources.data(), k, count, factor, divisor});
+    reduceFunction(dtype, op)({dst, sources.data(), k, count, factor, divisor, copy});
   }
 
   void compare(const char* got, std::size_t count, const std::string& where) const {
@@ -138,6 +139,13 @@ struct Case {
     run(dst.data() + offset, srcs, count);
     compare(dst.data() + offset, count, fastcoll::concat("offset=", offset));
     CHECK(dst.back() == '\x5a', name(), " wrote past the end");
+
+    std::vector<char> copy(2 * offset + count * size + 1, '\x5a');
+    std::fill(dst.begin(), dst.end(), '\x5a');
+    run(dst.data() + offset, srcs, count, copy.data() + 2 * offset);
+    compare(dst.data() + offset, count, fastcoll::concat("beside a copy, offset=", offset));
+    compare(copy.data() + 2 * offset, count, fastcoll::concat("the copy, offset=", 2 * offset));
+    CHECK(dst.back() == '\x5a' && copy.back() == '\x5a', name(), " wrote past the end");
   }
 
   void checkInPlace(int j) const {
@@ -146,6 +154,14 @@ struct Case {
     srcs[j] = dst.data();
     run(dst.data(), srcs, kMost);
     compare(dst.data(), kMost, fastcoll::concat("in place on ", j));
+
+    // As ranks do that write the result into each other's tensors.
+    dst = sources[j];
+    std::vector<char> copy = sources[(j + 1) % k];
+    if (k > 1) srcs[(j + 1) % k] = copy.data();
+    run(dst.data(), srcs, kMost, copy.data());
+    compare(dst.data(), kMost, fastcoll::concat("in place on two from ", j));
+    compare(copy.data(), kMost, fastcoll::concat("the second of two in place from ", j));
   }
 
   void checkInPieces() const {
