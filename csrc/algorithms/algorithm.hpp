@@ -96,7 +96,7 @@ inline std::size_t segmentLimit(const SegmentStream& stream, const TuningTable& 
                                 std::size_t messageBytes) {
   const std::size_t wanted =
       messageBytes > tuning.longBytes ? tuning.longSegmentBytes : tuning.segmentBytes;
-  // Two segments ahead and two behind are under way at once; see SegmentStream::ringBytes().
+  // See SegmentStream::ringBytes().
   return std::max<std::size_t>(64, std::min(wanted, stream.ringBytes() / 4) / 64 * 64);
 }
 

@@ -25,14 +25,17 @@ void reducePiece(SegmentStream& stream, const Request& request, std::size_t limi
   const std::size_t length = mine.count * element;
 
   SegmentReducer reducer(request, stream.size());
-  std::vector<std::uint8_t*> messages;
-  for (int rank = 0; rank < stream.size(); ++rank) {
-    messages.push_back(rank == stream.rank() ? request.out[0].contiguous(0, bytes)
-                                             : stream.directOf(rank, bytes));
-  }
+  std::uint8_t* const own = request.out[0].contiguous(0, bytes) + begin;
+  std::vector<std::uint8_t*> others(static_cast<std::size_t>(stream.size() - 1));
   for (std::size_t at = 0; at < length; at += limit) {
     stream.throwIfAborted();
-    reducer.runOver(messages, begin + at, std::min(limit, length - at));
+    reducer.source(stream.rank(), own + at);
+    for (int i = 1; i < stream.size(); ++i) {
+      const int peer = (stream.rank() + i) % stream.size();
+      others[static_cast<std::size_t>(i - 1)] = stream.directOf(peer, bytes) + begin + at;
+      reducer.source(peer, others[static_cast<std::size_t>(i - 1)]);
+    }
+    reducer.runInto(own + at, others, std::min(limit, length - at));
   }
 }
 

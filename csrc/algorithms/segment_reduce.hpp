@@ -66,28 +66,13 @@ class SegmentReducer {
     return result;
   }
 
-  /// Writes the result to `out` and to `copy`; `streaming` past the caches to the latter, while it
-  /// is in the first-level cache.
-  void runTwice(std::uint8_t* out, std::uint8_t* copy, std::size_t bytes, Ahead ahead,
-                bool streaming) {
+  /// Writes the result to `out` and to `copies`, one or more, while it is in the first-level cache.
+  /// Each of them may be a source.
+  void runInto(std::uint8_t* out, const std::vector<std::uint8_t*>& copies, std::size_t bytes) {
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {
-      ahead.fetch(length);
-      reduce(out + at, length, streaming ? nullptr : copy + at);
-      if (streaming) copyStreaming(copy + at, out + at, length);
-    });
-  }
-
-  /// Reduces [begin, begin + bytes) of the messages of all ranks, two or more, and writes the
-  /// result there into every one while it is in the first-level cache.
-  void runOver(const std::vector<std::uint8_t*>& messages, std::size_t begin, std::size_t bytes) {
-    for (std::size_t rank = 0; rank < messages.size(); ++rank) {
-      sources_[rank] = messages[rank] + begin;
-    }
-    inBlocks(bytes, [&](std::size_t at, std::size_t length) {
-      std::uint8_t* result = messages[0] + begin + at;
-      reduce(result, length, messages[1] + begin + at);
-      for (std::size_t rank = 2; rank < messages.size(); ++rank) {
-        std::memcpy(messages[rank] + begin + at, result, length);
+      reduce(out + at, length, copies[0] + at);
+      for (std::size_t i = 1; i < copies.size(); ++i) {
+        std::memcpy(copies[i] + at, out + at, length);
       }
     });
   }

@@ -1,12 +1,17 @@
 // All-reduce by reduce-scatter and all-gather, pipelined over segments that stay in cache.
 //
-// Phases, for each segment s: A(s) every rank publishes the pieces that its peers reduce; each rank
-//         reduces its own piece in rank order, writes it to its output and publishes it as B(s);
-//         every rank copies the other ranks' pieces from B(s).
-// Order:  publish A(0) | A(s+1), reduce A(s), publish B(s), copy B(s-1) | ... The look-ahead of one
-//         segment hides the wait for the peers. Segments are placed, published and consumed in one
-//         order: A0 A1 B0 A2 B1 A3 B2 ... A(S-1) B(S-2) B(S-1).
-// Steps: 2 per segment. Bytes read per rank: 2 (n - 1) B / n. Chosen: above the one-shot limit.
+// Phases, for each segment s: every rank publishes the pieces that its peers reduce; each rank
+//         reduces its own piece in rank order, and writes the result to its output and, in each
+//         peer's segment, over the operand that it has read there; once all peers have consumed the
+//         segment, its owner copies the other ranks' results from it.
+// Order:  publish 0 | publish s+1, reduce s, copy s-1 | ... The look-ahead of one segment hides the
+//         wait for the peers.
+// Steps: 2 per segment. Bytes read per rank: of its peers (n - 1) B / n, and as much is written
+//         there; of its own ring (n - 1) B / n. Chosen: above the one-shot limit.
+//
+// A line of the ring goes to the peer and comes back, and is in its owner's cache when it is
+// written the next time. A result that was published in a ring of its own would cost another line:
+// 15 to 20 % of the time between cores that share a cache, several times the time between others.
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 
@@ -21,10 +26,10 @@ class Pipeline {
         out_(request.out[0]),
         reducer_(request, stream.size()),
         element_(elementSize(request.dtype)),
-        perSegment_(segmentLimit(stream, tuning, in_.bytes()) / element_),
+        perSegment_(limit(tuning)),
         total_(in_.bytes() / element_),
         segments_(ceilDiv(total_, perSegment_)),
-        fetches_(in_.bytes() > tuning.longBytes) {}
+        operands_(static_cast<std::size_t>(stream.size() - 1)) {}
 
   void run() {
     Segment ahead = publishInput(0);
@@ -32,15 +37,23 @@ class Pipeline {
     for (std::size_t s = 0; s < segments_; ++s) {
       const Segment present = ahead;
       if (s + 1 < segments_) ahead = publishInput(s + 1);
-      const Segment result = reducePiece(s, present);
-      if (s > 0) copyPieces(s - 1, behind);
-      behind = result;
+      reducePiece(s, present);
+      if (s > 0) copyResults(s - 1, behind);
+      behind = present;
     }
-    copyPieces(segments_ - 1, behind);
+    copyResults(segments_ - 1, behind);
     stream_.end();
   }
 
  private:
+  /// Most elements of a segment. A rank's own piece does not go through its ring; the others are as
+  /// long as a segment of the ring may be. Longer ones would overlap what has not been copied yet.
+  std::size_t limit(const TuningTable& tuning) const {
+    const auto ranks = static_cast<std::size_t>(stream_.size());
+    const std::size_t inRing = segmentLimit(stream_, tuning, in_.bytes()) / element_;
+    const std::size_t piece = inRing / (ranks - 1) / 64 * 64;  // as pieceOf rounds
+    return std::max(inRing, std::min(ranks * piece, tuning.segmentBytes / element_));
+  }
   std::size_t elements(std::size_t s) const {
     return std::min(perSegment_, total_ - s * perSegment_);
   }
@@ -50,7 +63,7 @@ class Pipeline {
     return (s * perSegment_ + piece(s, rank).start) * element_;
   }
   std::size_t bytes(std::size_t s, int rank) const { return piece(s, rank).count * element_; }
-  /// The piece for `to` in the segment A(s) of `owner`, which holds all pieces but the owner's own.
+  /// The piece for `to` in the segment of `owner`, which holds all pieces but the owner's own.
   std::size_t place(std::size_t s, int owner, int to) const {
     const std::size_t skipped = to > owner ? piece(s, owner).count : 0;
     return (piece(s, to).start - skipped) * element_;
@@ -59,7 +72,7 @@ class Pipeline {
   Segment publishInput(std::size_t s) {
     // Pieces shrink with the rank: nobody leaves out less than the last one.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
-    const Segment segment = stream_.place(most * element_);
+    const Segment segment = stream_.place(most * element_, true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
       for (int i = 1; i < stream_.size(); ++i) {
         const int to = (stream_.rank() + i) % stream_.size();
@@ -71,51 +84,31 @@ class Pipeline {
     return segment;
   }
 
-  Segment reducePiece(std::size_t s, const Segment& input) {
+  void reducePiece(std::size_t s, const Segment& segment) {
     const std::size_t length = bytes(s, stream_.rank());
     const std::size_t at = offset(s, stream_.rank());
     for (int i = 1; i < stream_.size(); ++i) {
       const int peer = (stream_.rank() + i) % stream_.size();
-      reducer_.source(peer, stream_.await(peer, input) + place(s, peer, stream_.rank()));
+      std::uint8_t* operand = stream_.await(peer, segment) + place(s, peer, stream_.rank());
+      operands_[static_cast<std::size_t>(i - 1)] = operand;
+      reducer_.source(peer, operand);
     }
     reducer_.ownSource(stream_, in_, at, length);
-    const Segment segment = stream_.place(bytes(s, 0));  // the longest piece
-    std::uint8_t* memory = stream_.acquire(segment);
-    const bool streams = stream_.streams(segment);
-    if (std::uint8_t* direct = out_.contiguous(at, length); direct != nullptr) {
-      // Meanwhile what the peers are to get of the next segment but one comes from memory.
-      reducer_.runTwice(direct, memory, length, ahead(s + 2, (stream_.rank() + 1) % stream_.size()),
-                        streams);
-    } else if (length > 0) {
-      // The kernels know plain stores only.
-      std::uint8_t* result = streams ? stream_.scratch(2 * length) : memory;
-      reducer_.run(result, length);
-      out_.write(at, length, result);
-      if (streams) copyStreaming(memory, result, length);
-    }
-    stream_.consume(input);
-    stream_.publish(segment);
-    return segment;
-  }
-
-  void copyPieces(std::size_t s, const Segment& segment) {
-    for (int i = 1; i < stream_.size(); ++i) {
-      const int peer = (stream_.rank() + i) % stream_.size();
-      const std::uint8_t* memory = stream_.await(peer, segment);
-      // Meanwhile the piece that this rank reduces next comes from memory.
-      Ahead next = i == 1 ? ahead(s + 2, stream_.rank()) : Ahead();
-      constexpr std::size_t kBlock = 4096;
-      for (std::size_t at = 0; at < bytes(s, peer); at += kBlock) {
-        next.fetch(kBlock);
-        out_.write(offset(s, peer) + at, std::min(kBlock, bytes(s, peer) - at), memory + at);
-      }
+    if (length > 0) {
+      std::uint8_t* direct = out_.contiguous(at, length);
+      std::uint8_t* result = direct != nullptr ? direct : stream_.scratch(2 * length);
+      reducer_.runInto(result, operands_, length);
+      if (direct == nullptr) out_.write(at, length, result);
     }
     stream_.consume(segment);
   }
 
-  Ahead ahead(std::size_t s, int rank) const {
-    if (!fetches_ || s >= segments_) return {};
-    return {in_.contiguous(offset(s, rank), bytes(s, rank)), bytes(s, rank)};
+  void copyResults(std::size_t s, const Segment& segment) {
+    const std::uint8_t* memory = stream_.awaitConsumed(segment);
+    for (int i = 1; i < stream_.size(); ++i) {
+      const int peer = (stream_.rank() + i) % stream_.size();
+      out_.write(offset(s, peer), bytes(s, peer), memory + place(s, stream_.rank(), peer));
+    }
   }
 
   SegmentStream& stream_;
@@ -126,7 +119,7 @@ class Pipeline {
   const std::size_t perSegment_;  // elements
   const std::size_t total_;       // elements
   const std::size_t segments_;
-  const bool fetches_;  // ahead: the message does not fit into the caches
+  std::vector<std::uint8_t*> operands_;  // of the present piece, in the peers' rings
 };
 
 }  // namespace

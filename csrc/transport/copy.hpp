@@ -15,26 +15,6 @@
 
 namespace fastcoll {
 
-/// Memory that will be read soon: fetched into the second-level cache while other memory, which is
-/// in the cache already, is worked on.
-class Ahead {
- public:
-  Ahead() = default;
-  Ahead(const void* data, std::size_t bytes)
-      : next_(static_cast<const std::uint8_t*>(data)), left_(data == nullptr ? 0 : bytes) {}
-  /// Asks for the next `bytes`, as many as are being worked on.
-  void fetch(std::size_t bytes) {
-    const std::size_t take = bytes < left_ ? bytes : left_;
-    for (std::size_t at = 0; at < take; at += 64) __builtin_prefetch(next_ + at, 0, 2);
-    next_ += take;
-    left_ -= take;
-  }
-
- private:
-  const std::uint8_t* next_ = nullptr;
-  std::size_t left_ = 0;
-};
-
 /// memcpy, which a conditional expression can name.
 inline void copyPlain(void* to, const void* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);

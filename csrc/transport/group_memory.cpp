@@ -33,6 +33,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   if (isOpen()) return;
   process_->start(arenaBytes);
+  process_->prune();
   blockOffset_ = arena().allocate(ControlBlock::bytes(identity_.size));
   auto* block = reinterpret_cast<ControlBlock*>(arena().base() + blockOffset_);  // zeroed
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
@@ -142,13 +143,37 @@ GroupMemory::~GroupMemory() {
   close(false);
   if (!keep_) {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
-    // After a fault a peer may still read the ring; it will throw away what it read.
-    if (large != 0) aborted() ? arena().retire(large) : arena().release(large);
+    if (large != 0) giveBackRing(large);
     for (const std::uint64_t offset : allocated_) arena().retire(offset);
     arena().retire(blockOffset_);
   }
   everBound_.clear();
   process_->prune();
+}
+
+/// After a fault a peer that does not know of it yet, or was stopped, may still read the ring, and
+/// write results into it: then nobody else gets that memory before the peer has left or died.
+void GroupMemory::giveBackRing(std::uint64_t offset) {
+  const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
+  const auto uses = [published](const Instance& peer) {
+    return peer.block->progress.consumed.load(std::memory_order_acquire) < published;
+  };
+  const auto finished = [uses](const Instance& peer) {
+    return peer.process->died() || peer.left() || !uses(peer);
+  };
+  bool used = aborted();
+  std::vector<Instance> writers;
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    if (peer == identity_.rank || !isBound(peer)) continue;
+    const Instance& there = *member(peer);
+    used = used || uses(there);
+    if (!finished(there)) writers.push_back(there);
+  }
+  if (!used) return arena().release(offset);
+  if (writers.empty()) return arena().retire(offset);
+  process_->hold(offset, [writers = std::move(writers), finished] {
+    return std::all_of(writers.begin(), writers.end(), finished);
+  });
 }
 
 std::uint64_t GroupMemory::allocate(std::size_t bytes) {
@@ -171,13 +196,14 @@ bool GroupMemory::isDead(int peer) const {
   return isBound(peer) && process(peer).died() && !process(peer).left();
 }
 
-bool GroupMemory::hasLeft(int peer) const {
-  if (!isBound(peer)) return false;
-  const Member& there = *member(peer);
+bool GroupMemory::Instance::left() const {
   // A block that was given back is zeroed or somebody else's: then the nonce differs.
-  return there.process->left() ||
-         there.block->nonce.load(std::memory_order_acquire) != there.nonce ||
-         there.block->closed.load(std::memory_order_acquire) != 0;
+  return process->left() || block->nonce.load(std::memory_order_acquire) != nonce ||
+         block->closed.load(std::memory_order_acquire) != 0;
+}
+
+bool GroupMemory::hasLeft(int peer) const {
+  return isBound(peer) && member(peer)->left();
 }
 
 std::string GroupMemory::memberName(int peer) const {

@@ -26,7 +26,7 @@ struct GroupIdentity {
 class GroupMemory {
  public:
   GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity);
-  /// Gives the memory back, unless close() found that a peer may still read it.
+  /// Gives the memory back, unless close() found that a peer may still use it.
   ~GroupMemory();
   GroupMemory(const GroupMemory&) = delete;
   GroupMemory& operator=(const GroupMemory&) = delete;
@@ -92,10 +92,14 @@ class GroupMemory {
 
  private:
   /// An instance of the group on a peer.
-  struct Member {
+  struct Instance {
     std::shared_ptr<PeerProcess> process;
     std::uint64_t nonce = 0;
     ControlBlock* block = nullptr;
+
+    bool left() const;
+  };
+  struct Member : Instance {
     std::atomic<bool> confirmed{false};
   };
   const Member* member(int peer) const {
@@ -105,6 +109,7 @@ class GroupMemory {
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;
   void tellAll(ErrorKind kind, std::string cause) noexcept;
+  void giveBackRing(std::uint64_t offset);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;

@@ -274,8 +274,18 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   return adopt(address.nonce, memory, reply.arenaBytes);
 }
 
+void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  held_[offset] = std::move(over);
+}
+
 void LocalProcess::prune() {
   std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = held_.begin(); it != held_.end();) {
+    const bool over = it->second();
+    if (over) arena_->retire(it->first);
+    it = over ? held_.erase(it) : std::next(it);  // before the peers: it holds some of them
+  }
   for (auto it = peers_.begin(); it != peers_.end();) {
     const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
     it = unused ? peers_.erase(it) : std::next(it);

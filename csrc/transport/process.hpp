@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,8 +70,11 @@ class LocalProcess {
   /// Throws Error(Network) when somebody answers wrongly or memory cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address, TimePoint deadline);
 
-  /// Forgets peers that no group uses any more.
+  /// Forgets peers that no group uses any more, and retires held memory that is free by now.
   void prune();
+  /// Keeps memory of the arena, which a peer may still write into, until `over` says that none
+  /// does: it is asked now and then, from any thread.
+  void hold(std::uint64_t offset, std::function<bool()> over);
 
   /// Marks a clean leave in the arena; called at exit too.
   void sayGoodbye() noexcept;
@@ -90,6 +94,7 @@ class LocalProcess {
   int stopEvent_ = -1;
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
+  std::map<std::uint64_t, std::function<bool()>> held_;
 };
 
 }  // namespace fastcoll

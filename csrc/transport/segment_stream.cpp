@@ -63,11 +63,11 @@ void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_
   }
 }
 
-Segment SegmentStream::place(std::size_t bytes) {
+Segment SegmentStream::place(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
   // Once large, always large within a collective: the large segments that are under way are more
   // than the small ring is long.
-  large_ = large_ || need > ControlBlock::kSmallSegmentBytes;
+  large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = placed_ % ring;
   if (offset + need > ring) placed_ += ring - offset;  // a segment lies in one piece
@@ -99,11 +99,15 @@ void SegmentStream::end() {
 std::uint8_t* SegmentStream::acquire(const Segment& segment) {
   const std::size_t ring = segment.large ? ringBytes_ : ControlBlock::kSmallRingBytes;
   if (segment.end > ring) awaitConsumed(segment.end - ring);
+  if (segment.large) openLargeRing();
+  return memoryOf(segment);
+}
+
+std::uint8_t* SegmentStream::memoryOf(const Segment& segment) {
   ControlBlock& own = memory_.own();
-  if (!segment.large) return own.smallRing() + segment.begin % ring;
-  openLargeRing();
+  if (!segment.large) return own.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
   return memory_.arena().base() + own.largeRing.load(std::memory_order_relaxed) +
-         segment.begin % ring;
+         segment.begin % ringBytes_;
 }
 
 void SegmentStream::awaitConsumed(std::uint64_t position) {
@@ -123,8 +127,9 @@ void SegmentStream::awaitConsumed(std::uint64_t position) {
   consumedByAll_ = least;
 }
 
-void SegmentStream::awaitConsumed(const Segment& segment) {
+std::uint8_t* SegmentStream::awaitConsumed(const Segment& segment) {
   awaitConsumed(segment.end);
+  return memoryOf(segment);
 }
 
 void SegmentStream::publish(const Segment& segment) {
@@ -163,7 +168,7 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
       [&segment](std::uint64_t v) { return v >= segment.end; }, spinMicros_, *this);
 }
 
-const std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
+std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
   awaitPublished(peer, segment);
   ControlBlock& block = memory_.block(peer);
   if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;

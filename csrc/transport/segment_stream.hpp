@@ -9,6 +9,10 @@
 //   owner:   wait until all peers consumed up to end - ring;  write;  published = end
 //   reader:  wait until peer.published >= end;  read;                 consumed = end
 //
+// A reader may also write: the parts of a segment that are meant for it alone, before it has
+// consumed the segment. The owner, which reads them once all peers have consumed it, finds there
+// what they wrote; so a result goes back in the lines that its operands came in.
+//
 // Release/acquire on the two orders the plain writes and reads of the ring. A segment is written
 // over only by one that ends a whole ring later, and `consumed` is always the end of a segment, so
 // waiting for end - ring frees every segment that the new one overlaps.
@@ -44,7 +48,8 @@ class SegmentStream : private WaitGuard {
 
   int rank() const { return memory_.rank(); }
   int size() const { return memory_.size(); }
-  /// Bytes of the large ring. The segments that are under way at once must fit into half of it.
+  /// Bytes of the large ring. A segment takes a quarter at most: three are under way at once,
+  /// behind, present and ahead, and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }
 
   /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
@@ -52,8 +57,9 @@ class SegmentStream : private WaitGuard {
   /// each peer and expected from each (all_to_all), or nullptr.
   void begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
              const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
-  /// The next `bytes` of the stream, at least a cache line. All ranks must place the same.
-  Segment place(std::size_t bytes);
+  /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
+  /// in the large ring, whatever its size; the only one whose memory waits for late writers.
+  Segment place(std::size_t bytes, bool large = false);
   /// Takes back what was placed after `last` in the present collective, none of which this rank has
   /// published. What lies there may have been written.
   void placeAfter(const Segment& last) {
@@ -81,24 +87,20 @@ class SegmentStream : private WaitGuard {
     }
     return memory;
   }
-  /// Whether fill() would ask for streaming stores; for a segment that is written as it is reduced,
-  /// so that no time of stores can be told from it.
-  bool streams(const Segment& segment) const {
-    return segment.large && stores_.streaming(segment.end - segment.begin);
-  }
   /// Whether the last segment that fill() wrote to the large ring was written so. Of any thread.
   bool streamed() const { return streamed_.load(std::memory_order_relaxed); }
   /// Makes everything up to and including this segment readable.
   void publish(const Segment& segment);
   /// Waits until the peer has published the segment; at the peer's first segment of a collective
-  /// its signature is compared. Returns the peer's memory of it.
-  const std::uint8_t* await(int peer, const Segment& segment);
+  /// its signature is compared. Returns the peer's memory of it, which this rank may write where
+  /// the bytes are meant for it alone and the segment is one of the large ring.
+  std::uint8_t* await(int peer, const Segment& segment);
   /// The same, where the segment has no bytes to be read.
   void awaitPublished(int peer, const Segment& segment);
   /// Waits until all peers have arrived in the collective, and agree.
   void awaitArrivals();
-  /// Waits until all peers have consumed the segment.
-  void awaitConsumed(const Segment& segment);
+  /// Waits until all peers have consumed the segment; returns this rank's memory of it.
+  std::uint8_t* awaitConsumed(const Segment& segment);
   /// What the peer announced for the present collective; valid once awaited.
   const Arrival& arrivalOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
@@ -137,6 +139,7 @@ class SegmentStream : private WaitGuard {
   void compare(int peer);
   void awaitConsumed(std::uint64_t position);
   void openLargeRing();
+  std::uint8_t* memoryOf(const Segment& segment);
 
   GroupMemory& memory_;
   const std::size_t ringBytes_;

@@ -37,6 +37,17 @@ MODELS = [
     Search("two ranks", ("COLLECTIVES=4",), quick=False),
     Search("two ranks, two segments, a ring of one", ("SEGMENTS=2", "RING=1")),
     Search("two ranks, two segments, a ring of three", ("SEGMENTS=2", "RING=3"), quick=False),
+    Search("two ranks that write back", ("WRITES_BACK", "SEGMENTS=2", "COLLECTIVES=2")),
+    Search(
+        "two ranks that write back, one dies",
+        ("WRITES_BACK", "DEATH", "SEGMENTS=2", "COLLECTIVES=2"),
+        quick=False,
+    ),
+    Search(
+        "three ranks that write back, one dies",
+        ("WRITES_BACK", "N=3", "COLLECTIVES=1", "DEATH"),
+        quick=False,
+    ),
     Search("two ranks that disagree", ("MISMATCH", "SEGMENTS=2")),
     Search("two ranks, one dies", ("DEATH", "SEGMENTS=2", "COLLECTIVES=2"), quick=False),
     Search("two ranks that disagree, one dies", ("MISMATCH", "DEATH")),
@@ -60,6 +71,13 @@ MUTANTS = [
     Search("takes no last look at the word", ("M_NO_LAST_LOOK",)),
     Search("overwrites an earlier cause", ("M_ABORT_OVERWRITES", "MISMATCH")),
     Search("writes its own record first", ("M_OWN_RECORD_FIRST", "MISMATCH")),
+    Search("writes again what it has not copied", ("WRITES_BACK", "SEGMENTS=2", "RING=1")),
+    Search("copies results before they are there", ("M_COPIES_UNCONSUMED", "WRITES_BACK")),
+    Search(
+        "frees a ring under a rank that writes into it",
+        ("M_FREES_UNDER_WRITERS", "WRITES_BACK", "N=3", "COLLECTIVES=1", "DEATH"),
+        quick=False,
+    ),
     Search(
         "does not pass on what it was told",
         ("M_TELLS_NOBODY_ON", "N=3", "COLLECTIVES=2", "MISMATCH"),

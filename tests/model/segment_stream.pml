@@ -4,12 +4,15 @@
  * publish, await, consume, end, hopeless, fail), wait.hpp (waitOn, publishWord), futex.cpp, and
  * group_memory.cpp (record, abort, tellAll, passOn, close). Every access to shared memory is a step of
  * its own. Each of N ranks runs COLLECTIVES collectives of SEGMENTS segments through a ring of RING.
+ * With WRITES_BACK readers write their part of a segment, as in an all-reduce, and its owner reads the
+ * parts of the segment before the present one; giveBackRing() of group_memory.cpp ends it.
  *
  * Shown for all interleavings:
  *   - no wake-up is lost: nobody sleeps for ever (no invalid end state). Slices of a wait end only
  *     where the wait is hopeless, so that they hide no lost wake-up of the ordinary way;
  *   - no segment is written again, nor its memory given back, before all have read it (the content
  *     of each read is checked, before a collective is reported as done);
+ *   - with WRITES_BACK the owner finds all parts, and nobody writes into memory that was given back;
  *   - with MISMATCH every rank raises, without it none does;
  *   - with DEATH a rank dies at any step, and no survivor waits for ever;
  *   - the first cause that a rank recorded is the one that it raises with, and all raise the same.
@@ -42,6 +45,12 @@
 #define MORTAL 0
 #endif
 
+#ifdef WRITES_BACK
+#define BACK 1
+#else
+#define BACK 0
+#endif
+
 #define NONE 0
 #define WRITING 1
 #define SET 2
@@ -57,6 +66,8 @@ byte waiters[N];
 /* Arrivals: two lines, used in turn. The ring, by its content: number of the segment plus one. */
 byte arrival[N * 2];
 byte ring[N * RING];
+byte part[BACK * N * N * RING + 1]; /* what reader r has written into a slot of p, by p, r and slot */
+#define PART(p, r, i) part[((p) * N + (r)) * RING + (i) % RING]
 
 /* The life word (the kernel's) and `closed` or `bye` (the owner's). */
 bool dead[N];
@@ -284,6 +295,24 @@ inline passOn() {
   tellAll()
 }
 
+/* awaitConsumed(), and the results of segment i. */
+inline copyResults(i) {
+  p = 0;
+  do
+  :: p < N ->
+    if
+    :: p != me ->
+#ifndef M_COPIES_UNCONSUMED
+      waitOn(CONSUMED, p, i + 1);
+#endif
+      bad = bad || (PART(me, p, i) != i + 1)
+    :: else
+    fi;
+    p++
+  :: else -> break
+  od
+}
+
 proctype Rank(byte me) {
   byte i, c, p, q, w, next, awaited = N, seen, sleepers, cause, read;
   bool hopeless, arrived, claimed, told, bad, raised, all;
@@ -315,6 +344,15 @@ proctype Rank(byte me) {
         publishWord(PUBLISHED, me, i + 1);
 #endif
         ring[me * RING + i % RING] = HALF;
+#if BACK
+        d_step {
+          p = 0;
+          do
+          :: p < N -> PART(me, p, i) = HALF; p++
+          :: else -> break
+          od
+        };
+#endif
         ring[me * RING + i % RING] = i + 1;
 #ifndef M_PUBLISHES_BEFORE_WRITE
         publishWord(PUBLISHED, me, i + 1);
@@ -347,6 +385,13 @@ proctype Rank(byte me) {
             /* The content, twice: a reader takes its time. */
             bad = bad || (ring[p * RING + i % RING] != i + 1);
             bad = bad || (ring[p * RING + i % RING] != i + 1)
+#if BACK
+            ;
+            d_step {
+              assert(ring[p * RING + i % RING] != FREED);
+              PART(p, me, i) = i + 1
+            }
+#endif
           :: else
           fi;
           p++
@@ -355,9 +400,18 @@ proctype Rank(byte me) {
 #ifndef M_CONSUMES_BEFORE_READ
         publishWord(CONSUMED, me, i + 1);
 #endif
+#if BACK
+        if
+        :: i > next -> copyResults(i - 1)
+        :: else
+        fi;
+#endif
         i++
       :: else -> break
       od;
+#if BACK
+      copyResults(i - 1);
+#endif
       /* end(): what was read counts only if nothing had failed by then. */
       next = i;
       if
@@ -399,16 +453,22 @@ proctype Rank(byte me) {
     :: else
     fi;
 #endif
+    /* After a fault who only reads will throw away what it has read. */
+#if BACK && !defined(M_FREES_UNDER_WRITERS)
+#define HARMLESS 0
+#else
+#define HARMLESS (abortState[me] != NONE)
+#endif
     p = 0;
     all = 1;
     do
     :: p < N ->
       if
-      :: p == me || abortState[me] != NONE || GONE(p) || consumed[p] >= published[me] -> skip
+      :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me] -> skip
       :: else ->
         /* It waits a little; then the memory stays. */
         if
-        :: p == me || abortState[me] != NONE || GONE(p) || consumed[p] >= published[me]
+        :: p == me || HARMLESS || GONE(p) || consumed[p] >= published[me]
         :: all = 0
         fi
       fi;

@@ -1,0 +1,75 @@
+"""Memory that a peer may still write into, after a fault that it does not know of, goes to nobody else.
+
+In an all_reduce peers write results into a rank's ring. One that is stopped meanwhile goes on some time: then
+the ring must not be another group's by now.
+"""
+
+import gc
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND
+from fault_rank import Rank, catch
+
+TIMEOUT = 1.0
+RING = 2 << 20
+LARGE = torch.ones(1 << 18)
+
+
+def shared_bytes() -> int:
+    import fastcoll.info
+
+    return max(group["shared_bytes"] for group in fastcoll.info.groups())
+
+
+def new_group(timeout: float) -> dist.ProcessGroup:
+    group = dist.new_group(backend=BACKEND, timeout=timedelta(seconds=timeout))
+    dist.all_reduce(LARGE.clone(), group=group)
+    return group
+
+
+def destroy(groups: list[dist.ProcessGroup]) -> None:
+    """Destroys the group of the list and takes it out, so that its memory is given back."""
+    dist.destroy_process_group(groups.pop())
+    gc.collect()
+
+
+def silent(rank: Rank, comes: bool):
+    rank.used()
+    before = shared_bytes()
+    groups = [new_group(TIMEOUT)]
+    if rank.rank == 0:
+        dist.barrier(group=groups[0])
+        fault = catch(dist.all_reduce, LARGE.clone(), group=groups[0])
+        destroy(groups)
+        rank.tell((fault, shared_bytes() - before))
+        rank.hear()
+    else:
+        dist.barrier(group=groups[0])
+        rank.hear()
+        if comes:
+            assert catch(dist.all_reduce, LARGE.clone(), group=groups[0]) is not None
+        destroy(groups)
+        rank.tell("left")
+        rank.hear()
+    destroy([new_group(30)])
+    left = shared_bytes() - before
+    dist.barrier()
+    dist.destroy_process_group()
+    return left
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["never comes", "comes late"])
+def test_a_ring_is_kept_until_the_peer_has_left(jobs, comes):
+    job = jobs(2, silent, comes)
+    fault, held = job.hear(0)
+    assert "timed out" in fault.text.lower(), fault
+    assert held >= RING, "rank 1 has neither left nor read what was published, and may write still"
+    job.tell(1)
+    assert job.hear(1) == "left"
+    job.tell_all()
+    left = job.hear_all()
+    assert left == {0: 0, 1: 0}
+    job.ended_well()
