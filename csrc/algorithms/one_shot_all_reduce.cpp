@@ -20,7 +20,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
     return bytes;
   });
   stream.publish(segment);
-  // Not from the ring, which the peers are reading: lines would go to and fro.
+  // Not from the ring, whose lines the peers are fetching.
   reducer.ownSource(stream, in, 0, bytes);
   for (int i = 1; i < stream.size(); ++i) {
     const int peer = (stream.rank() + i) % stream.size();
