@@ -16,7 +16,7 @@ struct Options : c10d::Backend::Options {
 
   TransportChoice transport = TransportChoice::Auto;
   std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
-  int spinMicros = -1;                           // before sleeping; -1: by the number of cores
+  int spinMicros = -1;                           // before sleeping; -1: by the ranks' cores
   /// Whether torch allocates CPU tensors in shared memory from now on; of the whole process.
   bool sharedTensors = false;
   /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.

@@ -4,7 +4,8 @@ namespace fastcoll {
 
 AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
                                    std::size_t ringBytes) {
-  // One shot reads (n - 1) B where the pipeline reads 2 (n - 1) B / n: its limit falls with n.
+  // One shot reads (n - 1) B of its peers where the pipeline reads (n - 1) B / n, and writes as
+  // much: its limit falls with n.
   const std::size_t limit =
       std::min(ringBytes / 4, 2 * tuning.oneShotBytes / static_cast<std::size_t>(ranks));
   const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);

@@ -43,26 +43,58 @@ int grantedCores() {
   return std::max(1, static_cast<int>(cores + 0.5));
 }
 
+namespace {
+
+/// Gives each rank a core of its set, by augmenting paths (Kuhn's algorithm): a rank takes a core
+/// whose present holder finds another.
+class Matching {
+ public:
+  explicit Matching(const std::vector<CoreSet>& ranks) : ranks_(ranks) {}
+
+  bool add(std::size_t rank) {
+    tried_.reset();
+    return seat(rank);
+  }
+
+ private:
+  static constexpr std::size_t kNobody = ~std::size_t{0};
+
+  bool seat(std::size_t rank) {
+    for (std::size_t core = 0; core < tried_.size(); ++core) {
+      if (!ranks_[rank][core] || tried_[core]) continue;
+      tried_.set(core);
+      if (holder_[core] != kNobody && !seat(holder_[core])) continue;
+      holder_[core] = rank;
+      return true;
+    }
+    return false;
+  }
+
+  const std::vector<CoreSet>& ranks_;
+  CoreSet tried_;
+  std::vector<std::size_t> holder_ = std::vector<std::size_t>(CoreSet{}.size(), kNobody);
+};
+
+}  // namespace
+
 bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int granted) {
+  if (static_cast<std::size_t>(granted) < ranks.size()) return false;
   const auto known = [&](std::size_t rank) {
     return ranks[rank].none() ? ~CoreSet{} : ranks[rank];
   };
   CoreSet reach = known(self);
   std::vector<bool> meets(ranks.size(), false);
+  Matching matching(ranks);
   for (bool grew = true; grew;) {
     grew = false;
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (meets[rank] || (known(rank) & reach).none()) continue;
       meets[rank] = grew = true;
       reach |= known(rank);
+      if (!matching.add(rank)) return false;  // an unknown set has no core to give
     }
   }
-  CoreSet cores;  // an unknown set adds none
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (meets[rank]) cores |= ranks[rank];
-  }
-  const auto many = static_cast<std::size_t>(std::count(meets.begin(), meets.end(), true));
-  return std::min(cores.count(), static_cast<std::size_t>(granted)) >= many;
+  return true;
 }
 
 }  // namespace fastcoll

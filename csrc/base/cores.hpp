@@ -19,9 +19,10 @@ CoreSet allowedCores();
 /// As many cores' time as the control group grants this process.
 int grantedCores();
 
-/// Whether `self`, one of `ranks`, has a core for itself: the ranks that may meet with it on a
-/// core, and those that may meet with these, have at least as many cores as they are, and `granted`
-/// is no less. Ranks whose cores are unknown meet with all.
+/// Whether `self`, one of the `ranks` of a host, has a core for itself: each of the ranks that may
+/// meet with it on a core, and of those that may meet with these, can be given one of its own, and
+/// `granted` is enough for all ranks, which share it wherever they are bound. False where the cores
+/// of a rank that may meet with it are unknown; such a rank may meet with all.
 bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int granted);
 
 }  // namespace fastcoll

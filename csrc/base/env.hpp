@@ -22,7 +22,7 @@ struct Environment {
   bool ringBytesIsSet = false;
   /// FASTCOLL_STORES=auto|plain|streaming: how rings are written; auto follows what it costs.
   StoresChoice stores = StoresChoice::Auto;
-  /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the number of cores.
+  /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the ranks' cores.
   int spinMicros = -1;
   bool spinMicrosIsSet = false;
   /// FASTCOLL_ISA=auto|avx512|avx2|baseline: instruction set of the reductions.

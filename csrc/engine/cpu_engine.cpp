@@ -15,8 +15,6 @@
 namespace fastcoll {
 namespace {
 
-// A waiter spins this long where every local rank has a core of its own; see docs/architecture.md.
-
 template <std::size_t N>
 void setText(char (&field)[N], const std::string& value) {
   std::memset(field, 0, N);

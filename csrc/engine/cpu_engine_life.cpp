@@ -5,6 +5,7 @@
 
 namespace fastcoll {
 namespace {
+// A waiter spins this long where every local rank has a core of its own; see docs/architecture.md.
 constexpr int kSpinMicros = 50;
 }  // namespace
 

@@ -93,8 +93,8 @@ void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
   const int k = args.k;
   if (bytes == 0) return;
   if (P::kCopiesOne && k == 1) {
-    for (char* target : {to.dst, to.copy})
-      if (target != nullptr && target != srcs[0]) __builtin_memcpy(target, srcs[0], bytes);
+    if (to.copy != nullptr && to.copy != srcs[0]) __builtin_memcpy(to.copy, srcs[0], bytes);
+    if (to.dst != srcs[0]) __builtin_memcpy(to.dst, srcs[0], bytes);
     return;
   }
 

@@ -34,7 +34,7 @@ static_assert(sizeof(Arrival) == 64);
 /// the ranks that sleep on this block.
 struct alignas(64) Progress {
   std::atomic<std::uint64_t> published;  // up to here this rank's segments may be read
-  std::atomic<std::uint64_t> consumed;   // up to here this rank has read those of all peers
+  std::atomic<std::uint64_t> consumed;   // up to here it has read, and written, those of all peers
   std::atomic<std::uint32_t> waiters;    // ranks that sleep, or are about to, on one of the two
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "../base/topology.hpp"
@@ -33,7 +34,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   if (isOpen()) return;
   process_->start(arenaBytes);
-  process_->prune();
+  process_->retireHeld();
   blockOffset_ = arena().allocate(ControlBlock::bytes(identity_.size));
   auto* block = reinterpret_cast<ControlBlock*>(arena().base() + blockOffset_);  // zeroed
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
@@ -143,7 +144,11 @@ GroupMemory::~GroupMemory() {
   close(false);
   if (!keep_) {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
-    if (large != 0) giveBackRing(large);
+    try {
+      if (large != 0) giveBackRing(large);
+    } catch (const std::bad_alloc&) {
+      // No memory to remember who may write there: it stays with the arena.
+    }
     for (const std::uint64_t offset : allocated_) arena().retire(offset);
     arena().retire(blockOffset_);
   }
@@ -152,7 +157,9 @@ GroupMemory::~GroupMemory() {
 }
 
 /// After a fault a peer that does not know of it yet, or was stopped, may still read the ring, and
-/// write results into it: then nobody else gets that memory before the peer has left or died.
+/// write results into it: then nobody else gets that memory before the peer has left or died. Who
+/// leaves has ended its collectives, or given them most of a second to; the retirement comes on
+/// top.
 void GroupMemory::giveBackRing(std::uint64_t offset) {
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto uses = [published](const Instance& peer) {

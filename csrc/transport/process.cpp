@@ -279,13 +279,18 @@ void LocalProcess::hold(std::uint64_t offset, std::function<bool()> over) {
   held_[offset] = std::move(over);
 }
 
-void LocalProcess::prune() {
+void LocalProcess::retireHeld() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = held_.begin(); it != held_.end();) {
     const bool over = it->second();
     if (over) arena_->retire(it->first);
-    it = over ? held_.erase(it) : std::next(it);  // before the peers: it holds some of them
+    it = over ? held_.erase(it) : std::next(it);
   }
+}
+
+void LocalProcess::prune() {
+  retireHeld();  // before the peers: what is held holds some of them
+  std::lock_guard<std::mutex> lock(mutex_);
   for (auto it = peers_.begin(); it != peers_.end();) {
     const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
     it = unused ? peers_.erase(it) : std::next(it);

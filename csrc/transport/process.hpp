@@ -70,8 +70,10 @@ class LocalProcess {
   /// Throws Error(Network) when somebody answers wrongly or memory cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address, TimePoint deadline);
 
-  /// Forgets peers that no group uses any more, and retires held memory that is free by now.
+  /// Forgets peers that no group uses any more, and does what retireHeld() does.
   void prune();
+  /// Retires held memory that is free by now.
+  void retireHeld();
   /// Keeps memory of the arena, which a peer may still write into, until `over` says that none
   /// does: it is asked now and then, from any thread.
   void hold(std::uint64_t offset, std::function<bool()> over);

@@ -66,7 +66,7 @@ void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_
 Segment SegmentStream::place(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
   // Once large, always large within a collective: the large segments that are under way are more
-  // than the small ring is long.
+  // than the small ring is long. Readers write into the large ring only: see giveBackRing().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = placed_ % ring;

@@ -21,7 +21,7 @@
 // still caches is several times slower than to write one that has left its cache, so the ring is
 // longer than a core's second-level cache. Collectives of segments of up to kSmallSegmentBytes go
 // through a small ring in the control block, in the same positions, so that a group that moves no
-// more needs no other memory.
+// more needs no other memory; but for those in which readers write.
 #pragma once
 
 #include <atomic>

@@ -72,6 +72,14 @@ def test_a_rank_between_two_others_joins_them(world):
     assert world(3).run(spin, [{first}, {first, second}, {second}]) == [0, 0, 0]
 
 
+@many_cores
+def test_a_core_is_counted_once(world):
+    """Ranks 0 and 1 have one core, though the three of them, and with more cores all together, have as many."""
+    cores = sorted(os.sched_getaffinity(0))
+    sets = [{cores[0]}, {cores[0]}, set(cores)]
+    assert world(3).run(spin, sets) == [0, 0, 0]
+
+
 def test_the_option_decides(world):
     (core,) = sorted(os.sched_getaffinity(0))[:1]
     assert world(2).run(spin, [{core}, {core}], 7) == [7, 7]
