@@ -454,10 +454,10 @@ proctype Rank(byte me) {
     fi;
 #endif
     /* After a fault who only reads will throw away what it has read. */
-#if BACK && !defined(M_FREES_UNDER_WRITERS)
-#define HARMLESS 0
-#else
+#ifdef M_FREES_UNDER_WRITERS
 #define HARMLESS (abortState[me] != NONE)
+#else
+#define HARMLESS (!BACK && abortState[me] != NONE)
 #endif
     p = 0;
     all = 1;
