@@ -10,8 +10,8 @@
 //         there; of its own ring (n - 1) B / n. Chosen: above the one-shot limit.
 //
 // A line of the ring goes to the peer and comes back, and is in its owner's cache when it is
-// written the next time. A result that was published in a ring of its own would cost another line:
-// 15 to 20 % of the time between cores that share a cache, several times the time between others.
+// written the next time. A result that was published in a ring of its own would cost another line,
+// which is dear between cores that share no cache.
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 
