@@ -21,9 +21,14 @@ def create(timeout=30):
 def all_reduce(made):
     Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
 
-def aside(function, *arguments):
+def heard(call):
+    while call not in stand_in.names():
+        time.sleep(0.01)
+
+def hangs_aside(call, function, *arguments):
+    stand_in.inject("hang", call)
     threading.Thread(target=function, args=arguments, daemon=True).start()
-    time.sleep(0.2)
+    heard(call)
 """
 
 # What a process does before it ends, and the calls that NCCL hears after it.
@@ -37,16 +42,16 @@ ENDINGS = {
     "aborted": ("made = create(); made.abort()", []),
     "three": ("all = [create() for _ in range(3)]", ["abort"] * 3),
     "in a hanging call": (
-        "made = create(); stand_in.inject('hang', 'allReduce'); aside(all_reduce, made)",
+        "made = create(); hangs_aside('allReduce', all_reduce, made)",
         ["abort"],
     ),
     "with an abort that hangs": ("made = create(); stand_in.inject('hang', 'abort')", ["abort"]),
     "after an abort that hangs": (
-        "made = create(); stand_in.inject('hang', 'abort'); aside(made.abort)",
+        "made = create(); hangs_aside('abort', made.abort)",
         [],
     ),
     "after a destruction that hangs": (
-        "made = create(); stand_in.inject('hang', 'destroy'); aside(made.destroy)",
+        "made = create(); hangs_aside('destroy', made.destroy)",
         [],
     ),
     "without a thread to abort": (
@@ -59,12 +64,13 @@ ENDINGS = {
         """,
         [],
     ),
-    "in an init that hangs": ("stand_in.inject('hang', 'initRank'); aside(create)", []),
+    "in an init that hangs": ("hangs_aside('initRank', create)", []),
     "after Ctrl-C in an init that hangs": (
         """
         import signal
         stand_in.inject('hang', 'initRank')
-        aside(lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT)))
+        interrupt = lambda: (heard('initRank'), time.sleep(0.1), os.kill(os.getpid(), signal.SIGINT))
+        threading.Thread(target=interrupt, daemon=True).start()
         try:
             create(timeout=30)
         except KeyboardInterrupt:

@@ -52,19 +52,19 @@ def by_url(url, name):
     dist.destroy_process_group()
 
 
-def by_environment(port):
+def by_environment(*ports):
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         RANK=str(here().rank),
         WORLD_SIZE=str(here().size),
         LOCAL_RANK=str(here().rank),
     )
-    dist.init_process_group(BACKEND)
-    use_group()
-    dist.destroy_process_group()
-    dist.init_process_group(BACKEND, init_method="env://")
-    use_group()
+    # Rank 0's store of the first group may listen still when another rank comes for the second.
+    for port, arguments in zip(ports, [{}, {"init_method": "env://"}], strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        dist.init_process_group(BACKEND, **arguments)
+        use_group()
+        dist.destroy_process_group()
 
 
 def by_store(kind):
@@ -113,7 +113,7 @@ def test_tcp(world, size):
 
 
 def test_environment(world):
-    world(3).run(by_environment, free_port(), init=False)
+    world(3).run(by_environment, free_port(), free_port(), init=False)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
