@@ -87,18 +87,29 @@ class TorchPeer(LocalPeer):
         raise NotImplementedError(f"{case.collective.name} is not known to {type(self).__name__}")
 
     def _bind_sendrecv(self, case: Case) -> Call:
-        """Sends to the next rank while receiving from the one before, as nccl-tests do."""
-        ranks = case.world_size
+        """Sends to the next rank while receiving from the one before, as nccl-tests do.
+
+        On a device the two calls must be grouped; CPU backends have no groups of calls.
+        """
+        send, receive, group = case.send, case.receive, self.group
+        target, source = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
         operations = [
-            dist.P2POp(dist.isend, case.send, (case.rank + 1) % ranks, self.group),
-            dist.P2POp(dist.irecv, case.receive, (case.rank - 1) % ranks, self.group),
+            dist.P2POp(dist.isend, send, target, group),
+            dist.P2POp(dist.irecv, receive, source, group),
         ]
 
         def exchange() -> None:
+            sending = dist.isend(send, target, group)
+            receiving = dist.irecv(receive, source, group)
+            assert sending is not None and receiving is not None  # this rank belongs to the group
+            receiving.wait()
+            sending.wait()
+
+        def grouped() -> None:
             for work in dist.batch_isend_irecv(operations):
                 work.wait()
 
-        return exchange
+        return exchange if send.device.type == "cpu" else grouped
 
     def close(self) -> None:
         """Destroys the group, collected before the interpreter ends: else gloo may abort then."""

@@ -1,9 +1,10 @@
 // All-gather: every rank publishes its message segment by segment; every rank copies all others.
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B. The messages may differ in length: a rank
-// whose message has ended publishes empty segments until the longest has ended.
+// whose message has ended publishes empty segments until the longest has ended. Two ranks exchange
+// what fits into caches in place (exchange.hpp).
 #include "direct.hpp"
-#include "pipeline.hpp"
+#include "exchange.hpp"
 
 namespace fastcoll {
 
@@ -32,6 +33,15 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
       in.copyTo(own, streaming);
       return direct.finish();
     }
+  }
+  if (Exchange::serves(stream, tuning, longest)) {
+    const Message& out = request.out[static_cast<std::size_t>(1 - stream.rank())];
+    Exchange exchange(stream, tuning, in, out.bytes(), longest);
+    exchange.run([&](std::size_t offset, std::size_t bytes, const std::uint8_t* memory) {
+      out.write(offset, bytes, memory, streaming);
+    });
+    in.copyTo(own, streaming);
+    return stream.end();
   }
   const Cut cut(longest, segmentLimit(stream, tuning, longest));
   pipelineSegments(

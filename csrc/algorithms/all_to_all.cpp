@@ -6,11 +6,13 @@
 // the announcement on all ranks travel with it. Else a rank fills its first segment while the
 // announcements are on their way, as if the longest message were its own: mostly all are alike.
 //
+// Two ranks exchange what fits into caches in place (exchange.hpp).
+//
 // Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: what it receives.
 #include <optional>
 
 #include "direct.hpp"
-#include "pipeline.hpp"
+#include "exchange.hpp"
 
 namespace fastcoll {
 namespace {
@@ -99,13 +101,21 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
                           bool streams) {
     return strided.write(s, stream.rank(), request.in, memory, streams);
   };
+  const std::size_t next = (mine + 1) % request.in.size();  // the only peer, of two ranks
+  const auto exchangeOf = [&](std::size_t bytes) {
+    return Exchange(stream, tuning, request.in[next], request.out[next].bytes(), bytes);
+  };
   std::optional<Segment> guessed;
   if (arrival.direct == 0 && !fitsFirst(longest)) {
-    const Strided strided = cutBy(longest);
-    guessed = stream.place(strided.bytes());
-    stream.fill(*guessed, [&](std::uint8_t* memory, bool streams) {
-      return fillBy(strided, 0, memory, streams);
-    });
+    if (Exchange::serves(stream, tuning, longest)) {
+      guessed = exchangeOf(longest).fill(0);
+    } else {
+      const Strided strided = cutBy(longest);
+      guessed = stream.place(strided.bytes());
+      stream.fill(*guessed, [&](std::uint8_t* memory, bool streams) {
+        return fillBy(strided, 0, memory, streams);
+      });
+    }
   }
   stream.awaitArrivals();
   comparePairs(stream, arrival);
@@ -140,6 +150,11 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
       out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));
     }
     stream.consume(first);
+  } else if (Exchange::serves(stream, tuning, longestOfAll)) {
+    const auto take = [&](std::size_t offset, std::size_t bytes, const std::uint8_t* memory) {
+      request.out[next].write(offset, bytes, memory, streaming);
+    };
+    exchangeOf(longestOfAll).run(take, guessed ? &*guessed : nullptr);
   } else {
     const Strided strided = cutBy(longestOfAll);
     pipelineSegments(

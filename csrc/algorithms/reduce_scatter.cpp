@@ -2,9 +2,9 @@
 // own pieces in rank order.
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
-// pieces.
+// pieces. Two ranks exchange what fits into caches in place (exchange.hpp).
 #include "direct.hpp"
-#include "pipeline.hpp"
+#include "exchange.hpp"
 #include "segment_reduce.hpp"
 
 namespace fastcoll {
@@ -34,6 +34,17 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
       }
       return direct.finish();
     }
+  }
+  if (Exchange::serves(stream, tuning, bytes)) {
+    const int peer = 1 - stream.rank();
+    const Message& theirs = request.in[static_cast<std::size_t>(peer)];
+    Exchange exchange(stream, tuning, theirs, bytes, bytes);
+    exchange.run([&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
+      reducer.source(peer, memory);
+      reducer.ownSource(stream, own, offset, length);
+      reducer.runInto(out, offset, length, stream);
+    });
+    return stream.end();
   }
   const Strided strided(bytes, stream.size(), segmentLimit(stream, tuning, bytes));
   const Cut& cut = strided.cut;

@@ -1,7 +1,7 @@
 """Memory that a peer may still write into, after a fault that it does not know of, goes to nobody else.
 
-In an all_reduce peers write results into a rank's ring. One that is stopped meanwhile goes on some time: then
-the ring must not be another group's by now.
+In an all_reduce and in an all_to_all of two, peers write into a rank's ring. One that is stopped meanwhile goes on
+some time: then the ring must not be another group's by now.
 """
 
 import gc
@@ -26,7 +26,7 @@ def shared_bytes() -> int:
 
 def new_group(timeout: float) -> dist.ProcessGroup:
     group = dist.new_group(backend=BACKEND, timeout=timedelta(seconds=timeout))
-    dist.all_reduce(LARGE.clone(), group=group)
+    all_reduce(group)
     return group
 
 
@@ -36,13 +36,25 @@ def destroy(groups: list[dist.ProcessGroup]) -> None:
     gc.collect()
 
 
-def silent(rank: Rank, comes: bool):
+def all_to_all(group: dist.ProcessGroup) -> None:
+    dist.all_to_all_single(torch.empty_like(LARGE), LARGE, group=group)
+
+
+def all_reduce(group: dist.ProcessGroup) -> None:
+    dist.all_reduce(LARGE.clone(), group=group)
+
+
+COLLECTIVES = {"all_reduce": all_reduce, "all_to_all": all_to_all}
+
+
+def silent(rank: Rank, name: str, comes: bool):
+    collective = COLLECTIVES[name]
     rank.used()
     before = shared_bytes()
     groups = [new_group(TIMEOUT)]
     if rank.rank == 0:
         dist.barrier(group=groups[0])
-        fault = catch(dist.all_reduce, LARGE.clone(), group=groups[0])
+        fault = catch(collective, groups[0])
         destroy(groups)
         rank.tell((fault, shared_bytes() - before))
         rank.hear()
@@ -50,7 +62,7 @@ def silent(rank: Rank, comes: bool):
         dist.barrier(group=groups[0])
         rank.hear()
         if comes:
-            assert catch(dist.all_reduce, LARGE.clone(), group=groups[0]) is not None
+            assert catch(collective, groups[0]) is not None
         destroy(groups)
         rank.tell("left")
         rank.hear()
@@ -62,8 +74,9 @@ def silent(rank: Rank, comes: bool):
 
 
 @pytest.mark.parametrize("comes", [False, True], ids=["never comes", "comes late"])
-def test_a_ring_is_kept_until_the_peer_has_left(jobs, comes):
-    job = jobs(2, silent, comes)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_ring_is_kept_until_the_peer_has_left(jobs, name, comes):
+    job = jobs(2, silent, name, comes)
     fault, held = job.hear(0)
     assert "timed out" in fault.text.lower(), fault
     assert held >= RING, "rank 1 has neither left nor read what was published, and may write still"

@@ -1,0 +1,115 @@
+// What two ranks have for each other, exchanged in place: half of a rank's message goes through its
+// own ring, the other half through its peer's.
+//
+// Phases, for each segment s: both ranks publish the first half of what they have for the other;
+//         each takes its own from the peer's segment, and writes the second half of what it has for
+//         the peer over it; once the peer has consumed the segment, its owner takes the second half
+//         from it.
+// Order:  publish 0 | publish s+1, first half of s, second half of s-1 | ...
+// Steps: 2 per segment. Bytes read per rank: of its peer half of what it receives, and as much is
+//         written there; of its own ring the other half.
+//
+// A line of the ring goes to the peer and comes back, and carries bytes both ways. To write a line
+// that the peer has only read is as quick between cores that share a cache, but several times as
+// slow between others. Messages that no cache holds are the memory's business, and go the simpler
+// way.
+#pragma once
+
+#include <algorithm>
+
+#include "pipeline.hpp"
+
+namespace fastcoll {
+
+class Exchange {
+ public:
+  /// Whether ranks whose longest message has so many bytes exchange them so, on all ranks alike.
+  static bool serves(const SegmentStream& stream, const TuningTable& tuning, std::size_t longest) {
+    return stream.size() == 2 && longest >= kLeastBytes && longest <= tuning.longBytes;
+  }
+
+  /// `in`: for the peer, from which `expected` bytes come. `longest`: at least the bytes of either,
+  /// the same on both ranks.
+  Exchange(SegmentStream& stream, const TuningTable& tuning, const Message& in,
+           std::size_t expected, std::size_t longest)
+      : stream_(stream),
+        in_(in),
+        expected_(expected),
+        cut_(longest, segmentLimit(stream, tuning, longest)) {}
+
+  /// Places segment s, the next one, and fills it; what it waits for was published long before.
+  Segment fill(std::size_t s) {
+    const Segment segment = stream_.place(half(cut_.step), true);
+    stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
+      const std::size_t length = half(cut_.length(s, in_.bytes()));
+      in_.read(cut_.offset(s), length, memory, streaming);
+      return length;
+    });
+    return segment;
+  }
+
+  /// Calls take(offset, bytes, memory) for all that comes, part by part; the parts lie at `memory`
+  /// during the call. `filled`: segment 0, if it has been filled already.
+  template <typename Take>
+  void run(Take take, const Segment* filled = nullptr) {
+    Segment ahead = filled != nullptr ? *filled : fill(0);
+    stream_.publish(ahead);
+    Segment behind;
+    for (std::size_t s = 0; s < cut_.segments; ++s) {
+      const Segment present = ahead;
+      if (s + 1 < cut_.segments) {
+        ahead = fill(s + 1);
+        stream_.publish(ahead);
+      }
+      swap(s, present, take);
+      stream_.consume(present);
+      if (s > 0) takeReturned(s - 1, behind, take);
+      behind = present;
+    }
+    takeReturned(cut_.segments - 1, behind, take);
+  }
+
+ private:
+  /// Below, the second step costs more than it spares.
+  static constexpr std::size_t kLeastBytes = 8 * 1024;
+  /// What is read is written over while it is in the first-level cache. One line less than two
+  /// pages: of addresses whole pages apart a load is taken to need the store before it.
+  static constexpr std::size_t kBlock = 8192 - 64;
+
+  /// The part that goes through the sender's ring: whole lines, and no less than the rest.
+  static std::size_t half(std::size_t length) {
+    return std::min(length, (length + 127) / 128 * 64);
+  }
+  /// How much of `length` bytes lies in the block at `at`.
+  static std::size_t within(std::size_t length, std::size_t at) {
+    return at >= length ? 0 : std::min(kBlock, length - at);
+  }
+
+  template <typename Take>
+  void swap(std::size_t s, const Segment& segment, Take take) {
+    const std::size_t incoming = half(cut_.length(s, expected_));
+    const std::size_t outgoing = cut_.length(s, in_.bytes());
+    const std::size_t published = half(outgoing);
+    std::uint8_t* memory = stream_.await(1 - stream_.rank(), segment);
+    for (std::size_t at = 0; at < half(cut_.step); at += kBlock) {
+      const std::size_t bytes = within(incoming, at);
+      if (bytes > 0) take(cut_.offset(s) + at, bytes, memory + at);
+      in_.read(cut_.offset(s) + published + at, within(outgoing - published, at), memory + at);
+    }
+  }
+
+  template <typename Take>
+  void takeReturned(std::size_t s, const Segment& segment, Take take) {
+    const std::uint8_t* memory = stream_.awaitConsumed(segment);
+    const std::size_t incoming = cut_.length(s, expected_);
+    const std::size_t first = half(incoming);
+    if (incoming > first) take(cut_.offset(s) + first, incoming - first, memory);
+  }
+
+  SegmentStream& stream_;
+  const Message& in_;
+  const std::size_t expected_;
+  const Cut cut_;
+};
+
+}  // namespace fastcoll
