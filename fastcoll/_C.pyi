@@ -71,7 +71,7 @@ class Tuning:
         one_shot_bytes: all_reduce reads all messages at once up to twice this, divided by the ranks.
         segment_bytes: Most bytes of a pipeline segment of messages up to long_bytes.
         long_segment_bytes: The same for longer messages.
-        long_bytes: See there.
+        long_bytes: See there; and two ranks exchange messages up to this size in place.
         streaming_bytes: From here on results are written past the caches.
         direct_bytes: From here on a message in shared memory is read by the peers where it is.
         direct_all_reduce_bytes: The same for all_reduce.

@@ -6,7 +6,7 @@
 // the announcement on all ranks travel with it. Else a rank fills its first segment while the
 // announcements are on their way, as if the longest message were its own: mostly all are alike.
 //
-// Two ranks exchange what fits into caches in place (exchange.hpp).
+// Two ranks exchange messages of 8 KiB and more that fit into caches in place (exchange.hpp).
 //
 // Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: what it receives.
 #include <optional>

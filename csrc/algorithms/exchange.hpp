@@ -6,13 +6,13 @@
 //         the peer over it; once the peer has consumed the segment, its owner takes the second half
 //         from it.
 // Order:  publish 0 | publish s+1, first half of s, second half of s-1 | ...
-// Steps: 2 per segment. Bytes read per rank: of its peer half of what it receives, and as much is
-//         written there; of its own ring the other half.
+// Steps: 2 per segment. Bytes read per rank: half of what it receives of its peer's ring, where it
+//         writes half of what it sends; the other half of its own ring.
 //
-// A line of the ring goes to the peer and comes back, and carries bytes both ways. To write a line
-// that the peer has only read is as quick between cores that share a cache, but several times as
-// slow between others. Messages that no cache holds are the memory's business, and go the simpler
-// way.
+// A line of the ring goes to the peer and comes back, and carries bytes both ways. A line that
+// comes back unwritten is as quick to write again between cores that share a cache, but several
+// times as slow between others. Messages that no cache holds are bounded by memory, and go the
+// simpler way.
 #pragma once
 
 #include <algorithm>
@@ -73,10 +73,12 @@ class Exchange {
   /// Below, the second step costs more than it spares.
   static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// What is read is written over while it is in the first-level cache. One line less than two
-  /// pages: of addresses whole pages apart a load is taken to need the store before it.
+  /// pages: the first loads of a block would wait for the last block's stores, of which they are
+  /// told apart by their place in the page only.
   static constexpr std::size_t kBlock = 8192 - 64;
 
-  /// The part that goes through the sender's ring: whole lines, and no less than the rest.
+  /// The part that goes through the sender's ring: all of one line, or whole lines that are no less
+  /// than the rest.
   static std::size_t half(std::size_t length) {
     return std::min(length, (length + 127) / 128 * 64);
   }

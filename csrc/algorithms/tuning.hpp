@@ -13,7 +13,8 @@ namespace fastcoll {
 struct TuningTable {
   /// All-reduce: one shot up to twice this many bytes divided by the ranks.
   std::size_t oneShotBytes = 24 << 10;
-  /// Most bytes of a segment of messages up to `longBytes`, and of longer ones. A quarter of the
+  /// Most bytes of a segment of messages up to `longBytes`, which two ranks exchange in place where
+  /// they can (exchange.hpp), and of longer ones. A quarter of the
   /// ring is never exceeded.
   std::size_t segmentBytes = 512 << 10;
   std::size_t longSegmentBytes = 256 << 10;

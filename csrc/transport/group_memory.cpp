@@ -157,9 +157,9 @@ GroupMemory::~GroupMemory() {
 }
 
 /// After a fault a peer that does not know of it yet, or was stopped, may still read the ring, and
-/// write results into it: then nobody else gets that memory before the peer has left or died. Who
-/// leaves has ended its collectives, or given them most of a second to; the retirement comes on
-/// top.
+/// write into it what is meant for its owner: then nobody else gets that memory before the peer has
+/// left or died. Who leaves has ended its collectives, or given them most of a second to; the
+/// retirement comes on top.
 void GroupMemory::giveBackRing(std::uint64_t offset) {
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto uses = [published](const Instance& peer) {

@@ -1,6 +1,6 @@
 """Memory that a peer may still write into, after a fault that it does not know of, goes to nobody else.
 
-In an all_reduce and in an all_to_all of two, peers write into a rank's ring. One that is stopped meanwhile goes on
+In an all_reduce, and in an all_gather of two, peers write into a rank's ring. One that is stopped meanwhile goes on
 some time: then the ring must not be another group's by now.
 """
 
@@ -36,15 +36,15 @@ def destroy(groups: list[dist.ProcessGroup]) -> None:
     gc.collect()
 
 
-def all_to_all(group: dist.ProcessGroup) -> None:
-    dist.all_to_all_single(torch.empty_like(LARGE), LARGE, group=group)
+def all_gather(group: dist.ProcessGroup) -> None:
+    dist.all_gather([torch.empty_like(LARGE), torch.empty_like(LARGE)], LARGE, group=group)
 
 
 def all_reduce(group: dist.ProcessGroup) -> None:
     dist.all_reduce(LARGE.clone(), group=group)
 
 
-COLLECTIVES = {"all_reduce": all_reduce, "all_to_all": all_to_all}
+COLLECTIVES = {"all_reduce": all_reduce, "all_gather": all_gather}
 
 
 def silent(rank: Rank, name: str, comes: bool):
