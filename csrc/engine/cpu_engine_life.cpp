@@ -140,12 +140,13 @@ void CpuEngine::shutdown() noexcept {
     closed_ = true;
     const auto idle = [this] { return !running_ && queue_.empty(); };
     // Work that is about to end may end; work that is not is failed rather than waited for.
-    if (!changed_.wait_for(lock, Milliseconds(300), idle)) {
+    bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
+    if (!ended) {
       lock.unlock();
       abort(ErrorKind::Backend,
             concat("the group was destroyed on rank ", config_.rank, " with work pending"));
       lock.lock();
-      changed_.wait_for(lock, Milliseconds(500), idle);
+      ended = changed_.wait_for(lock, Milliseconds(500), idle);
     }
     PointToPoint* const pointToPoint = pointToPoint_.get();
     lock.unlock();
@@ -158,7 +159,10 @@ void CpuEngine::shutdown() noexcept {
               concat("the group was destroyed on rank ", config_.rank, " with work pending"));
       }
     }
-    if (memory_ != nullptr) memory_->close(keep);
+    if (memory_ == nullptr) return;
+    memory_->close(keep);
+    // A thread that is still inside may write to peers' memory: this rank leaves when it is out.
+    if (ended) memory_->leave();
   } catch (...) {
     log(LogLevel::Warn, concat("group '", config_.name, "': the shutdown failed"));
   }

@@ -135,13 +135,16 @@ void GroupMemory::close(bool keep) noexcept {
   }
   keep_ = keep;
   arena().removeFromDirectory(identity_.nonce);
-  own().closed.store(1, std::memory_order_seq_cst);
-  wakeSleepers(own());
+}
+
+void GroupMemory::leave() noexcept {
+  if (isOpen() && own().closed.exchange(1, std::memory_order_seq_cst) == 0) wakeSleepers(own());
 }
 
 GroupMemory::~GroupMemory() {
   if (!isOpen()) return;
   close(false);
+  leave();
   if (!keep_) {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
     try {
@@ -158,8 +161,7 @@ GroupMemory::~GroupMemory() {
 
 /// After a fault a peer that does not know of it yet, or was stopped, may still read the ring, and
 /// write into it what is meant for its owner: then nobody else gets that memory before the peer has
-/// left or died. Who leaves has ended its collectives, or given them most of a second to; the
-/// retirement comes on top.
+/// left or died. Who leaves has ended its collectives.
 void GroupMemory::giveBackRing(std::uint64_t offset) {
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto uses = [published](const Instance& peer) {

@@ -69,10 +69,12 @@ class GroupMemory {
   /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
   std::string causeOfSilence(int peer) const;
 
-  /// Tells the peers that this rank has left the group, after a short wait for those that still
-  /// read its last segments. `keep`: a peer may read later still, so the memory stays with the
-  /// arena.
+  /// Ends the use of the group, after a short wait for peers that still read this rank's last
+  /// segments. `keep`: a peer may read later still, so the memory stays with the arena.
   void close(bool keep) noexcept;
+  /// Tells the peers that this rank has left the group, and touches nobody's memory any more. After
+  /// close(); at the latest the end of this object does so.
+  void leave() noexcept;
 
   /// Records the group's first fault on every member and wakes all of them. Where another rank was
   /// first, its fault is told instead; later calls change nothing. Never throws.

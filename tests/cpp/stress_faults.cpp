@@ -214,6 +214,57 @@ void endsUnderWaiters(Rank& me) {
   }
 }
 
+/// Rank 1 ends its engine while a thread of it is held up in a collective, and may write into rank
+/// 0's ring: rank 0 gives that memory to nobody before the thread is out.
+void endsUnderAStoppedThread(Rank& me) {
+  GroupOptions large;
+  large.ringBytes = 1 << 20;
+  const Engine other = me.group("other");
+  runChecked(me, *other, sum(10));
+  const std::size_t before = other->info().sharedBytes;
+  const auto prune = [&](const char* name) {
+    me.sync();
+    const Engine engine = me.group(name);
+    runChecked(me, *engine, sum(10));
+  };
+  const auto holds = [&] { return other->info().sharedBytes >= before + large.ringBytes; };
+  Engine engine = me.group("stopped inside", large);
+  runChecked(me, *engine, sum(20000));
+  me.sync();
+  std::thread inside;
+  if (me.rank == 1) {
+    inside = std::thread([&me, engine] {
+      const auto task = job(me, sum(20000));
+      task->beforeTransfer = [&me] {
+        me.note("inside", "yes");
+        me.read("go on");
+      };
+      try {
+        engine->runInline(task);
+      } catch (const Error&) {
+      }
+    });
+    me.read("inside");
+    engine->shutdown();
+  } else {
+    requireFault({"destroyed"}, Milliseconds(3000),
+                 [&] { engine->runInline(job(me, sum(20000))); });
+  }
+  me.sync();
+  engine.reset();
+  std::this_thread::sleep_for(Milliseconds(1200));  // longer than memory is retired
+  prune("while it is inside");
+  if (me.rank == 0) {
+    REQUIRE(holds());
+    me.note("go on", "yes");
+  }
+  if (inside.joinable()) inside.join();
+  prune("when it is out");
+  std::this_thread::sleep_for(Milliseconds(1200));
+  prune("after the retirement");
+  REQUIRE(!holds());
+}
+
 /// What runs on the engine's threads around the transfer throws on one rank.
 void throwsInside(Rank& me) {
   for (int round = 0; round < 6; ++round) {
@@ -343,6 +394,7 @@ std::vector<Test> faultTests() {
           {"mismatches", mismatches, {2, 3}},
           {"a rank leaves", leaves, {2, 4}},
           {"an engine ends under its waiters", endsUnderWaiters, {2, 3}},
+          {"an engine ends under a stopped thread", endsUnderAStoppedThread, {2}, true, -1, false},
           {"throws inside", throwsInside, {2, 3}},
           {"storm", storm, {2, 3, 4}}};
 }
