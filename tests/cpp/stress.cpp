@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   int ran = 0;
   for (int round = 0; round < rounds; ++round) {
     for (const auto& tests : {stress::collectiveTests(), stress::pointToPointTests(),
-                              stress::groupTests(), stress::faultTests(), stress::processTests()}) {
+                              stress::groupTests(), stress::faultTests(), stress::endingTests()}) {
       for (const stress::Test& test : tests) {
         if (std::string(test.name).find(only) == std::string::npos) continue;
         if (processes ? !test.processes : !test.threads) continue;

@@ -1,25 +1,10 @@
-// Ranks that abort, leave, come late, disagree or throw.
-#include <unistd.h>
-
-#include <csignal>
+// Ranks that abort, come late, disagree or throw.
 #include <thread>
 
 #include "stress_harness.hpp"
 
 namespace stress {
 namespace {
-
-Plan sum(std::size_t count) {
-  Plan plan;
-  plan.collective = Collective::AllReduce;
-  plan.op = ReduceOp::Sum;
-  plan.count = count;
-  return plan;
-}
-
-JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000) {
-  return std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(timeoutMs));
-}
 
 /// Rank 0 does not come; another rank aborts while all others wait, each in its own way.
 void abortDuringWait(Rank& me) {
@@ -153,118 +138,6 @@ void mismatches(Rank& me) {
   }
 }
 
-/// A rank ends its engine while the others wait for it.
-void leaves(Rank& me) {
-  for (int round = 0; round < 6 * effort; ++round) {
-    const Engine engine = me.group(concat("left", round));
-    runChecked(me, *engine, sum(10));
-    me.sync();
-    if (me.rank == 0) {
-      std::this_thread::sleep_for(Milliseconds(round % 2 == 0 ? 0 : 15));
-      engine->shutdown();
-      continue;
-    }
-    const std::string text = requireFault({"left the group", "destroyed"}, Milliseconds(2000), [&] {
-      engine->runInline(job(me, sum(round % 3 == 0 ? 10 : 20000)));
-    });
-    // The word comes from whichever rank saw it first, so it may speak of another one that gave up.
-    REQUIRE(text.find("rank") != std::string::npos, text);
-  }
-}
-
-/// An engine ends while its own threads wait in it, or have work in the queue.
-void endsUnderWaiters(Rank& me) {
-  for (int round = 0; round < 5 * effort; ++round) {
-    Engine engine = me.group(concat("under", round));
-    runChecked(me, *engine, sum(10));
-    me.sync();
-    if (me.rank == 0) {
-      me.read(concat("gone", round));
-      continue;
-    }
-    std::vector<std::thread> waiters;
-    std::atomic<int> failed{0};
-    for (int i = 0; i < 3 && me.rank == 1; ++i) {
-      // Each waiter holds the engine: the last one out destroys it.
-      waiters.emplace_back([&failed, &me, engine, i] {
-        const auto task = job(me, sum(10));
-        try {
-          if (i == 0) {
-            engine->runInline(task);
-          } else {
-            engine->submit(task);
-            engine->wait(*task);
-            task->check();
-          }
-        } catch (const Error&) {
-          ++failed;
-        }
-      });
-    }
-    const auto start = Clock::now();
-    if (me.rank == 1) {
-      std::this_thread::sleep_for(Milliseconds(10));
-      engine->shutdown();
-      engine.reset();
-      for (auto& waiter : waiters) waiter.join();
-      REQUIRE(failed == 3, failed.load());
-      REQUIRE(Clock::now() - start < Milliseconds(2500));
-      me.note(concat("gone", round), "yes");
-    }
-  }
-}
-
-/// Rank 1 ends its engine while a thread of it is held up in a collective, and may write into rank
-/// 0's ring: rank 0 gives that memory to nobody before the thread is out.
-void endsUnderAStoppedThread(Rank& me) {
-  GroupOptions large;
-  large.ringBytes = 1 << 20;
-  const Engine other = me.group("other");
-  runChecked(me, *other, sum(10));
-  const std::size_t before = other->info().sharedBytes;
-  const auto prune = [&](const char* name) {
-    me.sync();
-    const Engine engine = me.group(name);
-    runChecked(me, *engine, sum(10));
-  };
-  const auto holds = [&] { return other->info().sharedBytes >= before + large.ringBytes; };
-  Engine engine = me.group("stopped inside", large);
-  runChecked(me, *engine, sum(20000));
-  me.sync();
-  std::thread inside;
-  if (me.rank == 1) {
-    inside = std::thread([&me, engine] {
-      const auto task = job(me, sum(20000));
-      task->beforeTransfer = [&me] {
-        me.note("inside", "yes");
-        me.read("go on");
-      };
-      try {
-        engine->runInline(task);
-      } catch (const Error&) {
-      }
-    });
-    me.read("inside");
-    engine->shutdown();
-  } else {
-    requireFault({"destroyed"}, Milliseconds(3000),
-                 [&] { engine->runInline(job(me, sum(20000))); });
-  }
-  me.sync();
-  engine.reset();
-  std::this_thread::sleep_for(Milliseconds(1200));  // longer than memory is retired
-  prune("while it is inside");
-  if (me.rank == 0) {
-    REQUIRE(holds());
-    me.note("go on", "yes");
-  }
-  if (inside.joinable()) inside.join();
-  prune("when it is out");
-  std::this_thread::sleep_for(Milliseconds(1200));
-  prune("after the retirement");
-  REQUIRE(!holds());
-}
-
 /// What runs on the engine's threads around the transfer throws on one rank.
 void throwsInside(Rank& me) {
   for (int round = 0; round < 6; ++round) {
@@ -359,32 +232,6 @@ void storm(Rank& me) {
   }
 }
 
-/// A rank is killed at a random moment: the others hear of it within a second.
-void killed(Rank& me) {
-  Random shared(400);
-  Random own(401u + static_cast<unsigned>(me.rank));
-  const Engine engine = me.group("killed");
-  runChecked(me, *engine, sum(10));
-  const auto after = Milliseconds(static_cast<int>(drawBelow(own, 50)));
-  if (me.rank == 0) {
-    std::thread([after] {
-      std::this_thread::sleep_for(after);
-      ::raise(SIGKILL);
-    }).detach();
-  }
-  auto last = Clock::now();
-  try {
-    for (;;) {
-      runChecked(me, *engine, drawAny(shared, me.size, 8000));
-      last = Clock::now();
-    }
-  } catch (const Error& error) {
-    const std::string text = error.what();
-    REQUIRE(text.find("process died") != std::string::npos, text);
-    REQUIRE(Clock::now() - last < Milliseconds(1500));
-  }
-}
-
 }  // namespace
 
 std::vector<Test> faultTests() {
@@ -392,15 +239,8 @@ std::vector<Test> faultTests() {
           {"abort during the rendezvous", abortDuringRendezvous, {2, 3}},
           {"nobody comes", nobodyComes, {2, 3}},
           {"mismatches", mismatches, {2, 3}},
-          {"a rank leaves", leaves, {2, 4}},
-          {"an engine ends under its waiters", endsUnderWaiters, {2, 3}},
-          {"an engine ends under a stopped thread", endsUnderAStoppedThread, {2}, true, -1, false},
           {"throws inside", throwsInside, {2, 3}},
           {"storm", storm, {2, 3, 4}}};
-}
-
-std::vector<Test> processTests() {
-  return {{"killed", killed, {2, 3, 5}, true, 0, false}};
 }
 
 }  // namespace stress

@@ -146,6 +146,10 @@ class Job : public Task {
 };
 using JobRef = std::shared_ptr<Job>;
 
+/// An all_reduce of so many float32.
+Plan sum(std::size_t count);
+JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000);
+
 /// Runs the plan and checks its result.
 void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan);
 
@@ -182,7 +186,7 @@ std::vector<Test> collectiveTests();
 std::vector<Test> pointToPointTests();
 std::vector<Test> groupTests();
 std::vector<Test> faultTests();
-std::vector<Test> processTests();
+std::vector<Test> endingTests();
 
 /// Multiplies what tests repeat; --effort.
 extern int effort;

@@ -362,6 +362,18 @@ void Job::check() const {
   verify();
 }
 
+Plan sum(std::size_t count) {
+  Plan plan;
+  plan.collective = Collective::AllReduce;
+  plan.op = ReduceOp::Sum;
+  plan.count = count;
+  return plan;
+}
+
+JobRef job(const Rank& me, const Plan& plan, int timeoutMs) {
+  return std::make_shared<Job>(plan, me.rank, me.size, Milliseconds(timeoutMs));
+}
+
 void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan) {
   const auto job = std::make_shared<Job>(plan, me.rank, me.size);
   engine.runInline(job);
