@@ -84,7 +84,7 @@ def through_small_segments() -> None:
     import fastcoll
     import fastcoll.tuning
 
-    table = fastcoll.tuning.load().table
+    table = type(fastcoll.tuning.load().table)()  # one of its own: that of load() is everybody's
     table.segment_bytes = 1
     for options in (fastcoll.Options(ring_bytes=16384), fastcoll.Options(tuning=table)):
         group = dist.new_group(backend="fastcoll", pg_options=options)

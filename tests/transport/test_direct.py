@@ -3,8 +3,6 @@
 That the ring was not used shows in the memory that the process holds: it is reserved at its first use.
 """
 
-import gc
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -119,15 +117,9 @@ CALLS = [
 ]
 
 
-def bytes_before() -> int:
-    """Shared memory of this process, when groups of earlier tests that only the collector finds are gone."""
-    gc.collect()
-    dist.barrier()
-    return shared_bytes()
-
-
 def direct(call, dtype):
-    before = bytes_before()
+    dist.barrier()
+    before = shared_bytes()
     for _ in range(4):
         tensor = call(True, dtype)
         held = tensor.untyped_storage().nbytes()
@@ -139,12 +131,11 @@ def direct(call, dtype):
 def mixed(call, dtype):
     """One rank's message is elsewhere: then all go through the ring."""
     root = 1  # whose memory decides alone in a broadcast
-    before = bytes_before()
+    dist.barrier()
+    before = shared_bytes()
     for _ in range(3):
         call(here().rank != root, dtype)
-    if call is not broadcast or here().rank == root:
-        # All but what an earlier group may still give back meanwhile.
-        assert shared_bytes() >= before + RING * 3 // 4
+    assert shared_bytes() >= before + (RING if call is not broadcast or here().rank == root else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16], ids=["float", "bfloat16"])
