@@ -10,7 +10,7 @@ bool PointToPoint::advanceSends(int rank, Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
-    const std::uint64_t offset = memory_.allocate(sizeof(PairChannel));
+    const std::uint64_t offset = memory_.allocate(sizeof(PairChannel), GroupMemory::Peers::Write);
     peer.outChannel = reinterpret_cast<PairChannel*>(memory_.arena().base() + offset);
     peer.out.emplace(*peer.outChannel);
     memory_.own().link(rank).channel.store(offset, std::memory_order_release);
@@ -119,7 +119,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
 bool PointToPoint::useLargeRing(Peer& peer) {
   if (peer.large) return true;
   if (!peer.out->fits(0)) return false;
-  const std::uint64_t offset = memory_.allocate(ringBytes_);
+  const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Peers::Read);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
   peer.out->move(data, ringBytes_, offset, RingStores(stores_, ringBytes_));

@@ -85,9 +85,8 @@ class Arena {
   std::uint64_t allocateTensor(std::size_t bytes) { return allocateFrom(bytes_ / 8, bytes); }
   /// Gives the extent's memory back to the system at once.
   void release(std::uint64_t offset) noexcept;
-  /// The same for an extent into which peers write: one that does not know yet that the extent is
-  /// over may still add itself to a waiters' count or record a fault there. The memory is left as
-  /// it is and not handed out again for a while.
+  /// The same for an extent that peers know of: one may still look there, or add itself to a
+  /// waiters' count. The memory is left as it is and not handed out again for a while.
   void retire(std::uint64_t offset) noexcept;
   /// Moves the extents of [data, data + bytes) out of shared memory: the addresses and the contents
   /// stay, and what peers write there from now on is not seen here. The extents' places are never

@@ -149,11 +149,13 @@ GroupMemory::~GroupMemory() {
     const std::uint64_t large = own().largeRing.load(std::memory_order_relaxed);
     try {
       if (large != 0) giveBackRing(large);
+      for (const auto& [offset, use] : allocated_) {
+        use == Peers::Write ? giveBackCounts(offset) : arena().retire(offset);
+      }
+      giveBackCounts(blockOffset_);
     } catch (const std::bad_alloc&) {
       // No memory to remember who may write there: it stays with the arena.
     }
-    for (const std::uint64_t offset : allocated_) arena().retire(offset);
-    arena().retire(blockOffset_);
   }
   everBound_.clear();
   process_->prune();
@@ -179,17 +181,36 @@ void GroupMemory::giveBackRing(std::uint64_t offset) {
     if (!finished(there)) writers.push_back(there);
   }
   if (!used) return arena().release(offset);
-  if (writers.empty()) return arena().retire(offset);
-  process_->hold(offset, [writers = std::move(writers), finished] {
-    return std::all_of(writers.begin(), writers.end(), finished);
-  });
+  retireAfter(offset, std::move(writers), finished);
 }
 
-std::uint64_t GroupMemory::allocate(std::size_t bytes) {
+/// The same for the control block and the pair channels, in which peers count and record faults;
+/// also without a fault, if a peer still counts as asleep.
+void GroupMemory::giveBackCounts(std::uint64_t offset) {
+  std::vector<Instance> writers;
+  if (aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
+    for (const auto& [peer, bound] : everBound_) writers.push_back(*bound);
+  }
+  retireAfter(offset, std::move(writers),
+              [](const Instance& peer) { return peer.process->died() || peer.left(); });
+}
+
+/// Retires the memory when `over` holds for all writers: now, or when the process looks again.
+void GroupMemory::retireAfter(std::uint64_t offset, std::vector<Instance> writers, Over over) {
+  // Who is done is let go at once, for an instance keeps its process's memory mapped.
+  auto done = [writers = std::move(writers), over = std::move(over)]() mutable {
+    writers.erase(std::remove_if(writers.begin(), writers.end(), over), writers.end());
+    return writers.empty();
+  };
+  if (done()) return arena().retire(offset);
+  process_->hold(offset, std::move(done));
+}
+
+std::uint64_t GroupMemory::allocate(std::size_t bytes, Peers use) {
   std::lock_guard<std::mutex> lock(bindMutex_);
   allocated_.reserve(allocated_.size() + 1);
-  allocated_.push_back(arena().allocate(bytes));
-  return allocated_.back();
+  allocated_.emplace_back(arena().allocate(bytes), use);
+  return allocated_.back().first;
 }
 
 std::uint8_t* GroupMemory::inPeer(int peer, std::uint64_t offset, std::size_t bytes) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,8 +47,10 @@ class GroupMemory {
   ControlBlock& block(int peer) const { return *member(peer)->block; }
   PeerProcess& process(int peer) const { return *member(peer)->process; }
   Arena& arena() const { return *process_->arena(); }
+  /// What the peers do with memory of this rank.
+  enum class Peers { Read, Write };
   /// Reserves zeroed memory of the arena for the group, which is given back with the group's own.
-  std::uint64_t allocate(std::size_t bytes);
+  std::uint64_t allocate(std::size_t bytes, Peers use);
 
   /// `bytes` at `offset` of a peer's arena; throws Error(Backend) when that is not inside it, so
   /// that a broken peer cannot make this process read or write elsewhere.
@@ -112,6 +115,9 @@ class GroupMemory {
   bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;
   void tellAll(ErrorKind kind, std::string cause) noexcept;
   void giveBackRing(std::uint64_t offset);
+  void giveBackCounts(std::uint64_t offset);
+  using Over = std::function<bool(const Instance&)>;
+  void retireAfter(std::uint64_t offset, std::vector<Instance> writers, Over over);
 
   std::shared_ptr<LocalProcess> process_;
   const GroupIdentity identity_;
@@ -124,7 +130,7 @@ class GroupMemory {
   // binds another one.
   std::vector<std::atomic<Member*>> members_;
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
-  std::vector<std::uint64_t> allocated_;
+  std::vector<std::pair<std::uint64_t, Peers>> allocated_;
   ErrorKind earlyKind_ = ErrorKind::Backend;  // of a fault before there was a block to record it in
   std::string earlyCause_;
 };

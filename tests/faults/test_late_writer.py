@@ -1,7 +1,7 @@
 """Memory that a peer may still write into, after a fault that it does not know of, goes to nobody else.
 
-In an all_reduce, and in an all_gather of two, peers write into a rank's ring. One that is stopped meanwhile goes on
-some time: then the ring must not be another group's by now.
+In an all_reduce, and in an all_gather of two, peers write into a rank's ring; in every call they count in its control
+block or in a channel. One that is stopped meanwhile goes on some time: then none of it must be another group's by now.
 """
 
 import gc
@@ -15,7 +15,8 @@ from fault_rank import Rank, catch
 
 TIMEOUT = 1.0
 RING = 2 << 20
-LARGE = torch.ones(1 << 18)
+BLOCK = CHANNEL = 32 << 10  # and some lines more
+LARGE, SMALL = torch.ones(1 << 18), torch.ones(8)
 
 
 def shared_bytes() -> int:
@@ -24,9 +25,9 @@ def shared_bytes() -> int:
     return max(group["shared_bytes"] for group in fastcoll.info.groups())
 
 
-def new_group(timeout: float) -> dist.ProcessGroup:
+def new_group(timeout: float, call) -> dist.ProcessGroup:
     group = dist.new_group(backend=BACKEND, timeout=timedelta(seconds=timeout))
-    all_reduce(group)
+    call(group)
     return group
 
 
@@ -44,17 +45,34 @@ def all_reduce(group: dist.ProcessGroup) -> None:
     dist.all_reduce(LARGE.clone(), group=group)
 
 
-COLLECTIVES = {"all_reduce": all_reduce, "all_gather": all_gather}
+def small_all_reduce(group: dist.ProcessGroup) -> None:
+    dist.all_reduce(SMALL.clone(), group=group)
+
+
+def swap(group: dist.ProcessGroup) -> None:
+    other = 1 - dist.get_rank()
+    works = [dist.isend(SMALL, other, group), dist.irecv(torch.empty_like(SMALL), other, group)]
+    for work in works:
+        work.wait()
+
+
+# Each call, and the bytes that its peers may write into.
+CALLS = {
+    "all_reduce": (all_reduce, RING),
+    "all_gather": (all_gather, RING),
+    "small all_reduce": (small_all_reduce, BLOCK),
+    "isend and irecv": (swap, BLOCK + CHANNEL),
+}
 
 
 def silent(rank: Rank, name: str, comes: bool):
-    collective = COLLECTIVES[name]
+    call, _ = CALLS[name]
     rank.used()
     before = shared_bytes()
-    groups = [new_group(TIMEOUT)]
+    groups = [new_group(TIMEOUT, call)]
     if rank.rank == 0:
         dist.barrier(group=groups[0])
-        fault = catch(collective, groups[0])
+        fault = catch(call, groups[0])
         destroy(groups)
         rank.tell((fault, shared_bytes() - before))
         rank.hear()
@@ -62,11 +80,11 @@ def silent(rank: Rank, name: str, comes: bool):
         dist.barrier(group=groups[0])
         rank.hear()
         if comes:
-            assert catch(collective, groups[0]) is not None
+            assert catch(call, groups[0]) is not None
         destroy(groups)
         rank.tell("left")
         rank.hear()
-    destroy([new_group(30)])
+    destroy([new_group(30, call)])
     left = shared_bytes() - before
     dist.barrier()
     dist.destroy_process_group()
@@ -74,12 +92,14 @@ def silent(rank: Rank, name: str, comes: bool):
 
 
 @pytest.mark.parametrize("comes", [False, True], ids=["never comes", "comes late"])
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_ring_is_kept_until_the_peer_has_left(jobs, name, comes):
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_is_kept_until_the_peer_has_left(jobs, name, comes):
     job = jobs(2, silent, name, comes)
     fault, held = job.hear(0)
     assert "timed out" in fault.text.lower(), fault
-    assert held >= RING, "rank 1 has neither left nor read what was published, and may write still"
+    assert held >= CALLS[name][1], (
+        "rank 1 has neither left nor read what was published, and may write still"
+    )
     job.tell(1)
     assert job.hear(1) == "left"
     job.tell_all()
