@@ -24,6 +24,7 @@ __all__ = ["TABLES", "main", "rewritten"]
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGE = _ROOT / "docs" / "performance.md"
 _RESULTS = _ROOT / "bench" / "results"
+_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS")  # by bench/launch.py, in every run
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -41,10 +42,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) ->
 def _source(name: str, record: dict[str, Any]) -> list[str]:
     """Returns the lines under a table: command, date and machine."""
     machine = record.get("machine")
+    # The benchmark sets the others itself.
+    asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
+    settings = "".join(f"{name}={value} " for name, value in asked.items())
     where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
     return [
         "",
-        f"`{record['command']}`  ",
+        f"`{settings}{record['command']}`  ",
         f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}",
     ]
 

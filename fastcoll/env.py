@@ -105,8 +105,8 @@ class Env:
     stores: str = _variable(
         "STORES",
         "auto",
-        "How large segments are written to shared memory: auto takes streaming stores where plain ones cost "
-        "twice as much.",
+        "How segments of 8 KiB and more are written to shared memory: auto begins to take streaming stores where "
+        "plain ones cost three times as much, and ends where they cost less than twice as much.",
         ("auto", "plain", "streaming"),
     )
     spin_us: int = _variable(

@@ -166,7 +166,7 @@ def experiments(ranks: int) -> list[Experiment]:
         Experiment(
             "direct_all_reduce_bytes",
             _all_reduce_shared,
-            [size * MIB for size in (1, 2, 4, 8, 16, 32)],
+            [size * KIB for size in (8, 16, 32, 64, 128, 256, 1024, 4096)],
             either,
             from_where,
         ),
@@ -307,7 +307,7 @@ def _run_rank(options: argparse.Namespace) -> None:
         record = {
             "machine": tuning.machine_name(),
             "table": {name: getattr(table, name) for name in tuning.FIELDS},
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "ranks": ranks,
             "versions": {"fastcoll": __version__, "torch": str(torch.__version__)},
             "unit": "median microseconds by message bytes and by the value of the field",

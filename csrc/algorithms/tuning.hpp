@@ -1,7 +1,7 @@
 // The sizes at which one way of doing a collective gives way to another. They change the time,
 // never the result's bits. Equal on all ranks of a group: the rendezvous compares fingerprints.
 //
-// The values here were measured on the machine that fastcoll/tuning.py names; `python -m
+// The values here were measured on the machine that fastcoll/default_tuning.json names; `python -m
 // fastcoll.tune` measures those of another host.
 #pragma once
 

@@ -3,10 +3,11 @@
 // What that format has no word for is in a dict of our own, "fastcoll", of the dump and of each
 // entry. Where the two think differently:
 //   - Its reader accepts known libraries only. "gloo:" stands for calls on the CPU, "nccl:" for
-//     those on a device; what really moved the bytes, python -m fastcoll.info says.
+//     those on a device; what really moved the bytes, fastcoll.info.groups() says.
 //   - It expects all ranks of a group in every sequence number, and messages have two. The messages
 //     from one rank to another with one tag are a group of their own here.
 //   - A failed call is "started" or "scheduled" there, as it was, and has the error in our dict.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -343,7 +344,10 @@ std::string write(const std::string& reason, std::string path) {
   const std::size_t slash = path.rfind('/') + 1;
   const std::string part =
       concat(path.substr(0, slash), ".", path.substr(slash), ".part", ::getpid());
-  std::FILE* const file = std::fopen(part.c_str(), "wb");
+  // In a folder that others may write to, what they have put there under this name is not followed.
+  ::unlink(part.c_str());
+  const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  std::FILE* const file = fd < 0 ? nullptr : ::fdopen(fd, "wb");
   bool worked = file != nullptr;
   if (worked) {
     worked = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
