@@ -80,7 +80,7 @@ using WorkRef = ProcessGroupFastcoll::WorkRef;
 
 WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tensor& tensor,
                                                  bool send, int peer, int tag) {
-  if (peer != kAnySource) {
+  if (send || peer != kAnySource) {
     checkRank(site, send ? "destination rank" : "source rank", peer);
     if (peer == rank_) {
       throw Error(ErrorKind::Value, site.prefix() +
@@ -231,7 +231,7 @@ WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
   return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
     if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
-    if (source < 0) return recvAnysource(tensors, tag);
+    checkRank(site, "source rank", source);  // any rank is asked for by another call
     WorkRef work = launchPointToPoint(site, tensors[0], false, source, tag);
     collecting(work);
     return work;

@@ -29,6 +29,8 @@ std::string text(const char (&field)[N]) {
 
 // A record that did not change within this time is not stale: its owner really cannot be reached.
 constexpr Milliseconds kStaleGrace{2000};
+// For a connection when time is up, to say what is missing.
+constexpr Milliseconds kLastTry{50};
 
 }  // namespace
 
@@ -262,6 +264,25 @@ Agreement Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout) {
   return agreement;
 }
 
+/// Which of the ranks from `first` on cannot be bound when time is up.
+std::string Rendezvous::missingFrom(int first) {
+  std::string missing;
+  for (int peer = first; peer < memory_.size(); ++peer) {
+    const auto& record = records_[static_cast<std::size_t>(peer)];
+    auto process = process_.connect(record.process, Clock::now() + kLastTry);
+    if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
+    const auto pid = static_cast<int>(record.pid);
+    const char state = processRuns(record) == 1 ? processState(pid) : '?';
+    std::string vote;
+    const bool voted = store_.tryGet(voteKey(peer), vote);
+    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (pid ", pid, ", host ",
+                      text(record.host), ", state ", state, ") ",
+                      voted ? "cannot be reached over its unix socket"
+                            : "has not arrived at the group's first collective");
+  }
+  return missing;
+}
+
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
 std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
   for (int peer = 0; peer < memory_.size(); ++peer) {
@@ -291,9 +312,7 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
       // told so.
       if (std::string against; round % 8 == 7 && votedAgainst(against)) return against;
       if (round % 8 == 7) throwIfTold(faultKey(hash()));
-      if (Clock::now() >= deadline) {
-        return concat("rank ", peer, " cannot be reached over its unix socket");
-      }
+      if (Clock::now() >= deadline) return missingFrom(peer);
       if (round > 20 && Clock::now() >= patience && changed()) {
         restart = true;
         return "";

@@ -117,6 +117,7 @@ class Rendezvous {
   bool coreEach(const std::vector<GroupRecord>& records) const;
   std::string bindAll(TimePoint deadline, bool& restart);
   void pause(int& round) const;
+  std::string missingFrom(int first);
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
   std::string prefix() const;
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import name_of
+from backend import beyond_gloo, name_of
 from oracle import assert_same, moved_types, sample
 
 SHAPES = [(1,), (3, 5), (4097,), (0,), ()]
@@ -330,3 +330,21 @@ def test_ranks_of_a_group(world):
 
 def test_beside_collectives(world):
     world(2).run(beside_collectives)
+
+
+def wrong_ranks(size):
+    tensor = torch.ones(3)
+    for rank in (-1, size, -size):
+        for call in (dist.send, dist.isend, dist.recv, dist.irecv):
+            with pytest.raises(ValueError, match=rf"rank from 0 to {size - 1}, got {rank}"):
+                call(tensor, rank)
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor, 0)
+
+
+@beyond_gloo("crashes")
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_are_not_in_the_group(world, size):
+    world(size).run(wrong_ranks, size)

@@ -74,6 +74,33 @@ def misses(rank: Rank, call, absent: list[int]):
     return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, *absent)])
 
 
+def misses_the_first(rank: Rank, absent: list[int]):
+    rank.used(timeout=TIMEOUT)
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
+    if rank.rank in absent:
+        rank.hear()
+    fault = catch(dist.all_reduce, torch.ones(10), group=group)
+    dist.destroy_process_group()
+    return fault
+
+
+@pytest.mark.parametrize("absent", [[1], [0], [1, 3]], ids=str)
+def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
+    job = jobs(4, misses_the_first, absent)
+    for fault in job.hear_all(but=absent).values():
+        assert_timed_out(fault, "fastcoll.init")
+        for rank in absent:
+            assert f"rank {rank} (pid {job.pids[rank]}" in fault.text, fault.text
+            assert "has not arrived at the group's first collective" in fault.text
+        assert re.search(r"state [SRD]\b", fault.text), fault.text
+    for rank in absent:
+        job.tell(rank)
+    for rank in absent:
+        late = job.hear(rank)
+        assert late is not None and late.kind == "DistBackendError", late
+    job.ended_well()
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
