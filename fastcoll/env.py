@@ -105,7 +105,7 @@ class Env:
     stores: str = _variable(
         "STORES",
         "auto",
-        "How segments of 8 KiB and more are written to shared memory: auto begins to take streaming stores where "
+        "How segments of 64 KiB and more are written to shared memory: auto begins to take streaming stores where "
         "plain ones cost three times as much, and ends where they cost less than twice as much.",
         ("auto", "plain", "streaming"),
     )

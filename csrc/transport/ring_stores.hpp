@@ -22,7 +22,7 @@ namespace fastcoll {
 class RingStores {
  public:
   /// Segments of fewer bytes are written plainly, and tell nothing.
-  static constexpr std::size_t kLeastBytes = 8 * 1024;
+  static constexpr std::size_t kLeastBytes = 64 * 1024;
   /// Streaming begins when plain stores cost so many times as much, and ends below the second.
   /// Between cores that share a cache they cost 0.7 to 1.6 times as much, between others 5 to 18
   /// (AMD EPYC, one line of a segment of 64 to 256 KiB: 2 to 4 ns, and 20 to 40).
