@@ -250,8 +250,11 @@ def _kept(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
+    """Puts a whole table in its place: a rank that starts meanwhile reads the old one or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(record, indent=1) + "\n")
+    new.replace(path)
     print(f"written: {path}")
 
 

@@ -267,7 +267,7 @@ def tuned_for_another():
     for name in ("model 0", "model 1"):
         table = dict.fromkeys(Thresholds.names(), 7)
         record["device"] = {"name": name, "ranks": 2, "table": table}
-        path = here().scratch / f"{name}.json"
+        path = here().scratch / f"{name} of rank {here().rank}.json"
         path.write_text(json.dumps(record))
         os.environ["FASTCOLL_TUNING"] = str(path)
         group = dist.new_group()

@@ -57,6 +57,16 @@ def test_the_hosts_table_counts_on_its_machine(host, monkeypatch):
     assert tuning.load().source == tuning.SHIPPED
 
 
+def test_a_rank_that_starts_while_a_table_is_written_reads_a_whole_one(tmp_path):
+    path = tmp_path / "config" / "tuning.json"
+    tune._write(path, {"first": 1})
+    with path.open() as opened_before:
+        tune._write(path, {"second": 2})
+        assert json.loads(opened_before.read()) == {"first": 1}
+    assert json.loads(path.read_text()) == {"second": 2}
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_a_file_by_name_counts_on_any_machine(host, tmp_path, monkeypatch):
     path = tmp_path / "mine.json"
     path.write_text(record("another machine", segment_bytes=4096))
