@@ -105,8 +105,8 @@ class Env:
     stores: str = _variable(
         "STORES",
         "auto",
-        "How segments of 64 KiB and more are written to shared memory: auto begins to take streaming stores where "
-        "plain ones cost three times as much, and ends where they cost less than twice as much.",
+        "How segments of 8 KiB and more are written to shared memory: auto begins to take streaming stores where "
+        "plain ones cost six times as much, and ends where they cost less than four times as much.",
         ("auto", "plain", "streaming"),
     )
     spin_us: int = _variable(

@@ -4,7 +4,7 @@
 
 namespace fastcoll {
 
-double RingStores::Costs::median() const {
+double StoresChooser::Costs::median() const {
   std::array<double, kKept> sorted = last;
   const auto end = sorted.begin() + std::min(seen, kKept);
   const auto middle = sorted.begin() + (end - sorted.begin()) / 2;
@@ -12,26 +12,13 @@ double RingStores::Costs::median() const {
   return *middle;
 }
 
-bool RingStores::streaming(std::size_t bytes) const {
-  if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
-  if (bytes < kLeastBytes || fresh_ > 0) return false;
-  return now_ != (tries_ > 0);
-}
-
-bool RingStores::timed(std::size_t bytes) {
-  if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return false;
-  if (fresh_ == 0 && tries_ == 0 && ++untimed_ < kTimed) return false;
+bool StoresChooser::timed() {
+  if (tries_ == 0 && ++untimed_ < kTimed) return false;
   untimed_ = 0;
   return true;
 }
 
-void RingStores::took(std::size_t bytes, double nanoseconds, bool streaming) {
-  if (choice_ != StoresChoice::Auto || bytes < kLeastBytes) return;
-  if (fresh_ > 0) {
-    fresh_ -= std::min(fresh_, bytes);
-    return;
-  }
-  const double cost = nanoseconds / static_cast<double>(bytes);
+void StoresChooser::took(double cost, bool streaming) {
   const bool tried = streaming != now_;
   costs(streaming).add(cost);
   inARow_ = tried ? 0 : inARow_ + 1;
@@ -48,24 +35,24 @@ void RingStores::took(std::size_t bytes, double nanoseconds, bool streaming) {
     weigh(cost);
   } else if (inARow_ >= rest_) {
     tries_ = 1;
-  } else if (!now_ && plain_.median() >= kBegins * plainThen_) {
+  } else if (!now_ && plain_.median() >= kRises * plainThen_) {
     tries_ = Costs::kEnough;
   }
 }
 
-bool RingStores::wantsOther() const {
+bool StoresChooser::wantsOther() const {
   const bool dear = plain_.median() >= (now_ ? kEnds : kBegins) * streaming_.median();
   return dear != now_;
 }
 
-void RingStores::turn() {
+void StoresChooser::turn() {
   now_ = !now_;
   inARow_ = 0;
   rest_ = kFirstRest;
   plainThen_ = plain_.median();
 }
 
-void RingStores::weigh(double latest) {
+void StoresChooser::weigh(double latest) {
   // A median follows after more of the same only: they are had at once.
   const bool promising =
       now_ ? latest < kEnds * streaming_.median() : plain_.median() >= kBegins * latest;
@@ -75,6 +62,24 @@ void RingStores::weigh(double latest) {
   }
   rest_ = std::min(2 * rest_, kLongestRest);
   plainThen_ = plain_.median();
+}
+
+bool RingStores::streaming(std::size_t bytes) const {
+  if (choice_ != StoresChoice::Auto) return choice_ == StoresChoice::Streaming;
+  return learns(bytes) && fresh_ == 0 && chooser(bytes).streaming();
+}
+
+bool RingStores::timed(std::size_t bytes) {
+  return learns(bytes) && (fresh_ > 0 || chooser(bytes).timed());
+}
+
+void RingStores::took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming) {
+  if (!learns(bytes)) return;
+  if (fresh_ > 0) {
+    fresh_ -= std::min(fresh_, bytes);
+  } else if (written >= kLeastBytes) {
+    chooser(bytes).took(nanoseconds / static_cast<double>(written), streaming);
+  }
 }
 
 }  // namespace fastcoll

@@ -7,6 +7,7 @@
 
 using fastcoll::RingStores;
 using fastcoll::StoresChoice;
+using fastcoll::StoresChooser;
 
 namespace {
 
@@ -28,6 +29,8 @@ constexpr Cost kShared{2.7, 3.5};  // the cores share a cache
 constexpr Cost kApart{26.0, 3.0};  // they do not
 constexpr Cost kMemory{8.0, 9.0};  // the source comes from memory
 constexpr Cost kApartMemory{42.0, 9.0};
+constexpr Cost kSharedShort{5.5, 1.5};  // a segment of 8 KiB, in a shared cache
+constexpr Cost kReturned{7.3, 2.2};     // lines that a peer on another core has sent back
 
 /// Writes `segments`, and returns how many of them with streaming stores. `disturbed(i)`: the
 /// thread is preempted in segment i.
@@ -41,7 +44,7 @@ int write(
     if (!stores.timed(bytes)) continue;
     double time = (way ? cost.streaming : cost.plain) * static_cast<double>(bytes) / 64;
     if (disturbed(i)) time += 4e6;
-    stores.took(bytes, time, way);
+    stores.took(bytes, bytes, time, way);
   }
   return streamed;
 }
@@ -73,6 +76,11 @@ void apartTurns() {
   expect(write(stores, 10240, kApartMemory) >= 10240 - 40, "messages from memory stream too");
   expect(write(stores, 10240, kApart) >= 10240 - 40, "and those in the cache after them");
 
+  write(stores, 5000, kMemory);
+  write(stores, 5000, kShared);
+  write(stores, 5000, kMemory);
+  expect(write(stores, 50, kApart) >= 30, "also where streaming has been dear");
+
   RingStores early = begun(kApart);
   expect(write(early, 100, kApart) >= 90, "a group that begins apart streams");
 }
@@ -81,7 +89,7 @@ void turnsBack() {
   RingStores stores = begun(kApart);
   write(stores, 5000, kApart);
   const int streamed = write(stores, 10000, kShared);
-  expect(streamed <= RingStores::kTimed * RingStores::kLongestRest + 50,
+  expect(streamed <= StoresChooser::kTimed * StoresChooser::kLongestRest + 50,
          "back within the longest rest");
   write(stores, 100, kApart);
   expect(write(stores, 100, kApart) >= 90, "and again");
@@ -96,6 +104,18 @@ void preemptionTurnsNothing() {
   expect(write(apart, 10000, kApart, kSegment, often) >= 9900, "streaming although preempted");
 }
 
+/// Costs that are unlike, where plain stores are the better ones all the same.
+void whatIsCheapToWriteOnlyStaysPlain() {
+  for (const Cost cost : {kSharedShort, kReturned}) {
+    RingStores stores = begun(kShared);
+    write(stores, 1000, cost);
+    expect(write(stores, 10240, cost) <= 20, "plain although streaming is cheaper to write");
+    write(stores, 5000, kApart);
+    write(stores, 5000, cost);
+    expect(write(stores, 10240, cost) <= 20, "and again after streaming");
+  }
+}
+
 void smallSegmentsDoNotCount() {
   constexpr std::size_t kSmall = RingStores::kLeastBytes - 64;
   RingStores stores = begun(kShared);
@@ -105,6 +125,21 @@ void smallSegmentsDoNotCount() {
   expect(same.streaming(kSegment) == next, "and teach nothing");
   RingStores apart = begun(kApart);
   expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
+  // Placed for more than there was to write.
+  for (int i = 0; i < 1000; ++i) apart.took(kSegment, 0, 1e6, true);
+  expect(write(apart, 100, kApart) >= 95, "nor does an empty one");
+}
+
+void eachLengthHasAChoice() {
+  constexpr std::size_t kShort = RingStores::kLongBytes - 64;
+  RingStores stores = begun(kShared);
+  write(stores, 100, kApart, kShort);
+  for (int i = 0; i < 100; ++i) {
+    write(stores, 1, kApart, kShort);
+    write(stores, 1, kShared);
+  }
+  expect(write(stores, 100, kApart, kShort) >= 95, "short ones stream");
+  expect(write(stores, 100, kShared) <= 5, "long ones beside them are plain");
 }
 
 void forced() {
@@ -121,6 +156,8 @@ int main() {
   apartTurns();
   turnsBack();
   preemptionTurnsNothing();
+  whatIsCheapToWriteOnlyStaysPlain();
   smallSegmentsDoNotCount();
+  eachLengthHasAChoice();
   forced();
 }
