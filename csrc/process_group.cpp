@@ -216,7 +216,9 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, 
       const auto* supplement =
           dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (supplement == nullptr) {
-        throw Error(ErrorKind::Value, site.prefix() + "PREMUL_SUM without a factor");
+        throw Error(ErrorKind::Value, site.prefix() +
+                                          "expected PREMUL_SUM with a factor, got none. Make the "
+                                          "operation with torch's _make_nccl_premul_sum(factor).");
       }
       const at::Tensor& factor = supplement->tensor_factor;
       if (!factor.defined()) {
@@ -240,7 +242,8 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, 
       throw Error(ErrorKind::Value, site.prefix() +
                                         "expected a reduction of ReduceOp.SUM, AVG, "
                                         "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
-                                        "PREMUL_SUM");
+                                        "PREMUL_SUM, got operation " +
+                                        std::to_string(static_cast<int>(op.op_)));
   }
   if (onDevice) return;  // the library says what it can reduce
   named(site, [&] { reduceFunction(request.dtype, request.op); });

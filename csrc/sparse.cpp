@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "call_checks.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -113,7 +114,10 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::allreduce_sparse(
   return guarded([&] {
     const CallSite site = this->site("all_reduce");
     if (tensors.size() != 1 || tensors[0].layout() != at::kSparse || !tensors[0].is_cpu()) {
-      throw Error(ErrorKind::Value, site.prefix() + "expected one sparse COO tensor on the CPU");
+      refuse(site, "one sparse COO tensor on the CPU",
+             tensors.size() != 1 ? concat(tensors.size(), " tensors")
+                                 : concat("one of layout ", tensors[0].layout(), " on ",
+                                          tensors[0].device().str()));
     }
     if (tensors[0].dim() > kMostDims) {
       throw Error(ErrorKind::Value, concat(site.prefix(), "expected at most ", kMostDims,

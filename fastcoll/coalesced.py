@@ -169,7 +169,7 @@ def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list
             )
         if scale != 1.0 and not (tensor.is_floating_point() or tensor.is_complex()):
             raise ValueError(
-                f"{where}: expected floating-point tensors for a factor, got {tensor.dtype} at {index}"
+                f"{where}: expected floating-point tensors for a factor, got {tensor.dtype} at {index}. Pass scale=1.0"
             )
     if wire_dtype is not None and wire_dtype not in _WIRES:
         raise ValueError(

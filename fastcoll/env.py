@@ -1,7 +1,7 @@
 """Every environment variable that fastcoll reads: name, type, default and meaning.
 
-The C++ side reads the same variables in csrc/base/env.hpp. A variable that is set wins over the field of
-:class:`fastcoll.Options` with the same meaning.
+The C++ side reads those with ``read_in_cpp`` by itself, in csrc/base/env.cpp. A variable that is set wins
+over the field of :class:`fastcoll.Options` with the same meaning.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "
 
 SHIPPED = Path(__file__).with_name("default_tuning.json")
 FIELDS = tuple(name for name in dir(C.Tuning) if name.endswith("_bytes"))
+_ANEW = "Write the table anew with `python -m fastcoll.tune`."
 _MOST = 1 << 62
 
 
@@ -100,7 +101,9 @@ def parse(text: str, source: Path) -> Loaded:
     table = C.Tuning()
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            raise ValueError(f"{source}: expected {name} to be a number of bytes, got {value!r}")
+            raise ValueError(
+                f"{source}: expected {name} to be a number of bytes, got {value!r}. {_ANEW}"
+            )
         setattr(table, name, value)
     return Loaded(table, source, str(machine), *_parse_device(record.get("device"), source))
 
@@ -132,7 +135,9 @@ def _parse_device(section: Any, source: Path) -> tuple[Thresholds, str]:
         )
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            raise ValueError(f"{source}: expected {name} of devices to be a number, got {value!r}")
+            raise ValueError(
+                f"{source}: expected {name} of devices to be a number, got {value!r}. {_ANEW}"
+            )
     return Thresholds(**values), device
 
 

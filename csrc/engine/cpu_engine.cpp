@@ -102,7 +102,9 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
                     "after the fork, or use the spawn or forkserver start method.");
   }
   if (closed_) {
-    throw Error(ErrorKind::Backend, prefix(call, request.seq) + "the group was destroyed");
+    throw Error(ErrorKind::Backend,
+                prefix(call, request.seq) +
+                    "the group was destroyed. Initialize it again to use it again.");
   }
   const bool remote = path_.load(std::memory_order_acquire) == Path::Remote;
   if (!remote && memory_ != nullptr && memory_->aborted()) {
