@@ -73,15 +73,15 @@ def _own_value(rank: int) -> float:
     return 3.0 if rank % 2 else 1.0
 
 
-def _count_wrong(model: nn.Module, ranks: int) -> int:
-    """Returns how many elements of the gradients are not the mean over the ranks."""
-    mean = sum(map(_own_value, range(ranks))) / ranks
+def _count_wrong(model: nn.Module, ranks: range) -> int:
+    """Returns how many elements of the gradients are not the mean over these ranks."""
+    mean = sum(map(_own_value, ranks)) / len(ranks)
     wrong = 0
     for weight in model.parameters():
         if weight.grad is None:
             wrong += weight.numel()
             continue
-        allowed = 0.0 if ranks == 2 else ranks * torch.finfo(weight.dtype).eps * mean
+        allowed = 0.0 if len(ranks) <= 2 else len(ranks) * torch.finfo(weight.dtype).eps * mean
         wrong += int((~((weight.grad - mean).abs() <= allowed)).sum())
     return wrong
 
@@ -158,6 +158,13 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
             models[f"{peer.name}, {buckets}"] = peer.wrap(build(), **options, **views)
     kept = run.options.keep_gradients
     calls = {label: _Step(model, run.device, kept) for label, model in models.items()}
+    means = {  # of which ranks a gradient is the mean
+        f"{peer.name}, {buckets}": range(run.world_size)
+        if peer.delivers
+        else range(run.rank, run.rank + 1)
+        for peer in run.peers
+        for buckets in _BUCKETS
+    }
     wrong = dict.fromkeys(models, 0)
 
     def verify(times: int) -> None:
@@ -166,7 +173,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
                 for _ in range(2 if kept else 1):
                     calls[label].call()
                 if label != _ALONE and run.options.check:
-                    wrong[label] += _count_wrong(model, run.world_size)
+                    wrong[label] += _count_wrong(model, means[label])
                 calls[label].forget()
 
     verify(max(2, run.options.check))  # at least two: DDP rebuilds its buckets after the first step
@@ -227,8 +234,8 @@ def compare_steps(run: Run) -> int:
     Returns:
         The exit status: 0, 1 if a gradient was wrong, 2 if nothing was measured.
     """
-    for peer in [peer for peer in run.peers if peer.group is None or not peer.delivers]:
-        run.left_out[peer.name] = "DDP needs a process group of torch that delivers results"
+    for peer in [peer for peer in run.peers if peer.group is None or not peer.trains]:
+        run.left_out[peer.name] = "DDP needs a process group of torch whose works have results"
         run.peers.remove(peer)
         peer.close()
     run.record["backends"] = [peer.name for peer in run.peers]

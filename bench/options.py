@@ -152,7 +152,8 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
     add(
         "--backend",
-        help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)",
+        help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
+        + ("; unreduced: DDP alone, whose buckets nobody reduces" if ddp else ""),
     )
     add(
         "--nproc", type=_number(int, 1), default=2, help="ranks to start, unless under torchrun (2)"

@@ -29,13 +29,15 @@ class Peer(ABC):
         timeout: Of each call.
 
     Attributes:
-        delivers: Whether results can be verified.
+        delivers: Whether what the ranks have reaches all.
+        trains: Whether DistributedDataParallel can be made on its group.
         group: The process group, for what needs one (``ddp``); None where there is none.
         library: Name and version of what is measured.
         settings: Environment variables that it was given and the ranks were not; ``{prefix}`` is its folder.
     """
 
     delivers = True
+    trains = True
     group: dist.ProcessGroup | None = None
     library = ""
     settings: Mapping[str, str] = {}

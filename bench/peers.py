@@ -18,7 +18,7 @@ from fastcoll.bench.control import Control
 from fastcoll.bench.environments import ENVIRONMENTS
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
-from fastcoll.bench.training_peers import BatchedPeer, HookPeer, SynchronizerPeer
+from fastcoll.bench.training_peers import BatchedPeer, HookPeer, SynchronizerPeer, UnreducedPeer
 
 __all__ = ["ADAPTERS", "close_peers", "open_peers"]
 
@@ -30,6 +30,7 @@ ADAPTERS: Mapping[str, type[Peer]] = {
     "fastcoll-sync-bf16": SynchronizerPeer,
     "gloo-batched": BatchedPeer,
     "fastcoll-shared": SharedPeer,
+    "unreduced": UnreducedPeer,
     **dict.fromkeys(ENVIRONMENTS, CompanionPeer),
 }
 """What is not simply a backend of torch, by the word of the command line."""

@@ -154,6 +154,7 @@ class FakePeer(TorchPeer):
     """torch's "fake" backend, which does nothing: the cost of torch's own path to any backend."""
 
     delivers = False
+    trains = False  # DDP asks its works for tensors
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:

@@ -1,20 +1,21 @@
 """Ways to train a module in data parallel that differ from plain DistributedDataParallel over a backend."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: DDP looks at the hook's.
 import inspect
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.bench.control import Control
 from fastcoll.bench.torch_peer import TorchPeer
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
-__all__ = ["BatchedPeer", "HookPeer", "SynchronizerPeer"]
+__all__ = ["BatchedPeer", "HookPeer", "SynchronizerPeer", "UnreducedPeer"]
 
 
 class _TrainingPeer(TorchPeer):
@@ -51,6 +52,36 @@ class SynchronizerPeer(_TrainingPeer):
         options.pop("gradient_as_bucket_view", None)
         GradientSynchronizer(model, self.group, wire_dtype=wire, **options)
         return model
+
+
+class UnreducedPeer(TorchPeer):
+    """DDP whose buckets nobody reduces: what DDP itself adds to a step, on any backend. "unreduced"."""
+
+    delivers = False
+
+    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
+        super().__init__("gloo", control, timeout)
+        self.name = name
+        self.library = "none"
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Asks for gloo, by which DDP compares the models of the ranks once."""
+        if device.type != "cpu":
+            return "gloo compares models in CPU memory only"
+        return super().missing("gloo", device)
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Registers a hook that gives the bucket back as it is."""
+        ddp = DistributedDataParallel(model, process_group=self.group, **options)
+        ddp.register_comm_hook(None, _give_back)
+        return ddp
+
+
+def _give_back(state: None, bucket: GradBucket) -> Future[Tensor]:
+    future: Future[Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 class BatchedPeer(_TrainingPeer):

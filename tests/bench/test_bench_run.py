@@ -113,16 +113,20 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
 
 def test_steps_of_ddp_are_verified_and_compared(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    ended = run("ddp", "mlp", "-n", "1", "--rounds", "1", "-w", "0", "--json", str(path))
+    ended = run(
+        *("ddp", "mlp", "--backend", "fastcoll,gloo,unreduced,fake"),
+        *("-n", "1", "--rounds", "1", "-w", "0", "--json", str(path)),
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,) = json.loads(path.read_text())["cases"]
     assert row["alone"]["time"]["median"] > 0
     kinds = [(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]]
     assert sorted(kinds) == [
         (backend, buckets, 0)
-        for backend in ("fastcoll", "gloo")
+        for backend in ("fastcoll", "gloo", "unreduced")
         for buckets in ("default buckets", "one bucket")
     ]
+    assert "# fake is left out: DDP needs a process group" in ended.stdout
 
 
 def test_steps_that_keep_gradients_are_verified(tmp_path: Path) -> None:
