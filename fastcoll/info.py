@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from fastcoll import env
 from fastcoll._checks import installed_version, run_checks
 from fastcoll._version import __version__
+from fastcoll.cuda.nccl_library import mapped, used
 
 __all__ = ["collect", "groups", "libraries", "main"]
 
@@ -147,7 +148,7 @@ def collect() -> dict[str, Any]:
     answers = [asdict(answer) for answer in run_checks()]  # first: it loads the libraries
     loaded = libraries()
     notes = []
-    if len(loaded["libnccl"]) > 1:
+    if len(loaded["libnccl"]) > 1 and used(mapped()) is None:
         notes.append(
             "Two copies of NCCL are loaded, which is a known source of trouble: keep one of the packages "
             "that brings it, or start with LD_PRELOAD set to the path of the one to use."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import device_ranks
 import pytest
 import recording_device
+import torch
 from world import Worlds
 
 
@@ -18,6 +19,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("TRITON_INTERPRET", None)
     else:
         os.environ["TRITON_INTERPRET"] = "1"
+        _replace_nccl()
+
+
+def _replace_nccl() -> None:
+    """Lets a torch that was built for CUDA take the stand-in for its NCCL, in all processes that are started.
+
+    A process may have one NCCL only. With a GPU it is the real one, and the tests of the stand-in are skipped.
+    """
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return
+    with contextlib.suppress(RuntimeError):  # no compiler: for the fixtures to raise
+        others = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
+        os.environ["LD_PRELOAD"] = ":".join([str(device_ranks.build_stand_in()), *others])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -51,7 +65,14 @@ def device_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 
 
 @pytest.fixture(scope="session")
-def nccl_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def without_nccl() -> None:
+    """There is no NCCL but the stand-in."""
+    if torch.cuda.is_available():
+        pytest.skip("torch has its own NCCL here, for the GPU, and a process may have only one")
+
+
+@pytest.fixture(scope="session")
+def nccl_world(without_nccl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Like ``world``, of ranks in which the recording device's tensors go through NCCL's stand-in."""
     worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
     yield worlds

@@ -10,7 +10,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 
-__all__ = ["DEVICE", "build", "called", "inject", "prepare", "stand_in", "until"]
+__all__ = ["DEVICE", "build", "build_stand_in", "called", "inject", "prepare", "stand_in", "until"]
 
 DEVICE = "recording"
 _FAKE_NCCL = Path(__file__).parent / "fake_nccl"
@@ -18,13 +18,18 @@ _FAKE_NCCL = Path(__file__).parent / "fake_nccl"
 
 def build() -> Path:
     """Builds both libraries and returns the path of the stand-in."""
-    sys.path.append(str(_FAKE_NCCL))
-    try:
-        from build import build as build_stand_in
-    finally:
-        sys.path.remove(str(_FAKE_NCCL))
     recording_device.build()
     return build_stand_in()
+
+
+def build_stand_in() -> Path:
+    """Builds the stand-in alone."""
+    sys.path.append(str(_FAKE_NCCL))
+    try:
+        from build import build as build_it
+    finally:
+        sys.path.remove(str(_FAKE_NCCL))
+    return build_it()
 
 
 def stand_in() -> ctypes.CDLL:

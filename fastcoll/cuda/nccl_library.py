@@ -25,6 +25,7 @@ __all__ = [
     "UnusableNccl",
     "load",
     "mapped",
+    "used",
     "version_text",
 ]
 
@@ -120,6 +121,24 @@ def mapped(maps: str = "/proc/self/maps") -> list[MappedFile]:
                 identity = (fields[3], fields[4])
                 found.setdefault(identity, MappedFile(path, identity))
     return sorted(found.values(), key=lambda one: one.path)
+
+
+def used(copies: list[MappedFile], environ: str = "/proc/self/environ") -> MappedFile | None:
+    """Returns the copy that serves torch and CuPy alike, or None where each may have another.
+
+    That is the only one; or the first that LD_PRELOAD named when this process began, in which the loader looks up
+    every name first: torch built for CUDA maps the copy beside it all the same.
+    """
+    if len(copies) == 1:
+        return copies[0]
+    with open(environ, "rb") as file:
+        variables = [part.partition(b"=") for part in file.read().split(b"\0")]
+    named = b" ".join(value for name, _, value in variables if name == b"LD_PRELOAD")
+    for path in re.split(r"[:\s]+", os.fsdecode(named)):
+        for copy in copies:
+            if path and os.path.realpath(path) == os.path.realpath(copy.path):
+                return copy
+    return None
 
 
 def version_text(code: int) -> str:
@@ -308,7 +327,8 @@ def load() -> NcclLibrary:
         raise UnusableNccl(
             "expected CuPy to load libnccl.so, and none is in /proc/self/maps", nccl_packages()
         )
-    if len(copies) > 1:
+    chosen = used(copies)
+    if chosen is None:
         raise UnusableNccl(
             "expected one copy of NCCL in this process, found "
             + " and ".join(copy.path for copy in copies)
@@ -316,7 +336,7 @@ def load() -> NcclLibrary:
             f"Start with LD_PRELOAD={copies[0].path}, or the other one, so that torch and CuPy use the same; or "
             "uninstall what brings one of them",
         )
-    return NcclLibrary(copies[0].path, cupy)
+    return NcclLibrary(chosen.path, cupy)
 
 
 def _import_cupy() -> ModuleType:

@@ -14,7 +14,7 @@ import peer_memory
 
 
 @pytest.fixture(scope="session")
-def peer_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def peer_world(without_nccl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
     """Like ``nccl_world``, of ranks that also map memory of each other."""
     recording_device.build()
     worlds = Worlds(tmp_path_factory.mktemp("peer-worlds"), prepare=peer_memory.prepare)

@@ -16,16 +16,16 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
-def stand_in() -> str:
+def stand_in(without_nccl: None) -> str:
     """Path of the stand-in."""
     pytest.importorskip("cupy", reason="no CuPy: install the extra `test`")
-    if torch.version.cuda is not None:
-        pytest.skip("this torch loads an NCCL of its own, and a process may have only one")
     return str(build())
 
 
 @pytest.fixture(scope="session")
 def launcher(stand_in: str) -> Iterator["subprocess.Popen[str]"]:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch loads an NCCL; these programs are of interpreters with none")
     path = [str(TESTS), str(TESTS / "cuda"), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
         [sys.executable, "-X", "faulthandler", str(TESTS / "cuda" / "nccl_launcher.py")],

@@ -13,6 +13,7 @@ from nccl_scripts import Script
 from world import Worlds
 
 from fastcoll.cuda import nccl_library
+from fastcoll.cuda.nccl_library import MappedFile
 
 LOAD = """
 from fastcoll.cuda import nccl_library
@@ -60,6 +61,45 @@ def test_two_copies_are_refused_and_both_named(
     first, second = sorted([stand_in, str(copy)])
     assert f"found {first} and {second}, which do not know" in process.stdout, process.stderr
     assert f"Start with LD_PRELOAD={first}, or the other one" in process.stdout
+
+
+def test_of_two_copies_the_preloaded_one_is_used(stand_in: str, tmp_path: Path) -> None:
+    copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2")
+    text = """
+import ctypes, sys
+import torch
+ctypes.CDLL(sys.argv[1])
+from fastcoll import info
+from fastcoll.cuda import nccl_library
+assert len(nccl_library.mapped()) >= 2
+library = nccl_library.load()
+assert not any("Two copies" in note for note in info.collect()["notes"])
+print(library.path)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", text, str(copy)],
+        env={**os.environ, "LD_PRELOAD": stand_in},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.stdout == f"{stand_in}\n", process.stderr
+
+
+def test_what_was_preloaded_is_told_by_its_file(tmp_path: Path) -> None:
+    copies = [MappedFile(f"/{name}/libnccl.so.2", ("08:02", name)) for name in ("a", "b")]
+    environ = tmp_path / "environ"
+    for value, expected in (
+        ("/b/libnccl.so.2", copies[1]),
+        ("/lib/other.so:/b/../a/libnccl.so.2 /b/libnccl.so.2", copies[0]),
+        ("/c/libnccl.so.2", None),
+        ("", None),
+    ):
+        environ.write_bytes(f"NOT_LD_PRELOAD=/a/libnccl.so.2\0LD_PRELOAD={value}\0".encode())
+        assert nccl_library.used(copies, str(environ)) is expected
+    environ.write_bytes(b"")
+    assert nccl_library.used(copies, str(environ)) is None
+    assert nccl_library.used(copies[:1], str(environ)) is copies[0]
 
 
 def test_two_paths_to_one_copy_are_one(script: Script, stand_in: str, tmp_path: Path) -> None:

@@ -266,6 +266,8 @@ EXPORT Status ncclCommDeregister(Comm* comm, void* handle) {
 MISSING(ncclCommWindowRegister)
 MISSING(ncclCommWindowDeregister)
 MISSING(ncclWinGetUserPtr)
+MISSING(ncclDevCommCreate)
+MISSING(ncclDevCommDestroy)
 MISSING(ncclCommShrink)
 MISSING(ncclCommGrow)
 MISSING(ncclCommRevoke)
