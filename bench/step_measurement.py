@@ -56,9 +56,8 @@ class Chain(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, carry: torch.Tensor | None = None) -> torch.Tensor:
         """Returns a scalar that depends on every parameter."""
-        carry: torch.Tensor | None = None
         for block in self.blocks:
             carry = block(carry)
         assert carry is not None
@@ -93,7 +92,7 @@ class Candidate:
     def prepare(self) -> torch.Tensor:
         """Drops the gradients of the step before, and returns the loss of the next."""
         self.module.zero_grad(set_to_none=not self.path.kept)
-        loss: torch.Tensor = self.attached.module()
+        loss: torch.Tensor = self.attached.module(None)  # FSDP2 of torch 2.11 needs an argument
         return loss
 
     def step(self) -> None:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 __all__ = [
     "BACKEND",
     "IS_GLOO",
+    "TORCH",
     "all_gather_single",
     "beyond_gloo",
     "name_of",
@@ -19,6 +20,9 @@ BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
 """Name given to ``init_process_group``: ``fastcoll``, or ``gloo`` to check the tests themselves."""
 
 IS_GLOO = BACKEND == "gloo"
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""The minor release that runs, such as (2, 13)."""
 
 # The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

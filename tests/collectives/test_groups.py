@@ -1,6 +1,7 @@
 """Groups: overlapping, many, split, destroyed and made again."""
 
 import copy
+import inspect
 import threading
 import time
 from datetime import timedelta
@@ -207,6 +208,10 @@ def test_overlapping(world):
     world(4).run(overlapping, fresh=True)
 
 
+@pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(dist.new_group).parameters,
+    reason="this torch sorts the ranks of a group",
+)
 def test_permuted_ranks(world):
     world(3).run(permuted, fresh=True)
 

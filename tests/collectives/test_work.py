@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from backend import TORCH, all_gather_single, beyond_gloo, reduce_scatter_single
 from oracle import assert_same
 
 PATIENCE = 20.0
@@ -79,7 +79,8 @@ def life_of_a_handle(name):
         time.sleep(0.05)
     work, outputs = issue(name)
     eventually(work.is_completed)  # without a wait
-    assert work.is_success() and work.exception() is None
+    assert work.is_success()
+    assert TORCH < (2, 13) or work.exception() is None  # 2.11 has no Python type for it
     assert work.wait() and work.wait(timedelta(seconds=5)) and work.is_completed()
     for output in outputs:
         assert output.min() >= 1.0

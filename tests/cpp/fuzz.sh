@@ -5,6 +5,7 @@
 # With clang (CXX=clang++) libFuzzer chooses the inputs, else a driver of our own mutates the seeds.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+unset LD_PRELOAD  # a sanitizer must come first
 
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}

@@ -4,6 +4,7 @@
 # Objects stay in build/sanitize-<way>/, so that a second run compiles only what changed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+unset LD_PRELOAD  # a sanitizer must come first
 
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}

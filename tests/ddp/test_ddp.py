@@ -1,5 +1,7 @@
 """Stock DistributedDataParallel against one process with all the data."""
 
+import inspect
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,10 +26,11 @@ OPTIONS = {
     "many_buckets": MANY_BUCKETS,
     "static_graph": {"static_graph": True},
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True, **MANY_BUCKETS},
-    "batched_grad_copy": {"batched_grad_copy": True},
     "find_unused_parameters": {"find_unused_parameters": True, **MANY_BUCKETS},
     "no_buffer_broadcast": {"broadcast_buffers": False},
 }
+if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:
+    OPTIONS["batched_grad_copy"] = {"batched_grad_copy": True}
 
 
 def train_with(options):

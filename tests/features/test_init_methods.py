@@ -121,7 +121,10 @@ def test_store(world, kind):
     world(2).run(by_store, kind, init=False)
 
 
-@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL, which it names")
+@pytest.mark.skipif(
+    not (dist.is_nccl_available() and torch.cuda.is_available()),
+    reason="there is no GPU, or this torch has no NCCL, which it names",
+)
 def test_nccl_for_cuda(world):
     world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
 
