@@ -371,7 +371,10 @@ EngineInfo CpuEngine::info() const {
       break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;
-  if (process_->started()) info.sharedBytes = process_->arena()->used();
+  if (process_->started()) {
+    process_->retireHeld();  // what only ended groups have held
+    info.sharedBytes = process_->arena()->used();
+  }
   return info;
 }
 

@@ -85,6 +85,7 @@ def silent(rank: Rank, name: str, comes: bool):
         rank.tell("left")
         rank.hear()
     destroy([new_group(30, call)])
+    dist.barrier()  # the other rank may sleep in that group when this one leaves it
     left = shared_bytes() - before
     dist.barrier()
     dist.destroy_process_group()
