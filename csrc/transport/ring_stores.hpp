@@ -26,7 +26,7 @@ class StoresChooser {
   /// writer's cost is not all: what streams is read from memory. AMD EPYC, nanoseconds a line of a
   /// plain store and of a streaming one: cores that share a cache 1.5 and 2.3, in segments of 8 KiB
   /// 5 and 1.5; others 16 to 26 and 2, where a line comes back from its reader 7 and 2. Of these
-  /// streaming is worth it in the third only, where a broadcast takes a fifth to a half.
+  /// streaming is worth it in the third only, where a broadcast takes a fifth to a third.
   static constexpr double kBegins = 6.0;
   static constexpr double kEnds = 4.0;
   /// Streaming is tried at once when plain stores cost so many times what they cost at its last
