@@ -190,8 +190,7 @@ def draw(record: dict[str, Any], path: str) -> None:
     figure.suptitle(
         f"Mean of bfloat16 gradients against float64, {record['elements']} elements; {record['date'][:10]}"
     )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    plot.save(figure, record, path, dpi=90)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """``python -m fastcoll.bench.page``: writes the tables of docs/performance.md anew, from the records in bench/results.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between them is replaced, the rest stays.
-So no figure of a table can differ from its record. ``--check`` changes nothing, and ends with status 1 where one does.
+So no figure of a table can differ from its record. ``--pictures`` draws the pictures that are older than their
+records. ``--check`` changes nothing, and ends with status 1 where a table or a picture is not its record's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import plot
+from fastcoll.bench import pictures, plot
 from fastcoll.bench.options import size_text
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
@@ -265,17 +266,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastcoll.bench.page", description=__doc__)
     parser.add_argument("page", type=Path, nargs="?", default=_PAGE, help="(docs/performance.md)")
     parser.add_argument("--check", action="store_true", help="only tell whether it would change")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw all_reduce_cpu_2ranks.json too")
+    parser.add_argument(
+        "--pictures", action="store_true", help="draw the pictures beside it that are out of date"
+    )
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    if options.plot:
-        if problem := plot.missing():
-            parser.error(problem)
-        plot.draw(_record("all_reduce_cpu_2ranks.json"), options.plot)
+    if options.pictures and (problem := plot.missing()):
+        parser.error(problem)
+    if options.pictures and not options.check:
+        pictures.redraw(options.page.parent)
     text = options.page.read_text()
     new = rewritten(text)
     if options.check and new != text:
         print(
             f"fastcoll.bench.page: the tables of {options.page} are not those of the records: run it without --check",
+            file=sys.stderr,
+        )
+        return 1
+    if options.check and options.pictures and (stale := pictures.stale(options.page.parent)):
+        print(
+            f"fastcoll.bench.page: {', '.join(stale)} in {options.page.parent}: not drawn from the records as they "
+            "are: run it with --pictures and without --check",
             file=sys.stderr,
         )
         return 1

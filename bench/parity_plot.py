@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 from typing import Any
 
-from fastcoll.bench.plot import new_figure
+from fastcoll.bench.plot import new_figure, save
 
 __all__ = ["draw"]
 
@@ -46,5 +45,4 @@ def draw(record: dict[str, Any], path: str) -> None:
     figure.suptitle(
         f"{record['steps']} steps on {record['world_size']} CPU ranks; {record['date'][:10]}"
     )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, record, path, dpi=90)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw", "missing", "new_figure"]
+__all__ = ["digest", "draw", "drawn_from", "missing", "new_figure", "save"]
+
+_DIGEST = "SHA-256 of the record"
 
 
 def missing() -> str:
     """Returns what to install before :func:`draw` can work, or "" if nothing is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        return "--plot needs matplotlib: pip install matplotlib, or pip install 'fastcoll[bench]'"
+        return "pictures need matplotlib: pip install matplotlib, or pip install 'fastcoll[bench]'"
     return ""
 
 
@@ -24,6 +28,28 @@ def new_figure(width: float, height: float) -> Any:
     )
     importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
+
+
+def digest(record: dict[str, Any]) -> str:
+    """Returns what a picture carries of its record: a hash of its values, whatever the layout of the file."""
+    values = json.loads(json.dumps(record))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def save(figure: Any, record: dict[str, Any], path: str, dpi: int) -> None:
+    """Writes a figure, and makes its folder; a PNG carries the digest of the record that it was drawn from."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    carried = {_DIGEST: digest(record)} if Path(path).suffix.lower() == ".png" else None
+    figure.savefig(path, dpi=dpi, metadata=carried)
+
+
+def drawn_from(path: Path) -> str | None:
+    """Returns the digest that a PNG carries, or None where the file has none or is missing."""
+    if not path.is_file():
+        return None
+    with importlib.import_module("PIL.Image").open(path) as picture:
+        carried: str | None = picture.text.get(_DIGEST)
+    return carried
 
 
 def _kind(case: dict[str, Any]) -> tuple[str, str, str]:
@@ -81,5 +107,4 @@ def draw(record: dict[str, Any], path: str) -> None:
             axis.legend()
     machine = record["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['cores_allowed']} cores; {record['date']}")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, record, path, dpi=120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, TextIO
 
 from rich import box
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcoll.bench.options import size_text
-from fastcoll.bench.plot import new_figure
+from fastcoll.bench.plot import new_figure, save
 from fastcoll.costs import ALGORITHMS, IMPLEMENTED
 
 __all__ = ["draw", "print_formulas", "print_implemented", "print_predictions"]
@@ -194,5 +193,4 @@ def draw(record: dict[str, Any], path: str) -> None:
         list(lines.values()), list(lines), loc="outside lower center", ncols=3, fontsize=8
     )
     figure.suptitle(f"A model, not a measurement: {record['platform']['name']}")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
+    save(figure, record, path, dpi=90)

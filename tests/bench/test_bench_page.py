@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastcoll.bench import page
+from fastcoll.bench import page, pictures, plot
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -28,6 +28,25 @@ def test_a_changed_figure_is_found_and_put_right(tmp_path, capsys):
     assert changed.read_text() == text
 
 
+def test_the_pictures_are_those_of_the_records():
+    assert page.main(["--check", "--pictures"]) == 0, "run python -m fastcoll.bench.page --pictures"
+    assert set(re.findall(r"!\[[^]]*\]\(([^)]+)\)", PAGE.read_text())) == set(pictures.PICTURES)
+
+
+def test_a_picture_of_another_record_is_found_and_drawn_anew(tmp_path, capsys):
+    changed = tmp_path / "performance.md"
+    changed.write_text(PAGE.read_text())
+    for name in pictures.PICTURES:
+        (tmp_path / name).write_bytes((PAGE.parent / name).read_bytes())
+    record, draw = pictures.PICTURES["exactness.png"]
+    draw({**record(), "elements": 1}, str(tmp_path / "exactness.png"))
+    assert pictures.stale(tmp_path) == ["exactness.png"]
+    assert page.main([str(changed), "--check", "--pictures"]) == 1
+    assert "exactness.png in" in capsys.readouterr().err
+    assert page.main([str(changed), "--pictures"]) == 0
+    assert plot.drawn_from(tmp_path / "exactness.png") == plot.digest(record())
+
+
 @pytest.mark.parametrize("name", ["traffic", "other"])
 def test_a_page_without_its_tables_is_refused(name):
     with pytest.raises(ValueError, match="expected the tables"):
@@ -39,6 +58,16 @@ def test_what_the_page_points_to_is_there():
     assert sum(link.endswith(".png") for link in links) >= 4
     for link in links:
         assert (PAGE.parent / link).is_file(), link
+
+
+@pytest.mark.parametrize(
+    "text", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name
+)
+def test_links_lead_to_files(text):
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if not link.startswith(("https://", "#")):
+            assert (text.parent / link.partition("#")[0]).exists(), link
 
 
 def test_records_of_exactness_and_parity_hold_what_the_page_says():

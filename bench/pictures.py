@@ -1,0 +1,57 @@
+"""The pictures of docs/performance.md, each with the record that it was drawn from.
+
+A PNG carries the digest of its record, so that a test can tell a picture that is older than its record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastcoll.bench import exactness, parity_plot, plot, simulate_report
+from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
+from fastcoll.costs import HGX_H200
+
+__all__ = ["PICTURES", "redraw", "stale"]
+
+_RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def _read(name: str) -> Callable[[], dict[str, Any]]:
+    def read() -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((_RESULTS / name).read_text())
+        return record
+
+    return read
+
+
+def _models() -> dict[str, Any]:
+    counts, sizes = parse_counts("8,64,1024,16384"), parse_sizes("1K..4G")
+    return record_of(HGX_H200, "all_reduce", counts, sizes)
+
+
+PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], str], None]]] = {
+    "all_reduce_cpu_2ranks.png": (_read("all_reduce_cpu_2ranks.json"), plot.draw),
+    "exactness.png": (_read("exactness_cpu.json"), exactness.draw),
+    "parity.png": (_read("parity_cpu_2ranks.json"), parity_plot.draw),
+    "models_all_reduce.png": (_models, simulate_report.draw),
+}
+"""By file name: what returns the record, and what draws it."""
+
+
+def redraw(folder: Path) -> None:
+    """Draws those pictures anew that are not of their records as they are now."""
+    for name in stale(folder):
+        record, draw = PICTURES[name]
+        draw(record(), str(folder / name))
+
+
+def stale(folder: Path) -> list[str]:
+    """Returns the names of the pictures in a folder that are missing or older than their records."""
+    return [
+        name
+        for name, (record, _) in PICTURES.items()
+        if plot.drawn_from(folder / name) != plot.digest(record())
+    ]
