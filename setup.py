@@ -1,12 +1,14 @@
 """Builds fastcoll: the C++ extension ``fastcoll._C`` and the Python packages around it.
 
 The metadata are in pyproject.toml; this file holds what needs code: the extension, which compiles
-against the torch of the running environment, and the map from folders to packages.
+against the torch of the running environment, the requirement of that torch, and the map from folders to packages.
+build_backend/ holds the build backend and what both need.
 """
 
 import json
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,23 +17,37 @@ from pathlib import Path
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup
-
-try:
-    import torch
-    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
-except ImportError as error:
-    raise SystemExit(
-        f"fastcoll compiles against the torch it will run with, and none can be imported here ({error}): "
-        "install torch>=2.11,<2.16 first, then run `pip install --no-build-isolation .`"
-    ) from None
+from setuptools.errors import BaseError
 
 ROOT = Path(__file__).resolve().parent
-TORCH = ".".join(torch.__version__.split(".")[:2])  # c10d's ABI holds within one minor release
-if not (2, 11) <= tuple(int(part) for part in TORCH.split(".")) < (2, 16):
-    raise SystemExit(
-        f"fastcoll is made for torch>=2.11,<2.16 and found torch {torch.__version__}: "
-        "install one of these releases, then run `pip install --no-build-isolation .`"
-    )
+sys.path.insert(0, str(ROOT / "build_backend"))
+import supported
+import toolchain
+
+if "sdist" in sys.argv:  # needs no torch, and says the same with any
+    from setuptools import Extension as CppExtension
+    from setuptools.command.build_ext import build_ext as BuildExtension
+
+    TORCH, REQUIREMENT = "", supported.RANGE
+
+    def include_paths() -> list[str]:
+        """Stands in for torch's."""
+        return []
+
+else:
+    try:
+        import torch
+        from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
+    except ImportError as error:
+        raise SystemExit(
+            f"fastcoll compiles against the torch it will run with, and none can be imported here ({error}): "
+            f"install {supported.RANGE} first, then run `pip install --no-build-isolation .`"
+        ) from None
+    if problem := supported.problem(torch.__version__):
+        raise SystemExit(problem)
+    TORCH = supported.minor_of(torch.__version__)
+    REQUIREMENT = supported.requirement(torch.__version__)
+
 VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "fastcoll" / "_version.py").read_text(), re.MULTILINE
 )[1]
@@ -69,7 +85,16 @@ class BuildFastcoll(BuildExtension):
         # The environment's own ninja first, activated or not: two versions taking turns on one build
         # folder would each start over.
         os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
-        super().run()
+        if problem := toolchain.problem():
+            raise SystemExit(problem)
+        if not self.inplace:  # to be installed: without symbols, a fifth of the size
+            for one in self.extensions:
+                one.extra_link_args.append("-Wl,--strip-all")
+        try:
+            super().run()
+        except (BaseError, RuntimeError, subprocess.CalledProcessError) as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(toolchain.failure()) from None
         target = ROOT / PACKAGES["fastcoll"] if self.inplace else Path(self.build_lib, "fastcoll")
         record = {"fastcoll": VERSION, "torch": TORCH}
         (target / "_built_for.json").write_text(json.dumps(record) + "\n")
@@ -94,7 +119,12 @@ extension = CppExtension(
     ],
 )
 
+# Wheels for several releases of torch can lie in one folder only under different names.
+LABEL = f"+torch{TORCH}" if TORCH and os.environ.get("FASTCOLL_VERSION_NAMES_TORCH") == "1" else ""
+
 setup(
+    version=VERSION + LABEL,
+    install_requires=[REQUIREMENT],
     packages=list(PACKAGES),
     package_dir=PACKAGES,
     package_data={"fastcoll": ["py.typed", "_C.pyi", "default_tuning.json"]},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastcoll._command import stop_without_torch
 from fastcoll._register import register
 from fastcoll._version import __version__
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "__version__", "all_reduce_coalesced", "empty_shared", "is_available"]
 
+stop_without_torch()
 register()
 
 

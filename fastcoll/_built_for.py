@@ -1,4 +1,4 @@
-"""Which torch the compiled module was made for, and whether that goes with the one that runs.
+"""Which torch the compiled module was made for, whether that goes with the one that runs, and what to do if not.
 
 Free of torch and of the compiled module, so that it can answer when these do not work together.
 """
@@ -6,14 +6,41 @@ Free of torch and of the compiled module, so that it can answer when these do no
 from __future__ import annotations
 
 import json
+import platform
+import shlex
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["REBUILD", "abi_release", "mismatch", "recorded_torch"]
+from fastcoll._version import __version__
 
-REBUILD = (
-    "rebuild it, in fastcoll's source folder, with "
-    "`pip install --no-build-isolation --force-reinstall --no-deps .`"
-)
+__all__ = [
+    "SUPPORTED",
+    "UnusableBuild",
+    "abi_release",
+    "mismatch",
+    "needed_torch",
+    "recorded_torch",
+    "remedy",
+]
+
+SUPPORTED = "torch>=2.11,<2.16"
+"""What fastcoll can be built for, in the words of pip."""
+
+
+class UnusableBuild(ImportError):
+    """There is no compiled module for this torch and this Python.
+
+    Attributes:
+        detail: What was expected and what was found.
+        remedy: What to do.
+    """
+
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(f"{detail}: {remedy}")
+        self.detail = detail
+        self.remedy = remedy
 
 
 def abi_release(version: str) -> str:
@@ -30,6 +57,12 @@ def recorded_torch() -> str | None:
         return None
 
 
+def needed_torch() -> str:
+    """Returns the torch that this build runs with, in the words of pip."""
+    built = recorded_torch()
+    return SUPPORTED if built is None else f"torch=={abi_release(built)}.*"
+
+
 def mismatch(built: str | None, running: str) -> str | None:
     """Compares two torch versions.
 
@@ -38,8 +71,41 @@ def mismatch(built: str | None, running: str) -> str | None:
         running: The version that is imported.
 
     Returns:
-        A sentence that says what to do, or None if they go together as far as is known.
+        A clause that names both, or None if they go together as far as is known.
     """
     if built is None or abi_release(built) == abi_release(running):
         return None
-    return f"fastcoll was built for torch {abi_release(built)} and runs with torch {running}: {REBUILD}"
+    return f"fastcoll was built for torch {abi_release(built)} and runs with torch {running}"
+
+
+def remedy(running: str) -> str:
+    """Returns how to come by a compiled module for this Python and a torch, given how fastcoll was installed here.
+
+    Args:
+        running: The version of torch.
+    """
+    folder, editable = _sources()
+    if folder is not None:
+        how = "--editable" if editable else "--force-reinstall"
+        return f"rebuild it, `pip install --no-build-isolation --no-deps {how} {shlex.quote(str(folder))}`"
+    minor, python = abi_release(running), ".".join(platform.python_version_tuple()[:2])
+    sentence = f"install the wheel of fastcoll {__version__}+torch{minor} for Python {python} from where this one came"
+    if recorded_torch() in (None, minor):
+        return sentence
+    return f"{sentence}, or the torch that this one was built for, `pip install '{needed_torch()}'`"
+
+
+def _sources() -> tuple[Path | None, bool]:
+    """Returns the folder that fastcoll was installed from, if it is still there, and whether it runs from it."""
+    root = Path(__file__).resolve().parents[1]
+    if (root / "setup.py").is_file():
+        return root, True
+    try:
+        text = metadata.distribution("fastcoll").read_text("direct_url.json")
+        origin: dict[str, Any] = json.loads(text or "{}")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None, False
+    folder = Path(unquote(urlsplit(str(origin.get("url", ""))).path))
+    if "dir_info" in origin and (folder / "setup.py").is_file():
+        return folder, False
+    return None, False

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
+from fastcoll._built_for import UnusableBuild, needed_torch
+
 __all__ = ["CHECKS", "Answer", "allowed_cores", "installed_version", "run_checks"]
 
 _GET_ROBUST_LIST = {"x86_64": 274, "aarch64": 100}
@@ -59,23 +61,13 @@ def allowed_cores() -> float:
         return cores
 
 
-def _no_compiled_module(error: Exception) -> str:
-    return str(error).partition(": rebuild it")[0]
-
-
 def check_compiled_module() -> Answer:
     """Does fastcoll._C load with this torch?"""
     part = "fastcoll._C"
     try:
         from fastcoll._load import C
-    except ImportError as error:
-        return Answer(
-            part,
-            False,
-            _no_compiled_module(error),
-            "in fastcoll's source folder: "
-            "pip install --no-build-isolation --force-reinstall --no-deps .",
-        )
+    except UnusableBuild as error:
+        return Answer(part, False, error.detail, error.remedy)
     return Answer(part, True, f"reductions use {C.reduce_isa()}")
 
 
@@ -98,7 +90,7 @@ def check_name() -> Answer:
             part,
             False,
             f"the registration failed: {_register.registration_error()!r}",
-            "install a torch that fastcoll supports: torch>=2.11,<2.16",
+            f"install a torch that fastcoll supports: {needed_torch()}",
         )
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return Answer(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fastcoll._built_for import REBUILD, mismatch, recorded_torch
+from fastcoll._built_for import UnusableBuild, mismatch, recorded_torch, remedy
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,21 +25,23 @@ __all__ = ["C"]
 def _import() -> ModuleType:
     running = str(torch.__version__)
     if problem := mismatch(recorded_torch(), running):
-        raise ImportError(problem)
+        raise UnusableBuild(problem, remedy(running))
     try:
         from fastcoll import _C
     except ImportError as error:
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         if not Path(__file__).with_name(f"_C{suffix}").exists():
-            raise ImportError(
-                f"fastcoll has no compiled module for this Python (no file fastcoll/_C{suffix}): {REBUILD}"
-            ) from error
-        raise ImportError(
-            f"fastcoll's compiled module, built for torch {recorded_torch() or '(unknown)'}, "
-            f"does not load with torch {running} ({error}): {REBUILD}"
-        ) from error
+            problem = (
+                f"fastcoll has no compiled module for this Python (no file fastcoll/_C{suffix})"
+            )
+        else:
+            problem = (
+                f"fastcoll's compiled module, built for torch {recorded_torch() or '(unknown)'}, "
+                f"does not load with torch {running} ({error})"
+            )
+        raise UnusableBuild(problem, remedy(running)) from error
     if problem := mismatch(_C.build_info().get("torch"), running):
-        raise ImportError(problem)
+        raise UnusableBuild(problem, remedy(running))
     return _C
 
 

@@ -1,8 +1,11 @@
 """A build for another torch, or none at all, is a sentence that says what to do."""
 
 import importlib
+import json
 import sys
 import sysconfig
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 import fastcoll
 from fastcoll import _built_for
 
-REBUILD = r"`pip install --no-build-isolation --force-reinstall --no-deps \.`"
+ROOT = Path(__file__).parents[2]
+REBUILD = rf"rebuild it, `pip install --no-build-isolation --no-deps --editable {ROOT}`"
 
 
 @pytest.fixture
@@ -79,3 +83,46 @@ def test_a_missing_build_is_named(load, monkeypatch) -> None:
     with pytest.raises(ImportError, match=rf"no compiled module for this Python.*{REBUILD}"):
         load()
     assert not fastcoll.is_available()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Let fastcoll look installed, with a record of where it came from or without."""
+
+    def installed(origin: dict | None, built: str = "2.12") -> None:
+        site = tmp_path / "site-packages" / "fastcoll"
+        site.mkdir(parents=True)
+        (site / "_built_for.json").write_text(json.dumps({"torch": built}))
+        text = None if origin is None else json.dumps(origin)
+        found = SimpleNamespace(read_text={"direct_url.json": text}.get)
+        monkeypatch.setattr(_built_for, "__file__", str(site / "_built_for.py"))
+        monkeypatch.setattr(metadata, "distribution", {"fastcoll": found}.get)
+
+    return installed
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        pytest.param(None, id="from an index"),
+        pytest.param({"url": "file:///tmp/f.whl", "archive_info": {}}, id="from a file"),
+        pytest.param(
+            {"url": "file:///no/such/folder", "dir_info": {}}, id="from a folder now gone"
+        ),
+    ],
+)
+def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin) -> None:
+    installed(origin)
+    sentence = _built_for.remedy("2.14.1+cu130")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert sentence == (
+        f"install the wheel of fastcoll {fastcoll.__version__}+torch2.14 for Python {python} from where this one "
+        "came, or the torch that this one was built for, `pip install 'torch==2.12.*'`"
+    )
+
+
+def test_who_installed_a_folder_is_told_of_that_folder(installed) -> None:
+    installed({"url": ROOT.as_uri(), "dir_info": {}})
+    assert _built_for.remedy("2.14.1") == (
+        f"rebuild it, `pip install --no-build-isolation --no-deps --force-reinstall {ROOT}`"
+    )

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from packaging.specifiers import SpecifierSet
+
+from fastcoll import _built_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +55,25 @@ def test_with_a_torch_out_of_range_it_stops_with_one_sentence(tmp_path: Path, ve
     )
     line = sentence_of(run_setup("--version", path=tmp_path, check=False))
     assert f"torch>=2.11,<2.16 and found torch {version}" in line
+
+
+def test_the_metadata_name_the_torch_that_is_compiled_against(tmp_path: Path) -> None:
+    run_setup("--quiet", "egg_info", "--egg-base", str(tmp_path))
+    text = (tmp_path / "fastcoll.egg-info" / "requires.txt").read_text()
+    assert text.splitlines()[0] == f"torch=={'.'.join(torch.__version__.split('.')[:2])}.*"
+
+
+def test_package_and_build_agree_on_the_supported_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "build_backend"))
+    import supported
+
+    assert supported.RANGE == _built_for.SUPPORTED
+    assert supported.PINNED in supported.MINORS
+    admitted = SpecifierSet(supported.RANGE.removeprefix("torch"))
+    minors = [f"2.{minor}" for minor in range(30) if f"2.{minor}.1" in admitted]
+    assert minors == list(supported.MINORS)
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"TORCH := torch=={supported.PINNED}." in makefile
 
 
 def test_packages_land_below_fastcoll(tmp_path: Path) -> None:

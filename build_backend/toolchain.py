@@ -1,0 +1,45 @@
+"""What compiling needs beside torch, and the sentence about what is missing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+__all__ = ["failure", "problem"]
+
+_DEBIAN = "on Debian and Ubuntu `apt-get install {}`"
+
+
+def _compiler() -> str:
+    return (shlex.split(os.environ.get("CXX", "")) or ["c++"])[0]  # as torch chooses it
+
+
+def problem() -> str:
+    """Returns the sentence about what is not installed, or ""."""
+    compiler = _compiler()
+    if shutil.which(compiler) is None:
+        return (
+            f"fastcoll is compiled from C++, and there is no compiler `{compiler}` here: install one "
+            f"({_DEBIAN.format('g++')}), or set CXX to the one to use, and run the command again"
+        )
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").exists():
+        return (
+            f"fastcoll is compiled against Python, and {headers} has no Python.h: install Python's headers "
+            f"({_DEBIAN.format('python3-dev')}), and run the command again"
+        )
+    return ""
+
+
+def failure() -> str:
+    """Returns the sentence that follows the output of a compiler that failed."""
+    answer = subprocess.run([_compiler(), "--version"], capture_output=True, text=True)
+    version = (answer.stdout.splitlines() or [_compiler()])[0]
+    return (
+        f"fastcoll did not compile with {version}; g++ 12 does it: the first line above with `error:` says why, "
+        "and where one says `Killed`, set MAX_JOBS=1, for memory ran out"
+    )

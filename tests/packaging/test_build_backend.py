@@ -1,0 +1,201 @@
+"""build_backend: what an isolated build finds and asks for, and what it says where it cannot build."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+# What pip does for an isolated build: the same Python, without the environment's packages.
+ISOLATION = """
+import sys, sysconfig
+hidden = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+sys.path = [entry for entry in sys.path if entry not in hidden]
+sys.meta_path = [finder for finder in sys.meta_path if not hasattr(finder, "MAPPING")]
+"""
+
+
+@pytest.fixture
+def isolated(tmp_path: Path) -> dict[str, str]:
+    """Variables that start Python as in an isolated build: setuptools is there, torch is not."""
+    site = tmp_path / "isolated"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(ISOLATION)
+    import setuptools
+
+    packages = Path(setuptools.__file__).parents[1]
+    for name in ("setuptools", "_distutils_hack", "pkg_resources", "wheel"):
+        if (packages / name).exists():
+            (site / name).symlink_to(packages / name)
+    return {**os.environ, "PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1"}
+
+
+def run_hook(code: str, environment: dict[str, str], folder: Path = ROOT) -> tuple[int, list[str]]:
+    """Run code in which `backend` is the build backend; returns the exit status and the lines printed."""
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, 'build_backend'); import backend; {code}",
+        ],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    return process.returncode, process.stdout.splitlines()
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """What a source distribution is made of, in a folder of its own; of tests/ a part."""
+    target = tmp_path / "sources"
+    target.mkdir()
+    for name in ("build_backend", "csrc", "docs", "examples", "fastcoll", "bench", "kernels"):
+        shutil.copytree(
+            ROOT / name, target / name, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, target)
+    return target
+
+
+def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path: Path) -> None:
+    status, lines = run_hook(
+        "print(backend.get_requires_for_build_sdist()); "
+        f"assert not backend._installed(); backend.build_sdist({str(tmp_path)!r})",
+        isolated,
+        sources,
+    )
+    assert status == 0, lines
+    assert lines[0] == "[]"
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        (info,) = (
+            name for name in archive.getnames() if name.count("/") == 1 and "PKG-INFO" in name
+        )
+        metadata = archive.extractfile(info).read().decode()
+    assert {"setup.py", "build_backend/backend.py", "csrc/bindings.cpp", "Makefile"} <= names
+    assert "bench/results/exactness_cpu.json" in names
+    assert "Requires-Dist: torch<2.16,>=2.11\n" in metadata
+    assert "Dynamic: requires-dist\n" in metadata
+
+
+def test_an_isolated_build_takes_the_torch_of_the_environment(isolated, tmp_path: Path) -> None:
+    status, lines = run_hook(
+        "print(backend.get_requires_for_build_wheel()); assert not backend._installed(); backend._prepare({}); "
+        "import os; os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'; import torch; print(torch.__version__)",
+        isolated,
+    )
+    assert status == 0, lines
+    assert (lines[0], lines[-1]) == ("[]", torch.__version__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"), [({}, "torch==2.13.*"), ({"torch": "2.14"}, "torch==2.14.*")]
+)
+def test_without_torch_a_build_asks_for_one_release(isolated, settings, asked) -> None:
+    status, lines = run_hook(
+        "backend._outside = lambda: ('', []); "
+        f"print(backend.get_requires_for_build_wheel({settings!r}))",
+        isolated,
+    )
+    assert (status, lines) == (0, [f"['{asked}']"])
+
+
+def test_a_torch_that_is_too_old_is_named(isolated) -> None:
+    status, lines = run_hook(
+        "backend._outside = lambda: ('2.10.1', []); backend.get_requires_for_build_wheel()",
+        isolated,
+    )
+    assert status == 1
+    (line,) = lines
+    assert "made for torch>=2.11,<2.16 and found torch 2.10.1" in line
+
+
+@pytest.mark.parametrize(
+    "hook", ["get_requires_for_build_wheel()", "build_wheel('/nonexistent')", "build_editable('/')"]
+)
+def test_without_a_compiler_one_sentence_comes_last(isolated, hook: str) -> None:
+    status, lines = run_hook(f"backend.{hook}", {**isolated, "PATH": "/nonexistent", "CXX": ""})
+    assert status == 1
+    (line,) = lines
+    assert "there is no compiler `c++` here: install one" in line
+    assert "apt-get install g++" in line
+
+
+def test_without_pythons_headers_one_sentence_comes_last(isolated) -> None:
+    status, lines = run_hook(
+        "backend.toolchain.sysconfig.get_path = lambda name: '/nonexistent'; "
+        "backend.get_requires_for_build_wheel()",
+        isolated,
+    )
+    assert status == 1
+    (line,) = lines
+    assert "/nonexistent has no Python.h" in line
+
+
+def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_path: Path) -> None:
+    for path in (sources / "csrc").rglob("*.cpp"):
+        path.unlink()
+    (sources / "csrc" / "bindings.cpp").write_text("#error no\n")
+    process = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path / "lib")],
+        cwd=sources,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 1
+    assert "#error no" in process.stdout
+    last = process.stderr.splitlines()[-1]
+    assert last.startswith("fastcoll did not compile with ")
+    assert "the first line above with `error:` says why" in last
+    assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "bench", "bench.traffic", "tune"])
+def test_a_command_without_torch_is_one_sentence(isolated, tmp_path: Path, command: str) -> None:
+    (tmp_path / "isolated" / "fastcoll").symlink_to(ROOT / "fastcoll")
+    process = subprocess.run(
+        [sys.executable, "-m", f"fastcoll.{command}"],
+        cwd=tmp_path,
+        env=isolated,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    (line,) = process.stderr.splitlines()
+    assert (process.returncode, process.stdout) == (1, "")
+    assert line.startswith(
+        f"fastcoll.{command}: fastcoll needs torch, and {sys.executable} has none"
+    )
+    assert line.endswith(f"pip install 'torch=={MINOR}.*'")
+
+
+def test_importing_the_package_without_torch_is_harmless(isolated, tmp_path: Path) -> None:
+    (tmp_path / "isolated" / "fastcoll").symlink_to(ROOT / "fastcoll")
+    code = """
+        import fastcoll
+        assert not fastcoll.is_available()
+        import fastcoll.trace
+        """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env=isolated,
+        check=True,
+        timeout=60,
+    )
