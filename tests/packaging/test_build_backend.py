@@ -32,9 +32,9 @@ def isolated(tmp_path: Path) -> dict[str, str]:
     import setuptools
 
     packages = Path(setuptools.__file__).parents[1]
-    for name in ("setuptools", "_distutils_hack", "pkg_resources", "wheel"):
-        if (packages / name).exists():
-            (site / name).symlink_to(packages / name)
+    for pattern in ("setuptools*", "_distutils_hack", "pkg_resources", "wheel*"):
+        for path in packages.glob(pattern):
+            (site / path.name).symlink_to(path)
     return {**os.environ, "PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1"}
 
 
