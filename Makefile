@@ -12,6 +12,8 @@
 #               network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, gpu-gradients, of 6, and
 #               gpu-shared, of 2
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
+# make sdist    the source distribution, into dist/
+# make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
 # make peers    install other libraries, to measure against them too (into .peers/)
 # make clean    remove what was built, not the environment
 #
@@ -35,16 +37,18 @@ PYTHON := $(CURDIR)/.venv/bin/python
 ENVIRONMENT := .venv/.has-$(TORCH)
 endif
 
-# One set of stamps for each environment. A stamp holds for the sources as they were when it was made.
-STAMPS := build/stamps/$(shell echo '$(PYTHON)' | cksum | cut -d' ' -f1)
-METADATA := setup.py pyproject.toml fastcoll/_version.py
+# One set of stamps for each environment and its torch, for which a build asks by its metadata. A stamp holds for the
+# sources as they were when it was made.
+TORCH_HERE := $(if $(ENVIRONMENT),$(TORCH),$(shell $(PYTHON) -c 'from importlib import metadata; print(metadata.version("torch"))'))
+STAMPS := build/stamps/$(shell echo '$(PYTHON) $(TORCH_HERE)' | cksum | cut -d' ' -f1)
+METADATA := setup.py pyproject.toml fastcoll/_version.py $(wildcard build_backend/*.py)
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 CPP := $(shell find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.c' -o -name '*.h' \) 2>/dev/null)
 INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix peers clean
+.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -148,6 +152,19 @@ build/package: $(ENVIRONMENT)
 	rm -rf $@
 	mkdir -p $@/fastcoll
 	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench $@/fastcoll/
+
+# Needs no torch: an environment for it alone.
+sdist: build/frontend/bin/python
+	$< -m build --sdist --outdir dist .
+
+build/frontend/bin/python:
+	$(HOST_PYTHON) -m venv build/frontend
+	$@ -m pip install --disable-pip-version-check --quiet build
+
+TORCHES ?=
+PYTHONS ?=
+wheels:
+	$(HOST_PYTHON) build_backend/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments

