@@ -18,7 +18,6 @@ from setuptools import setup
 
 try:
     import torch
-    from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
 except ImportError as error:
     raise SystemExit(
         f"fastcoll compiles against the torch it will run with, and none can be imported here ({error}): "
@@ -26,6 +25,10 @@ except ImportError as error:
     ) from None
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from _build.extension import BuildExtension, TorchExtension
+
 TORCH = ".".join(torch.__version__.split(".")[:2])  # c10d's ABI holds within one minor release
 if not (2, 11) <= tuple(int(part) for part in TORCH.split(".")) < (2, 16):
     raise SystemExit(
@@ -51,13 +54,8 @@ PACKAGES = {
 }
 
 
-def csrc(pattern: str) -> list[str]:
-    """Returns the files of csrc/ that match, relative to the root, in a fixed order."""
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob(pattern))
-
-
 class BuildFastcoll(BuildExtension):
-    """Compiles with ninja, and records beside the extension which torch it is for."""
+    """Records beside the extension which torch it is for."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -75,23 +73,8 @@ class BuildFastcoll(BuildExtension):
         (target / "_built_for.json").write_text(json.dumps(record) + "\n")
 
 
-extension = CppExtension(
-    "fastcoll._C",
-    sources=csrc("*.cpp"),
-    depends=csrc("*.hpp") + csrc("*.inl"),
-    include_dirs=[str(ROOT / "csrc")],
-    define_macros=[
-        ("FASTCOLL_VERSION", f'"{VERSION}"'),
-        ("FASTCOLL_TORCH_VERSION", f'"{TORCH}"'),
-        ("FMT_HEADER_ONLY", "1"),
-    ],
-    # No -std: torch adds the one its headers need (C++17 for 2.11, C++20 for 2.13).
-    extra_compile_args=[
-        *["-O3", "-g1", "-fvisibility=hidden"],
-        *["-Wall", "-Wextra", "-Wno-unused-parameter"],
-        # As system headers torch's own files give no warnings.
-        *[flag for path in include_paths() for flag in ("-isystem", path)],
-    ],
+extension = TorchExtension(
+    "fastcoll._C", {"FASTCOLL_VERSION": VERSION, "FASTCOLL_TORCH_VERSION": TORCH}
 )
 
 setup(

@@ -1,0 +1,1 @@
+"""What setup.py builds with. Not installed."""
