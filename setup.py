@@ -17,27 +17,18 @@ from pathlib import Path
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup
-from setuptools.errors import BaseError
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
 import supported
 import toolchain
+from extension import BuildExtension, TorchExtension
 
-if "sdist" in sys.argv:  # needs no torch, and says the same with any
-    from setuptools import Extension as CppExtension
-    from setuptools.command.build_ext import build_ext as BuildExtension
-
-    TORCH, REQUIREMENT = "", supported.RANGE
-
-    def include_paths() -> list[str]:
-        """Stands in for torch's."""
-        return []
-
-else:
+SOURCES_ONLY = "sdist" in sys.argv  # needs no torch, and says the same with any
+TORCH, REQUIREMENT = "", supported.RANGE
+if not SOURCES_ONLY:
     try:
         import torch
-        from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths
     except ImportError as error:
         raise SystemExit(
             f"fastcoll compiles against the torch it will run with, and none can be imported here ({error}): "
@@ -67,13 +58,8 @@ PACKAGES = {
 }
 
 
-def csrc(pattern: str) -> list[str]:
-    """Returns the files of csrc/ that match, relative to the root, in a fixed order."""
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob(pattern))
-
-
 class BuildFastcoll(BuildExtension):
-    """Compiles with ninja, and records beside the extension which torch it is for."""
+    """Records beside the extension which torch it is for."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -92,32 +78,14 @@ class BuildFastcoll(BuildExtension):
                 one.extra_link_args.append("-Wl,--strip-all")
         try:
             super().run()
-        except (BaseError, RuntimeError, subprocess.CalledProcessError) as error:
-            print(error, file=sys.stderr)
+        except subprocess.CalledProcessError:
             raise SystemExit(toolchain.failure()) from None
         target = ROOT / PACKAGES["fastcoll"] if self.inplace else Path(self.build_lib, "fastcoll")
         record = {"fastcoll": VERSION, "torch": TORCH}
         (target / "_built_for.json").write_text(json.dumps(record) + "\n")
 
 
-extension = CppExtension(
-    "fastcoll._C",
-    sources=csrc("*.cpp"),
-    depends=csrc("*.hpp") + csrc("*.inl"),
-    include_dirs=[str(ROOT / "csrc")],
-    define_macros=[
-        ("FASTCOLL_VERSION", f'"{VERSION}"'),
-        ("FASTCOLL_TORCH_VERSION", f'"{TORCH}"'),
-        ("FMT_HEADER_ONLY", "1"),
-    ],
-    # No -std: torch adds the one its headers need (C++17 for 2.11, C++20 for 2.13).
-    extra_compile_args=[
-        *["-O3", "-g1", "-fvisibility=hidden"],
-        *["-Wall", "-Wextra", "-Wno-unused-parameter"],
-        # As system headers torch's own files give no warnings.
-        *[flag for path in include_paths() for flag in ("-isystem", path)],
-    ],
-)
+macros = {"FASTCOLL_VERSION": VERSION, "FASTCOLL_TORCH_VERSION": TORCH}
 
 # Wheels for several releases of torch can lie in one folder only under different names.
 LABEL = f"+torch{TORCH}" if TORCH and os.environ.get("FASTCOLL_VERSION_NAMES_TORCH") == "1" else ""
@@ -129,7 +97,7 @@ setup(
     package_dir=PACKAGES,
     package_data={"fastcoll": ["py.typed", "_C.pyi", "default_tuning.json"]},
     include_package_data=False,
-    ext_modules=[extension],
+    ext_modules=[] if SOURCES_ONLY else [TorchExtension("fastcoll._C", macros)],
     cmdclass={"build_ext": BuildFastcoll},
     zip_safe=False,
 )

@@ -32,6 +32,9 @@ def problem() -> str:
             f"fastcoll is compiled against Python, and {headers} has no Python.h: install Python's headers "
             f"({_DEBIAN.format('python3-dev')}), and run the command again"
         )
+    scripts = sysconfig.get_path("scripts")
+    if shutil.which("ninja", path=f"{scripts}{os.pathsep}{os.environ['PATH']}") is None:
+        return "fastcoll is compiled with ninja, and it is not installed here: `pip install ninja`, and run the command again"
     return ""
 
 

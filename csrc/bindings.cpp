@@ -48,7 +48,7 @@ std::size_t ringBytesOf(long long bytes) {
 }
 
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long ringBytes, int spinMicros, bool sharedTensors,
+                        long long ringBytes, int spinMicros, bool sharedTensors, bool sharedBuckets,
                         const std::optional<TuningTable>& tuning, bool highPriorityStream,
                         bool blockingWait) {
   auto options = c10::make_intrusive<Options>(timeout);
@@ -56,6 +56,7 @@ Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& tr
   options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
   options->sharedTensors = sharedTensors;
+  options->sharedBuckets = sharedBuckets;
   options->tuning = tuning;
   options->highPriorityStream = highPriorityStream;
   options->blockingWait = blockingWait;
@@ -129,8 +130,8 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
            py::arg("spin_us") = -1, py::arg("shared_tensors") = false,
-           py::arg("tuning") = std::nullopt, py::arg("is_high_priority_stream") = true,
-           py::arg("blocking_wait") = false)
+           py::arg("shared_buckets") = true, py::arg("tuning") = std::nullopt,
+           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
@@ -142,6 +143,7 @@ PYBIND11_MODULE(_C, m) {
           [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
       .def_readwrite("shared_tensors", &Options::sharedTensors)
+      .def_readwrite("shared_buckets", &Options::sharedBuckets)
       .def_readwrite("tuning", &Options::tuning)
       .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
       .def_readwrite("blocking_wait", &Options::blockingWait)
@@ -158,6 +160,24 @@ PYBIND11_MODULE(_C, m) {
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def_property_readonly("options", &ProcessGroupFastcoll::options)
       .def("transport", [](const ProcessGroupFastcoll& g) { return g.info().transport; })
+      .def(
+          "allocate_tensor",
+          [](ProcessGroupFastcoll& g, long size, at::ScalarType dtype, const at::Device& device) {
+            return g.allocateShared(size, at::TensorOptions().dtype(dtype).device(device));
+          },
+          py::arg("size"), py::kw_only(), py::arg("dtype"), py::arg("device"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce_list",
+          [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
+             bool async) {
+            c10d::AllreduceCoalescedOptions opts;
+            opts.reduceOp = std::move(op);
+            opts.asyncOp = async;
+            return g.allreduceList(tensors, opts);
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("async_op") = false,
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce_fused",
           [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,

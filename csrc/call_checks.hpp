@@ -53,4 +53,16 @@ inline void sameType(const CallSite& site, const at::Tensor& a, const at::Tensor
   }
 }
 
+/// torch's coalesced collectives take tensors of one dtype, on every backend.
+inline void oneType(const CallSite& site, const std::vector<at::Tensor>& tensors) {
+  for (std::size_t i = 1; i < tensors.size(); ++i) {
+    if (tensors[i].scalar_type() == tensors[0].scalar_type()) continue;
+    throw Error(ErrorKind::Type,
+                concat(site.prefix(), "expected tensors of one dtype, got ",
+                       dtypeName(dtypeOf(tensors[0].scalar_type())), " at 0 and ",
+                       dtypeName(dtypeOf(tensors[i].scalar_type())), " at ", i,
+                       ". Make a call for each dtype, or use fastcoll.all_reduce_coalesced."));
+  }
+}
+
 }  // namespace fastcoll

@@ -1,5 +1,6 @@
 // The coalesced collectives of ProcessGroupFastcoll: a list of tensors is one message per dtype,
-// whose segments are gathered from the tensors and scattered back, with no flat copy.
+// whose segments are gathered from the tensors and scattered back, with no flat copy. torch's own
+// calls take one dtype, as on other backends; allreduceList takes several.
 #include <ATen/ATen.h>
 
 #include <map>
@@ -31,6 +32,14 @@ using WorkRef = ProcessGroupFastcoll::WorkRef;
 WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
                                                   const c10d::AllreduceCoalescedOptions& opts) {
   return guarded([&] {
+    oneType(site("all_reduce_coalesced"), tensors);
+    return allreduceList(tensors, opts);
+  });
+}
+
+WorkRef ProcessGroupFastcoll::allreduceList(Tensors& tensors,
+                                            const c10d::AllreduceCoalescedOptions& opts) {
+  return guarded([&] {
     const CallSite site = this->site("all_reduce_coalesced");
     if (tensors.empty()) {
       refuse(site, "at least one tensor", "an empty list");
@@ -61,6 +70,7 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
       refuse(site, "as many outputs as inputs, at least one",
              concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
     }
+    oneType(site, inputs);
     auto task = newTask(site, Collective::AllGather);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;
@@ -100,6 +110,7 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
     if (inputs.empty()) {
       refuse(site, "at least one input", "none");
     }
+    oneType(site, inputs);
     auto task = newTask(site, Collective::AllGather);
     Tensors flat;
     for (const auto& list : outputs) {
@@ -143,6 +154,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
       refuse(site, "as many outputs as inputs, at least one",
              concat(outputs.size(), " outputs and ", inputs.size(), " inputs"));
     }
+    oneType(site, inputs);
     auto task = newTask(site, Collective::ReduceScatter);
     for (const auto& indices : byType(inputs)) {
       Request request = task->request;

@@ -61,7 +61,7 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Broadcast);
     Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank);
+    request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
     request.dtype = dtypeOf(tensor.scalar_type());
     request.count = static_cast<std::uint64_t>(tensor.numel());
     if (rank_ == request.root) {
@@ -84,7 +84,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
     requireNoOverlap(site, tensor);
     auto task = newTask(site, Collective::Reduce);
     Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank);
+    request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
     request.dtype = dtypeOf(tensor.scalar_type());
     request.count = static_cast<std::uint64_t>(tensor.numel());
     request.in.resize(1);
@@ -119,11 +119,12 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
       task->addOutput(request.out[i], out[i]);
       request.expectedCount.push_back(static_cast<std::uint64_t>(out[i].numel()));
       even = even && out[i].numel() == input.numel();
-    }
-    const auto mine = static_cast<std::size_t>(rank_);
-    if (out[mine].numel() != input.numel()) {
-      refuse(site, concat("output ", rank_, " of the input's ", input.numel(), " elements"),
-             concat(out[mine].numel()));
+      // NCCL takes outputs of other lengths, Gloo refuses them; so do we, each on its devices.
+      const bool fixed = input.is_cpu() || i == static_cast<std::size_t>(rank_);
+      if (fixed && out[i].numel() != input.numel()) {
+        refuse(site, concat("output ", i, " of the input's ", input.numel(), " elements"),
+               concat(out[i].numel(), ". Pad the tensors, or use all_to_all"));
+      }
     }
     if (even) request.expectedCount.clear();
     return launch(std::move(task), {c10d::OpType::ALLGATHER, "fastcoll:all_gather", opts.asyncOp,

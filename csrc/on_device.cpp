@@ -214,20 +214,21 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
 /// What a barrier does before the ranks meet on their hosts: waits for all that the current stream
 /// has been given so far, on the device that is named, or else was used last. Which ranks meet, and
 /// where, must not depend on what each of them has used; so the devices themselves do not meet.
+/// A group that neither used a device nor is bound to one waits for none, whatever the caller
+/// names: torch names device 0 where there is no device, and a group of CPU tensors starts no CUDA.
 std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
   std::optional<c10::Device> device;
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
-    device = lastDevice_;
-  }
-  if (opts.device && isServed(opts.device->type()) && opts.device->has_index()) {
-    device = *opts.device;
-  }
-  if (!opts.device_ids.empty() && (device || isServed(c10::kCUDA))) {
-    device = c10::Device(device ? device->type() : c10::kCUDA,
-                         static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+    device = lastDevice_ ? lastDevice_ : bound_;
   }
   if (!device) return nullptr;
+  if (opts.device && opts.device->type() == device->type() && opts.device->has_index()) {
+    device = *opts.device;
+  }
+  if (!opts.device_ids.empty()) {
+    device = c10::Device(device->type(), static_cast<c10::DeviceIndex>(opts.device_ids[0]));
+  }
   const c10::impl::VirtualGuardImpl impl(device->type());
   const c10::Stream stream = impl.getStream(*device);
   if (isCaptured(stream)) {

@@ -19,6 +19,8 @@ struct Options : c10d::Backend::Options {
   int spinMicros = -1;                           // before sleeping; -1: by the ranks' cores
   /// Whether torch allocates CPU tensors in shared memory from now on; of the whole process.
   bool sharedTensors = false;
+  /// Whether DDP is told that it may allocate its buckets here (allocateTensor).
+  bool sharedBuckets = true;
   /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.
   std::optional<TuningTable> tuning;
   /// Of the streams on which asynchronous calls on device tensors run.

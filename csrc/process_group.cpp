@@ -256,8 +256,12 @@ void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int
   }
 }
 
-int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root) const {
+int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root, int64_t rootTensor) const {
   checkRank(site, "root rank", static_cast<int>(root));
+  if (rootTensor != 0) {
+    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a root tensor of 0, got ",
+                                         rootTensor, ": each rank gives one tensor"));
+  }
   return static_cast<int>(root);
 }
 
@@ -314,8 +318,30 @@ class WorkTask : public Task {
 
 }  // namespace
 
+/// Whether autograd is told that the call changed its outputs: as with stock backends, call by
+/// call, since a script that runs on them may use a tensor in backward that a collective changed.
+/// Gloo tells it of those that it copies out of buffers of its own; NCCL of all_gather's list
+/// alone.
+bool ProcessGroupFastcoll::countsChanges(const TensorTask& task, c10d::OpType type) const {
+  if (countsAllChanges_ || type == c10d::OpType::ALLGATHER) return true;
+  if (task.device() && !task.device()->is_cpu()) return false;
+  switch (type) {
+    case c10d::OpType::_ALLGATHER_BASE:
+    case c10d::OpType::ALLGATHER_COALESCED:
+    case c10d::OpType::ALLREDUCE_COALESCED:
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::GATHER:
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return true;
+    default:
+      return false;
+  }
+}
+
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
                                                            Call call) {
+  task->countsChanges = countsChanges(*task, call.type);
   if (task->device() && !task->device()->is_cpu()) {
     return launchOnDevice(std::move(task), std::move(call));
   }

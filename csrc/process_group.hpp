@@ -70,9 +70,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void enableCollectivesTiming() override;
   void abort() override;
   void shutdown() override;
-  bool supportsTensorAlloc(c10::DeviceIndex device) override { return device < 0; }
+  /// DDP asks it where it may allocate its buckets; true where peers can read them.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  /// Whether all of the tensor's memory is of allocateTensor, so that peers read it where it is.
+  /// As allocateTensor; throws where shared memory is lacking, and does not take other memory.
+  at::Tensor allocateShared(long size, at::TensorOptions options);
+  /// Whether all of the tensor's memory is of allocateShared, so that peers read it where it is.
   bool isShared(const at::Tensor& tensor) const;
   EngineInfo info() const { return engine_->info(); }
   /// The engines of this process's live groups; and the end of all of them, at exit.
@@ -85,6 +88,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkRef allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
+  /// As allreduce_coalesced; the tensors may have several dtypes.
+  WorkRef allreduceList(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
   /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp).
   /// `wire`: float32 travels as it, is summed in float32, and rounded once more. `squares`: one
   /// float64 for the sum of the squares of this rank's share of the result.
@@ -158,7 +163,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::shared_ptr<TensorTask> newTask(const CallSite& site, Collective collective) const;
   void setReduction(const CallSite& site, TensorTask& task, Request& request,
                     const c10d::ReduceOp& op) const;
-  int checkRoot(const CallSite& site, int64_t root) const;
+  int checkRoot(const CallSite& site, int64_t root, int64_t rootTensor = 0) const;
   void checkRank(const CallSite& site, const char* what, int rank) const;
   void recordParameters(const Call& call, const char* name, std::uint64_t seq,
                         bool pointToPoint) const;
@@ -182,10 +187,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
       throw;
     }
   }
+  bool countsChanges(const TensorTask& task, c10d::OpType type) const;
+  void shareTensors() const;
   // on_device.cpp
   std::shared_ptr<DeviceEngine> device() const;
   /// The engine there is; after this there comes no other.
-  void shareTensors() const;
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
   void throwIfOver() const;
@@ -203,6 +209,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::string name_;
   std::shared_ptr<CpuEngine> engine_;
   std::uint64_t messages_ = 0;
+  /// FASTCOLL_DEBUG=TRACE: autograd is told of every output.
+  const bool countsAllChanges_ = logLevel() == LogLevel::Trace;
 
   std::mutex traceMutex_;
   std::atomic<std::uint32_t> traceGroup_{0};  // 0: no call yet

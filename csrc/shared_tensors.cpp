@@ -17,7 +17,26 @@ void ProcessGroupFastcoll::shareTensors() const {
   SharedAllocator::install(engine_->process(), config.arenaBytes);
 }
 
+bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
+  if (device >= 0) return false;
+  const Environment env = Environment::read();
+  if (!(env.sharedBucketsIsSet ? env.sharedBuckets : options_->sharedBuckets)) return false;
+  // DDP broadcasts before it allocates: by then the ranks know what they share.
+  return size_ > 1 && engine_->config().transport != TransportChoice::Gloo && !engine_->isRemote();
+}
+
+/// For torch, which asks for buckets as it would ask for any memory: they need not be shared.
 at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
+  try {
+    return allocateShared(size, options);
+  } catch (const c10::DistBackendError& error) {
+    log(LogLevel::Warn,
+        concat("a tensor is not in shared memory: ", error.what_without_backtrace()));
+    return at::empty({size}, options);
+  }
+}
+
+at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions options) {
   return translated([&] {
     if (!options.device().is_cpu()) {
       throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),

@@ -207,7 +207,7 @@ void TensorTask::finish() {
     at::AutoDispatchBelowADInplaceOrView guard;
     for (const Copy& copy : after_) copy.to.copy_(copy.from);
   }
-  // Autograd must notice that a tensor which it saved was overwritten.
+  if (!countsChanges) return;
   for (const at::Tensor& tensor : written_) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }

@@ -50,6 +50,9 @@ class TensorTask : public Task {
   void keepAlive(const at::Tensor& tensor) { alive_.push_back(tensor); }
   /// Called before all else, on the thread that runs the transfer.
   std::function<void()> before;
+  /// Whether finish() counts the outputs as changed, so that autograd refuses to use what it saved
+  /// of them.
+  bool countsChanges = false;
 
   void prepare() override;
   void transfer(const RunOne& runOne) override;

@@ -99,6 +99,7 @@ class Options(Backend.Options):
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
         shared_tensors: Whether CPU tensors of 32 KiB and more that this process makes from now on lie in shared memory,
             as those of fastcoll.empty_shared do.
+        shared_buckets: Whether DDP's buckets of CPU tensors lie there; torch's own DDP_DISABLE_COMM_MEM=1 wins.
         tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
         is_high_priority_stream: Of the streams on which asynchronous calls on CUDA tensors run.
         blocking_wait: Whether wait() of a call on CUDA tensors waits on the host; else the stream does.
@@ -112,6 +113,7 @@ class Options(Backend.Options):
     ring_bytes: int
     spin_us: int
     shared_tensors: bool
+    shared_buckets: bool
     tuning: Tuning | None
     is_high_priority_stream: bool
     blocking_wait: bool
@@ -124,6 +126,7 @@ class Options(Backend.Options):
         ring_bytes: int = 2097152,
         spin_us: int = -1,
         shared_tensors: bool = False,
+        shared_buckets: bool = True,
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,
         blocking_wait: bool = False,
@@ -142,6 +145,14 @@ class ProcessGroupFastcoll(Backend):
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
         """Tells whether a tensor lies in memory of allocate_tensor, dense, so that peers can read it where it is."""
+
+    def all_reduce_list(
+        self,
+        tensors: list[torch.Tensor],
+        op: ReduceOp | ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces tensors of one or several dtypes in place, as torch's allreduce_coalesced does those of one."""
 
     def all_reduce_fused(
         self,
@@ -198,7 +209,11 @@ class ProcessGroupFastcoll(Backend):
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Returns a 1-D tensor of `size` elements in memory that the other ranks can map."""
+        """Returns a 1-D tensor of `size` elements in memory that the other ranks can map.
+
+        Raises:
+            DistBackendError: The memory is lacking; says how to get more.
+        """
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
 

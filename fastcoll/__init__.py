@@ -7,6 +7,7 @@ loads no compiled code until an attribute needs it.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fastcoll._command import stop_without_torch
@@ -16,9 +17,26 @@ from fastcoll._version import __version__
 if TYPE_CHECKING:
     from fastcoll._C import Options
     from fastcoll.coalesced import all_reduce_coalesced
+    from fastcoll.monitored_barrier import monitored_barrier
+    from fastcoll.names import make_default
     from fastcoll.shared_tensor import empty_shared
 
-__all__ = ["Options", "__version__", "all_reduce_coalesced", "empty_shared", "is_available"]
+__all__ = [
+    "Options",
+    "__version__",
+    "all_reduce_coalesced",
+    "empty_shared",
+    "is_available",
+    "make_default",
+    "monitored_barrier",
+]
+
+_HOMES = {
+    "all_reduce_coalesced": "fastcoll.coalesced",
+    "empty_shared": "fastcoll.shared_tensor",
+    "make_default": "fastcoll.names",
+    "monitored_barrier": "fastcoll.monitored_barrier",
+}
 
 stop_without_torch()
 register()
@@ -43,14 +61,8 @@ def __getattr__(name: str) -> Any:
         from fastcoll._load import C
 
         return C.Options
-    if name == "all_reduce_coalesced":
-        from fastcoll.coalesced import all_reduce_coalesced
-
-        return all_reduce_coalesced
-    if name == "empty_shared":
-        from fastcoll.shared_tensor import empty_shared
-
-        return empty_shared
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'fastcoll' has no attribute {name!r}")
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import functools
+import os
+import warnings
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
-from fastcoll import tuning
+from torch._C import _distributed_c10d as c10d
+
+from fastcoll import env, tuning
 from fastcoll._load import C
 from fastcoll.env import Env
+from fastcoll.names import replaced
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -59,7 +67,7 @@ def create_device_engine(
 
 
 def create(
-    dist_backend_opts: _DistributedBackendOptions, pg_options: C.Options | None
+    dist_backend_opts: _DistributedBackendOptions, pg_options: object
 ) -> C.ProcessGroupFastcoll:
     """Creates the backend of one group on this rank.
 
@@ -71,16 +79,11 @@ def create(
     Raises:
         TypeError: pg_options is of another class.
     """
-    if pg_options is not None and not isinstance(pg_options, C.Options):
-        raise TypeError(
-            "fastcoll.init_process_group: expected pg_options of type fastcoll.Options or None, "
-            f"got {type(pg_options).__module__}.{type(pg_options).__qualname__}. "
-            'Pass pg_options=fastcoll.Options(...); for a group of two backends, such as "cpu:fastcoll,'
-            'cuda:nccl", leave it out, since torch gives the same object to both.'
-        )
-    options = C.Options() if pg_options is None else copy.copy(pg_options)
+    _look_at_variables()
+    ours = _own_options(pg_options, dist_backend_opts.group_id)
+    options = C.Options() if ours is None else copy.copy(ours)
     given = dist_backend_opts.timeout
-    if pg_options is None or given != dist.distributed_c10d.default_pg_timeout:
+    if ours is None or given != dist.distributed_c10d.default_pg_timeout:
         options.timeout = given
     if options.tuning is None:
         options.tuning = tuning.load().table
@@ -92,6 +95,48 @@ def create(
         dist_backend_opts.group_size,
         options,
     )
+
+
+def _own_options(given: object, group: str) -> C.Options | None:
+    """Returns the options that a group was given; None: none, or those of a backend in whose place fastcoll serves.
+
+    Raises:
+        TypeError: They are of another class, and fastcoll serves in nobody's place.
+    """
+    if given is None or isinstance(given, C.Options):
+        return given
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    if replaced() and isinstance(given, c10d.Backend.Options):
+        warnings.warn(
+            f"fastcoll: group '{group}' is made without its pg_options of {kind}, which are of another backend. "
+            "The timeout of init_process_group or new_group counts.",
+            stacklevel=2,
+        )
+        return None
+    raise TypeError(
+        f"fastcoll: expected pg_options of type fastcoll.Options or None for group '{group}', got {kind}. Pass "
+        "pg_options=fastcoll.Options(...) to init_process_group or new_group; for a group of two backends, such as "
+        '"cpu:fastcoll,cuda:nccl", leave it out, since torch gives the same object to both.'
+    )
+
+
+@functools.cache
+def _look_at_variables() -> None:
+    """Once in a process: warns of misspelt variables, and lets DDP ask for its buckets."""
+    for name in env.unknown():
+        near = difflib.get_close_matches(name, [one.name for one in env.variables()], 1, 0.7)
+        meant = (
+            f"Did you mean {near[0]}?"
+            if near
+            else "`python -m fastcoll.info` lists those that there are."
+        )
+        warnings.warn(
+            f"fastcoll: no variable {name} is known, and it is ignored. {meant}", stacklevel=2
+        )
+    # torch's DDP asks a backend for memory only where this says so. Where there are devices, DDP over NCCL would ask
+    # NCCL too: that is for the user to decide.
+    if torch.version.cuda is None or torch.cuda.device_count() == 0:
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 
 C.set_gloo_factory(create_gloo)

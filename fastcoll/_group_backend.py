@@ -7,23 +7,19 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-__all__ = ["cpu_backend", "is_fastcoll"]
-
-
-def is_fastcoll(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Tells whether a group's tensors on a device are fastcoll's."""
-    return _backend(group, device) is not None
+__all__ = ["cpu_backend", "serving_backend"]
 
 
 def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
-    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another.
+    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another."""
+    return serving_backend(group, device) if device.type == "cpu" else None
+
+
+def serving_backend(group: ProcessGroup | None, device: torch.device) -> Any:
+    """Returns fastcoll's backend of a group for tensors on a device; None: the backend is another.
 
     It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
     """
-    return _backend(group, device) if device.type == "cpu" else None
-
-
-def _backend(group: ProcessGroup | None, device: torch.device) -> Any:
     if group is None:
         return None
     try:

@@ -8,6 +8,8 @@ group is created.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,8 +50,17 @@ def register() -> None:
         defaults.clear()
         defaults.update(before)
         _error = None
+        if any(
+            os.environ.get(name)
+            for name in ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE", "FASTCOLL_DEBUG")
+        ):
+            from fastcoll import names
+
+            names.apply()
     except Exception as error:
         _error = error
+        if os.environ.get("FASTCOLL_DEBUG", "").upper() != "OFF":
+            print(f"[fastcoll] not as asked: {error}", file=sys.stderr)
 
 
 def registration_error() -> Exception | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll._group_backend import cpu_backend, is_fastcoll
+from fastcoll._group_backend import serving_backend
 
 __all__ = ["CoalescedWork", "all_reduce_coalesced"]
 
@@ -97,44 +97,40 @@ def all_reduce_coalesced(
         raise ValueError(
             "fastcoll.all_reduce_coalesced: expected a process group, got none. Call init_process_group before."
         )
-    options = dist.AllreduceCoalescedOptions()
-    options.reduceOp = op
-    options.asyncOp = async_op
     plain = wire_dtype is None and scale == 1.0
     device = tensors[0].device
-    if not is_fastcoll(group, device):
+    backend = serving_backend(group, device)
+    if backend is None:
         if not plain:
             raise ValueError(
                 "fastcoll.all_reduce_coalesced: expected a group of the backend fastcoll for a wire dtype or a "
                 f"factor, got {dist.get_backend(group)} for {device.type}. Make the group with it, or leave them out."
             )
-        work = group.allreduce_coalesced(tensors, options)
-        return _ended(work, async_op)
-    if plain:
+        options = dist.AllreduceCoalescedOptions()
+        options.reduceOp = op
+        options.asyncOp = async_op
         return _ended(group.allreduce_coalesced(tensors, options), async_op)
+    if plain:
+        return _ended(backend.all_reduce_list(tensors, op, async_op), async_op)
     if device.type != "cpu":
         from fastcoll.cuda.call_options import call_options
 
         with call_options(wire_dtype=wire_dtype, scale=scale):
-            return _ended(group.allreduce_coalesced(tensors, options), async_op)
-    return _ended(_on_cpu(tensors, options, group, wire_dtype, scale), async_op)
+            return _ended(backend.all_reduce_list(tensors, op, async_op), async_op)
+    return _ended(_on_cpu(tensors, op, backend, wire_dtype, scale), async_op)
 
 
 def _on_cpu(
-    tensors: list[Tensor], options: Any, group: ProcessGroup, wire: torch.dtype | None, scale: float
+    tensors: list[Tensor], op: Any, backend: Any, wire: torch.dtype | None, scale: float
 ) -> CoalescedWork:
     """Casts on the way where the tensors are float32, else before and behind; the factor comes last."""
-    options.asyncOp = True
     if wire is not None and all(tensor.dtype == torch.float32 for tensor in tensors):
-        backend = cpu_backend(group, tensors[0].device)
-        sent, work = (
-            tensors,
-            backend.all_reduce_fused(tensors, options.reduceOp, wire, async_op=True),
-        )
+        sent = tensors
+        work = backend.all_reduce_fused(tensors, op, wire, async_op=True)
     else:
         with torch.no_grad():
             sent = [_as_sent(tensor, wire) for tensor in tensors]
-        work = group.allreduce_coalesced(sent, options)
+        work = backend.all_reduce_list(sent, op, async_op=True)
 
     @torch.no_grad()
     def finish() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = ["PREFIX", "Env", "Variable", "unknown", "variables"]
 
 PREFIX = "FASTCOLL_"
+_OF_TESTS = "FASTCOLL_TEST_"
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,28 @@ class Env:
         most=1,
     )
 
+    shared_buckets: int = _variable(
+        "SHARED_BUCKETS",
+        1,
+        "Whether DDP's buckets of CPU tensors lie in shared memory, unless DDP_DISABLE_COMM_MEM is 1: 0 or 1.",
+        least=0,
+        most=1,
+    )
+
+    default: str = _variable(
+        "DEFAULT",
+        "",
+        "Devices, such as `cpu` or `cpu,cuda`, for which fastcoll serves groups that name no backend; 1 is `cpu`.",
+        read_in_cpp=False,
+    )
+
+    replace: str = _variable(
+        "REPLACE",
+        "",
+        "Backends, `gloo`, `nccl` or both with a comma, in whose place fastcoll serves the groups that name them.",
+        read_in_cpp=False,
+    )
+
     tuning: str = _variable(
         "TUNING",
         "auto",
@@ -208,4 +231,8 @@ def variables() -> list[Variable]:
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the names that begin as ours do and mean nothing to us: most likely misspelt."""
     known = {variable.name for variable in variables()}
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and not name.startswith(_OF_TESTS) and name not in known
+    )

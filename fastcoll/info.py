@@ -32,16 +32,23 @@ _LIBRARIES = {
 
 
 def groups() -> list[dict[str, Any]]:
-    """Returns name, rank, size, transport and the reason for it of each fastcoll group of this process.
+    """Returns each process group of this process: name, rank, size, and which backend serves which device.
 
+    "backends" is by device, such as ``{"cpu": "fastcoll"}``, whatever name the group was asked for by. A group that
+    fastcoll serves has "transport" and the "reason" for it besides.
     Of one with shared memory also "stores", "plain" or "streaming": how its last large segment was written here,
     and "spin_us": how many microseconds a rank spins here before it sleeps, when it waits for others; 0 where two
     ranks may have to share a core.
     Of one that has used devices also "devices": for each whether its ranks map memory of each other ("peers"), and if
     not, why ("reason").
     """
-    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
+    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group of ours
     found = [] if compiled is None else [dict(group) for group in compiled.groups()]
+    serving = _serving()
+    for group in found:
+        known_to_torch = serving.pop(group["name"], {})
+        group["backends"] = known_to_torch.get("backends", {"cpu": "fastcoll"})
+    found += serving.values()
     engine = sys.modules.get("fastcoll.cuda.engine")
     known = {} if engine is None else {one.group: one.all_reduces for one in engine.engines()}
     for group in found:
@@ -50,6 +57,25 @@ def groups() -> list[dict[str, Any]]:
                 index: {"peers": one.region.topology.peers, "reason": one.region.topology.reason}
                 for index, one in reduces.items()
             }
+    return found
+
+
+def _serving() -> dict[str, dict[str, Any]]:
+    """Returns name, rank, size and backends of each group that torch knows, by its name."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return {}
+    found = {}
+    for group in torch.distributed.distributed_c10d._world.pg_map:
+        backends = {}
+        for device in sorted(group._device_types, key=str):
+            backends[device.type] = group._get_backend(device).name()
+        found[group.group_name] = {
+            "name": group.group_name,
+            "rank": group.rank(),
+            "size": group.size(),
+            "backends": backends,
+        }
     return found
 
 
@@ -191,7 +217,9 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
         rows = [
             (
                 str(group["name"]),
-                f"rank {group['rank']}/{group['size']}, {group['transport']}: {group['reason']}",
+                f"rank {group['rank']}/{group['size']}, "
+                + ", ".join(f"{device} by {name}" for device, name in group["backends"].items())
+                + (f", {group['transport']}: {group['reason']}" if "transport" in group else ""),
             )
             for group in report["groups"]
         ]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import IS_GLOO, beyond_gloo
 from torch import Tensor
 
 __all__ = [
@@ -65,7 +65,9 @@ def allows(op: str, dtype: torch.dtype) -> bool:
         return op in ("SUM", "AVG", "PRODUCT", "PREMUL_SUM")
     if dtype in FLOATS:
         return op not in BITWISE
-    return op not in ("AVG", "PREMUL_SUM")
+    if op == "AVG":
+        return dtype != torch.bool and not IS_GLOO
+    return op != "PREMUL_SUM"
 
 
 def reduce_op(op: str) -> Any:
@@ -98,7 +100,8 @@ def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -
 def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     """Return the reduction of the ranks' tensors, in rank order.
 
-    Integers wrap, bools are summed by "or" and multiplied by "and", NaN wins in MIN and MAX,
+    Integers wrap, and their averages, of the sum that wrapped, are cut towards zero; bools are
+    summed by "or" and multiplied by "and"; NaN wins in MIN and MAX;
     half and bfloat16 are accumulated in float and rounded once.
     """
     first = tensors[0]
@@ -126,6 +129,7 @@ def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
 def _reduced_integers(tensors: Sequence[Tensor], op: str) -> Tensor:
     function = {
         "SUM": np.add,
+        "AVG": np.add,
         "PRODUCT": np.multiply,
         "MIN": np.minimum,
         "MAX": np.maximum,
@@ -136,6 +140,10 @@ def _reduced_integers(tensors: Sequence[Tensor], op: str) -> Tensor:
     total = tensors[0].numpy()
     for other in tensors[1:]:
         total = function(total, other.numpy())
+    if op == "AVG":
+        count = total.dtype.type(len(tensors))
+        cut = (total % count != 0) & (total < 0)  # numpy's // rounds down
+        total = total // count + cut.astype(total.dtype)
     return torch.from_numpy(np.array(total)).reshape(tensors[0].shape)
 
 

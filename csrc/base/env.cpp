@@ -116,6 +116,10 @@ Environment Environment::read() {
     env.sharedTensors = integer("FASTCOLL_SHARED_TENSORS", text, 0, 1) == 1;
     env.sharedTensorsIsSet = true;
   }
+  if (auto text = variable("FASTCOLL_SHARED_BUCKETS"); !text.empty()) {
+    env.sharedBuckets = integer("FASTCOLL_SHARED_BUCKETS", text, 0, 1) == 1;
+    env.sharedBucketsIsSet = true;
+  }
   if (auto text = variable("FASTCOLL_TRACE_SIZE"); !text.empty()) {
     env.traceSize = static_cast<std::size_t>(integer("FASTCOLL_TRACE_SIZE", text, 0, 1 << 20));
   }

@@ -32,6 +32,9 @@ struct Environment {
   /// FASTCOLL_SHARED_TENSORS=0|1: whether torch allocates CPU tensors in shared memory.
   bool sharedTensors = false;
   bool sharedTensorsIsSet = false;
+  /// FASTCOLL_SHARED_BUCKETS=0|1: whether DDP allocates its buckets in shared memory.
+  bool sharedBuckets = true;
+  bool sharedBucketsIsSet = false;
   /// FASTCOLL_TRACE_SIZE: calls that the trace of a process keeps; 0 switches it off.
   std::size_t traceSize = 2000;
   /// FASTCOLL_TRACE_STACKS=0|1: whether the trace keeps the Python stack of each call.

@@ -124,6 +124,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   EngineInfo info() const;
+  /// Whether the group's bytes go over Gloo; false as long as that is not decided.
+  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::Remote; }
   const EngineConfig& config() const { return config_; }
   const std::shared_ptr<LocalProcess>& process() const { return process_; }
 

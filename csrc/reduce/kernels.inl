@@ -74,6 +74,8 @@ ReduceFn integerKernel(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:
       return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
+    case ReduceOp::Avg:
+      return kernel<IntegerAverage<T>, sizeof(T)>;
     case ReduceOp::Product:
       return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
     case ReduceOp::Min:

@@ -7,9 +7,10 @@
 //
 // Of one source and no scaling, the result is a copy. Otherwise any NaN is written as the positive
 // quiet NaN without payload. Min and Max: a NaN wins, as in torch.minimum; -0 is below +0, so that
-// the order of the sources does not show. Integers wrap around. Of bool, Sum and Max are or,
-// Product and Min are and; any nonzero byte is true, and 0 or 1 is written. Factor and divisor
-// scale a complex number's two parts.
+// the order of the sources does not show. Integers wrap around; their Avg is the sum, which wraps
+// around, divided and cut towards zero. Of bool, Sum and Max are or, Product and Min are and; any
+// nonzero byte is true, and 0 or 1 is written. Factor and divisor scale a complex number's two
+// parts.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ struct ReduceArgs {
 using ReduceFn = void (*)(const ReduceArgs&);
 
 /// The kernel for this machine, or throws Error(Value) that says why there is none
-/// (bitwise on floats, AVG and PREMUL_SUM on integers, MIN and MAX on complex, anything on fp8).
+/// (bitwise on floats, AVG of bool, PREMUL_SUM of integers, MIN and MAX of complex, fp8).
 ReduceFn reduceFunction(DType dtype, ReduceOp op);
 
 /// Sums the squares of `count` elements, in float64: not finite if an element is not. In no fixed

@@ -79,6 +79,8 @@ void Rendezvous::requireDescriptors() const {
 }
 
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
+  came_ = millisSince1970();
+  limit_ = timeout;
   for (;;) {
     records_ = readAll(deadline, timeout);
     Agreement agreement;

@@ -78,9 +78,30 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 }
 
 void Rendezvous::throwIfTold(const std::string& key) {
-  if (const auto fault = readFault(store_, key)) {
-    throw GroupLost(fault->kind, prefix() + fault->text);
-  }
+  const auto fault = readFault(store_, key);
+  if (!fault) return;
+  const bool late = fault->kind == ErrorKind::Timeout && came_ != 0 && fault->toldAt < came_;
+  throw GroupLost(fault->kind, prefix() + (late ? cameLate(*fault) : fault->text));
+}
+
+/// What a rank is told that comes when the others have given up: they can only name it as missing.
+std::string Rendezvous::cameLate(const ToldFault& fault) const {
+  const auto seconds = [](double milliseconds) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.1f s", milliseconds / 1e3);
+    return std::string(text);
+  };
+  const auto limit = static_cast<double>(limit_.count());
+  const auto after = limit + static_cast<double>(came_ - fault.toldAt);
+  const auto idle = static_cast<double>(nanosecondsSinceBoot() - own_.createdAt) / 1e6;
+  const auto before = static_cast<double>(own_.createdAt - own_.processBegan) / 1e6;
+  return concat("this rank came to the group's first collective ", seconds(after),
+                " after the others had begun to wait for it, with a limit of ", seconds(limit),
+                ", and they have given up. It had created the group ", seconds(idle), " before, ",
+                seconds(before),
+                " after its process began. Find what kept it, or give the group a longer timeout. "
+                "The others' error: ",
+                fault.text);
 }
 
 std::vector<std::string> Rendezvous::faultKeys() const {

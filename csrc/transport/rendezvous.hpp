@@ -108,6 +108,7 @@ class Rendezvous {
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
+  std::string cameLate(const ToldFault& fault) const;
   void requireDescriptors() const;
   std::string hash() const;
   std::string voteKey(int rank) const;
@@ -125,6 +126,8 @@ class Rendezvous {
   GroupMemory& memory_;
   LocalProcess& process_;
   GroupRecord own_;
+  std::int64_t came_ = 0;  // to agree(): milliseconds since 1970
+  Milliseconds limit_{0};  // of it
   const std::size_t arenaBytes_;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};

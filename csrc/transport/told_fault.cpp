@@ -1,6 +1,8 @@
 #include "told_fault.hpp"
 
 #include <cctype>
+#include <chrono>
+#include <cstdlib>
 
 namespace fastcoll {
 namespace {
@@ -36,11 +38,17 @@ std::optional<ErrorKind> kindOf(char letter) {
   }
 }
 
+/// A letter for the kind, the time in decimal, a space, the text.
 std::optional<ToldFault> parse(const std::string& value) {
-  if (value.size() < 2) return std::nullopt;
+  const auto space = value.find(' ');
+  if (space == std::string::npos || space < 2 || space > 20 || space + 1 == value.size()) {
+    return std::nullopt;
+  }
   const auto kind = kindOf(value[0]);
-  if (!kind) return std::nullopt;
-  ToldFault fault{*kind, value.substr(1, kLongest)};
+  const std::string time = value.substr(1, space - 1);
+  if (!kind || time.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  ToldFault fault{*kind, value.substr(space + 1, kLongest),
+                  std::strtoll(time.c_str(), nullptr, 10)};
   for (char& c : fault.text) {
     if (std::iscntrl(static_cast<unsigned char>(c)) != 0) c = ' ';
   }
@@ -48,6 +56,11 @@ std::optional<ToldFault> parse(const std::string& value) {
 }
 
 }  // namespace
+
+std::int64_t millisSince1970() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
 
 std::string faultKey(const std::string& hash) {
   return "fastcoll/f/" + hash;
@@ -64,7 +77,8 @@ std::optional<ToldFault> readFault(KeyValueStore& store, const std::string& key)
 }
 
 ToldFault writeFault(KeyValueStore& store, const std::string& key, const ToldFault& fault) {
-  const std::string mine = letterOf(fault.kind) + fault.text.substr(0, kLongest);
+  const std::string mine =
+      concat(letterOf(fault.kind), millisSince1970(), ' ', fault.text.substr(0, kLongest));
   return parse(store.setFirst(key, mine)).value_or(fault);
 }
 

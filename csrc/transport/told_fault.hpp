@@ -19,7 +19,11 @@ namespace fastcoll {
 struct ToldFault {
   ErrorKind kind = ErrorKind::Backend;
   std::string text;
+  std::int64_t toldAt = 0;  // when it was written: milliseconds since 1970, by its writer's clock
 };
+
+/// Now, by the clock of `toldAt`.
+std::int64_t millisSince1970();
 
 std::string faultKey(const std::string& hash);
 std::string faultKey(std::uint64_t nonce);

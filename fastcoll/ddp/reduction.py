@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-from fastcoll._group_backend import cpu_backend, is_fastcoll
+from fastcoll._group_backend import cpu_backend, serving_backend
 from fastcoll.coalesced import all_reduce_coalesced
 from fastcoll.cuda.gradients import casts
 from fastcoll.ddp.statistics import used_here
@@ -147,7 +147,7 @@ def reduce_bucket(
         if len(works) == 1:
             return BucketReduction(works[0], None, squares[0] if squares else None)
         return _several(works, squares)
-    ours = is_fastcoll(group, first.device)
+    ours = serving_backend(group, first.device) is not None
     if group is not None and ours and (wire is None or casts(first, group)):
         return _coalesced(tensors, wire, settings)
     if len(tensors) == 1:

@@ -70,7 +70,8 @@ class HostileStore : public KeyValueStore {
     }
     if (key.rfind("fastcoll/f/", 0) == 0) {
       const fuzz::Bytes text = input_.take(how % 8 == 7 ? 2000 : how);
-      value = "BTSNX"[how % 5] + std::string(text.begin(), text.end());
+      value = "BTSNX"[how % 5] + std::string(how % 3 == 0 ? "" : "1700000000000 ") +
+              std::string(text.begin(), text.end());
       return true;
     }
     if (how % 8 <= 3) {

@@ -106,12 +106,13 @@ void complexElement(ReduceOp op, const std::vector<T>& re, const std::vector<T>&
 
 /// Modulo 2^64, then cut down to T.
 template <class T>
-T integerElement(ReduceOp op, const std::vector<T>& s) {
+T integerElement(ReduceOp op, const std::vector<T>& s, double divisor) {
   auto acc = static_cast<std::uint64_t>(s[0]);
   for (std::size_t j = 1; j < s.size(); ++j) {
     const auto v = static_cast<std::uint64_t>(s[j]);
     switch (op) {
       case ReduceOp::Sum:
+      case ReduceOp::Avg:
         acc += v;
         break;
       case ReduceOp::Product:
@@ -133,6 +134,10 @@ T integerElement(ReduceOp op, const std::vector<T>& s) {
         acc = s[j] > static_cast<T>(acc) ? v : acc;
         break;
     }
+  }
+  if (op == ReduceOp::Avg) {  // cut towards zero, whatever T's width
+    using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
+    return static_cast<T>(static_cast<Wide>(static_cast<T>(acc)) / static_cast<Wide>(divisor));
   }
   return static_cast<T>(acc);
 }
@@ -166,7 +171,7 @@ inline void element(DType dtype, ReduceOp op, const char* const* srcs, int k, st
   const std::size_t size = fastcoll::elementSize(dtype);
   const auto put = [&](auto value) { std::memcpy(dst + i * size, &value, size); };
   const auto integer = [&](auto zero) {
-    put(integerElement(op, gather<decltype(zero)>(srcs, k, i)));
+    put(integerElement(op, gather<decltype(zero)>(srcs, k, i), divisor));
   };
   const auto real = [&](auto zero) {
     put(floatElement(op, gather<decltype(zero)>(srcs, k, i), factor, divisor));

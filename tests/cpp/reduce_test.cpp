@@ -38,6 +38,7 @@ bool isDefined(DType t, ReduceOp op) {
     case ReduceOp::Max:
       return t <= DType::Float64;
     case ReduceOp::Avg:
+      return t <= DType::Complex128 && t != DType::Bool;
     case ReduceOp::PreMulSum:
       return t >= DType::Float16 && t <= DType::Complex128;
     case ReduceOp::BitAnd:
@@ -56,9 +57,11 @@ void testValues(const std::vector<std::string>& isas) {
       if (!isDefined(dtype, op)) continue;
       for (const int k : {1, 2, 3, 4, 5, 8, 17, 64}) {
         std::vector<std::pair<double, double>> scalars = {{1.0, 1.0}};  // factor, divisor
-        if (op == ReduceOp::Avg) scalars = {{1, k}, {1, 8}, {1, 3}, {1, -0.25}, {1, 0}};
+        const bool integers = dtype < DType::Bool;
+        if (op == ReduceOp::Avg) scalars = {{1, k}, {1, 8}, {1, 3}, {1, 200}};
+        if (op == ReduceOp::Avg && !integers) scalars.insert(scalars.end(), {{1, -0.25}, {1, 0}});
         if (op == ReduceOp::PreMulSum) scalars = {{0.125, 1}, {1.0 / 3, 1}, {-0.0, 1}};
-        if (op == ReduceOp::Avg && k == 2)
+        if (op == ReduceOp::Avg && k == 2 && !integers)
           for (const double d : {0x1p-127, 0x1p127, 0x1p126, -0x1p-1022, 0x1p1023, 0x1p1022})
             scalars.push_back({1, d});
         for (const auto& [factor, divisor] : scalars) {

@@ -361,12 +361,12 @@ def anything(rank: Rank):
     return fault, rank.recover(others(rank))
 
 
-ROUNDS = 40 if os.environ.get("FASTCOLL_SLOW") == "1" else 3
+ROUNDS = 40 if os.environ.get("FASTCOLL_TEST_SLOW") == "1" else 3
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_killed_at_some_moment(jobs, round_):
-    """Of mixed collectives. FASTCOLL_SLOW=1 plays 40 rounds."""
+    """Of mixed collectives. FASTCOLL_TEST_SLOW=1 plays 40 rounds."""
     job = jobs(3, anything)
     job.hear_all()
     time.sleep(0.03 + 0.037 * (round_ % 13))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch, footprint
 
-SLOW = os.environ.get("FASTCOLL_SLOW") == "1"
+SLOW = os.environ.get("FASTCOLL_TEST_SLOW") == "1"
 
 
 def in_threads(*functions) -> list[BaseException]:
@@ -266,7 +266,7 @@ def resident() -> int:
             marks=[
                 pytest.mark.slow,
                 pytest.mark.timeout(600),
-                pytest.mark.skipif(not SLOW, reason="takes a minute: set FASTCOLL_SLOW=1"),
+                pytest.mark.skipif(not SLOW, reason="takes a minute: set FASTCOLL_TEST_SLOW=1"),
             ],
         ),
     ],

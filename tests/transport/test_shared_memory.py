@@ -16,7 +16,7 @@ pytestmark = beyond_gloo("fastcoll's own shared memory")
 RETIREMENT = 2.5
 """Seconds after which memory of a group that is gone is used again: kRetirement of arena.cpp, and some."""
 
-SLOW = os.environ.get("FASTCOLL_SLOW") == "1"
+SLOW = os.environ.get("FASTCOLL_TEST_SLOW") == "1"
 
 
 def shared_bytes() -> int:
@@ -68,7 +68,7 @@ def every_collective():
             marks=[
                 pytest.mark.slow,
                 pytest.mark.timeout(300),
-                pytest.mark.skipif(not SLOW, reason="64 processes: set FASTCOLL_SLOW=1"),
+                pytest.mark.skipif(not SLOW, reason="64 processes: set FASTCOLL_TEST_SLOW=1"),
             ],
         ),
     ],

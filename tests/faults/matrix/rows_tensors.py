@@ -128,7 +128,7 @@ def with_denormals(rank: Rank):
 @row(
     51,
     "integers that overflow; int16, uint16, bool; AVG of integers",
-    "wraps like torch.add; AVG is an error",
+    "wraps like torch.add; AVG is the sum, divided, and cut towards zero",
     "test_all_reduce.py::test_integers_wrap_around",
     quick=True,
 )
@@ -150,8 +150,9 @@ def with_integers(rank: Rank):
     flags = torch.tensor([rank.rank == 0, False])
     fault = catch(dist.all_reduce, flags)
     right["bool"] = fault is None and flags.tolist() == [True, False]
-    average = catch(dist.all_reduce, torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG)
-    right["AVG of int32 raises"] = average is not None
+    average = torch.full((3,), -3 * rank.rank, dtype=torch.int32)
+    fault = catch(dist.all_reduce, average, op=dist.ReduceOp.AVG)
+    right["AVG of int32"] = fault is None and average.tolist() == [-1] * 3
     return done(rank, **right)
 
 
@@ -206,9 +207,9 @@ def overlaps(rank: Rank):
 @row(
     54,
     "a leaf that requires grad; the version counter",
-    "in place, and counted",
+    "in place, and counted where stock backends count",
     "test_layouts.py::test_requires_grad",
-    "test_layouts.py::test_autograd_notices_the_change",
+    "test_version_counters.py::test_the_same_tensors_as_with_gloo",
 )
 def autograd(stage: Stage) -> Outcome:
     return stage.checks(stage.jobs(2, counts_versions))
@@ -217,16 +218,14 @@ def autograd(stage: Stage) -> Outcome:
 def counts_versions(rank: Rank):
     rank.used()
     leaf = torch.ones(5, requires_grad=True)
-    # As torch does it: autograd does not see what a backend writes.
     works = catch(dist.all_reduce, leaf) is None and leaf.tolist() == [2.0] * 5
-    tensor = torch.ones(5)
-    before = tensor._version
-    dist.all_reduce(tensor)
-    async_tensor = torch.ones(5)
-    dist.all_reduce(async_tensor, async_op=True).wait()
+    gathered = [torch.ones(5), torch.ones(5)]
+    before = [tensor._version for tensor in gathered]
+    dist.all_gather(gathered, torch.ones(5))
     return done(rank, **{
         "the leaf has the sum": works,
-        "the version is counted": tensor._version > before and async_tensor._version > 0,
+        "all_reduce is not counted": leaf._version == 0,
+        "all_gather is counted": all(t._version > old for t, old in zip(gathered, before, strict=True)),
     })  # fmt: skip
 
 

@@ -1,0 +1,210 @@
+"""Groups that name another backend, or none, served by fastcoll: ``FASTCOLL_DEFAULT`` and ``FASTCOLL_REPLACE``.
+
+Frameworks choose a backend by themselves: by torch's default for the device, or "gloo" by its name. A user of theirs
+has no argument to give. With these settings, read when torch is imported, no line of a script changes::
+
+    FASTCOLL_DEFAULT=1 torchrun ... script.py        # who names no backend gets fastcoll for CPU tensors
+    FASTCOLL_REPLACE=gloo torchrun ... script.py     # who names gloo gets fastcoll
+
+Both change one thing of torch, the class ``torch.distributed.Backend``, through which every name of a backend goes,
+and its map of default backends. What is made without a name stays as it is: ``dist.ProcessGroupGloo(...)``, the Gloo
+between hosts that fastcoll itself uses, that of torch's RPC.
+
+``dist.get_backend()`` says "fastcoll" for such a group, and is equal to "gloo" too (:class:`ServedName`): whoever
+compares the name before a call goes on as with gloo. Ignite, for one, makes no DDP of a model on a backend that it does
+not know, and says nothing; ``dist.monitored_barrier`` is an error there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastcoll._register import NAME, register
+
+__all__ = ["ServedName", "apply", "log_groups", "make_default", "replace", "replaced"]
+
+DEVICES = ("cpu", "cuda")
+REPLACEABLE = ("gloo", "nccl")
+
+
+class ServedName(str):
+    """The name of the backend that serves a group, which is equal to the name that the group was asked for by, too."""
+
+    asked: str
+
+    def __new__(cls, served: str, asked: str) -> ServedName:
+        """Makes the name ``served``, equal to ``asked``."""
+        name = super().__new__(cls, served)
+        name.asked = asked
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True or self.asked == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServedName, (str(self), self.asked)
+
+
+_replaced: set[str] = set()
+_told: set[str] = set()
+
+
+def make_default(devices: str | Iterable[str] = ("cpu",)) -> None:
+    """Serves the groups that are made from now on and name no backend.
+
+    ``FASTCOLL_DEFAULT=1`` does it for the CPU, ``FASTCOLL_DEFAULT=cpu,cuda`` for both. Where torch finds an
+    accelerator, a group that names no backend is one of that device alone, and of NCCL unless "cuda" is among the
+    devices.
+
+    Args:
+        devices: "cpu", "cuda" or both.
+
+    Raises:
+        ValueError: Another device is among them.
+    """
+    chosen = [devices] if isinstance(devices, str) else list(devices)
+    for device in chosen:
+        if device not in DEVICES:
+            raise ValueError(
+                f"fastcoll.make_default: expected devices of {', '.join(DEVICES)}, got {device!r}"
+            )
+    register()
+    for device in chosen:
+        dist.Backend.default_device_backend_map[device] = NAME
+    _serve_names()
+
+
+def replace(backends: str | Iterable[str] = ("gloo",)) -> None:
+    """Serves the groups that are made from now on and name one of these backends.
+
+    ``FASTCOLL_REPLACE=gloo`` does it when torch is imported.
+
+    Args:
+        backends: "gloo", "nccl" or both.
+
+    Raises:
+        ValueError: Another backend is among them.
+    """
+    chosen = [backends] if isinstance(backends, str) else list(backends)
+    for backend in chosen:
+        if backend not in REPLACEABLE:
+            raise ValueError(
+                f"fastcoll.names.replace: expected backends of {', '.join(REPLACEABLE)}, got {backend!r}"
+            )
+    register()
+    _replaced.update(chosen)
+    _serve_names()
+
+
+def replaced() -> tuple[str, ...]:
+    """Returns the backends in whose place fastcoll serves."""
+    return tuple(sorted(_replaced))
+
+
+def apply(environ: Mapping[str, str] = os.environ) -> None:
+    """Does what FASTCOLL_DEFAULT, FASTCOLL_REPLACE and FASTCOLL_DEBUG say.
+
+    Raises:
+        ValueError: A variable holds what it may not; the message names it.
+    """
+    default = _words(environ.get("FASTCOLL_DEFAULT", ""))
+    if default and default != ["0"]:
+        try:
+            make_default(["cpu"] if default == ["1"] else default)
+        except ValueError:
+            raise ValueError(
+                f"FASTCOLL_DEFAULT={environ['FASTCOLL_DEFAULT']}: expected 1, 0, or devices of "
+                f"{', '.join(DEVICES)} with commas between. Correct or unset the variable."
+            ) from None
+    if environ.get("FASTCOLL_DEBUG", "").upper() in ("INFO", "TRACE"):
+        log_groups()
+    if names := _words(environ.get("FASTCOLL_REPLACE", "")):
+        try:
+            replace(names)
+        except ValueError:
+            raise ValueError(
+                f"FASTCOLL_REPLACE={environ['FASTCOLL_REPLACE']}: expected backends of "
+                f"{', '.join(REPLACEABLE)} with commas between. Correct or unset the variable."
+            ) from None
+
+
+def log_groups() -> None:
+    """Has a line written for each group that is made from now on: which backend serves which device."""
+    torchs: Any = dist.distributed_c10d._new_process_group_helper
+    if getattr(torchs, "of_fastcoll", False):
+        return
+
+    @functools.wraps(torchs)
+    def make(*arguments: Any, **options: Any) -> Any:
+        made = torchs(*arguments, **options)
+        group = made[0] if isinstance(made, tuple) else made
+        if isinstance(group, dist.ProcessGroup):
+            serving = ", ".join(
+                f"{device} tensors by {group._get_backend(torch.device(device)).name()}"
+                for device in sorted(device.type for device in group._device_types)
+            )
+            print(f"[fastcoll] group '{group.group_name}': {serving}", file=sys.stderr)
+        return made
+
+    make.of_fastcoll = True  # type: ignore[attr-defined]
+    dist.distributed_c10d._new_process_group_helper = make
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip().lower() for word in text.split(",") if word.strip()]
+
+
+def _serve_names() -> None:
+    """Puts our way from a name to a backend before torch's, once."""
+    torchs: Any = dist.Backend.__new__
+    if getattr(torchs, "of_fastcoll", False):
+        return
+
+    def new(cls: type[dist.Backend], name: str) -> Any:
+        return name if isinstance(name, ServedName) else _served(torchs(cls, name))
+
+    new.of_fastcoll = True  # type: ignore[attr-defined]
+    dist.Backend.__new__ = staticmethod(new)  # type: ignore[method-assign]
+
+
+def _served(name: str) -> str:
+    """Returns the name of the backend that serves what is asked for by a name, as torch spells it.
+
+    "cpu:gloo,cuda:nccl" is looked at part by part; "undefined" is torch's word for no name.
+    """
+    if name == dist.Backend.UNDEFINED:
+        device = torch._C._get_accelerator().type
+        ours = dist.Backend.default_device_backend_map.get(device) == NAME
+        return NAME if ours else name
+    parts = [part.rpartition(":") for part in name.split(",")]
+    if not any(backend in _replaced for _, _, backend in parts):
+        return name
+    _tell(sorted({backend for _, _, backend in parts} & _replaced))
+    served = ",".join(
+        f"{device}{colon}{NAME if backend in _replaced else backend}"
+        for device, colon, backend in parts
+    )
+    return ServedName(served, name)
+
+
+def _tell(backends: list[str]) -> None:
+    """Says once, on the first rank of the job, whose groups fastcoll serves."""
+    fresh = [backend for backend in backends if backend not in _told]
+    _told.update(fresh)
+    if fresh and os.environ.get("RANK", "0") == "0":
+        print(
+            f"[fastcoll] serves the groups that name {' or '.join(fresh)} (FASTCOLL_REPLACE)",
+            file=sys.stderr,
+        )

@@ -1,0 +1,196 @@
+"""FASTCOLL_DEFAULT and FASTCOLL_REPLACE: scripts that name another backend, or none, run on fastcoll.
+
+Each script is one that a user has: no line of it knows fastcoll. What really served it is asked of
+`fastcoll.info.groups()` at the end.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from backend import IS_GLOO
+
+pytestmark = pytest.mark.skipif(IS_GLOO, reason="is about fastcoll's own settings")
+
+END = """
+import fastcoll.info
+for group in fastcoll.info.groups():
+    print(group["name"], sorted(group["backends"].items()), group.get("transport"))
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, script: str, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
+    """Runs a script under torchrun; returns the lines of rank 0, and all that went to stderr."""
+    path = folder / "script.py"
+    path.write_text(
+        "import os, sys, torch, torch.distributed as dist\n"
+        "if os.environ['RANK'] != '0': sys.stdout = open(os.devnull, 'w')\n"
+        + textwrap.dedent(script)
+        + END
+    )
+    done = subprocess.run(
+        [
+            *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
+            *["--standalone", str(path)],
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_who_names_gloo_is_served_and_told_once(tmp_path):
+    lines, errors = run(
+        tmp_path,
+        """
+        dist.init_process_group("gloo")
+        print(dist.get_backend(), dist.get_backend() == "gloo", dist.get_backend() in ("nccl", "gloo"))
+        other = dist.new_group([0, 1], backend="gloo")
+        mixed = dist.new_group([0, 1], backend="cpu:gloo")
+        x = torch.ones(3)
+        for group in (None, other, mixed):
+            dist.all_reduce(x, group=group)
+        print(x.tolist())
+        dist.monitored_barrier()  # torch keeps it to the name
+        """,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert lines[:2] == ["fastcoll True True", "[8.0, 8.0, 8.0]"]
+    assert [line.split(" ", 1)[1] for line in lines[2:]] == [
+        "[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm"
+    ] * 2 + ["[('cpu', 'fastcoll')] shm"]
+    assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
+
+
+def test_what_is_made_without_a_name_stays_gloo(tmp_path):
+    lines, _ = run(
+        tmp_path,
+        """
+        dist.init_process_group("gloo")
+        store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
+        own = dist.ProcessGroupGloo(store, dist.get_rank(), 2)
+        x = torch.ones(2)
+        own.allreduce([x]).wait()
+        print(own.name(), x.tolist())
+        """,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert lines[0] == "gloo [2.0, 2.0]"
+
+
+def test_who_names_none_is_served_by_the_default(tmp_path):
+    lines, _ = run(
+        tmp_path,
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.nn.parallel import DistributedDataParallel
+        mesh = init_device_mesh("cpu", (2,))  # makes the default group
+        print(dist.get_backend(), dist.get_backend() == "gloo")
+        model = DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        named = dist.new_group([0, 1], backend="gloo")
+        """,
+        FASTCOLL_DEFAULT="1",
+    )
+    assert lines[0] == "fastcoll False"
+    serving = [line.split(" ", 1)[1] for line in lines[1:]]
+    assert "[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm" in serving
+    assert any("'gloo'" in line for line in serving), "who names gloo gets gloo"
+
+
+def test_make_default_in_a_script(tmp_path):
+    lines, _ = run(
+        tmp_path,
+        """
+        import fastcoll
+        fastcoll.make_default()
+        dist.init_process_group()
+        dist.barrier(device_ids=[0])
+        fastcoll.monitored_barrier()
+        print(dist.get_backend())
+        """,
+    )
+    assert lines[0] == "fastcoll"
+
+
+def test_every_group_is_told_at_info(tmp_path):
+    _, errors = run(
+        tmp_path,
+        """
+        dist.init_process_group("gloo")
+        dist.new_group([0, 1], backend="fastcoll")
+        dist.barrier()
+        """,
+        FASTCOLL_DEBUG="INFO",
+    )
+    assert "[fastcoll] group '0': cpu tensors by gloo" in errors
+    assert "[fastcoll] group '1': cpu tensors by fastcoll" in errors
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("FASTCOLL_REPLACE", "mpi", "FASTCOLL_REPLACE=mpi: expected backends of gloo, nccl"),
+        ("FASTCOLL_DEFAULT", "tpu", "FASTCOLL_DEFAULT=tpu: expected 1, 0, or devices of cpu, cuda"),
+    ],
+)
+def test_a_bad_value_is_told_and_torch_is_imported(variable, value, expected):
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.distributed.Backend('gloo'))"],
+        env={**os.environ, variable: value},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "gloo\n"
+    assert expected in done.stderr
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest(tmp_path):
+    _, errors = run(
+        tmp_path, 'dist.init_process_group("fastcoll")\n', ranks=1, FASTCOLL_TRANSPRT="shm"
+    )
+    assert (
+        "no variable FASTCOLL_TRANSPRT is known, and it is ignored. Did you mean FASTCOLL_TRANSPORT?"
+        in errors
+    )
+
+
+def test_options_of_another_backend(tmp_path):
+    lines, errors = run(
+        tmp_path,
+        """
+        dist.init_process_group("gloo")
+        given = dist.ProcessGroupGloo._Options()
+        dist.new_group([0], backend="gloo", pg_options=given)
+        try:
+            dist.new_group([0], backend="fastcoll", pg_options=object())
+        except TypeError as error:
+            print(error)
+        """,
+        ranks=1,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert "without its pg_options of" in errors
+    assert (
+        "expected pg_options of type fastcoll.Options or None for group '2', got builtins.object"
+        in lines[0]
+    )
+
+
+def test_a_served_name_is_both():
+    from fastcoll.names import ServedName
+
+    name = ServedName("fastcoll", "gloo")
+    assert [name == other for other in ("fastcoll", "gloo", "nccl")] == [True, True, False]
+    assert [name != other for other in ("fastcoll", "gloo", "nccl")] == [False, False, True]
+    assert str(name) == f"{name}" == "fastcoll" and {"fastcoll": 1}[name] == 1
+    assert pickle.loads(pickle.dumps(name)) == "gloo"
