@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-
 from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env, tuning
