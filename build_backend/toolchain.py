@@ -34,7 +34,10 @@ def problem() -> str:
         )
     scripts = sysconfig.get_path("scripts")
     if shutil.which("ninja", path=f"{scripts}{os.pathsep}{os.environ['PATH']}") is None:
-        return "fastcoll is compiled with ninja, and it is not installed here: `pip install ninja`, and run the command again"
+        return (
+            "fastcoll is compiled with ninja, which is not installed here: "
+            "`pip install ninja`, and run the command again"
+        )
     return ""
 
 
