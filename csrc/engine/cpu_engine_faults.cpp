@@ -65,7 +65,9 @@ void CpuEngine::failHere(const Request& request, const Error& error, bool connec
     std::lock_guard<std::mutex> lock(mutex_);
     fault = {faultKind_, fault_};
   }
-  if (fault.text == own) throw error;
+  // To the rank that came late the others' error says less than its own.
+  const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
+  if (late || fault.text == own) throw error;
   throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
 }
 

@@ -81,7 +81,8 @@ void Rendezvous::throwIfTold(const std::string& key) {
   const auto fault = readFault(store_, key);
   if (!fault) return;
   const bool late = fault->kind == ErrorKind::Timeout && came_ != 0 && fault->toldAt < came_;
-  throw GroupLost(fault->kind, prefix() + (late ? cameLate(*fault) : fault->text));
+  if (late) throw CameLate(fault->kind, prefix() + cameLate(*fault));
+  throw GroupLost(fault->kind, prefix() + fault->text);
 }
 
 /// What a rank is told that comes when the others have given up: they can only name it as missing.

@@ -95,6 +95,11 @@ class Rendezvous {
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
+  /// Thrown where this rank comes when the others have given up.
+  struct CameLate : Error {
+    using Error::Error;
+  };
+
  private:
   /// Thrown when the group is lost, whatever the transport: no reason to vote for another one.
   struct GroupLost : Error {

@@ -104,11 +104,6 @@ def test_all_gather(world):
     world(2).run(gather, [(length, length) for length in LENGTHS])
 
 
-@beyond_gloo("refuses unequal sizes")
-def test_all_gather_of_unlike_lengths(world):
-    world(2).run(gather, BOTH_WAYS)
-
-
 @beyond_gloo("has no fastcoll.Options")
 def test_small_rings_and_segments(world):
     world(2).run(through_small_segments)

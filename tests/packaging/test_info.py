@@ -64,7 +64,7 @@ def test_groups_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.groups() == []
     group = {"name": "g", "rank": 0, "size": 2, "transport": "shm", "reason": "same host"}
     monkeypatch.setitem(sys.modules, "fastcoll._C", SimpleNamespace(groups=lambda: [group]))
-    assert info.groups() == [group]
+    assert info.groups() == [{**group, "backends": {"cpu": "fastcoll"}}]
 
 
 def test_a_check_that_fails_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
