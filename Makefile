@@ -3,7 +3,7 @@
 # make lint     all static checks; make format repairs what can be repaired
 # make build    compile and install into the environment in use
 # make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
-#               part of make test: takes most of an hour, and gets the test files from Debian's source package
+#               part of make test, as it takes long and gets the test files from Debian's source package
 # make faults   the fault matrix: every row with fastcoll, and with gloo beside it
 # make soak     a mixed load for SOAK seconds (600): nothing may grow
 # make model    the shared-memory protocol as a model, checked by spin, and its mutants

@@ -85,6 +85,12 @@ def test_what_both_fail_or_skip_is_folded_by_reason() -> None:
     assert not record["fastcoll_fails"]
 
 
+def test_a_failure_that_gloo_was_not_in_time_for_is_told() -> None:
+    record = _compared({}, {"T.one": _outcome("failed", "ValueError: no")})
+    assert record["not_compared"] == {"test_mesh.py::T.one": "ValueError: no"}
+    assert not record["fastcoll_fails"] and not record["both_fail"]
+
+
 def test_the_error_is_the_last_one_that_says_something() -> None:
     detail = "KeyError: 'a'\nDuring handling\nRuntimeError: Process 0 exited with error code 10\n"
     assert first_error(detail) == "KeyError: 'a'"

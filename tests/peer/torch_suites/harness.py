@@ -70,7 +70,7 @@ def _add_missing(module: Any, **names: Any) -> None:
 def change_harness() -> None:
     """Changes torch's harness in this process, before a test file is imported."""
     import torch
-    from torch.testing._internal import common_distributed, inductor_utils
+    from torch.testing._internal import common_distributed
 
     # Read when common_fsdp and the test files are imported.
     common_distributed.skip_if_lt_x_gpu = _lifted_for_changed_files(
@@ -109,7 +109,6 @@ def change_harness() -> None:
         MultiProcContinousTest=common_distributed.MultiProcContinuousTest,
     )
     _add_missing(common_fsdp, test_compiled_fsdp=_compiled_fsdp_test)
-    _add_missing(inductor_utils, HAS_CUDA=False)
 
 
 def _init_rpc_without_devices(test_case: Any) -> None:
@@ -127,7 +126,11 @@ def _init_rpc_without_devices(test_case: Any) -> None:
 
 
 def _what_gloo_gives() -> str:
-    """Returns what `get_backend` says of a group made as "gloo", tried in a process of its own."""
+    """Returns the name of the backend that carries out what a group made as "gloo" asks for.
+
+    A process of its own tries it: this one stays without threads. `get_backend` may say "gloo" still.
+    """
+    import torch
     import torch.distributed as dist
 
     read, write = os.pipe()
@@ -135,7 +138,8 @@ def _what_gloo_gives() -> str:
     if child == 0:
         try:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-            os.write(write, dist.get_backend().encode())
+            carrier = dist.group.WORLD._get_backend(torch.device("cpu"))
+            os.write(write, carrier.name().encode())
         finally:
             os._exit(0)
     os.close(write)

@@ -104,7 +104,7 @@ class Comparison:
 
     def record(self, not_applicable: dict[str, str]) -> dict[str, Any]:
         """Returns what is written down: counts, every difference, and reasons folded."""
-        worse, unsteady, beyond = {}, {}, []
+        worse, unsteady, beyond, not_compared = {}, {}, [], {}
         failed: dict[str, list[str]] = {}
         skipped: Counter[str] = Counter()
         for name, pair in self.pairs().items():
@@ -116,11 +116,13 @@ class Comparison:
                 if name in not_applicable:
                     row["not_applicable"] = not_applicable[name]
                 (worse if pair.worse else unsteady)[name] = row
+            elif on_gloo["outcome"] == _NOT_RUN and on_peer["outcome"] == "failed":
+                not_compared[name] = first_error(on_peer["detail"])
             elif on_gloo["outcome"] == "skipped":
                 skipped[first_error(on_gloo["detail"])] += 1
-            elif on_peer["outcome"] == "passed" != on_gloo["outcome"]:
+            elif on_peer["outcome"] == "passed" and on_gloo["outcome"] == "failed":
                 beyond.append(name)
-            elif on_gloo["outcome"] != "passed":
+            elif on_gloo["outcome"] == "failed":
                 failed.setdefault(first_error(on_gloo["detail"]), []).append(name)
         return {
             "suites": {
@@ -132,6 +134,7 @@ class Comparison:
                 for suite in self.suites
             },
             f"{self.backend}_fails": worse,
+            "not_compared": not_compared,
             "unsteady": unsteady,
             "gloo_fails_only": sorted(beyond),
             "both_fail": {error: len(names) for error, names in sorted(failed.items())},

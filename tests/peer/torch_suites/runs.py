@@ -62,8 +62,10 @@ class Launcher:
             # torch's harness ends a test before the launcher does, and tells where ranks stand.
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": f"{self._seconds - _HARNESS_ENDS_EARLIER:.0f}",
             "MASTER_ADDR": "127.0.0.1",
-            # Inductor compiles a probe of the processor when its tests are imported: once, kept here.
+            # Inductor's tests compile probes of the compiler and the processor when they are imported:
+            # the first once for all files, kept here, the second not at all.
             "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "inductor"),
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
             # Read by files that PyTorch's own runner starts once for each backend.
             "BACKEND": "gloo",
             "WORLD_SIZE": "4",
