@@ -15,6 +15,7 @@ __all__ = ["FOLDERS", "convert", "is_changed"]
 FOLDERS = ("fsdp", "_composable", "_shard", "checkpoint", "optim", "algorithms", "tensor/parallel")
 
 _CHANGES = (
+    (r"\btorch\.device\((['\"])cuda\1,[^()]*(?:\(\))?[^()]*\)", "torch.device('cpu')"),
     (r"\bcpu:gloo,cuda:nccl\b", "gloo"),
     (r"(['\"])nccl\1", r"\1gloo\1"),
     (r"\bBackend\.NCCL\b", "Backend.GLOO"),
@@ -22,6 +23,9 @@ _CHANGES = (
     (r"@requires_nccl_version\(\([\d, ]+\),[^)]*\)", "@requires_gloo_here"),
     (r"(f?)(['\"])cuda(:\d+|:\{[^}'\"]*\})?\2", r"\2cpu\2"),
     (r"\.cuda\([\w.]*\)", ".cpu()"),
+    (r"\bdevice_ids=\[(self\.)?rank\]", "device_ids=None"),
+    (r"\b(device|device_id)=(self\.)?rank\b(?![.(])", r"\1=torch.device('cpu')"),
+    (r"(\btorch\.device|\.to)\((self\.)?rank\)", r"\1('cpu')"),
     (r"\btorch\.cuda\.device_count\(\)", "2"),
     (r"\btorch\.cuda\.(?!is_available|nccl|amp)", "torch.cpu."),
     (r"rank\}:cuda:\{\w+\}", "rank}:cpu"),
