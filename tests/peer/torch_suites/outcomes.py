@@ -22,7 +22,7 @@ def first_error(detail: str) -> str:
     told = ([line for line in errors if "exited with error code 10" not in line] or lines or [""])[
         -1
     ]
-    told = re.sub(r"0x[0-9a-f]+|/[\w./-]*/(?=[\w.-]+)|\bpid \d+", "", told)
+    told = re.sub(r"0x[0-9a-f]+|(?<![:/\w])/[\w./-]*/(?=[\w.-]+)|\bpid \d+", "", told)
     return told[:200]
 
 
