@@ -2,6 +2,8 @@
 # make test     the whole test suite
 # make lint     all static checks; make format repairs what can be repaired
 # make build    compile and install into the environment in use
+# make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
+#               part of make test, as it takes long and gets the test files from Debian's source package
 # make faults   the fault matrix: every row with fastcoll, and with gloo beside it
 # make soak     a mixed load for SOAK seconds (600): nothing may grow
 # make model    the shared-memory protocol as a model, checked by spin, and its mutants
@@ -48,7 +50,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clean
+.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -57,6 +59,10 @@ test: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) -m pytest
 
 build: $(STAMPS)/build
+
+SUITES ?=
+suites: $(STAMPS)/test $(STAMPS)/build
+	PYTHONPATH=tests/peer $(PYTHON) -m torch_suites --json build/torch_suites/suite_outcomes.json $(SUITES)
 
 FAULTS ?= --rounds 200
 FAULT_PATH := tests:tests/faults:tests/faults/matrix:tests/faults/soak

@@ -1,0 +1,174 @@
+"""Runs test files; a program, started by `runs.Launcher`.
+
+torch is imported once, in this process, which then never computes: it stays single-threaded, so
+that forking it is safe. A file is imported in a process forked for it, which in turn forks one for
+each test, and this one forks the ranks.
+
+Protocol: one JSON object a line. In: {"file", "paths", "seconds", "file_seconds", "only"}. Out:
+{"test", "outcome", "detail", "seconds"} for each test, where outcome is "passed", "failed" or
+"skipped", then {"end": ""}; {"end": why} says why the file gave no more tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_suites import harness
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _prepare() -> None:
+    harness.change_harness()
+    harness.serve(os.environ["TORCH_SUITES_BACKEND"])
+
+
+def _cases(suite: Any) -> Iterator[unittest.TestCase]:
+    for part in suite:
+        if isinstance(part, unittest.TestSuite):
+            yield from _cases(part)
+        else:
+            yield part
+
+
+def _name(case: unittest.TestCase) -> str:
+    return f"{type(case).__qualname__}.{case._testMethodName}"
+
+
+def _outcome(case: unittest.TestCase) -> tuple[str, str]:
+    result = unittest.TestResult()
+    unittest.TestSuite([case]).run(result)
+    wrong = [*result.errors, *result.failures]
+    if wrong:
+        return "failed", "\n".join(text for _, text in wrong)
+    if result.unexpectedSuccesses:
+        return "failed", "unexpected success"
+    if result.skipped:
+        return "skipped", result.skipped[0][1]
+    return "passed", ""
+
+
+def _run_in_child(case: unittest.TestCase, folder: str, pipe: int) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # what it compiles is its own
+    os.chdir(folder)
+    log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        told = _outcome(case)
+    except BaseException:
+        told = "failed", traceback.format_exc()
+    with os.fdopen(pipe, "w") as file:
+        json.dump(told, file)
+
+
+def _read_until(pipe: int, deadline: float) -> str:
+    parts = []
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return ""
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            return b"".join(parts).decode(errors="replace")
+        parts.append(part)
+
+
+def _run(case: unittest.TestCase, seconds: float) -> dict[str, Any]:
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="torch-suites-", ignore_cleanup_errors=True) as folder:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            try:
+                _run_in_child(case, folder, write)
+            finally:
+                os._exit(0)
+        os.close(write)
+        told = _read_until(read, start + seconds)
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # whatever the test left behind
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if told:
+            outcome, detail = json.loads(told)
+        else:
+            ended = time.monotonic() - start
+            state = f"no end within {seconds:g} s" if ended >= seconds else "the process died"
+            log = Path(folder, "log")
+            outcome, detail = "failed", f"TestProcessError: {state}"
+            if log.exists():
+                detail = f"{log.read_text(errors='replace')[-4000:]}\n{detail}"
+    took = round(time.monotonic() - start, 2)
+    return {"test": _name(case), "outcome": outcome, "detail": detail[-8000:], "seconds": took}
+
+
+def _run_file(request: dict[str, Any], replies: Any) -> None:
+    file = Path(request["file"])
+    deadline = time.monotonic() + request["file_seconds"]
+    signal.alarm(int(request["file_seconds"] + request["seconds"]) + 1)
+    paths = [str(file.parent), *request["paths"]]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ["PYTHONPATH"]])
+    sys.argv = [str(file)]
+    try:
+        module = importlib.import_module(file.stem)
+        cases = list(_cases(unittest.defaultTestLoader.loadTestsFromModule(module)))
+    except (Exception, SystemExit) as error:
+        print(json.dumps({"end": f"{type(error).__name__}: {error}"}), file=replies)
+        return
+    for case in cases:
+        if request["only"] is not None and _name(case) not in request["only"]:
+            continue
+        left = deadline - time.monotonic()
+        if left <= 0:
+            told = f"no end within {request['file_seconds']:g} s"
+            print(json.dumps({"end": told}), file=replies)
+            return
+        print(json.dumps(_run(case, request["seconds"])), file=replies)
+    print(json.dumps({"end": ""}), file=replies)
+
+
+def main() -> None:
+    """Forks a process for each file that is asked for."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # nothing that a library prints may enter the protocol
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            try:
+                _run_file(json.loads(line), replies)
+                replies.flush()
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            told = f"the process of the file ended with {os.waitstatus_to_exitcode(status)}"
+            print(json.dumps({"end": told}), file=replies)
+
+
+# A rank that a test spawns imports this module again, and needs the same harness.
+_prepare()
+
+if __name__ == "__main__":
+    main()
