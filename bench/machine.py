@@ -98,6 +98,9 @@ def describe_run(arguments: list[str]) -> dict[str, Any]:
         "versions": report["versions"],
         "available": report["available"],
         "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(starts)
+            name: value
+            for name, value in sorted(os.environ.items())
+            # The second is what fastcoll sets where the user has set nothing.
+            if name.startswith(starts) and (name, value) != ("DDP_DISABLE_COMM_MEM", "0")
         },
     }
