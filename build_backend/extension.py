@@ -12,8 +12,10 @@ import re
 import subprocess
 import sysconfig
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
+import toolchain
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
@@ -119,13 +121,16 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> str:
     """Returns the text of the ninja file that compiles into ``folder`` and links to ``target``."""
     macros = [f'-D{name}="{value}"' for name, value in extension.define_macros]
     python = [
-        f"-I{path}" for path in {sysconfig.get_path(name) for name in ("include", "platinclude")}
+        f"-I{path}" for path in dict.fromkeys(map(sysconfig.get_path, ("include", "platinclude")))
     ]
     # As system headers torch's own files give no warnings.
     torch = [flag for path in extension.torch_headers for flag in ("-isystem", path)]
+    # Neither a new compiler nor a new torch in the place of the old changes a command otherwise.
+    made_by = f"torch {metadata.version('torch')}, {toolchain.compiler_version()}"
     plain = [
         *["-std=c++20", "-O3", "-g1", "-DNDEBUG", "-fPIC", "-fwrapv", "-fvisibility=hidden"],
         *["-Wall", "-Wextra", "-Wno-unused-parameter", f"-I{ROOT / 'csrc'}", *macros],
+        f'-DFASTCOLL_MADE_BY="{made_by}"',
     ]
     light = [*plain, *torch]
     heavy = [

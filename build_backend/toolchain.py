@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-__all__ = ["failure", "problem"]
+__all__ = ["compiler_version", "failure", "problem"]
 
 _DEBIAN = "on Debian and Ubuntu `apt-get install {}`"
 
@@ -41,11 +41,15 @@ def problem() -> str:
     return ""
 
 
+def compiler_version() -> str:
+    """Returns the first line that the compiler prints of itself."""
+    answer = subprocess.run([_compiler(), "--version"], capture_output=True, text=True)
+    return (answer.stdout.splitlines() or [_compiler()])[0]
+
+
 def failure() -> str:
     """Returns the sentence that follows the output of a compiler that failed."""
-    answer = subprocess.run([_compiler(), "--version"], capture_output=True, text=True)
-    version = (answer.stdout.splitlines() or [_compiler()])[0]
     return (
-        f"fastcoll did not compile with {version}; g++ 12 does it: the first line above with `error:` says why, "
-        "and where one says `Killed`, set MAX_JOBS=1, for memory ran out"
+        f"fastcoll did not compile with {compiler_version()}; g++ 12 does it: the first line above with `error:` "
+        "says why, and where one says `Killed`, set MAX_JOBS=1, for memory ran out"
     )

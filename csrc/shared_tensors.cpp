@@ -32,8 +32,10 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
   } catch (const c10::DistBackendError& error) {
     log(LogLevel::Warn,
         concat("a tensor is not in shared memory: ", error.what_without_backtrace()));
-    return at::empty({size}, options);
+  } catch (const std::system_error& error) {  // no thread, for one
+    log(LogLevel::Warn, concat("a tensor is not in shared memory: ", error.what()));
   }
+  return at::empty({size}, options);
 }
 
 at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions options) {

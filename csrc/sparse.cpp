@@ -64,7 +64,10 @@ class SparseTask : public TensorTask {
     at::Tensor sum =
         at::sparse_coo_tensor(at::cat(indexParts, 1), at::cat(valueParts, 0), mine.sizes())
             .coalesce();
-    if (request.op == ReduceOp::Avg) sum = at::div(sum, ranks_);
+    if (request.op == ReduceOp::Avg) {  // integers as elsewhere: cut towards zero
+      const bool integers = at::isIntegralType(sum.scalar_type(), false);
+      sum = integers ? at::div(sum, ranks_, "trunc") : at::div(sum, ranks_);
+    }
     tensor_.copy_(sum);
   }
 

@@ -8,6 +8,7 @@ group is created.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -60,7 +61,8 @@ def register() -> None:
     except Exception as error:
         _error = error
         if os.environ.get("FASTCOLL_DEBUG", "").upper() != "OFF":
-            print(f"[fastcoll] not as asked: {error}", file=sys.stderr)
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                print(f"[fastcoll] not as asked: {error}", file=sys.stderr)
 
 
 def registration_error() -> Exception | None:

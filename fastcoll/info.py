@@ -65,16 +65,15 @@ def _serving() -> dict[str, dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return {}
+    from fastcoll.names import backends_of
+
     found = {}
     for group in torch.distributed.distributed_c10d._world.pg_map:
-        backends = {}
-        for device in sorted(group._device_types, key=str):
-            backends[device.type] = group._get_backend(device).name()
         found[group.group_name] = {
             "name": group.group_name,
             "rank": group.rank(),
             "size": group.size(),
-            "backends": backends,
+            "backends": backends_of(group),
         }
     return found
 

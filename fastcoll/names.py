@@ -17,6 +17,7 @@ not know, and says nothing; ``dist.monitored_barrier`` is an error there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -46,7 +47,7 @@ class ServedName(str):
         return name
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) is True or self.asked == other
+        return str(self) == other or self.asked == other
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -140,6 +141,18 @@ def apply(environ: Mapping[str, str] = os.environ) -> None:
             ) from None
 
 
+def backends_of(group: Any) -> dict[str, str]:
+    """Returns the name of the backend that really serves a group, by device."""
+    found = {}
+    for device in sorted(group._device_types, key=str):
+        backend = group._get_backend(device)
+        try:
+            found[device.type] = backend.name()
+        except RuntimeError:  # it has none
+            found[device.type] = type(backend).__name__
+    return found
+
+
 def log_groups() -> None:
     """Has a line written for each group that is made from now on: which backend serves which device."""
     torchs: Any = dist.distributed_c10d._new_process_group_helper
@@ -152,10 +165,9 @@ def log_groups() -> None:
         group = made[0] if isinstance(made, tuple) else made
         if isinstance(group, dist.ProcessGroup):
             serving = ", ".join(
-                f"{device} tensors by {group._get_backend(torch.device(device)).name()}"
-                for device in sorted(device.type for device in group._device_types)
+                f"{device} tensors by {name}" for device, name in backends_of(group).items()
             )
-            print(f"[fastcoll] group '{group.group_name}': {serving}", file=sys.stderr)
+            _say(f"group '{group.group_name}': {serving}")
         return made
 
     make.of_fastcoll = True  # type: ignore[attr-defined]
@@ -182,12 +194,15 @@ def _serve_names() -> None:
 def _served(name: str) -> str:
     """Returns the name of the backend that serves what is asked for by a name, as torch spells it.
 
-    "cpu:gloo,cuda:nccl" is looked at part by part; "undefined" is torch's word for no name.
+    "cpu:gloo,cuda:nccl" is looked at part by part; "undefined" is torch's word for no name, and means its default.
     """
     if name == dist.Backend.UNDEFINED:
         device = torch._C._get_accelerator().type
-        ours = dist.Backend.default_device_backend_map.get(device) == NAME
-        return NAME if ours else name
+        default = dist.Backend.default_device_backend_map.get(device, name)
+        if default in _replaced:
+            _tell([default])
+            return ServedName(NAME, default)
+        return NAME if default == NAME else name
     parts = [part.rpartition(":") for part in name.split(",")]
     if not any(backend in _replaced for _, _, backend in parts):
         return name
@@ -204,7 +219,9 @@ def _tell(backends: list[str]) -> None:
     fresh = [backend for backend in backends if backend not in _told]
     _told.update(fresh)
     if fresh and os.environ.get("RANK", "0") == "0":
-        print(
-            f"[fastcoll] serves the groups that name {' or '.join(fresh)} (FASTCOLL_REPLACE)",
-            file=sys.stderr,
-        )
+        _say(f"serves the groups that name {' or '.join(fresh)} (FASTCOLL_REPLACE)")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        print(f"[fastcoll] {text}", file=sys.stderr)

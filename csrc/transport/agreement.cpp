@@ -80,7 +80,6 @@ void Rendezvous::requireDescriptors() const {
 
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
   came_ = millisSince1970();
-  limit_ = timeout;
   for (;;) {
     records_ = readAll(deadline, timeout);
     Agreement agreement;

@@ -80,7 +80,7 @@ void Rendezvous::throwGone(const GroupRecord& record) {
 void Rendezvous::throwIfTold(const std::string& key) {
   const auto fault = readFault(store_, key);
   if (!fault) return;
-  const bool late = fault->kind == ErrorKind::Timeout && came_ != 0 && fault->toldAt < came_;
+  const bool late = fault->kind == ErrorKind::Timeout && came_ > fault->toldAt;
   if (late) throw CameLate(fault->kind, prefix() + cameLate(*fault));
   throw GroupLost(fault->kind, prefix() + fault->text);
 }
@@ -92,14 +92,12 @@ std::string Rendezvous::cameLate(const ToldFault& fault) const {
     std::snprintf(text, sizeof text, "%.1f s", milliseconds / 1e3);
     return std::string(text);
   };
-  const auto limit = static_cast<double>(limit_.count());
-  const auto after = limit + static_cast<double>(came_ - fault.toldAt);
+  const auto after = static_cast<double>(came_.load() - fault.toldAt);
   const auto idle = static_cast<double>(nanosecondsSinceBoot() - own_.createdAt) / 1e6;
   const auto before = static_cast<double>(own_.createdAt - own_.processBegan) / 1e6;
   return concat("this rank came to the group's first collective ", seconds(after),
-                " after the others had begun to wait for it, with a limit of ", seconds(limit),
-                ", and they have given up. It had created the group ", seconds(idle), " before, ",
-                seconds(before),
+                " after the others had given up. It had created the group ", seconds(idle),
+                " before, ", seconds(before),
                 " after its process began. Find what kept it, or give the group a longer timeout. "
                 "The others' error: ",
                 fault.text);

@@ -131,8 +131,7 @@ class Rendezvous {
   GroupMemory& memory_;
   LocalProcess& process_;
   GroupRecord own_;
-  std::int64_t came_ = 0;  // to agree(): milliseconds since 1970
-  Milliseconds limit_{0};  // of it
+  std::atomic<std::int64_t> came_{0};  // to agree(): milliseconds since 1970
   const std::size_t arenaBytes_;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};

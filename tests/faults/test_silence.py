@@ -99,9 +99,9 @@ def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
         late = job.hear(rank)
         assert late is not None and late.kind == "DistBackendError", late
         assert "this rank came to the group's first collective" in late.text, late.text
-        after, limit, idle = map(float, re.findall(r"(\d+\.\d) s", late.text)[:3])
-        assert limit == TIMEOUT <= after and idle >= limit, late.text
-        assert "they have given up" in late.text
+        _, idle, before = map(float, re.findall(r"(\d+\.\d) s", late.text)[:3])
+        assert idle >= TIMEOUT and before >= 0, late.text
+        assert "after the others had given up" in late.text
     job.ended_well()
 
 

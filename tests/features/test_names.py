@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from backend import IS_GLOO
 
 pytestmark = pytest.mark.skipif(IS_GLOO, reason="is about fastcoll's own settings")
@@ -106,6 +107,21 @@ def test_who_names_none_is_served_by_the_default(tmp_path):
     assert any("'gloo'" in line for line in serving), "who names gloo gets gloo"
 
 
+def test_who_names_none_is_served_where_gloo_is_replaced(tmp_path):
+    lines, _ = run(
+        tmp_path,
+        """
+        dist.init_process_group()
+        dist.barrier()
+        print(dist.get_backend() == "gloo")
+        """,
+        ranks=1,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert lines[0] == "True"
+    assert "'fastcoll'" in lines[1] and "'gloo'" not in lines[1]
+
+
 def test_make_default_in_a_script(tmp_path):
     lines, _ = run(
         tmp_path,
@@ -194,3 +210,15 @@ def test_a_served_name_is_both():
     assert [name != other for other in ("fastcoll", "gloo", "nccl")] == [False, False, True]
     assert str(name) == f"{name}" == "fastcoll" and {"fastcoll": 1}[name] == 1
     assert pickle.loads(pickle.dumps(name)) == "gloo"
+
+
+def test_a_served_name_is_compared_in_compiled_code():
+    from fastcoll.names import ServedName
+
+    name = ServedName("fastcoll", "gloo")
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if name == "gloo" else x
+
+    assert double(torch.ones(1)).item() == 2
