@@ -91,7 +91,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             packages, prepare = ENVIRONMENTS[environment], PREPARED.get(environment, "")
             client_environments.install(environment, packages, prepare)
             case = _measure(client, count, rounds)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
+        except (RuntimeError, ValueError, subprocess.CalledProcessError) as error:
             output = getattr(error, "output", None) or str(error)
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
@@ -123,7 +123,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.names or CLIENTS:
         entry = _client(name, options.ranks, options.rounds)
         failed = failed or any(not case.get("agrees") for case in entry["ranks"].values())
-        record["clients"][name] = entry
+        before = record["clients"].get(name, {}).get("ranks", {})
+        entry["ranks"] = dict(sorted({**before, **entry["ranks"]}.items()))
+        known = {**record["clients"], name: entry}
+        record["clients"] = {one: known[one] for one in CLIENTS if one in known}
         path.write_text(json.dumps(record, indent=1) + "\n")
         client_page.write()
     return int(failed)
