@@ -207,7 +207,8 @@ $(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
 	$(INSTALL) --no-build-isolation --no-deps --editable .
 	touch $@
 
+OR_TRITON := import importlib.util as u; print("" if u.find_spec("triton") else "triton==3.7.1")
 # What the extras `test` and `dev` ask for; fastcoll itself is installed by now and stays as it is.
 $(STAMPS)/test $(STAMPS)/dev: pyproject.toml | $(STAMPS)/build
-	$(INSTALL) 'fastcoll[$(@F)]'
+	$(INSTALL) 'fastcoll[$(@F)]' $$($(PYTHON) -c '$(OR_TRITON)')
 	touch $@

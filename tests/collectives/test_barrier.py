@@ -41,6 +41,12 @@ def in_own_groups():
             assert group.size() == len(members) <= size
 
 
+def naming_a_device():
+    """As launchers of GPU jobs do; without a device it means nothing."""
+    dist.barrier(device_ids=[0])
+    dist.barrier(device_ids=[0], async_op=True).wait()
+
+
 def monitored_passes():
     for wait_all in (False, True):
         cpu_backend().monitored_barrier(timedelta(seconds=20), wait_all)
@@ -69,6 +75,10 @@ def test_asynchronous(world):
 
 def test_groups(world):
     world(3).run(in_own_groups)
+
+
+def test_a_device_is_named_where_there_is_none(world):
+    world(2).run(naming_a_device)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 
 import pytest
 import torch
@@ -270,14 +269,6 @@ def test_a_compiled_model(world):
     world(2).run(compiled)
 
 
-def in_shared_memory():
-    os.environ["DDP_DISABLE_COMM_MEM"] = "0"  # torch asks when DDP makes its buckets
-    try:
-        reads_buckets_where_they_are()
-    finally:
-        del os.environ["DDP_DISABLE_COMM_MEM"]
-
-
 def reads_buckets_where_they_are():
     """DDP puts its buckets where the ranks share memory; the peers read them there."""
     state = FusedAllreduceState(gradient_norm=True)
@@ -298,7 +289,7 @@ def reads_buckets_where_they_are():
 
 
 def test_buckets_in_shared_memory(world):
-    world(2).run(in_shared_memory)
+    world(2).run(reads_buckets_where_they_are)
 
 
 def sparse_buckets():

@@ -97,6 +97,30 @@ def barrier_after_some_have_sent():
     dist.barrier(group=own, async_op=True).wait()
 
 
+def barrier_of_a_group_without_devices():
+    """It waits for no stream, whatever device the caller names."""
+    own = dist.new_group()
+    token = recording_device.hold(torch.accelerator.current_stream())
+    dist.barrier(group=own, device_ids=[0])
+    recording_device.release(token)
+
+
+def changes_are_told_as_nccl_tells_them():
+    """Autograd is told of the outputs of all_gather alone; tests/collectives has the CPU's table."""
+    size = dist.get_world_size()
+    x, y, whole = rank_values(4), rank_values(4), torch.empty(4 * size, device=DEVICE)
+    pieces = [torch.empty(4, device=DEVICE) for _ in ranks()]
+    tensors = [x, y, whole, *pieces]
+    before = [tensor._version for tensor in tensors]
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.all_gather_into_tensor(whole, x)
+    dist.reduce_scatter_tensor(y, whole)
+    dist.all_gather(pieces, x)
+    changed = [tensor._version > old for tensor, old in zip(tensors, before, strict=True)]
+    assert changed == [False] * 3 + [True] * size
+
+
 def barrier_waits_for_the_stream():
     x = rank_values(4)
     dist.all_reduce(x)
@@ -302,7 +326,9 @@ CASES = [
     dropped_with_gaps,
     adjacent_on_one_rank,
     barrier_after_some_have_sent,
+    barrier_of_a_group_without_devices,
     barrier_waits_for_the_stream,
+    changes_are_told_as_nccl_tells_them,
     nothing_on_some_ranks,
     an_error_in_a_batch,
     factor_on_the_device,

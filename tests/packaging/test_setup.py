@@ -26,7 +26,7 @@ def run_setup(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=115,
     )
     assert not check or process.returncode == 0, process.stderr
     return process

@@ -1,0 +1,82 @@
+"""DDP's buckets of CPU tensors lie in shared memory by default; the user's settings win, and bits are the same."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from torch.nn.parallel import DistributedDataParallel
+from world import Worlds, here
+
+import fastcoll
+from fastcoll._group_backend import cpu_backend
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), beyond_gloo("has no shared memory")]
+
+
+def gradients(group, width=600):
+    """The gradients of two steps of one model, which are parts of DDP's buckets."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 1))
+    ddp = DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+    for step in range(2):  # DDP makes its buckets anew after the first
+        ddp.zero_grad(set_to_none=False)
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        ddp(torch.randn(4, width, generator=generator)).sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def are_shared(group, tensors):
+    backend = cpu_backend(group, torch.device("cpu"))
+    return [backend.is_shared(tensor) for tensor in tensors]
+
+
+def as_the_option_says():
+    groups = [dist.new_group(), dist.new_group(pg_options=fastcoll.Options(shared_buckets=False))]
+    found = [gradients(group) for group in groups]
+    assert are_shared(groups[0], found[0]) == [True] * 4
+    assert are_shared(groups[1], found[1]) == [False] * 4
+    for ours, private in zip(*found, strict=True):
+        assert torch.equal(ours, private)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def test_by_default_and_not_where_the_option_says_so(world):
+    world(2).run(as_the_option_says)
+
+
+def in_private_memory():
+    assert are_shared(dist.group.WORLD, gradients(None)) == [False] * 4
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"FASTCOLL_SHARED_BUCKETS": "0"},
+        {"DDP_DISABLE_COMM_MEM": "1"},
+        {"FASTCOLL_TRANSPORT": "gloo"},
+    ],
+    ids=lambda environ: next(iter(environ)),
+)
+def test_not_where_a_variable_says_so_or_nothing_is_shared(tmp_path, environ):
+    worlds = Worlds(tmp_path, environ=environ)
+    try:
+        worlds(2).run(in_private_memory)
+    finally:
+        worlds.close()
+
+
+def beyond_the_arena():
+    found = gradients(None, width=5000)  # 100 MB
+    assert are_shared(dist.group.WORLD, found) == [False] * 4
+    dist.all_reduce(found[-1])
+    return here().rank
+
+
+def test_where_shared_memory_is_lacking_buckets_are_private(tmp_path):
+    worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(64 << 20)})
+    try:
+        assert worlds(2).run(beyond_the_arena) == [0, 1]
+        assert "a tensor is not in shared memory" in worlds(2).logs[0].read_text()
+    finally:
+        worlds.close()
