@@ -1,8 +1,8 @@
 """Compiles the extension ``fastcoll._C`` with ninja.
 
-Most of the time goes into the headers of torch. They are compiled once, into a precompiled header, and only for
-the sources that include them. The other sources are compiled without a path to torch, so that an include that
-breaks the floors of docs/architecture.md does not compile.
+Most of the time goes into the headers of torch and of the standard library. They are compiled once, into a
+precompiled header each, those of torch only for the sources that include them. The other sources are compiled without a
+path to torch, so that an include that breaks the floors of docs/architecture.md does not compile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from setuptools.command.build_ext import build_ext
 __all__ = ["BuildExtension", "Sources", "TorchExtension"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PRECOMPILED = "csrc/torch_headers.hpp"
+TORCH_HEADERS = "csrc/torch_headers.hpp"
+STANDARD_HEADERS = "csrc/standard_headers.hpp"
 
 _INCLUDE = re.compile(
     r'^\s*#\s*include\s+(?:"([^"]+)"|<((?:ATen|c10|pybind11|torch)/[^>]+)>)', re.M
@@ -109,8 +110,8 @@ class BuildExtension(build_ext):
         target = Path(self.get_ext_fullpath(extension.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         (folder / "build.ninja").write_text(ninja_file(extension, folder, target))
-        jobs = os.environ.get("MAX_JOBS")
-        command = ["ninja", "-C", str(folder), *(["-j", jobs] if jobs else [])]
+        jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+        command = ["ninja", "-C", str(folder), "-j", jobs]
         subprocess.run([*command, *([] if self.verbose > 1 else ["--quiet"])], check=True)
 
 
@@ -131,8 +132,6 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> str:
         *[*light, *python, "-DFMT_HEADER_ONLY=1", "-DTORCH_API_INCLUDE_EXTENSION_H"],
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
     ]
-    header = folder / PRECOMPILED
-    precompiled = f"{header}.gch"
     compiler = os.environ.get("CXX") or "c++"
     own = os.environ.get("CXXFLAGS", "")
     lines = [
@@ -146,16 +145,22 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> str:
         "rule link",
         "  command = $cxx -shared $in -o $out $libraries",
         "  description = LINK $out",
-        f"build {_path(precompiled)}: precompile {_path(ROOT / PRECOMPILED)}",
-        "  flags = $heavy",
     ]
     objects = []
-    for flags, sources in (
-        ("$heavy -Winvalid-pch " + _joined(["-include", str(header)]), extension.kinds.heavy),
-        ("$light", extension.kinds.light),
-        ("$plain", extension.kinds.plain),
+    for flags, header, sources in (
+        ("$heavy", TORCH_HEADERS, extension.kinds.heavy),
+        ("$light", "", extension.kinds.light),
+        ("$plain", STANDARD_HEADERS, extension.kinds.plain),
     ):
-        needs = f" | {_path(precompiled)}" if "-include" in flags else ""
+        needs = ""
+        if header:
+            precompiled = _path(f"{folder / header}.gch")
+            lines += [
+                f"build {precompiled}: precompile {_path(ROOT / header)}",
+                f"  flags = {flags}",
+            ]
+            needs = f" | {precompiled}"
+            flags += " -Winvalid-pch " + _joined(["-include", str(folder / header)])
         for source in sources:
             made = _path((folder / source).with_suffix(".o"))
             lines += [f"build {made}: compile {_path(ROOT / source)}{needs}", f"  flags = {flags}"]

@@ -56,29 +56,6 @@ struct IntegerKernel {
   FASTCOLL_INLINE Raw store(Acc acc) const { return acc; }
 };
 
-/// AVG of integers, as NCCL defines it: the sum, which wraps around, is divided by the number of
-/// sources, and the quotient is cut towards zero. Divided in 64 bits: there may be more sources
-/// than T can count.
-template <class T>
-struct IntegerAverage {
-  using Raw = Vec<typename Lanes<T>::Bits>;
-  using Acc = Raw;
-  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
-  static constexpr bool kCopiesOne = false;  // the divisor is not the number of the sources here
-
-  explicit IntegerAverage(const ReduceArgs& args) noexcept : divisor_(Wide(args.divisor)) {}
-  FASTCOLL_INLINE Acc load(Raw raw) const { return raw; }
-  FASTCOLL_INLINE Acc combine(Acc a, Acc b) const { return a + b; }
-  FASTCOLL_INLINE Raw store(Acc acc) const {
-    Vec<T> sums = as<T>(acc);
-    for (std::size_t i = 0; i < sizeof sums / sizeof(T); ++i) sums[i] = T(Wide(sums[i]) / divisor_);
-    return as<typename Lanes<T>::Bits>(sums);
-  }
-
- private:
-  Wide divisor_;
-};
-
 template <class Op>
 struct BoolKernel {
   using Raw = Vec<std::uint8_t>;

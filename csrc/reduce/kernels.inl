@@ -75,7 +75,7 @@ ReduceFn integerKernel(ReduceOp op) {
     case ReduceOp::Sum:
       return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;
     case ReduceOp::Avg:
-      return kernel<IntegerAverage<T>, sizeof(T)>;
+      return integerAverage<T>;
     case ReduceOp::Product:
       return kernel<IntegerKernel<Bits, Multiply>, sizeof(T)>;
     case ReduceOp::Min:

@@ -127,3 +127,22 @@ void averageKernel(const ReduceArgs& args) noexcept {
   else
     kernel<FloatKernel<Format, SumThenDivide<Lane>>, kElement>(args);
 }
+
+/// AVG of integers, as NCCL defines it: the sum, which wraps around, is divided by the number of
+/// ranks, and the quotient is cut towards zero. Divided in 64 bits, as there may be more ranks than
+/// T can count, and in a pass of its own: no processor divides vectors of integers.
+template <class T>
+void integerAverage(const ReduceArgs& args) noexcept {
+  using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+  ReduceArgs sum = args;
+  sum.copy = nullptr;
+  kernel<IntegerKernel<typename Lanes<T>::Bits, Add>, sizeof(T)>(sum);
+  const Wide divisor = Wide(args.divisor);
+  char* const dst = static_cast<char*>(args.dst);
+  for (std::size_t at = 0; at < args.count * sizeof(T); at += sizeof(T)) {
+    put(dst + at, T(Wide(get<T>(dst + at)) / divisor));
+  }
+  if (args.copy != nullptr && args.count != 0) {
+    __builtin_memcpy(args.copy, dst, args.count * sizeof(T));
+  }
+}
