@@ -17,6 +17,7 @@
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
 # make peers    install other libraries, to measure against them too (into .peers/)
+# make clients  train the frameworks of docs/integrations.md on fastcoll beside gloo (into .clients/)
 # make clean    remove what was built, not the environment
 #
 # The environment in use is that of `python3` if it has torch, else .venv, which is made when missing.
@@ -50,7 +51,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clean
+.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clients clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -175,6 +176,11 @@ wheels:
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments
 
+# CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
+CLIENTS ?=
+clients: $(STAMPS)/test $(STAMPS)/build
+	PYTHONPATH=tests/clients $(PYTHON) -m client_runs $(CLIENTS)
+
 # mypy reads the package as setup.py installs it, with fastcoll.kernels and fastcoll.bench in place.
 lint: $(STAMPS)/dev
 	$(PYTHON) -m ruff check .
@@ -193,7 +199,7 @@ format: $(STAMPS)/dev
 clean:
 	rm -rf build dist *.egg-info fastcoll/*.so fastcoll/_built_for.json
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv/*' -not -path './.clients/*' -prune -exec rm -rf {} +
 
 .venv/.has-$(TORCH):
 	$(HOST_PYTHON) -m venv .venv

@@ -1,0 +1,120 @@
+"""docs/integrations.md says what the record says; what a training prints is read right."""
+
+import json
+import re
+
+import client_page
+import pytest
+from client_record import bound, compared, parsed
+from clients import CLIENTS, ENVIRONMENTS, Client
+
+RESULT = {
+    "losses": ["0x1.0p+1", "0x1.0p+0"],
+    "step_seconds": 0.25,
+    "steps": 2,
+    "ranks": 2,
+    "served_by": ["fastcoll"],
+    "versions": {"torch": "2.13.0"},
+}
+
+
+def printed(**changed):
+    return f"a warning\nCLIENT {json.dumps({**RESULT, **changed})}\nanother\n"
+
+
+def runs(ours, theirs, ranks=2):
+    of = {"fastcoll": (ours, 0.25), "gloo": (theirs, 0.5)}
+    some = {
+        name: [{**RESULT, "losses": losses, "step_seconds": seconds}] * 3
+        for name, (losses, seconds) in of.items()
+    }
+    return compared(some, ranks)
+
+
+def test_the_table_is_that_of_the_record():
+    text = client_page.PAGE.read_text()
+    assert client_page.rewritten(text, client_page.recorded()) == text, "run make clients"
+
+
+def test_the_record_has_all_clients_and_their_losses_agree():
+    record = client_page.recorded()
+    if record is None:
+        assert "No run is recorded yet" in client_page.PAGE.read_text()
+        return
+    assert list(record["clients"]) == list(CLIENTS)
+    for name, entry in record["clients"].items():
+        assert entry["setting"] == CLIENTS[name].setting
+        assert {ranks: case["agrees"] for ranks, case in entry["ranks"].items()} == {
+            "2": True,
+            "4": True,
+        }, name
+
+
+def test_what_the_page_points_to_is_there():
+    for link in re.findall(r"\]\(([^)#:]+)\)", client_page.PAGE.read_text()):
+        assert (client_page.PAGE.parent / link).exists(), link
+
+
+def test_a_page_without_its_table_is_refused():
+    with pytest.raises(ValueError, match="expected one table"):
+        client_page.rewritten("no table", {"clients": {}})
+
+
+def test_each_client_has_its_script_and_its_environment():
+    scripts = {
+        path.name for path in (client_page.PAGE.parents[1] / "tests/clients/trainings").iterdir()
+    }
+    for client in CLIENTS.values():
+        assert client.script in scripts
+        assert client.environment in ENVIRONMENTS
+
+
+@pytest.mark.parametrize("packages", ENVIRONMENTS.values())
+def test_packages_are_pinned(packages):
+    assert all("==" in package for package in packages)
+
+
+def test_a_setting_is_for_fastcoll_only():
+    variable = Client("", "", "", "FASTCOLL_REPLACE=gloo")
+    assert variable.variables("fastcoll") == {"FASTCOLL_REPLACE": "gloo"}
+    assert variable.variables("gloo") == {}
+    assert Client("", "", "", 'backend="fastcoll"').variables("gloo") == {"BACKEND": "gloo"}
+
+
+def test_a_result_is_read_between_other_lines():
+    assert parsed(printed(), "fastcoll", 2) == RESULT
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", "expected one line"),
+        (printed() + printed(), "got 2"),
+        (printed(served_by=["gloo"]), "expected groups served by fastcoll, got .'gloo'"),
+        (printed(served_by=["fastcoll", "gloo"]), "expected groups served by fastcoll"),
+        (printed(ranks=1), "expected 2 ranks, got 1"),
+        ('CLIENT {"losses": []}', "got none of step_seconds"),
+    ],
+)
+def test_what_is_no_result_is_an_error(text, message):
+    with pytest.raises(RuntimeError, match=message):
+        parsed(text, "fastcoll", 2)
+
+
+def test_medians_ratio_and_equal_bits():
+    case = runs(RESULT["losses"], RESULT["losses"])
+    assert case["ratio"] == 2.0
+    assert (case["same_bits"], case["difference"], case["agrees"]) == (True, 0.0, True)
+
+
+def test_a_last_bit_is_a_difference_with_two_ranks_and_within_the_bound_with_four():
+    last = [RESULT["losses"][0], "0x1.000002p+0"]
+    assert not runs(last, RESULT["losses"])["agrees"]
+    case = runs(last, RESULT["losses"], ranks=4)
+    assert case["agrees"] and not case["same_bits"]
+    assert case["difference"] == 2.0**-23 <= bound(4, 2)
+    assert not runs(["0x1.0p+1", "0x1.01p+0"], RESULT["losses"], ranks=4)["agrees"]
+
+
+def test_a_nan_is_no_agreement():
+    assert not runs(["0x1.0p+1", "nan"], RESULT["losses"], ranks=4)["agrees"]
