@@ -79,6 +79,7 @@ def create(
         TypeError: pg_options is of another class.
     """
     _look_at_variables()
+    _offer_buckets()
     ours = _own_options(pg_options, dist_backend_opts.group_id)
     options = C.Options() if ours is None else copy.copy(ours)
     given = dist_backend_opts.timeout
@@ -121,7 +122,7 @@ def _own_options(given: object, group: str) -> C.Options | None:
 
 @functools.cache
 def _look_at_variables() -> None:
-    """Once in a process: warns of misspelt variables, and lets DDP ask for its buckets."""
+    """Warns of misspelt variables, once in a process."""
     for name in env.unknown():
         near = difflib.get_close_matches(name, [one.name for one in env.variables()], 1, 0.7)
         meant = (
@@ -132,8 +133,13 @@ def _look_at_variables() -> None:
         warnings.warn(
             f"fastcoll: no variable {name} is known, and it is ignored. {meant}", stacklevel=2
         )
-    # torch's DDP asks a backend for memory only where this says so. Where there are devices, DDP over NCCL would ask
-    # NCCL too: that is for the user to decide.
+
+
+def _offer_buckets() -> None:
+    """Has torch's DDP ask its backend for the memory of its buckets, unless the user has said otherwise.
+
+    Where there are devices, DDP over NCCL would ask NCCL too: that is for the user to decide.
+    """
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
