@@ -123,7 +123,9 @@ def test_what_is_no_fault(forged, value):
 
 def test_a_fault_in_a_rank_s_name(forged):
     """It stops the job, as any false record does, and is shown without what a terminal would obey."""
-    faults = [fault for fault, _ in forged("f/H", b"B1700000000000 rank 1 \x1b[2J " + b"died " * 1000)]
+    faults = [
+        fault for fault, _ in forged("f/H", b"B1700000000000 rank 1 \x1b[2J " + b"died " * 1000)
+    ]
     for fault in faults:
         assert fault is not None and fault.kind == "DistBackendError", fault
         assert "rank 1  [2J died" in fault.text and len(fault.text) < 2000
