@@ -75,12 +75,7 @@ def make_default(devices: str | Iterable[str] = ("cpu",)) -> None:
     Raises:
         ValueError: Another device is among them.
     """
-    chosen = [devices] if isinstance(devices, str) else list(devices)
-    for device in chosen:
-        if device not in DEVICES:
-            raise ValueError(
-                f"fastcoll.make_default: expected devices of {', '.join(DEVICES)}, got {device!r}"
-            )
+    chosen = _checked(devices, DEVICES, "fastcoll.make_default: expected devices")
     register()
     for device in chosen:
         dist.Backend.default_device_backend_map[device] = NAME
@@ -98,12 +93,7 @@ def replace(backends: str | Iterable[str] = ("gloo",)) -> None:
     Raises:
         ValueError: Another backend is among them.
     """
-    chosen = [backends] if isinstance(backends, str) else list(backends)
-    for backend in chosen:
-        if backend not in REPLACEABLE:
-            raise ValueError(
-                f"fastcoll.names.replace: expected backends of {', '.join(REPLACEABLE)}, got {backend!r}"
-            )
+    chosen = _checked(backends, REPLACEABLE, "fastcoll.names.replace: expected backends")
     register()
     _replaced.update(chosen)
     _serve_names()
@@ -172,6 +162,15 @@ def log_groups() -> None:
 
     make.of_fastcoll = True  # type: ignore[attr-defined]
     dist.distributed_c10d._new_process_group_helper = make
+
+
+def _checked(given: str | Iterable[str], allowed: tuple[str, ...], expected: str) -> list[str]:
+    """Returns one word or several as a list; ValueError if one is not allowed."""
+    words = [given] if isinstance(given, str) else list(given)
+    for word in words:
+        if word not in allowed:
+            raise ValueError(f"{expected} of {', '.join(allowed)}, got {word!r}")
+    return words
 
 
 def _words(text: str) -> list[str]:
