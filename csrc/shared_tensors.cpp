@@ -27,6 +27,13 @@ bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
 
 /// For torch, which asks for buckets as it would ask for any memory: they need not be shared.
 at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
+  const c10::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  if (c10::isComplexType(dtype)) {
+    // DDP's Reducer views complex buckets as pairs of reals (is_complex_bucket, torch 2.11
+    // to 2.15), and leaves that view out where a backend has allocated the bucket: it expects the
+    // pairs.
+    return allocateTensor(2 * size, options.dtype(c10::toRealValueType(dtype)));
+  }
   try {
     return allocateShared(size, options);
   } catch (const c10::DistBackendError& error) {
@@ -52,10 +59,13 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
     std::shared_ptr<Arena> arena = engine_->process()->arena();
     const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));
-    // The tensor keeps the arena: it may outlive the group and the process's presence.
-    return at::from_blob(
-        arena->base() + offset, {size}, [arena, offset](void*) { arena->release(offset); },
-        options);
+    // The tensor keeps the arena: it may outlive the group and the process's presence. Who resizes
+    // it (torch's batched_powerSGD_hook pads a bucket) moves it to memory of torch's own allocator.
+    c10::DataPtr memory = c10::InefficientStdFunctionContext::makeDataPtr(
+        arena->base() + offset, [arena, offset](void*) { arena->release(offset); }, at::kCPU);
+    const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                               c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+    return at::empty({0}, options).set_(storage, 0, {size}, {1});
   });
 }
 

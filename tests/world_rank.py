@@ -105,7 +105,6 @@ def serve(
     if prepare is not None:
         prepare()
     store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
-    environment = dict(os.environ)
     current_prefix: str | None = None
     while True:
         try:
@@ -115,6 +114,7 @@ def serve(
         call: Call | None = pickle.loads(message)
         if call is None:
             break
+        environment = dict(os.environ)
         try:
             if call.prefix != current_prefix:
                 _destroy()
@@ -127,6 +127,7 @@ def serve(
                         timeout=GROUP_TIMEOUT,
                     )
                 current_prefix = call.prefix
+            environment = dict(os.environ)  # a group's making sets what torch's DDP asks for
             value = _run(call, rank, size)
             if call.keep_group:
                 assert dist.is_initialized(), "destroys the group: say fresh=True or init=False"

@@ -6,11 +6,12 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from backend import IS_GLOO
+from backend import IS_GLOO, beyond_gloo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network, train
 
+import fastcoll
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 from fastcoll.ddp.overlap import are_shared, can_overlap, leave_a_core
 from fastcoll.ddp.reduction import reduce_bucket
@@ -135,7 +136,7 @@ def test_the_results_do_not_depend_on_it(world, how, wire):
     world(2).run(same_either_way, how, wire)
 
 
-def reductions_of_a_pass(how, overlap):
+def reductions_of_a_pass(how, overlap, shared=True):
     """Return the reductions that a pass began: how many tensors each had, and how many layers were yet to come."""
     begun, behind = [], []
 
@@ -148,8 +149,11 @@ def reductions_of_a_pass(how, overlap):
         called = model
         GradientSynchronizer(model, overlap=overlap, **SMALL)
     else:
-        called = DistributedDataParallel(model, **SMALL)
-        called.register_comm_hook(FusedAllreduceState(overlap=overlap), fused_allreduce_hook)
+        options = None if IS_GLOO else fastcoll.Options(shared_buckets=shared)
+        group = dist.new_group(pg_options=options)
+        called = DistributedDataParallel(model, process_group=group, **SMALL)
+        state = FusedAllreduceState(group, overlap=overlap)
+        called.register_comm_hook(state, fused_allreduce_hook)
     module = "synchronizer" if how == "synchronizer" else "hook"
     for _ in range(2):  # DDP cuts other buckets after the first pass
         begun.clear(), behind.clear()
@@ -166,11 +170,18 @@ def test_it_says_when(world, how):
     for begun in world(2).run(reductions_of_a_pass, how, True):
         assert len(begun) > 1
         assert any(left > 0 for _, left in begun)
-    for begun in world(2).run(reductions_of_a_pass, how, False):
+    for begun in world(2).run(reductions_of_a_pass, how, False, False):
         assert all(left <= (how == "hook") for _, left in begun), begun
         if how == "hook":  # the last bucket is ready before the pass is over
             assert len(begun) == 1
             assert begun[0][0] > 1
+
+
+@beyond_gloo("has no shared memory")
+def test_buckets_in_shared_memory_are_messages_of_their_own(world):
+    for begun in world(2).run(reductions_of_a_pass, "hook", False):
+        assert len(begun) > 1
+        assert all(tensors == 1 and left <= 1 for tensors, left in begun), begun
 
 
 def fails_in_the_end():
