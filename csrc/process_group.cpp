@@ -318,30 +318,9 @@ class WorkTask : public Task {
 
 }  // namespace
 
-/// Whether autograd is told that the call changed its outputs: as with stock backends, call by
-/// call, since a script that runs on them may use a tensor in backward that a collective changed.
-/// Gloo tells it of those that it copies out of buffers of its own; NCCL of all_gather's list
-/// alone.
-bool ProcessGroupFastcoll::countsChanges(const TensorTask& task, c10d::OpType type) const {
-  if (countsAllChanges_ || type == c10d::OpType::ALLGATHER) return true;
-  if (task.device() && !task.device()->is_cpu()) return false;
-  switch (type) {
-    case c10d::OpType::_ALLGATHER_BASE:
-    case c10d::OpType::ALLGATHER_COALESCED:
-    case c10d::OpType::ALLREDUCE_COALESCED:
-    case c10d::OpType::ALLTOALL:
-    case c10d::OpType::GATHER:
-    case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-      return true;
-    default:
-      return false;
-  }
-}
-
 ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
                                                            Call call) {
-  task->countsChanges = countsChanges(*task, call.type);
+  task->countsChanges = countsAllChanges_ || task->countsChangesInStock(call.type);
   if (task->device() && !task->device()->is_cpu()) {
     return launchOnDevice(std::move(task), std::move(call));
   }

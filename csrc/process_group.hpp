@@ -187,7 +187,6 @@ class ProcessGroupFastcoll : public c10d::Backend {
       throw;
     }
   }
-  bool countsChanges(const TensorTask& task, c10d::OpType type) const;
   void shareTensors() const;
   // on_device.cpp
   std::shared_ptr<DeviceEngine> device() const;

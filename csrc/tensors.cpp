@@ -213,6 +213,23 @@ void TensorTask::finish() {
   }
 }
 
+bool TensorTask::countsChangesInStock(c10d::OpType type) const {
+  if (type == c10d::OpType::ALLGATHER) return true;
+  if (device_ && !device_->is_cpu()) return false;
+  switch (type) {
+    case c10d::OpType::_ALLGATHER_BASE:
+    case c10d::OpType::ALLGATHER_COALESCED:
+    case c10d::OpType::ALLREDUCE_COALESCED:
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::GATHER:
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace fastcoll
 
 /// For tests, which run the engine of device tensors on a device without a GPU.

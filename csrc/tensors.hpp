@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
 #include <memory>
@@ -53,6 +54,10 @@ class TensorTask : public Task {
   /// Whether finish() counts the outputs as changed, so that autograd refuses to use what it saved
   /// of them.
   bool countsChanges = false;
+  /// Whether stock backends tell autograd so of such a call: Gloo of what it copies out of buffers
+  /// of its own, NCCL of all_gather's list alone. Scripts rely on both, call by call: one that runs
+  /// on them may use a tensor in backward that a collective has changed.
+  bool countsChangesInStock(c10d::OpType type) const;
 
   void prepare() override;
   void transfer(const RunOne& runOne) override;

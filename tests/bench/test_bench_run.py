@@ -20,7 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "fastcoll.bench", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # no measure: what hangs shall end
     )
 
 

@@ -335,6 +335,6 @@ def test_without_a_gpu_it_says_so():
         [sys.executable, "-m", "fastcoll.bench.surroundings"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,  # no measure: what hangs shall end
     )
     assert ended.returncode == 2 and "finds no CUDA device" in ended.stderr
