@@ -112,7 +112,7 @@ def test_a_last_bit_is_a_difference_with_two_ranks_and_within_the_bound_with_fou
     assert not runs(last, RESULT["losses"])["agrees"]
     case = runs(last, RESULT["losses"], ranks=4)
     assert case["agrees"] and not case["same_bits"]
-    assert case["difference"] == 2.0**-23 <= bound(4, 2)
+    assert case["difference"] == 2.0**-23 <= bound(4)
     assert not runs(["0x1.0p+1", "0x1.01p+0"], RESULT["losses"], ranks=4)["agrees"]
 
 

@@ -93,7 +93,10 @@ class Measured:
 
 
 def _backends() -> list[str]:
-    """Return the names of the objects that serve the groups of this process, as torch has them."""
+    """Return the names of the objects that serve the groups of this process, as torch has them.
+
+    Those of torch's "fake" backend, which torchtitan makes for what it does not use, move nothing.
+    """
     device = torch.device("cpu")
     groups = dist.distributed_c10d._world.pg_map
-    return sorted({group._get_backend(device).name() for group in groups})
+    return sorted({group._get_backend(device).name() for group in groups} - {"fake"})

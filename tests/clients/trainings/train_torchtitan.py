@@ -3,6 +3,7 @@
 import torch
 from measured import STEPS, Measured, text
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims, parallel_dims
 from torchtitan.distributed import utils as dist_utils
@@ -28,6 +29,9 @@ model = specification.parallelize_fn(
     compile_config=CompileConfig(), ac_config=None, dump_folder="",
 )  # fmt: skip
 torch.manual_seed(0)
+for module in model.modules():  # else FSDP asks for PREMUL_SUM, which gloo has not
+    if isinstance(module, FSDPModule):
+        module.set_force_sum_reduction_for_comms(True)
 model.to_empty(device="cpu")
 model.init_weights(buffer_device=torch.device("cpu"))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
