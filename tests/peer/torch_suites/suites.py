@@ -69,6 +69,7 @@ LEFT_OUT: dict[str, str] = {
 
 # Tests that gloo passes and fastcoll cannot, as FILE::CLASS.TEST, each with the reason.
 _CREATE_DEVICE = "calls create_device, a method of torch's own ProcessGroupGloo only"
+_CUSTOM = 'expects a group to call itself "gloo"; torch says "custom" of every backend not its own'
 NOT_APPLICABLE: dict[str, str] = {
     "test_c10d_gloo.py::CommTest.test_broadcast_coalesced_gloo_cpu": _CREATE_DEVICE,
     "test_c10d_gloo.py::DistributedDataParallelTest.test_gloo_backend_cpu_module": _CREATE_DEVICE,
@@ -79,8 +80,12 @@ NOT_APPLICABLE: dict[str, str] = {
         "expects gloo's error for a tensor with strides, which fastcoll sends"
     ),
     "test_c10d_gloo.py::GlooProcessGroupWithDispatchedCollectivesTests."
-    "test_init_process_group_for_all_backends": (
-        'expects pg.name() to be "gloo"; torch gives "custom" to every backend that is not its own'
+    "test_init_process_group_for_all_backends": _CUSTOM,
+    "test_c10d_common.py::ProcessGroupWithDispatchedCollectivesTests."
+    "test_init_process_group_for_all_backends": _CUSTOM,
+    "test_backends.py::TestMiscCollectiveUtilsCPU.test_create_pg_cpu": _CUSTOM,
+    "test_c10d_common.py::PythonProcessGroupExtensionTest.test_backend_config": (
+        'expects str(BackendConfig("gloo")) to name gloo, where FASTCOLL_REPLACE=gloo says who serves'
     ),
 }
 
