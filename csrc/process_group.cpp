@@ -145,10 +145,18 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   const bool member = mine != ranks.end();
+  if (opts == nullptr) {
+    throwAsTorch(
+        Error(ErrorKind::Type, "fastcoll.split_group: expected options, got None: leave them out"));
+  }
   auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (given == nullptr) {
-    throwAsTorch(
-        Error(ErrorKind::Type, "fastcoll.split_group: expected options of type fastcoll.Options"));
+    // As new_group does where fastcoll serves in the place of the backend that they are of.
+    TORCH_WARN("fastcoll: group '", opts->group_name, "' is split off without its options of backend '",
+               opts->backend, "': it has those of its parent, and the timeout of split_group.");
+    given = c10::make_intrusive<Options>(*options_);
+    given->timeout = opts->timeout;
+    given->group_name = opts->group_name;
   }
   std::lock_guard<std::mutex> lock(splitMutex_);
   // torch asks once per device type, and one object serves them all.

@@ -4,6 +4,7 @@ import copy
 import inspect
 import threading
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -156,6 +157,27 @@ def split():
     assert tensor.item() == dist.get_world_size()
 
 
+def split_with_options_of_another_backend():
+    """As a script for NCCL does, with FASTCOLL_REPLACE=nccl."""
+    import fastcoll
+
+    parent = dist.new_group([0, 1], pg_options=fastcoll.Options(ring_bytes=1 << 20))
+    options = dist.ProcessGroupGloo._Options()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        child = parent.split_group(
+            [0, 1], timeout=timedelta(seconds=7), opts=options, group_name="of_gloo"
+        )
+    said = [str(one.message) for one in told if "is split off without" in str(one.message)]
+    assert len(said) == 1 and "of backend 'gloo'" in said[0], told
+    made = child._get_backend(CPU).options
+    assert made._timeout == timedelta(seconds=7)
+    assert made.ring_bytes == 1 << 20
+    tensor = torch.ones(1)
+    child.allreduce([tensor]).wait()
+    assert tensor.item() == 2
+
+
 def sequence_numbers():
     backend = backend_of()
     numbers = [backend._get_sequence_number_for_group()]
@@ -263,6 +285,11 @@ def test_destroyed_after_work(world):
 @beyond_gloo("its options do not copy, and it crashes without them")
 def test_split(world):
     world(4).run(split, fresh=True)
+
+
+@beyond_gloo("its options do not copy, and it crashes without them")
+def test_split_with_options_of_another_backend(world):
+    world(2).run(split_with_options_of_another_backend, fresh=True)
 
 
 def test_sequence_numbers(world):
