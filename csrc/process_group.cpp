@@ -149,18 +149,19 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     throwAsTorch(
         Error(ErrorKind::Type, "fastcoll.split_group: expected options, got None: leave them out"));
   }
+  std::lock_guard<std::mutex> lock(splitMutex_);
+  // torch asks once per device type, and one object serves them all.
+  if (lastSplit_ == opts->group_name) return lastSplitGroup_->lock();
   auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (given == nullptr) {
     // As new_group does where fastcoll serves in the place of the backend that they are of.
-    TORCH_WARN("fastcoll: group '", opts->group_name, "' is split off without its options of backend '",
-               opts->backend, "': it has those of its parent, and the timeout of split_group.");
+    TORCH_WARN("fastcoll: group '", opts->group_name,
+               "' is split off without its options of backend '", opts->backend,
+               "': it has those of its parent, and the timeout of split_group.");
     given = c10::make_intrusive<Options>(*options_);
     given->timeout = opts->timeout;
     given->group_name = opts->group_name;
   }
-  std::lock_guard<std::mutex> lock(splitMutex_);
-  // torch asks once per device type, and one object serves them all.
-  if (lastSplit_ == given->group_name) return lastSplitGroup_->lock();
   c10::intrusive_ptr<ProcessGroupFastcoll> group;
   if (member) {
     auto options = c10::make_intrusive<Options>(*given);
@@ -176,7 +177,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   }
   // Groups of one split share no ranks, so that the first of each names it.
   translated([&] { splitDevice(member ? ranks[0] : -1, group.get()); });
-  lastSplit_ = given->group_name;
+  lastSplit_ = opts->group_name;
   lastSplitGroup_.emplace(c10::intrusive_ptr<c10d::Backend>(group));
   if (member) ++splits_;
   return group;
