@@ -77,7 +77,7 @@ def all_reduce_coalesced(
         group: None is the default group.
         async_op: Return a work at once.
         wire_dtype: bfloat16 or float16: what tensors of a wider floating-point dtype travel as. They are summed in
-            float32 in rank order and rounded once. Tensors that are no wider travel as they are.
+            float32 and rounded once. Tensors that are no wider travel as they are.
         scale: Factor of the results; floating-point tensors only. On devices it is applied before the rounding.
 
     Returns:

@@ -4,7 +4,7 @@ Every rank's input is a function of (rank, shape, dtype, seed), so each rank kno
 sent and can compute the expected result alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -
 
 
 def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """Return the reduction of the ranks' tensors, in rank order.
+    """Return the reduction of the ranks' tensors, by the tree over the ranks of :func:`folded`.
 
     Integers wrap, and their averages, of the sum that wrapped, are cut towards zero; bools are
     summed by "or" and multiplied by "and"; NaN wins in MIN and MAX;
@@ -108,22 +108,20 @@ def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
     if not (first.is_floating_point() or first.is_complex()):
         return _reduced_integers(tensors, op)
     wide = torch.float if first.dtype in (torch.half, torch.bfloat16) else first.dtype
-    inputs = [t.to(wide) for t in tensors]
-    total = inputs[0].clone()
-    if op == "PREMUL_SUM":
-        total *= FACTOR
-    for other in inputs[1:]:
-        if op in ("SUM", "AVG"):
-            total += other
-        elif op == "PREMUL_SUM":
-            total += FACTOR * other
-        elif op == "PRODUCT":
-            total *= other
-        else:
-            total = (torch.minimum if op == "MIN" else torch.maximum)(total, other)
+    inputs = [t.to(wide) * FACTOR if op == "PREMUL_SUM" else t.to(wide) for t in tensors]
+    combine = {"PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}.get(op, torch.add)
+    total = folded(inputs, combine)
     if op == "AVG":
-        total /= len(inputs)
-    return total.to(first.dtype)
+        total = total / len(inputs)
+    return total.to(first.dtype, copy=True)
+
+
+def folded(values: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """Combine values by the tree that is split at the largest power of two below their number."""
+    if len(values) == 1:
+        return values[0]
+    middle = 1 << (len(values) - 1).bit_length() - 1
+    return combine(folded(values[:middle], combine), folded(values[middle:], combine))
 
 
 def _reduced_integers(tensors: Sequence[Tensor], op: str) -> Tensor:

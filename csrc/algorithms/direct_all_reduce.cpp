@@ -1,7 +1,7 @@
 // All-reduce of messages that lie in shared memory, in place: no ring, and one phase.
 //
-// Phases: a message is cut into one piece per rank; each rank reduces its piece of all messages, in
-//         rank order, and writes the result over that piece of every message, block by block while
+// Phases: a message is cut into one piece per rank; each rank reduces its piece of all messages,
+//         and writes the result over that piece of every message, block by block while
 //         the block is in the first-level cache. Nobody else touches that piece before all are
 //         done, so ranks wait for each other only when they arrive and at the end.
 // Bytes read per rank: B; written: B. The lines it writes are those it has just read, so memory is

@@ -1,5 +1,5 @@
 // Reduce-scatter: every rank publishes, per segment, a piece for each peer; each rank reduces its
-// own pieces in rank order.
+// own pieces.
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
 // pieces. Two ranks exchange messages of 8 KiB and more that fit into caches in place

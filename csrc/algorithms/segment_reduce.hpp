@@ -1,5 +1,5 @@
 // What the reducing algorithms share: one call of the kernel over a piece of a segment, from the
-// memory of all ranks in rank order. Where the squares of the result are asked for, they are summed
+// memory of all ranks. Where the squares of the result are asked for, they are summed
 // block by block while it is in the first-level cache.
 #pragma once
 

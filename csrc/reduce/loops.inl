@@ -21,6 +21,9 @@ FASTCOLL_INLINE void put(char* to, Raw raw) {
   __builtin_memcpy(to, &raw, sizeof raw);
 }
 
+/// Partial results that wait for their right halves: of fewer than 2^(2 + kDeepest) sources.
+constexpr int kDeepest = 14;
+
 /// Where a result goes.
 struct Targets {
   char* dst;
@@ -45,6 +48,54 @@ FASTCOLL_INLINE std::size_t twoSources(const P& p, Targets to, const char* a, co
   return at;
 }
 
+/// 2^m sources from `first` on, as the tree folds them: the left half with the right one.
+/// `load(j, v)` is vector v of source j.
+template <int kVectors, int kSources, class P, class Load>
+FASTCOLL_INLINE void foldBlock(const P& p, const Load& load, int first,
+                               typename P::Acc (&acc)[kVectors]) {
+  if constexpr (kSources == 1) {
+    FASTCOLL_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) acc[v] = p.load(load(first, v));
+  } else {
+    typename P::Acc right[kVectors];
+    foldBlock<kVectors, kSources / 2>(p, load, first, acc);
+    foldBlock<kVectors, kSources / 2>(p, load, first + kSources / 2, right);
+    FASTCOLL_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(acc[v], right[v]);
+  }
+}
+
+/// All sources, as the tree folds them. Blocks of four are folded at once; what is folded of them
+/// waits for a right half of its own size, as digits wait for a carry in a binary counter. The last
+/// sources, fewer than four, are the right end of the tree.
+template <int kVectors, class P, class Load>
+FASTCOLL_INLINE void fold(const P& p, const Load& load, int k, typename P::Acc (&acc)[kVectors]) {
+  using Acc = typename P::Acc;
+  Acc left[kDeepest][kVectors];
+  int waiting = 0;
+  const auto combineWithLast = [&]() __attribute__((always_inline)) {
+    --waiting;
+    FASTCOLL_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(left[waiting][v], acc[v]);
+  };
+  const int blocks = k / 4, others = k % 4;
+  for (int block = 0; block < blocks; ++block) {
+    foldBlock<kVectors, 4>(p, load, 4 * block, acc);
+    for (int carry = block; carry & 1; carry >>= 1) combineWithLast();
+    if (block + 1 == blocks && others == 0) break;
+    FASTCOLL_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) left[waiting][v] = acc[v];
+    ++waiting;
+  }
+  if (others == 1) foldBlock<kVectors, 1>(p, load, k - 1, acc);
+  if (others >= 2) foldBlock<kVectors, 2>(p, load, 4 * blocks, acc);
+  if (others == 3) {
+    FASTCOLL_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(acc[v], p.load(load(k - 1, v)));
+  }
+  while (waiting > 0) combineWithLast();
+}
+
 /// Any number of sources, in tiles of kVectors whose accumulators stay in registers: a source's
 /// pointer is fetched once a tile. Goes on at `at` and returns where it stopped.
 template <int kVectors, class P>
@@ -54,14 +105,10 @@ FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* cons
   constexpr std::size_t kTile = kVectors * sizeof(Raw);
   for (; at + kTile <= bytes; at += kTile) {
     typename P::Acc acc[kVectors];
-    FASTCOLL_UNROLL(8)
-    for (int v = 0; v < kVectors; ++v) acc[v] = p.load(get<Raw>(srcs[0] + at + v * sizeof(Raw)));
-    for (int j = 1; j < k; ++j) {
-      const char* src = srcs[j] + at;
-      FASTCOLL_UNROLL(8)
-      for (int v = 0; v < kVectors; ++v)
-        acc[v] = p.combine(acc[v], p.load(get<Raw>(src + v * sizeof(Raw))));
-    }
+    const auto load = [&](int j, int v) __attribute__((always_inline)) {
+      return get<Raw>(srcs[j] + at + v * sizeof(Raw));
+    };
+    fold<kVectors>(p, load, k, acc);
     FASTCOLL_UNROLL(8)
     for (int v = 0; v < kVectors; ++v) to.put(at + v * sizeof(Raw), p.store(acc[v]));
   }
@@ -72,15 +119,15 @@ FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* cons
 template <class P>
 FASTCOLL_INLINE void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at,
                           std::size_t bytes) {
-  typename P::Raw raw{};
-  __builtin_memcpy(&raw, srcs[0] + at, bytes - at);
-  typename P::Acc acc = p.load(raw);
-  for (int j = 1; j < k; ++j) {
-    raw = typename P::Raw{};
+  using Raw = typename P::Raw;
+  typename P::Acc acc[1];
+  const auto load = [&](int j, int) __attribute__((always_inline)) {
+    Raw raw{};
     __builtin_memcpy(&raw, srcs[j] + at, bytes - at);
-    acc = p.combine(acc, p.load(raw));
-  }
-  raw = p.store(acc);
+    return raw;
+  };
+  fold<1>(p, load, k, acc);
+  const Raw raw = p.store(acc[0]);
   __builtin_memcpy(to.dst + at, &raw, bytes - at);
   if (to.copy != nullptr) __builtin_memcpy(to.copy + at, &raw, bytes - at);
 }

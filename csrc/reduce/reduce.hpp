@@ -1,6 +1,13 @@
-// Reductions on the CPU: k sources, one destination, in the order of the sources.
+// Reductions on the CPU: k sources, one destination, by a fixed binary tree over the sources.
 //
-//   dst[i] = post(op(op(pre(src_0[i]), pre(src_1[i])), ... pre(src_{k-1}[i])))
+//   dst[i] = post(fold(0, k))
+//   fold(a, 1) = pre(src_a[i])
+//   fold(a, n) = op(fold(a, m), fold(a + m, n - m)), m the largest power of two below n
+//
+// So op is applied as ((0 1) (2 3)) ((4 5) 6) to seven sources. Two and three are folded from left
+// to right. The error of a sum grows with log2(k) (Higham, Accuracy and Stability of Numerical
+// Algorithms, 2nd ed., 4.2: pairwise summation), and a run of 2^m sources that begins at a multiple
+// of 2^m is one operand: who has them all can fold them alone, without a change of bits.
 //
 // float16 and bfloat16 are accumulated in float32 and rounded once; every other type in itself. The
 // bits of dst[i] depend on src_j[i] and k alone: not on count, alignment, chunking or the ISA.

@@ -190,7 +190,7 @@ class Exchange {
     if (copy != nullptr && !root) message.write(0, bytes, copy);
   }
 
-  /// Reduces `bytes` of every rank, `stride` apart from `slices` on, in rank order.
+  /// Reduces `bytes` of every rank, `stride` apart from `slices` on.
   void reduceSlices(const std::uint8_t* slices, std::size_t stride, std::size_t bytes,
                     std::uint8_t* out) {
     SegmentReducer reducer(request_, static_cast<int>(ranks_));

@@ -2,7 +2,7 @@
 // bytes.
 //
 // Gloo only exchanges bytes here (all_gather and all_to_all of uint8); signatures are compared and
-// reductions are done by the same kernels in the same rank order as over shared memory, so that a
+// reductions are done by the same kernels as over shared memory, so that a
 // result's bits, the dtypes and the errors do not depend on the transport.
 #pragma once
 

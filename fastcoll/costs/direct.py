@@ -7,7 +7,7 @@ Bytes:  one_shot (n - 1) S, two_shot 2 (n - 1) / n S, direct (n - 1) / n S.
 Time in a node: one_shot a + (n - 1) S (b + c); two_shot 2 a + 2 (n - 1) / n S b + (n - 1) / n S c.
 Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience",
 Concurrency Computat.: Pract. Exper. 19 (2007), with all messages of a step at once, as every rank maps all others'
-memory: that is why there is no model for several nodes. Each sum is made by one rank, in rank order, with one rounding.
+memory: that is why there is no model for several nodes. Each sum is made by one rank, with one rounding.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
     """Reduce-scatters gradients.
 
     With a wire dtype each float32 gradient is rounded to it once, before it travels; the ranks' numbers are summed in
-    float32 in rank order, and the sum is not rounded. Gradients that were 16 bits wide in the first place lose nothing.
+    float32, and the sum is not rounded. Gradients that were 16 bits wide in the first place lose nothing.
 
     Args:
         wire_dtype: bfloat16 or float16: what float32 messages travel as; others as they are. None: all as they are.

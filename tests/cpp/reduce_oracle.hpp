@@ -71,20 +71,27 @@ T extreme(T a, T b, bool wantMax) {
   return (a < b) != wantMax ? a : b;
 }
 
+/// By recursion: the left part is as long as the largest power of two below the whole.
+template <class T, class Combine>
+T fold(const std::vector<T>& s, std::size_t from, std::size_t count, const Combine& combine) {
+  if (count == 1) return s[from];
+  std::size_t left = 1;
+  while (2 * left < count) left *= 2;
+  const T a = fold(s, from, left, combine);
+  const T b = fold(s, from + left, count - left, combine);
+  return combine(a, b);
+}
+
 template <class T>
-T floatElement(ReduceOp op, const std::vector<T>& s, double factor, double divisor) {
-  volatile T acc = 0;  // volatile: no contraction, no reordering
-  for (std::size_t j = 0; j < s.size(); ++j) {
-    volatile T v = s[j];
+T floatElement(ReduceOp op, std::vector<T> s, double factor, double divisor) {
+  for (T& v : s) {
     if (op == ReduceOp::PreMulSum) v = v * static_cast<T>(factor);
-    if (j == 0) {
-      acc = v;
-    } else if (op == ReduceOp::Min || op == ReduceOp::Max) {
-      acc = extreme<T>(acc, v, op == ReduceOp::Max);
-    } else {
-      acc = op == ReduceOp::Product ? acc * v : acc + v;
-    }
   }
+  volatile T acc = fold(s, 0, s.size(), [op](T a, T b) -> T {
+    if (op == ReduceOp::Min || op == ReduceOp::Max) return extreme<T>(a, b, op == ReduceOp::Max);
+    volatile T result = op == ReduceOp::Product ? a * b : a + b;  // volatile: no contraction
+    return result;
+  });
   if (op == ReduceOp::Avg) acc = acc / static_cast<T>(divisor);
   if (std::isnan(acc)) return fromBits<T>(sizeof(T) == 4 ? 0x7fc00000u : 0x7ff8000000000000u);
   return acc;
@@ -93,15 +100,19 @@ T floatElement(ReduceOp op, const std::vector<T>& s, double factor, double divis
 template <class T>
 void complexElement(ReduceOp op, const std::vector<T>& re, const std::vector<T>& im, double factor,
                     double divisor, T* out) {
-  volatile T a = re[0], b = im[0];
-  for (std::size_t j = 1; j < re.size(); ++j) {
-    volatile T ac = a * re[j], bd = b * im[j], ad = a * im[j], bc = b * re[j];
-    a = ac - bd;
-    b = ad + bc;
-  }
+  struct Number {
+    T re, im;
+  };
+  std::vector<Number> s;
+  for (std::size_t j = 0; j < re.size(); ++j) s.push_back({re[j], im[j]});
+  const Number product = fold(s, 0, s.size(), [](const Number& a, const Number& b) -> Number {
+    volatile T ac = a.re * b.re, bd = a.im * b.im, ad = a.re * b.im, bc = a.im * b.re;
+    volatile T real = ac - bd, imaginary = ad + bc;
+    return {real, imaginary};
+  });
   const bool isProduct = op == ReduceOp::Product;
-  out[0] = floatElement(op, isProduct ? std::vector<T>{a} : re, factor, divisor);
-  out[1] = floatElement(op, isProduct ? std::vector<T>{b} : im, factor, divisor);
+  out[0] = floatElement(op, isProduct ? std::vector<T>{product.re} : re, factor, divisor);
+  out[1] = floatElement(op, isProduct ? std::vector<T>{product.im} : im, factor, divisor);
 }
 
 /// Modulo 2^64, then cut down to T.

@@ -55,7 +55,7 @@ void testValues(const std::vector<std::string>& isas) {
     for (const ReduceOp op : kOps) {
       const DType dtype = static_cast<DType>(t);
       if (!isDefined(dtype, op)) continue;
-      for (const int k : {1, 2, 3, 4, 5, 8, 17, 64}) {
+      for (const int k : {1, 2, 3, 4, 5, 6, 7, 8, 13, 17, 64, 67}) {
         std::vector<std::pair<double, double>> scalars = {{1.0, 1.0}};  // factor, divisor
         const bool integers = dtype < DType::Bool;
         if (op == ReduceOp::Avg) scalars = {{1, k}, {1, 8}, {1, 3}, {1, 200}};
