@@ -77,17 +77,25 @@ void checkSignals() {
 void setGlooFactory(py::object factory) {
   // Leaked on purpose: the interpreter may be gone when static destructors run.
   auto* held = new py::object(std::move(factory));
-  ProcessGroupFastcoll::setGlooFactory(
-      [held](const Ref<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout) {
-        py::gil_scoped_acquire gil;
-        try {
-          return (*held)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
-        } catch (const py::error_already_set& error) {
-          throw fastcoll::Error(
-              fastcoll::ErrorKind::Backend,
-              std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
-        }
-      });
+  ProcessGroupFastcoll::setGlooFactory([held]() -> ProcessGroupFastcoll::GlooMaker {
+    py::gil_scoped_acquire gil;
+    const std::shared_ptr<py::object> maker(new py::object((*held)()), [](py::object* object) {
+      if (Py_IsInitialized() == 0) return;
+      py::gil_scoped_acquire again;
+      delete object;
+    });
+    return [maker](const Ref<c10d::Store>& store, int rank, int size,
+                   std::chrono::milliseconds timeout) {
+      py::gil_scoped_acquire again;
+      try {
+        return (*maker)(store, rank, size, timeout).cast<Ref<c10d::Backend>>();
+      } catch (const py::error_already_set& error) {
+        throw fastcoll::Error(
+            fastcoll::ErrorKind::Backend,
+            std::string("fastcoll: Gloo could not connect the ranks: ") + error.what());
+      }
+    };
+  });
 }
 
 py::list groups() {

@@ -5,8 +5,8 @@
 
 #include "base/interrupt.hpp"
 #include "engine/worker_pool.hpp"
+#include "gloo_messages.hpp"
 #include "process_group.hpp"
-#include "transport/gloo.hpp"
 
 namespace fastcoll {
 namespace {
@@ -160,8 +160,9 @@ WorkRef ProcessGroupFastcoll::launchShared(const CallSite& site, at::Tensor& ten
 
 WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& tensor, bool send,
                                            int peer, int tag, trace::RecordId record) {
-  auto& remote = dynamic_cast<GlooTransport&>(engine_->remote(options_->timeout));
+  auto& remote = dynamic_cast<GlooMessages&>(engine_->remote(options_->timeout));
   requireDense(site, tensor);
+  if (!send) requireNoOverlap(site, tensor);
   // As bytes: Gloo does not know every dtype.
   at::Tensor flat = at::empty({tensor.numel()}, tensor.options().requires_grad(false));
   {

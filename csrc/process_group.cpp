@@ -9,10 +9,12 @@
 
 #include "call_checks.hpp"
 #include "engine/worker_pool.hpp"
+#include "gloo_messages.hpp"
+#include "network/gloo.hpp"
+#include "patient_store.hpp"
 #include "reduce/reduce.hpp"
 #include "shared_allocator.hpp"
 #include "store_adapter.hpp"
-#include "transport/gloo.hpp"
 
 namespace fastcoll {
 namespace {
@@ -42,6 +44,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.transport = env.transportIsSet ? env.transport : options.transport;
   config.stores = env.stores;
   config.arenaBytes = env.arenaBytes;
+  config.hostId = env.hostId;
   config.version = FASTCOLL_VERSION;
   if (env.isa != "auto") setReduceIsa(env.isa.c_str());
   return config;
@@ -69,14 +72,22 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     engine_ = std::make_shared<CpuEngine>(
         configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
         // The store, not this: the engine may outlive the group.
-        [store = store_, rank, size, options = options_](const std::string& id) {
-          auto prefix = c10::make_intrusive<c10d::PrefixStore>("fastcoll/gloo/" + id, store);
-          if (!glooFactory()) {
-            throw Error(ErrorKind::Backend, "fastcoll: no way to make a Gloo backend was given");
-          }
-          return std::make_unique<GlooTransport>(
-              glooFactory()(prefix, rank, size, options->timeout));
-        });
+        CpuEngine::Factories{
+            [store = store_] {
+              return std::make_unique<GlooNetwork>(
+                  [store, make = glooFactory()()](const std::string& name, int rank,
+                                                  Milliseconds timeout) {
+                    auto prefix = c10::make_intrusive<c10d::PrefixStore>(
+                        "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
+                    return make(prefix, rank, 2, timeout);
+                  });
+            },
+            [store = store_, rank, size, options = options_](const std::string& id) {
+              auto prefix = c10::make_intrusive<c10d::PrefixStore>(
+                  "fastcoll/gloo/" + id, c10::make_intrusive<PatientStore>(store));
+              return std::make_unique<GlooMessages>(
+                  glooFactory()()(prefix, rank, size, options->timeout));
+            }});
     livingEngines().add(engine_);
     shareTensors();
   });

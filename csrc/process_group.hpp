@@ -36,9 +36,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   using Options = fastcoll::Options;
   using Tensors = std::vector<at::Tensor>;
   using WorkRef = c10::intrusive_ptr<c10d::Work>;
-  /// Makes the backend that carries a group between hosts (Gloo).
-  using GlooFactory = std::function<c10::intrusive_ptr<c10d::Backend>(
+  /// Makes Gloo backends for a group that is on several hosts; those of one maker share a thread.
+  using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>&, int rank, int size, std::chrono::milliseconds)>;
+  using GlooFactory = std::function<GlooMaker()>;
   static void setGlooFactory(GlooFactory factory);
   /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
   using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(

@@ -232,8 +232,8 @@ def reduce_isa() -> str:
 def set_device_factory(
     factory: Callable[[Store, str, int, int, timedelta, str], object],
 ) -> None: ...
-def set_gloo_factory(factory: Callable[[Store, int, int, timedelta], Backend]) -> None:
-    """Sets what makes the Gloo backend of a group whose ranks cannot share memory."""
+def set_gloo_factory(factory: Callable[[], Callable[[Store, int, int, timedelta], Backend]]) -> None:
+    """Sets what makes, for a group on several hosts, what makes its Gloo backends."""
 
 def trace_dump(reason: str) -> bytes:
     """Returns the trace as a pickle; nothing while nothing is recorded."""

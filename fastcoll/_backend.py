@@ -6,8 +6,9 @@ import copy
 import difflib
 import functools
 import os
+import socket
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from fastcoll.env import Env
 from fastcoll.names import replaced
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
@@ -26,16 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["create", "create_device_engine", "create_gloo"]
 
 
-def create_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
-    """Creates the Gloo backend that carries a group whose ranks cannot share memory.
+def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
+    """Returns what makes Gloo backends for a group that is on several hosts.
 
-    torch picks the network device: GLOO_SOCKET_IFNAME if set, else the address of the host name.
-
-    Args:
-        store: A store for this backend alone.
-        rank: This process in the group.
-        size: Number of processes of the group.
-        timeout: Of each operation.
+    It takes a store for that backend alone, rank, size, and how long connecting may take. Backends of one maker share
+    a network device, and so one thread: that of GLOO_SOCKET_IFNAME if set, else of NCCL_SOCKET_IFNAME, else torch's
+    choice, the address of the host name. Only their send and recv are used, which need no threads of theirs.
 
     Raises:
         RuntimeError: This torch was built without Gloo.
@@ -45,7 +43,34 @@ def create_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> Backe
             "fastcoll: the ranks of this group cannot share memory and this torch has no Gloo to connect "
             "them. Run all ranks on one host as one user, or install a torch with Gloo."
         )
-    return dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    gloo: Any = dist.ProcessGroupGloo
+    name = _interface()
+    device = gloo.create_device(interface=name) if name else gloo.create_default_device()
+
+    def make(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
+        options = gloo._Options()
+        options._devices = [device]
+        options._threads = 0
+        options._timeout = timeout
+        backend: Backend = gloo(store, rank, size, options)
+        return backend
+
+    return make
+
+
+def _interface() -> str:
+    """Returns the network interface that the environment names, or ""."""
+    if name := os.environ.get("GLOO_SOCKET_IFNAME", ""):
+        return name.split(",")[0]
+    # NCCL's way: "=eth0" is that one, "eth" any that begins so, "^eth" none of those.
+    wanted = os.environ.get("NCCL_SOCKET_IFNAME", "").split(",")[0]
+    if not wanted or wanted.startswith("^"):
+        return ""
+    exact, wanted = wanted.startswith("="), wanted.lstrip("=")
+    names = [name for _, name in socket.if_nameindex()]
+    return next(
+        (name for name in names if name == wanted or (not exact and name.startswith(wanted))), ""
+    )
 
 
 def create_device_engine(

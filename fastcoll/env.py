@@ -96,6 +96,11 @@ class Env:
         "What moves bytes: auto takes shared memory where all ranks can map each other, else Gloo.",
         ("auto", "shm", "gloo"),
     )
+    host_id: str = _variable(
+        "HOST_ID",
+        "",
+        "Ranks with equal ones are on one host, and share memory; by default the machine tells.",
+    )
     ring_bytes: int = _variable(
         "RING_BYTES",
         2 << 20,

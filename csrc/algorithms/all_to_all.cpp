@@ -24,11 +24,11 @@ void comparePairs(SegmentStream& stream, const Arrival& arrival) {
       const std::uint64_t sent = stream.splitOf(from, to);
       const std::uint64_t expected = stream.expectedBy(to, from);
       if (sent == expected) continue;
-      stream.fail(
-          ErrorKind::Backend,
-          concat("Detected mismatch between collectives on ranks: in ", describe(arrival), " rank ",
-                 to, " expects ", expected, " bytes from rank ", from, ", which sends ", sent,
-                 ". Give each rank the output splits that match its peers' input splits."));
+      stream.fail(ErrorKind::Backend,
+                  concat("Detected mismatch between collectives on ranks: in ", describe(arrival),
+                         " rank ", stream.memberOf(to), " expects ", expected, " bytes from rank ",
+                         stream.memberOf(from), ", which sends ", sent,
+                         ". Give each rank the output splits that match its peers' input splits."));
     }
   }
 }
@@ -129,7 +129,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
       stream.fail(ErrorKind::Backend, concat(stream.memberName(peer),
                                              " announces a longest message "
                                              "that is shorter than the one for rank ",
-                                             stream.rank()));
+                                             stream.memberOf(stream.rank())));
     }
     longestOfAll = std::max<std::size_t>(longestOfAll, stream.arrivalOf(peer).longest);
     alike = alike && stream.arrivalOf(peer).longest == longest;

@@ -82,6 +82,8 @@ Environment Environment::read() {
     }
     env.transportIsSet = true;
   }
+  env.hostId = variable("FASTCOLL_HOST_ID");
+  if (env.hostId.size() > 63) reject("FASTCOLL_HOST_ID", env.hostId, "63 characters at most");
   if (auto text = variable("FASTCOLL_RING_BYTES"); !text.empty()) {
     env.ringBytes =
         static_cast<std::size_t>(integer("FASTCOLL_RING_BYTES", text, 16 << 10, 1 << 30));

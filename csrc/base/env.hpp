@@ -17,6 +17,8 @@ struct Environment {
   /// FASTCOLL_TRANSPORT=auto|shm|gloo: auto shares memory where all ranks can, else Gloo.
   TransportChoice transport = TransportChoice::Auto;
   bool transportIsSet = false;
+  /// FASTCOLL_HOST_ID: ranks with equal ones are on one host; "" asks the machine.
+  std::string hostId;
   /// FASTCOLL_RING_BYTES: shared memory through which a rank's data goes (16 KiB to 1 GiB).
   std::size_t ringBytes = std::size_t{2} << 20;
   bool ringBytesIsSet = false;

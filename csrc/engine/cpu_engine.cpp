@@ -23,13 +23,12 @@ void setText(char (&field)[N], const std::string& value) {
 
 }  // namespace
 
-CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
-                     RemoteFactory remote)
+CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, Factories factories)
     : config_(std::move(config)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
       firstFault_(store_),
-      remoteFactory_(std::move(remote)),
+      factories_(std::move(factories)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
     decideSpin(true);
@@ -61,6 +60,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.transport = static_cast<std::uint32_t>(config_.transport);
   record.cores = cores_;
   setText(record.bootId, bootId());
+  setText(record.hostId, config_.hostId);
   setText(record.host, hostName());
   setText(record.version, config_.version);
   rendezvous_ =
@@ -76,12 +76,14 @@ CpuEngine::~CpuEngine() {
     (void)rendezvous_.release();
     (void)memory_.release();
     (void)remote_.release();
+    (void)spanning_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
     return;
   }
   shutdown();
   // The rendezvous and the channels speak of the memory, which holds the process as this does.
   pointToPoint_.reset();
+  spanning_.links.reset();
   stream_.reset();
   rendezvous_.reset();
   memory_.reset();
@@ -106,8 +108,7 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
                 prefix(call, request.seq) +
                     "the group was destroyed. Initialize it again to use it again.");
   }
-  const bool remote = path_.load(std::memory_order_acquire) == Path::Remote;
-  if (!remote && memory_ != nullptr && memory_->aborted()) {
+  if (memory_ != nullptr && memory_->aborted()) {
     memory_->throwAborted(prefix(call, request.seq));
   }
   if (interrupted_) {
@@ -117,18 +118,16 @@ void CpuEngine::throwIfUnusable(const Request& request) const {
 
 // --- running collectives -----------------------------------------------------------------------
 
-void CpuEngine::runOne(Request& request, const TaskRef& task) {
+void CpuEngine::runOne(Request& request) {
   request.deadline = deadlineAfter(Clock::now(), request.timeout);
   switch (path_.load(std::memory_order_acquire)) {
     case Path::Local:
       return runSingleRank(request);
     case Path::Shared:
       return runCollective(*stream_, request, config_.tuning);
-    default: {
-      auto owner = task->memory();
-      if (owner == nullptr) owner = task;
-      return remote_->run(request, owner, prefix(collectiveName(request.collective), request.seq));
-    }
+    default:
+      return runSpanning(spanning_, request,
+                         prefix(collectiveName(request.collective), request.seq));
   }
 }
 
@@ -137,7 +136,7 @@ void CpuEngine::execute(const TaskRef& task) {
   try {
     if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(request.timeout);
     task->prepare();
-    task->transfer([this, &task](Request& one) { runOne(one, task); });
+    task->transfer([this](Request& one) { runOne(one); });
     task->finish();
     trace::complete(task->trace);
   } catch (const Error& error) {
@@ -366,8 +365,8 @@ EngineInfo CpuEngine::info() const {
       info.stores = stream_->streamed() ? "streaming" : "plain";
       info.spinMicros = spinMicros_;
       break;
-    case Path::Remote:
-      info.transport = "gloo";
+    case Path::Spanning:
+      info.transport = spanning_.hosts.most() > 1 ? "shm+gloo" : "gloo";
       break;
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;

@@ -17,6 +17,7 @@
 
 #include "../algorithms/algorithm.hpp"
 #include "../base/env.hpp"
+#include "../hosts/spanning.hpp"
 #include "../trace/trace.hpp"
 #include "../transport/rendezvous.hpp"
 #include "first_fault.hpp"
@@ -48,22 +49,10 @@ class Task {
 };
 using TaskRef = std::shared_ptr<Task>;
 
-/// A connection broke off, which says nothing of whose fault it was.
-struct ConnectionLost : Error {
-  using Error::Error;
-};
-
-/// Moves whole collectives where memory cannot be shared (Gloo).
-class RemoteTransport {
+/// Carries messages between two ranks of a group that is on several hosts (Gloo).
+class RemoteMessages {
  public:
-  virtual ~RemoteTransport() = default;
-  /// Called now and then while a transfer waits; throws when the group has failed elsewhere.
-  std::function<void(const std::string& prefix)> checkPeers = [](const std::string&) {};
-  /// `prefix` begins its error messages.
-  /// If it throws, `owner` is kept as long as the request's memory may still be touched.
-  virtual void run(const Request& request, const std::shared_ptr<void>& owner,
-                   const std::string& prefix) = 0;
-  virtual void abort() noexcept = 0;
+  virtual ~RemoteMessages() = default;
 };
 
 struct EngineConfig {
@@ -76,11 +65,12 @@ struct EngineConfig {
   StoresChoice stores = StoresChoice::Auto;
   std::size_t arenaBytes = std::size_t{64} << 30;
   TransportChoice transport = TransportChoice::Auto;
+  std::string hostId;  // ranks with equal ones share memory; "": the machine tells
   std::string version;
 };
 
 struct EngineInfo {
-  std::string transport;  // "shm", "gloo", "local", "undecided"
+  std::string transport;  // "shm", "shm+gloo", "gloo", "local", "undecided"
   std::string reason;
   std::string stores;  // of shared memory: "plain" or "streaming", as the last large segment
   int spinMicros = 0;  // of waits for other ranks, before they sleep
@@ -89,10 +79,14 @@ struct EngineInfo {
 
 class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  public:
-  /// Makes the transport between hosts; `id` names this instance of the group, equal on all ranks.
-  using RemoteFactory = std::function<std::unique_ptr<RemoteTransport>(const std::string& id)>;
+  struct Factories {
+    /// Makes the way to other hosts.
+    std::function<std::unique_ptr<Network>()> network;
+    /// `id` names this instance of the group, equal on all ranks.
+    std::function<std::unique_ptr<RemoteMessages>(const std::string& id)> messages;
+  };
 
-  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, RemoteFactory remote);
+  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, Factories factories);
   ~CpuEngine();
 
   /// Runs the collective before it returns; throws its fault.
@@ -108,8 +102,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   /// `call` and `seq` are named in errors.
   bool pointToPointShared(Milliseconds timeout, const char* call, std::uint64_t seq);
   PointToPoint& pointToPoint();
-  /// The other hosts' transport, made at first use. All ranks must call it.
-  RemoteTransport& remote(Milliseconds timeout);
+  /// What carries messages between hosts, made at first use. All ranks must call it.
+  RemoteMessages& remote(Milliseconds timeout);
 
   /// Waits for all ranks and names those that do not come; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
@@ -118,27 +112,29 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   /// Lets pending work end for a moment, then fails it; tells the peers. Idempotent, never throws.
   void shutdown() noexcept;
-  /// What broke a connection of the remote transport, as far as that can be found out in a moment:
+  /// What broke a connection with another host, as far as that can be found out in a moment:
   /// the group's first fault, or which process has ended. `text` is what the connection said.
   ToldFault whoBroke(const std::string& text) const noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   EngineInfo info() const;
-  /// Whether the group's bytes go over Gloo; false as long as that is not decided.
-  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::Remote; }
+  /// Whether the group is on several hosts; false as long as that is not decided.
+  bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::Spanning; }
   const EngineConfig& config() const { return config_; }
   const std::shared_ptr<LocalProcess>& process() const { return process_; }
 
  private:
-  enum class Path { Undecided, Local, Shared, Remote };
+  enum class Path { Undecided, Local, Shared, Spanning };
 
   void admit(std::unique_lock<std::mutex>& lock, Task& task);
   static void record(Task& task, bool starts = false);
   void execute(const TaskRef& task);
-  void runOne(Request& request, const TaskRef& task);
+  void runOne(Request& request);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
-  void useRemote(const Agreement& agreement);
+  template <typename Connect>
+  void connect(Connect connect);
+  void span(const Agreement& agreement, Milliseconds timeout);
   bool claim(std::unique_lock<std::mutex>& lock);
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
@@ -148,6 +144,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error, bool connectionLost);
   ToldFault tellPeers(const ToldFault& fault) noexcept;
+  bool hasTold() const;
   void checkPeers(const std::string& prefix) const;
 
   const EngineConfig config_;
@@ -157,13 +154,14 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   mutable FirstFault firstFault_;
-  RemoteFactory remoteFactory_;
+  const Factories factories_;
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
-  std::unique_ptr<RemoteTransport> remote_;
+  Spanning spanning_;
+  std::unique_ptr<RemoteMessages> remote_;
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 

@@ -44,7 +44,7 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
       if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
       const std::string ended = rendezvous_->endedProcesses();
       if (!ended.empty()) {
-        fault.text = ended + ": connection closed by peer (process died); " + text;
+        fault.text = concat(ended, ": connection closed by peer (process died); ", text);
         return fault;
       }
       std::this_thread::sleep_for(Milliseconds(5));
@@ -61,7 +61,7 @@ void CpuEngine::failHere(const Request& request, const Error& error, bool connec
   if (connectionLost) fault = whoBroke(own);
   abort(fault.kind, fault.text);
   const Path path = path_.load(std::memory_order_acquire);
-  if (path == Path::Undecided || path == Path::Remote) {
+  if (path == Path::Undecided || path == Path::Spanning) {
     std::lock_guard<std::mutex> lock(mutex_);
     fault = {faultKind_, fault_};
   }
@@ -71,15 +71,22 @@ void CpuEngine::failHere(const Request& request, const Error& error, bool connec
   throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
 }
 
+/// This rank has failed already, and told the other hosts so.
+bool CpuEngine::hasTold() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return interrupted_;
+}
+
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
   try {
     ToldFault fault{kind, cause};
-    const bool shared = path_.load(std::memory_order_acquire) == Path::Shared;
-    if (!shared && !faulted()) fault = tellPeers(fault);
+    // Memory tells only the ranks of this host.
+    const Path path = path_.load(std::memory_order_acquire);
+    const bool told = path == Path::Spanning ? hasTold() : path == Path::Shared || faulted();
+    if (!told) fault = tellPeers(fault);
     if (memory_ != nullptr) memory_->abort(fault.kind, fault.text);
     if (rendezvous_ != nullptr) rendezvous_->cancel();
-    RemoteTransport* remote = nullptr;
     PointToPoint* pointToPoint = nullptr;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -89,10 +96,8 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
         fault_ = fault.text;
       }
       changed_.notify_all();
-      remote = remote_.get();
       pointToPoint = pointToPoint_.get();
     }
-    if (remote != nullptr) remote->abort();
     if (pointToPoint != nullptr) pointToPoint->failAll();
   } catch (...) {
     log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));

@@ -14,16 +14,16 @@ constexpr int kSpinMicros = 50;
 void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
   decideSpin(agreement.coreEach);
-  if (agreement.shared) {
-    stream_ =
-        std::make_unique<SegmentStream>(*memory_, config_.ringBytes, spinMicros_, config_.stores);
+  if (agreement.hosts.count() == 1) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(), config_.ringBytes,
+                                              spinMicros_, config_.stores);
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
                                ": transport shm, because ", agreement.reason));
     return;
   }
-  useRemote(agreement);
+  span(agreement, timeout);
 }
 
 /// `coreEach`: no other rank needs the core of one that spins.
@@ -34,27 +34,45 @@ void CpuEngine::decideSpin(bool coreEach) {
   lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
 }
 
-void CpuEngine::useRemote(const Agreement& agreement) {
-  std::unique_ptr<RemoteTransport> remote;
+/// Runs what connects ranks of several hosts: whatever breaks is a connection.
+template <typename Connect>
+void CpuEngine::connect(Connect connect) {
   try {
-    remote = remoteFactory_(agreement.id);
+    connect();
   } catch (const Error& error) {
     const std::string text = error.what();
     throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
                                               ": ", text.substr(0, text.find('\n'))));
   }
-  remote->checkPeers = [this](const std::string& site) { checkPeers(site); };
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    remote_ = std::move(remote);
-    if (interrupted_) remote_->abort();  // it came before there was anything to abort
+}
+
+void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
+  spanning_.hosts = agreement.hosts;
+  spanning_.ringBytes = config_.ringBytes;
+  spanning_.tuning = config_.tuning;
+  const Hosts& hosts = spanning_.hosts;
+  if (hosts.local().size() > 1) {
+    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), config_.ringBytes,
+                                              spinMicros_, config_.stores);
+    stream_->setGrace(2 * kGrace);
+    spanning_.stream = stream_.get();
   }
+  if (hosts.leads()) {
+    std::unique_ptr<Links> links;
+    connect([&] {
+      links = std::make_unique<Links>(factories_.network(), hosts, *memory_, agreement.id, timeout,
+                                      kGrace);
+    });
+    links->checkPeers = [this](const std::string& site) { checkPeers(site); };
+    spanning_.links = std::move(links);
+  }
+  if (factories_.messages) connect([&] { remote_ = factories_.messages(agreement.id); });
   reason_ = agreement.reason;
-  path_.store(Path::Remote, std::memory_order_release);
+  path_.store(Path::Spanning, std::memory_order_release);
   const bool asked = config_.transport == TransportChoice::Gloo;
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
-      concat("group '", config_.name, "': the ranks use Gloo instead of shared memory, because ",
-             agreement.reason));
+      concat("group '", config_.name, "': the ranks are on ", hosts.count(),
+             " hosts, with Gloo between them, because ", agreement.reason));
 }
 
 // --- point-to-point ----------------------------------------------------------------------------
@@ -70,8 +88,8 @@ bool CpuEngine::pointToPointShared(Milliseconds timeout, const char* call, std::
     bool shared = path == Path::Shared;
     if (path == Path::Undecided) {
       const Agreement agreement =
-          rendezvous_->sameHost(deadlineAfter(Clock::now(), timeout), timeout);
-      shared = agreement.shared;
+          rendezvous_->announced(deadlineAfter(Clock::now(), timeout), timeout);
+      shared = agreement.hosts.count() == 1;
       decideSpin(agreement.coreEach);
     }
     if (shared) {
@@ -103,7 +121,7 @@ PointToPoint& CpuEngine::pointToPoint() {
   return *pointToPoint_;
 }
 
-RemoteTransport& CpuEngine::remote(Milliseconds timeout) {
+RemoteMessages& CpuEngine::remote(Milliseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (running_) changed_.wait_for(lock, kWaitSlice);
   throwIfUnusable(Request{});
@@ -160,6 +178,7 @@ void CpuEngine::shutdown() noexcept {
       }
     }
     if (memory_ == nullptr) return;
+    if (ended) spanning_.links.reset();
     memory_->close(keep);
     // A thread that is still inside may write to peers' memory: this rank leaves when it is out.
     if (ended) memory_->leave();

@@ -17,9 +17,10 @@ namespace {
 // Votes and decisions: this, or the other with a reason behind it.
 constexpr char kShared[] = "shm";
 constexpr char kAgainst[] = "gloo: ";
+constexpr char kApart[] = "apart ";  // and '0' or '1' for each host, and ": "
 constexpr std::size_t kLongestReason = 500;
 
-// Open files that Gloo takes beside one for each rank: it listens, polls, and asks the store.
+// Open files that Gloo takes beside one for each connection: it listens, polls, and asks the store.
 constexpr int kGlooDescriptors = 6;
 
 }  // namespace
@@ -36,32 +37,31 @@ std::string Rendezvous::voteKey(int rank) const {
   return concat("fastcoll/v/", hash(), "/", rank);
 }
 
-/// Some rank has voted against shared memory with the present records; `why` is its reason.
-bool Rendezvous::votedAgainst(std::string& why) {
-  for (int rank = 0; rank < memory_.size(); ++rank) {
+/// One of the ranks has voted against shared memory with the present records; `why` is its reason.
+bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
+  for (const int rank : peers) {
     std::string vote;
     if (rank == memory_.rank() || !store_.tryGet(voteKey(rank), vote) || vote == kShared) continue;
-    why = reasonAgainst(vote);
+    why = reasonIn(vote, kAgainst);
     return true;
   }
   return false;
 }
 
-/// The reason in a vote or a decision against shared memory. Anybody who reaches the store can
-/// write there.
-std::string Rendezvous::reasonAgainst(const std::string& vote) const {
-  const std::size_t length = sizeof kAgainst - 1;
-  if (vote.compare(0, length, kAgainst) != 0) {
+/// The reason in a vote or a decision against shared memory, behind its head. Anybody who reaches
+/// the store can write there.
+std::string Rendezvous::reasonIn(const std::string& vote, const std::string& head) const {
+  if (vote.compare(0, head.size(), head) != 0) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
   }
-  return vote.substr(length, kLongestReason);
+  return vote.substr(head.size(), kLongestReason);
 }
 
 /// Before this rank votes for Gloo, which ends the process, or leaves the others waiting for this
 /// rank, where descriptors run out.
-void Rendezvous::requireDescriptors() const {
-  const int wanted = memory_.size() + kGlooDescriptors;
+void Rendezvous::requireDescriptors(int connections) const {
+  const int wanted = connections + kGlooDescriptors;
   std::vector<int> held;
   held.reserve(static_cast<std::size_t>(wanted));
   int error = 0;
@@ -74,8 +74,17 @@ void Rendezvous::requireDescriptors() const {
   throw GroupLost(
       ErrorKind::Backend,
       concat(prefix(), memory_.memberName(memory_.rank()), " can open ", held.size(),
-             " more files where Gloo, between ", memory_.size(), " ranks, needs ", wanted, " (",
+             " more files where Gloo, for ", connections, " connections, needs ", wanted, " (",
              std::strerror(error), "). Raise the limit on open files (ulimit -n) on that rank."));
+}
+
+void Rendezvous::nameMembers() {
+  std::vector<std::string> names;
+  for (const auto& record : records_) {
+    names.push_back(concat("pid ", record.pid, ", host ",
+                           std::string(record.host, strnlen(record.host, sizeof record.host))));
+  }
+  memory_.nameMembers(std::move(names));
 }
 
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
@@ -94,12 +103,15 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         std::find_if(records_.begin(), records_.end(), [](const GroupRecord& record) {
           return record.transport == static_cast<std::uint32_t>(TransportChoice::Shm);
         });
-    std::string problem = whyNotShared(records_);
-    if (problem.empty()) {
+    const Hosts hosts = hostsOf(records_, "");
+    const std::vector<int>& local = hosts.local();
+    nameMembers();
+    std::string problem;
+    if (local.size() > 1) {
       try {
         memory_.open(arenaBytes_);
         bool restart = false;
-        problem = bindAll(deadline, restart);
+        problem = bindAll(local, deadline, restart);
         if (restart) continue;
         if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
       } catch (const GroupLost&) {
@@ -109,7 +121,9 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = concat("rank ", memory_.rank(), ": ", error.what());
       }
     }
-    if (!problem.empty()) requireDescriptors();
+    if (!problem.empty() || hosts.count() > 1) {
+      requireDescriptors(memory_.size() + hosts.count());
+    }
     const std::string decision = concat("fastcoll/go/", agreement.id);
     const std::string vote = problem.empty() ? kShared : kAgainst + problem;
     store_.set(voteKey(memory_.rank()), vote);
@@ -117,7 +131,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     bool restart = false;
     std::string result;
     std::vector<bool> have(records_.size(), false);
-    std::string against;
+    std::string apart(static_cast<std::size_t>(hosts.count()), '0'), reason;
     for (int round = 0; result.empty() && !restart;) {
       if (memory_.rank() == 0) {
         bool all = true;
@@ -125,13 +139,17 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
           std::string value;
           if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
             have[i] = true;
-            const std::string reason = value == kShared ? "" : reasonAgainst(value);
-            if (value != kShared && against.empty()) against = kAgainst + reason;
+            const std::string why = value == kShared ? "" : reasonIn(value, kAgainst);
+            if (value != kShared) {
+              apart[static_cast<std::size_t>(hosts.hostOf(static_cast<int>(i)))] = '1';
+            }
+            if (reason.empty()) reason = why;
           }
           all = all && have[i];
         }
         if (all) {
-          result = against.empty() ? kShared : against;
+          const bool none = apart.find('1') == std::string::npos;
+          result = none ? kShared : kApart + apart + ": " + reason;
           store_.set(decision, result);
           break;
         }
@@ -158,18 +176,28 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       }
     }
     if (restart) continue;
-    agreement.shared = result == kShared;
-    if (agreement.shared && !problem.empty()) {
+    if (result != kShared) {
+      const std::size_t head = sizeof kApart - 1;
+      const std::string digits =
+          result.size() > head + apart.size() ? result.substr(head, apart.size()) : apart;
+      agreement.reason = reasonIn(result, kApart + digits + ": ");
+      apart = digits;
+      if (apart.find_first_not_of("01") != std::string::npos) (void)reasonIn("", kApart);
+    }
+    const bool stay = apart[static_cast<std::size_t>(hosts.here())] == '1';
+    if (!stay && !problem.empty()) {
       throw Error(ErrorKind::Store,
                   concat(prefix(), "the store says that all ranks share memory, but ", problem,
                          ". Give each job a store, or a prefix, of its own."));
     }
-    for (int peer = 0; agreement.shared && peer < memory_.size(); ++peer) {
+    agreement.hosts = hostsOf(records_, apart);
+    for (const int peer : agreement.hosts.local()) {
+      if (agreement.hosts.local().size() == 1) break;
       memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
     }
-    agreement.reason =
-        agreement.shared ? "all ranks share one host and user" : reasonAgainst(result);
-    if (!agreement.shared && demanding != records_.end()) {
+    if (agreement.reason.empty()) agreement.reason = whySeveral(records_);
+    if (agreement.hosts.count() == 1) agreement.reason = "all ranks share one host and user";
+    if (agreement.hosts.count() > 1 && demanding != records_.end()) {
       throw Error(ErrorKind::Backend,
                   concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
                          demanding->rank, ", but ", agreement.reason,

@@ -241,8 +241,17 @@ std::string GroupMemory::memberName(int peer) const {
   if (peer == identity_.rank) {
     return concat("rank ", peer, " (pid ", ::getpid(), ", host ", hostName(), ")");
   }
-  if (!isBound(peer)) return concat("rank ", peer);
+  if (!isBound(peer)) {
+    const std::lock_guard<std::mutex> lock(namesMutex_);
+    if (names_.empty()) return concat("rank ", peer);
+    return concat("rank ", peer, " (", names_[static_cast<std::size_t>(peer)], ")");
+  }
   return concat("rank ", peer, " (", process(peer).name(), ")");
+}
+
+void GroupMemory::nameMembers(std::vector<std::string> names) {
+  const std::lock_guard<std::mutex> lock(namesMutex_);
+  names_ = std::move(names);
 }
 
 std::string GroupMemory::causeOfSilence(int peer) const {

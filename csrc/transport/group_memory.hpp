@@ -69,6 +69,8 @@ class GroupMemory {
   bool hasLeft(int peer) const;
   /// "rank 2 (pid 4711, host h1)"
   std::string memberName(int peer) const;
+  /// What members that are never bound are called: "pid 4711, host h2".
+  void nameMembers(std::vector<std::string> names);
   /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
   std::string causeOfSilence(int peer) const;
 
@@ -133,6 +135,8 @@ class GroupMemory {
   std::vector<std::pair<std::uint64_t, Peers>> allocated_;
   ErrorKind earlyKind_ = ErrorKind::Backend;  // of a fault before there was a block to record it in
   std::string earlyCause_;
+  mutable std::mutex namesMutex_;
+  std::vector<std::string> names_;
 };
 
 }  // namespace fastcoll

@@ -245,7 +245,29 @@ bool Rendezvous::changed() {
   return false;
 }
 
-std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) const {
+/// Ranks share memory if they are processes of one user in one machine and network namespace, or
+/// say so by FASTCOLL_HOST_ID. `apart[host]` is '1' for hosts whose ranks stay apart after all.
+Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const {
+  std::vector<std::string> keys;
+  for (const auto& record : records) {
+    const std::string boot = text(record.bootId), id = text(record.hostId);
+    const bool alone = record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo) ||
+                       (boot.empty() && id.empty());
+    keys.push_back(alone         ? concat("rank ", record.rank)
+                   : !id.empty() ? concat("host ", id, '\n', record.uid)
+                                 : concat(boot, '\n', record.networkNamespace, '\n', record.uid));
+  }
+  const Hosts hosts(keys, memory_.rank());
+  if (apart.find('1') == std::string::npos) return hosts;
+  for (std::size_t rank = 0; rank < keys.size(); ++rank) {
+    const auto host = static_cast<std::size_t>(hosts.hostOf(static_cast<int>(rank)));
+    if (apart[host] == '1') keys[rank] = concat("rank ", rank);
+  }
+  return Hosts(keys, memory_.rank());
+}
+
+/// "" if the records speak of one host.
+std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
       return concat("rank ", record.rank,
@@ -254,13 +276,19 @@ std::string Rendezvous::whyNotShared(const std::vector<GroupRecord>& records) co
   }
   for (const auto& record : records) {
     const std::string who = concat("rank ", record.rank, " (host ", text(record.host), ")");
+    if (text(record.hostId) != text(own_.hostId)) return who + " has another FASTCOLL_HOST_ID";
+    if (!text(own_.hostId).empty()) continue;
     if (text(record.bootId) != text(own_.bootId) || text(record.bootId).empty()) {
       return who + " runs on another machine";
     }
     if (record.networkNamespace != own_.networkNamespace) {
       return who + " runs in another network namespace";
     }
-    if (record.uid != own_.uid) return concat(who, " runs as another user (uid ", record.uid, ")");
+  }
+  for (const auto& record : records) {
+    if (record.uid == own_.uid) continue;
+    return concat("rank ", record.rank, " (host ", text(record.host),
+                  ") runs as another user (uid ", record.uid, ")");
   }
   return "";
 }
@@ -275,19 +303,19 @@ bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
   return hasCoreEach(ranks, 0, grantedCores());
 }
 
-Agreement Rendezvous::sameHost(TimePoint deadline, Milliseconds timeout) {
+Agreement Rendezvous::announced(TimePoint deadline, Milliseconds timeout) {
   const std::vector<GroupRecord> records = readAll(deadline, timeout);
   Agreement agreement;
-  agreement.reason = whyNotShared(records);
-  agreement.shared = agreement.reason.empty();
+  agreement.hosts = hostsOf(records, "");
+  agreement.reason = whySeveral(records);
   agreement.coreEach = coreEach(records);
   return agreement;
 }
 
-/// Which of the ranks from `first` on cannot be bound when time is up.
-std::string Rendezvous::missingFrom(int first) {
+/// Which of the ranks cannot be bound when time is up.
+std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
-  for (int peer = first; peer < memory_.size(); ++peer) {
+  for (const int peer : peers) {
     const auto& record = records_[static_cast<std::size_t>(peer)];
     auto process = process_.connect(record.process, Clock::now() + kLastTry);
     if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
@@ -304,8 +332,8 @@ std::string Rendezvous::missingFrom(int first) {
 }
 
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
-std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
-  for (int peer = 0; peer < memory_.size(); ++peer) {
+std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart) {
+  for (const int peer : peers) {
     const auto& record = records_[static_cast<std::size_t>(peer)];
     const auto patience = std::min(deadline, Clock::now() + kStaleGrace);
     for (int round = 0;;) {
@@ -330,9 +358,9 @@ std::string Rendezvous::bindAll(TimePoint deadline, bool& restart) {
       }
       // One that cannot share memory has voted already, and will never listen; one that failed has
       // told so.
-      if (std::string against; round % 8 == 7 && votedAgainst(against)) return against;
+      if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
       if (round % 8 == 7) throwIfTold(faultKey(hash()));
-      if (Clock::now() >= deadline) return missingFrom(peer);
+      if (Clock::now() >= deadline) return missingOf(peers);
       if (round > 20 && Clock::now() >= patience && changed()) {
         restart = true;
         return "";

@@ -7,8 +7,8 @@
 //
 //   r/<rank>         the rank's record, set when the group is created
 //   H                = hash of all records' nonces
-//   v/<H>/<rank>     what the rank can do with that set: "shm", or why not
-//   go/<H>           rank 0's decision once it has all votes
+//   v/<H>/<rank>     whether the rank shares memory with those of its host: "shm", or why not
+//   go/<H>           rank 0's decision once it has all votes: which hosts' ranks stay apart
 //   f/<H>            what some rank failed with; see told_fault.hpp
 //
 // A rank that sees a record change starts over with the new H. A key that names H cannot be stale,
@@ -25,6 +25,7 @@
 #include "../base/cores.hpp"
 #include "../base/error.hpp"
 #include "../base/store.hpp"
+#include "../hosts/hosts.hpp"
 #include "group_memory.hpp"
 #include "told_fault.hpp"
 
@@ -53,6 +54,7 @@ struct GroupRecord {
   std::uint32_t reserved;
   CoreSet cores;  // that the thread which made the group may run on
   char bootId[40];
+  char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
   char version[32];
 };
@@ -61,8 +63,8 @@ struct GroupRecord {
 std::uint64_t restartGeneration();
 
 struct Agreement {
-  bool shared = false;    // memory, else Gloo
-  std::string reason;     // why
+  Hosts hosts;
+  std::string reason;     // why there is more than one host
   std::string id;         // H, for keys that must be fresh
   bool coreEach = false;  // this rank may spin while it waits for the others
 };
@@ -74,14 +76,15 @@ class Rendezvous {
 
   /// Announces this rank. Does not wait for anybody.
   void publish();
-  /// For collectives: all ranks take part. On a shared agreement all peers are bound in `memory`.
+  /// For collectives: all ranks take part. The peers on this rank's host are then bound in
+  /// `memory`.
   Agreement agree(TimePoint deadline, Milliseconds timeout);
   /// For point-to-point: only the two ranks take part. True once the peer's block is bound here and
   /// the peer means this instance of the group. Does not wait for the peer: ask again.
   bool tryPair(int peer);
-  /// All ranks' records (waits until every rank has created the group) say "one host, one user".
-  /// Nothing but `shared`, `reason` and `coreEach` is told.
-  Agreement sameHost(TimePoint deadline, Milliseconds timeout);
+  /// What all ranks' records say (waits until every rank has created the group). Nothing but
+  /// `hosts`, `reason` and `coreEach` is told.
+  Agreement announced(TimePoint deadline, Milliseconds timeout);
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
   /// so that it works before the ranks can talk to each other; the group stays usable.
@@ -114,16 +117,18 @@ class Rendezvous {
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
   std::string cameLate(const ToldFault& fault) const;
-  void requireDescriptors() const;
+  void requireDescriptors(int connections) const;
   std::string hash() const;
+  void nameMembers();
   std::string voteKey(int rank) const;
-  bool votedAgainst(std::string& why);
-  std::string reasonAgainst(const std::string& vote) const;
-  std::string whyNotShared(const std::vector<GroupRecord>& records) const;
+  bool votedAgainst(const std::vector<int>& peers, std::string& why);
+  std::string reasonIn(const std::string& vote, const std::string& head) const;
+  Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
+  std::string whySeveral(const std::vector<GroupRecord>& records) const;
   bool coreEach(const std::vector<GroupRecord>& records) const;
-  std::string bindAll(TimePoint deadline, bool& restart);
+  std::string bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart);
   void pause(int& round) const;
-  std::string missingFrom(int first);
+  std::string missingOf(const std::vector<int>& peers);
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
   std::string prefix() const;
 

@@ -33,13 +33,16 @@ bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
          factors;
 }
 
-SegmentStream::SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros,
-                             StoresChoice stores)
+SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
+                             int spinMicros, StoresChoice stores)
     : memory_(memory),
+      members_(std::move(members)),
+      rank_(static_cast<int>(std::find(members_.begin(), members_.end(), memory.rank()) -
+                             members_.begin())),
       ringBytes_(ringBytes),
       spinMicros_(spinMicros),
       stores_(stores, ringBytes),
-      compared_(static_cast<std::size_t>(memory.size()), 0) {}
+      compared_(members_.size(), 0) {}
 
 std::string SegmentStream::prefix() const {
   const auto& id = memory_.identity();
@@ -50,7 +53,7 @@ std::string SegmentStream::prefix() const {
 void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
                           const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout) {
   arrival_ = arrival;
-  expectedCount_ = &expectedCount;
+  expectedCount_ = expectedCount;
   deadline_ = deadline;
   timeout_ = timeout;
   large_ = false;
@@ -84,7 +87,7 @@ void SegmentStream::openLargeRing() {
     own.largeRing.store(offset, std::memory_order_release);
   } catch (const Error& error) {
     // The peers wait for this rank's first segment: tell them why it never comes.
-    fail(error.kind(), concat("rank ", rank(), ": ", error.what()));
+    fail(error.kind(), concat("rank ", memory_.rank(), ": ", error.what()));
   }
 }
 
@@ -117,7 +120,7 @@ void SegmentStream::awaitConsumed(std::uint64_t position) {
     const int peer = (rank() + step) % size();
     // Within a collective: a rank that runs another one will never consume this one's segments.
     if (position > next_ && compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
-    Progress& progress = memory_.block(peer).progress;
+    Progress& progress = memory_.block(memberOf(peer)).progress;
     awaited_ = peer;
     waitOn(
         progress.consumed, progress.waiters, [position](std::uint64_t v) { return v >= position; },
@@ -143,7 +146,7 @@ void SegmentStream::consume(const Segment& segment) {
 }
 
 void SegmentStream::awaitArrival(int peer) {
-  ControlBlock& block = memory_.block(peer);
+  ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
       block.progress.published, block.progress.waiters,
@@ -161,7 +164,7 @@ void SegmentStream::awaitArrivals() {
 void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
   if (compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
-  ControlBlock& block = memory_.block(peer);
+  ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
       block.progress.published, block.progress.waiters,
@@ -170,10 +173,10 @@ void SegmentStream::awaitPublished(int peer, const Segment& segment) {
 
 std::uint8_t* SegmentStream::await(int peer, const Segment& segment) {
   awaitPublished(peer, segment);
-  ControlBlock& block = memory_.block(peer);
+  ControlBlock& block = memory_.block(memberOf(peer));
   if (!segment.large) return block.smallRing() + segment.begin % ControlBlock::kSmallRingBytes;
   const std::uint64_t ring = block.largeRing.load(std::memory_order_acquire);
-  return memory_.inPeer(peer, ring, ringBytes_) + segment.begin % ringBytes_;
+  return memory_.inPeer(memberOf(peer), ring, ringBytes_) + segment.begin % ringBytes_;
 }
 
 std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) const {
@@ -181,7 +184,7 @@ std::uint64_t SegmentStream::directOffset(const void* data, std::size_t bytes) c
 }
 
 std::uint8_t* SegmentStream::directOf(int peer, std::size_t bytes) const {
-  return memory_.inPeer(peer, arrivalOf(peer).direct, bytes);
+  return memory_.inPeer(memberOf(peer), arrivalOf(peer).direct, bytes);
 }
 
 void SegmentStream::withdraw(const void* data, std::size_t bytes) noexcept {
@@ -197,29 +200,29 @@ void SegmentStream::throwIfAborted() {
 }
 
 const Arrival& SegmentStream::arrivalOf(int peer) const {
-  return memory_.block(peer).arrivals[collectives_ % 2];
+  return memory_.block(memberOf(peer)).arrivals[collectives_ % 2];
 }
 
 std::uint64_t SegmentStream::splitOf(int peer, int destination) const {
-  return memory_.block(peer).splits(collectives_)[destination];
+  return memory_.block(memberOf(peer)).splits(collectives_)[destination];
 }
 
 std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
-  return memory_.block(peer).splits(collectives_)[size() + source];
+  return memory_.block(memberOf(peer)).splits(collectives_)[size() + source];
 }
 
 void SegmentStream::compare(int peer) {
   const Arrival theirs = arrivalOf(peer);
   const std::uint64_t expected =
-      expectedCount_->empty() ? arrival_.count : (*expectedCount_)[static_cast<std::size_t>(peer)];
+      expectedCount_.empty() ? arrival_.count : expectedCount_[static_cast<std::size_t>(peer)];
   if (!agree(arrival_, theirs, expected)) {
     std::string wanted;
     if (expected != arrival_.count)
       wanted = concat(" (which expects ", expected, " elements from it)");
     fail(
         ErrorKind::Backend,
-        concat("Detected mismatch between collectives on ranks: rank ", rank(), " runs ",
-               describe(arrival_), wanted, ", ", memory_.memberName(peer), " runs ",
+        concat("Detected mismatch between collectives on ranks: rank ", memory_.rank(), " runs ",
+               describe(arrival_), wanted, ", ", memory_.memberName(memberOf(peer)), " runs ",
                describe(theirs), ". All ranks must issue the same collectives in the same order."));
   }
   compared_[static_cast<std::size_t>(peer)] = 1;
@@ -230,13 +233,14 @@ bool SegmentStream::hopeless() {
     checkInterrupt();
   } catch (...) {
     // The collective is broken off half-way, so the group cannot be used any more on any rank.
-    memory_.abort(ErrorKind::Backend,
-                  concat(memory_.memberName(rank()), " was interrupted in ", describe(arrival_)));
+    memory_.abort(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()),
+                                             " was interrupted in ", describe(arrival_)));
     throw;
   }
   if (memory_.aborted()) return true;
   if (checkWorthlessPeers()) return true;
-  if (Clock::now() >= deadline_) {
+  const auto now = Clock::now();
+  if (now >= deadline_ && (now >= deadline() || !allArrived())) {
     hopelessKind_ = ErrorKind::Timeout;
     hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
                             "; ", lateRanks());
@@ -251,20 +255,29 @@ bool SegmentStream::checkWorthlessPeers() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const bool arrived =
-        memory_.block(peer).progress.published.load(std::memory_order_acquire) > next_;
+        memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) > next_;
     if (arrived && peer != awaited_) continue;
-    if (memory_.isDead(peer) || memory_.hasLeft(peer)) {
+    if (memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer))) {
       // It may have arrived between the two looks.
       if (peer != awaited_ &&
-          memory_.block(peer).progress.published.load(std::memory_order_acquire) > next_) {
+          memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) >
+              next_) {
         continue;
       }
       hopelessKind_ = ErrorKind::Backend;
-      hopelessCause_ = concat(memory_.causeOfSilence(peer), " in ", describe(arrival_));
+      hopelessCause_ = concat(memory_.causeOfSilence(memberOf(peer)), " in ", describe(arrival_));
       return true;
     }
   }
   return false;
+}
+
+bool SegmentStream::allArrived() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const Progress& progress = memory_.block(memberOf(peer)).progress;
+    if (peer != rank() && progress.published.load(std::memory_order_acquire) <= next_) return false;
+  }
+  return true;
 }
 
 std::string SegmentStream::lateRanks() const {
@@ -272,9 +285,9 @@ std::string SegmentStream::lateRanks() const {
   std::string stalled;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    const Progress& progress = memory_.block(peer).progress;
-    const char state = processState(static_cast<int>(memory_.process(peer).header().pid));
-    std::string who = concat(memory_.memberName(peer), ", last completed seq ",
+    const Progress& progress = memory_.block(memberOf(peer)).progress;
+    const char state = processState(static_cast<int>(memory_.process(memberOf(peer)).header().pid));
+    std::string who = concat(memory_.memberName(memberOf(peer)), ", last completed seq ",
                              progress.completed.load(std::memory_order_acquire), ", state ", state,
                              state == 'T' || state == 't' ? " (stopped)" : "");
     if (progress.published.load(std::memory_order_acquire) <= next_) {

@@ -44,14 +44,22 @@ struct Segment {
 
 class SegmentStream : private WaitGuard {
  public:
-  SegmentStream(GroupMemory& memory, std::size_t ringBytes, int spinMicros, StoresChoice stores);
+  /// `members`: the ranks of the group, this one among them, whose blocks are bound: they share
+  /// this stream. In all that follows a peer is named by its place among them.
+  SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
+                int spinMicros, StoresChoice stores);
 
-  int rank() const { return memory_.rank(); }
-  int size() const { return memory_.size(); }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  /// The rank in the group of the member at this place.
+  int memberOf(int place) const { return members_[static_cast<std::size_t>(place)]; }
   /// Bytes of the large ring. A segment takes a quarter at most: three are under way at once,
   /// behind, present and ahead, and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }
 
+  /// Has a rank wait longer, by this, when time is up and all ranks of the stream have arrived: the
+  /// one that it waits for waits for others, and can say for whom.
+  void setGrace(Milliseconds grace) { grace_ = grace; }
   /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
   /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
   /// each peer and expected from each (all_to_all), or nullptr.
@@ -121,7 +129,7 @@ class SegmentStream : private WaitGuard {
 
   /// Records the fault on all ranks of the group and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& cause);
-  std::string memberName(int peer) const { return memory_.memberName(peer); }
+  std::string memberName(int peer) const { return memory_.memberName(memberOf(peer)); }
 
   /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
   std::string prefix() const;
@@ -132,8 +140,9 @@ class SegmentStream : private WaitGuard {
  private:
   bool hopeless() override;
   [[noreturn]] void raise() override;
-  TimePoint deadline() const override { return deadline_; }
+  TimePoint deadline() const override { return deadlineAfter(deadline_, grace_); }
   bool checkWorthlessPeers();
+  bool allArrived() const;
   std::string lateRanks() const;
   void awaitArrival(int peer);
   void compare(int peer);
@@ -142,6 +151,8 @@ class SegmentStream : private WaitGuard {
   std::uint8_t* memoryOf(const Segment& segment);
 
   GroupMemory& memory_;
+  const std::vector<int> members_;
+  const int rank_;
   const std::size_t ringBytes_;
   const int spinMicros_;
   RingStores stores_;  // of the large ring
@@ -153,10 +164,11 @@ class SegmentStream : private WaitGuard {
   bool large_ = false;               // a large segment was placed in the present collective
   std::uint64_t collectives_ = 0;    // done so far; its parity names the arrival line in use
   Arrival arrival_{};
-  const std::vector<std::uint64_t>* expectedCount_ = nullptr;
+  std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
   TimePoint deadline_;
   Milliseconds timeout_{};
+  Milliseconds grace_{};
   int awaited_ = -1;           // peer that the present wait is for
   std::string hopelessCause_;  // set by hopeless()
   ErrorKind hopelessKind_ = ErrorKind::Backend;

@@ -141,10 +141,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   attempt([&] { rendezvous.publish(); });
   attempt([&] {
     const Agreement agreement = rendezvous.agree(soon(), Milliseconds(1));
-    FUZZ_CHECK(!agreement.shared);  // there is nobody to share with
+    FUZZ_CHECK(agreement.hosts.local().size() == 1);  // there is nobody to share with
     FUZZ_CHECK(agreement.reason.size() < 4000);
   });
-  attempt([&] { rendezvous.sameHost(soon(), Milliseconds(1)); });
+  attempt([&] { rendezvous.announced(soon(), Milliseconds(1)); });
   if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
   attempt([&] {
     for (const std::string& key : rendezvous.faultKeys()) {

@@ -9,8 +9,8 @@ unset LD_PRELOAD  # a sanitizer must come first
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
-SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp \
-  tests/cpp/stress*.cpp | grep -v csrc/transport/gloo.cpp)
+SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp csrc/hosts/*.cpp \
+  tests/cpp/stress*.cpp)
 TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
 
 flags() {

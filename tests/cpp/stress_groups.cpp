@@ -186,38 +186,6 @@ void pool(Rank& me) {
   drainWorkers();
 }
 
-/// Collectives go to the other transport when shared memory is refused, and an abort reaches it.
-void otherTransport(Rank& me) {
-  struct Fake : RemoteTransport {
-    std::atomic<bool> aborted{false};
-    void run(const Request&, const std::shared_ptr<void>&, const std::string& prefix) override {
-      const auto end = Clock::now() + Milliseconds(5000);
-      while (!aborted && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
-      throw Error(ErrorKind::Backend, prefix + (aborted ? "aborted" : "forgotten"));
-    }
-    void abort() noexcept override { aborted = true; }
-  };
-  for (int round = 0; round < 5; ++round) {
-    GroupOptions options;
-    options.transport = TransportChoice::Gloo;
-    options.remote = [](const std::string&) { return std::make_unique<Fake>(); };
-    const Engine engine = me.group(concat("other", round), options);
-    std::thread killer([&] {
-      std::this_thread::sleep_for(Milliseconds(round * 10));
-      engine->abort(ErrorKind::Backend, "the test");
-    });
-    const auto job = std::make_shared<Job>(Plan{}, me.rank, me.size);
-    try {
-      requireFault({"the test", "failed before"}, Milliseconds(2000),
-                   [&] { engine->runInline(job); });
-    } catch (...) {
-      killer.join();
-      throw;
-    }
-    killer.join();
-  }
-}
-
 }  // namespace
 
 std::vector<Test> groupTests() {
@@ -227,8 +195,7 @@ std::vector<Test> groupTests() {
           {"come and go", comeAndGo, {2, 4}},
           {"start again", startAgain, {2, 3}},
           {"stale names", staleNames, {2, 3}},
-          {"worker pool", pool, {3}, false},
-          {"other transport", otherTransport, {2}}};
+          {"worker pool", pool, {3}, false}};
 }
 
 }  // namespace stress

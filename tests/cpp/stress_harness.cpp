@@ -124,9 +124,10 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.spinMicros = options.spinMicros;
   config.arenaBytes = std::size_t{1} << 30;
   config.transport = options.transport;
+  config.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
-      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.remote);
+      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.factories);
 }
 
 std::string Rank::read(const std::string& key) const {

@@ -44,7 +44,8 @@ struct GroupOptions {
   TuningTable tuning;
   int spinMicros = -1;
   TransportChoice transport = TransportChoice::Shm;
-  CpuEngine::RemoteFactory remote;
+  std::string hostId;
+  CpuEngine::Factories factories;
 };
 
 /// One rank of a test.
@@ -185,6 +186,7 @@ struct Test {
 std::vector<Test> collectiveTests();
 std::vector<Test> pointToPointTests();
 std::vector<Test> groupTests();
+std::vector<Test> hostTests();
 std::vector<Test> faultTests();
 std::vector<Test> endingTests();
 

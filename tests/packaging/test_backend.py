@@ -95,7 +95,7 @@ def test_options_of_another_backend_are_refused(backend) -> None:
 def test_the_gloo_factory_makes_a_working_group(backend) -> None:
     from fastcoll import _load
 
-    gloo = _load.C.factory(dist.HashStore(), 0, 1, timedelta(seconds=5))
+    gloo = _load.C.factory()(dist.HashStore(), 0, 1, timedelta(seconds=5))
     assert isinstance(gloo, dist.ProcessGroupGloo)
     assert (gloo.rank(), gloo.size()) == (0, 1)
 
@@ -103,4 +103,4 @@ def test_the_gloo_factory_makes_a_working_group(backend) -> None:
 def test_a_torch_without_gloo_is_named(backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     with pytest.raises(RuntimeError, match="cannot share memory and this torch has no Gloo"):
-        backend.create_gloo(dist.HashStore(), 0, 1, timedelta(seconds=5))
+        backend.create_gloo()

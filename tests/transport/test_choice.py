@@ -95,7 +95,7 @@ def test_transport_and_reason_are_told(own_worlds, transport, by):
         assert reason in after["reason"], after
         log = log_of(own_worlds(2), rank)
         assert len(re.findall(r"\[fastcoll\] group '.*'", log)) == 1, log
-        assert reason in log and ("transport shm" in log or "use Gloo" in log), log
+        assert reason in log and ("transport shm" in log or "Gloo between them" in log), log
 
 
 def test_nothing_is_logged_when_all_is_well(own_worlds):
@@ -117,9 +117,9 @@ def one_asks_for_gloo(others):
     return group["transport"], group["reason"]
 
 
-def test_one_rank_that_asks_for_gloo_takes_all_along(own_worlds):
+def test_one_rank_that_asks_for_gloo_stays_apart(own_worlds):
     for transport, reason in own_worlds(3).run(one_asks_for_gloo, "auto", init=False):
-        assert transport == "gloo" and "rank 1 asks for gloo" in reason
+        assert transport == "shm+gloo" and "rank 1 asks for gloo" in reason
 
 
 def test_ranks_that_demand_different_transports(own_worlds):
@@ -166,7 +166,7 @@ def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
     logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
     warnings = re.findall(r"\[fastcoll\].*", logs)
     assert len(warnings) == 1, logs
-    assert "use Gloo instead of shared memory, because" in warnings[0]
+    assert "the ranks are on 2 hosts, with Gloo between them, because" in warnings[0]
     assert "another user" in warnings[0]
 
 
@@ -252,4 +252,4 @@ def test_two_hosts(own_worlds, two_networks):
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host \S+\) runs in another network namespace", reason)
     logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
-    assert logs.count("use Gloo instead of shared memory") == 1, logs
+    assert logs.count("the ranks are on 2 hosts, with Gloo between them") == 1, logs

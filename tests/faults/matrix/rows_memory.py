@@ -46,7 +46,7 @@ def no_memory(stage: Stage) -> Outcome:
         raise NotPlayed("gloo reserves none")
     job = stage.jobs(3, refused_at_once)
     found = [stage.checks(job)]
-    warnings = job.logs().count("use Gloo instead of shared memory")
+    warnings = job.logs().count("hosts, with Gloo between them")
     if warnings != 1:
         found.append(Outcome(Verdict.FAILS, detail=f"{warnings} warnings instead of one"))
     job = stage.started(3, refused_later)

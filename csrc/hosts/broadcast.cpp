@@ -1,0 +1,237 @@
+// Broadcast and barrier over several hosts.
+//
+// Broadcast: a message that fits a frame goes from the root's host to all others. A longer one goes
+// from host to host, beginning with the root's, chunk by chunk: each passes a chunk on as soon as
+// it has it. On the root's host all ranks read what the root publishes, elsewhere what the leader
+// does. Steps between hosts: 1, or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B, or B.
+#include <algorithm>
+#include <deque>
+
+#include "spanning.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr std::size_t kChunks = 8;
+constexpr std::size_t kLeastChunk = 64 * 1024;
+// Chunks that a leader sends, or is about to receive, at once.
+constexpr std::size_t kAhead = 3;
+
+class SpanningBroadcast {
+ public:
+  SpanningBroadcast(Spanning& spanning, const Request& request)
+      : spanning_(spanning),
+        hosts_(spanning.hosts),
+        stream_(spanning.stream),
+        links_(spanning.links.get()),
+        rank_(hosts_.local()[static_cast<std::size_t>(hosts_.place())]),
+        root_(rank_ == request.root),
+        rootHost_(hosts_.hostOf(request.root)),
+        request_(request),
+        message_(root_ ? request.in[0] : request.out[0]),
+        bytes_(message_.bytes()),
+        chunk_(std::max<std::size_t>(
+            1, std::min({spanning.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
+        chunks_(std::max<std::size_t>(1, ceilDiv(bytes_, chunk_))) {
+    const auto& local = hosts_.local();
+    const auto place = std::find(local.begin(), local.end(), request.root);
+    publisher_ = place == local.end() ? 0 : static_cast<int>(place - local.begin());
+    if (hosts_.leads()) spanning.scratch.resize(std::max(spanning.scratch.size(), kAhead));
+  }
+
+  void run() {
+    if (stream_ != nullptr) {
+      stream_->begin(request_.arrival(), {}, nullptr, request_.deadline, request_.timeout);
+    }
+    if (!hosts_.leads()) {
+      for (std::size_t c = 0; c < chunks_; ++c) follow(c);
+    } else if (bytes_ <= Links::kInlineBytes) {
+      inFrames();
+      links_->end();
+    } else {
+      along();
+      links_->end();
+    }
+    if (stream_ != nullptr) stream_->end();
+  }
+
+ private:
+  bool publishes() const { return publisher_ == hosts_.place(); }
+  std::size_t length(std::size_t c) const { return std::min(chunk_, bytes_ - c * chunk_); }
+
+  /// The part of a rank that is not the leader.
+  void follow(std::size_t c) {
+    const Segment segment = stream_->place(length(c));
+    if (publishes()) {
+      fill(c, segment);
+    } else {
+      if (c == 0) stream_->publish(segment);  // it has nothing to show but its arrival
+      message_.write(c * chunk_, length(c), stream_->await(publisher_, segment));
+    }
+    consume(c, segment);
+  }
+  /// As in a broadcast on one host, every rank waits for all of its host to arrive, and consumes
+  /// the last segment after that: a peer may give its memory back then.
+  void consume(std::size_t c, const Segment& segment) {
+    if (c + 1 == chunks_) stream_->awaitArrivals();
+    stream_->consume(segment);
+  }
+
+  std::uint8_t* fill(std::size_t c, const Segment& segment) {
+    std::uint8_t* memory = stream_->fill(segment, [&](std::uint8_t* to, bool streaming) {
+      message_.read(c * chunk_, length(c), to, streaming);
+      return length(c);
+    });
+    stream_->publish(segment);
+    return memory;
+  }
+
+  /// The chunk in the leader's reach, on the root's host; it is in place elsewhere.
+  const std::uint8_t* fetch(std::size_t c, const Segment& segment) {
+    if (root_) {
+      if (stream_ != nullptr) return fill(c, segment);
+      if (const auto* direct = message_.contiguous(c * chunk_, length(c))) return direct;
+      std::uint8_t* copy = spanning_.scratch[c % kAhead].get(length(c));
+      message_.read(c * chunk_, length(c), copy);
+      return copy;
+    }
+    if (c == 0) stream_->publish(segment);  // it has nothing to show but its arrival
+    const std::uint8_t* memory = stream_->await(publisher_, segment);
+    message_.write(c * chunk_, length(c), memory);
+    return memory;
+  }
+
+  void inFrames() {
+    const bool sends = hosts_.here() == rootHost_;
+    for (std::size_t c = 0; c < chunks_; ++c) {
+      Segment segment;
+      if (stream_ != nullptr) segment = stream_->place(length(c));
+      if (sends) {
+        const std::uint8_t* from = fetch(c, segment);
+        for (const int host : links_->others()) {
+          std::copy(from, from + length(c), links_->frame(host) + c * chunk_);
+        }
+      } else {
+        if (c == 0) {
+          links_->sendFrames([](int) { return std::size_t{0}; });
+          awaitFrames();
+        }
+        const std::uint8_t* from = links_->frameOf(rootHost_, bytes_) + c * chunk_;
+        message_.write(c * chunk_, length(c), from);
+        if (stream_ != nullptr) fill(c, segment);
+      }
+      if (stream_ != nullptr) consume(c, segment);
+    }
+    if (!sends) return;
+    links_->sendFrames([this](int) { return bytes_; });
+    awaitFrames();
+  }
+  void awaitFrames() {
+    links_->awaitFrames([this](int) { return request_.count; });
+  }
+
+  /// From host to host.
+  void along() {
+    struct Chunk {
+      Segment segment;
+      std::uint8_t* memory = nullptr;
+      TransferRef receive, send;
+    };
+    const int count = hosts_.count();
+    const int step = (hosts_.here() - rootHost_ + count) % count;
+    const bool receives = step > 0, sends = step + 1 < count;
+    const int before = (hosts_.here() + count - 1) % count, next = (hosts_.here() + 1) % count;
+    std::deque<Chunk> under;            // way: placed, not yet consumed
+    std::size_t placed = 0, begin = 0;  // `begin`: the chunk at the front of `under`
+    const auto place = [&] {
+      const std::size_t c = placed++;
+      Chunk chunk;
+      if (stream_ != nullptr) chunk.segment = stream_->place(length(c));
+      if (receives) {
+        std::uint8_t* direct = stream_ != nullptr ? stream_->acquire(chunk.segment)
+                                                  : message_.contiguous(c * chunk_, length(c));
+        chunk.memory = direct != nullptr ? direct : spanning_.scratch[c % kAhead].get(length(c));
+        chunk.receive = links_->receive(before, chunk.memory, length(c));
+      }
+      under.push_back(std::move(chunk));
+    };
+    const auto retire = [&] {
+      Chunk& oldest = under.front();
+      links_->wait(next, oldest.send);
+      if (stream_ != nullptr) consume(begin, oldest.segment);
+      under.pop_front();
+      ++begin;
+    };
+    if (receives) {
+      while (placed < std::min(chunks_, kAhead)) place();
+    }
+    links_->sendFrames([](int) { return std::size_t{0}; });
+    awaitFrames();
+    for (std::size_t c = 0; c < chunks_; ++c) {
+      if (c == placed) {
+        if (under.size() == kAhead) retire();
+        place();
+      }
+      Chunk& chunk = under[c - begin];
+      const std::uint8_t* memory = chunk.memory;
+      if (receives) {
+        links_->wait(before, chunk.receive);
+        if (stream_ != nullptr) stream_->publish(chunk.segment);
+        message_.write(c * chunk_, length(c), memory);
+      } else {
+        memory = fetch(c, chunk.segment);
+      }
+      if (sends) chunk.send = links_->send(next, memory, length(c));
+      if (receives && placed < chunks_ && under.size() == kAhead) {
+        retire();
+        place();
+      }
+    }
+    while (!under.empty()) retire();
+  }
+
+  Spanning& spanning_;
+  const Hosts& hosts_;
+  SegmentStream* const stream_;
+  Links* const links_;
+  const int rank_;
+  const bool root_;
+  const int rootHost_;
+  const Request& request_;
+  const Message& message_;
+  const std::size_t bytes_;
+  const std::size_t chunk_;
+  const std::size_t chunks_;
+  int publisher_ = 0;  // its place among the ranks of this host
+};
+
+}  // namespace
+
+void spanningBroadcast(Spanning& spanning, const Request& request) {
+  SpanningBroadcast(spanning, request).run();
+}
+
+void spanningBarrier(Spanning& spanning, const Request& request) {
+  SegmentStream* const stream = spanning.stream;
+  Segment arrived, released;
+  if (stream != nullptr) {
+    stream->begin(request.arrival(), {}, nullptr, request.deadline, request.timeout);
+    arrived = stream->place(0);
+    released = stream->place(0);
+    stream->publish(arrived);
+  }
+  if (spanning.links != nullptr) {
+    if (stream != nullptr) stream->awaitArrivals();
+    spanning.links->sendFrames([](int) { return std::size_t{0}; });
+    spanning.links->awaitFrames([&](int) { return request.count; });
+    if (stream != nullptr) stream->publish(released);
+    spanning.links->end();
+  } else {
+    stream->await(0, released);
+  }
+  if (stream == nullptr) return;
+  stream->consume(released);
+  stream->end();
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,224 @@
+#include "links.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../base/interrupt.hpp"
+#include "../transport/wait.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kFrames = 0;  // their tag; those of data are lanes
+// For a peer that leaves too, or has yet to read what was sent to it.
+constexpr Milliseconds kGoodbye{200};
+// For another leader to connect, which is about to: all ranks have arrived.
+constexpr Milliseconds kConnect{10000};
+
+}  // namespace
+
+/// Names the host whose connection broke.
+template <typename Call>
+auto Links::lost(int host, Call call) {
+  try {
+    return call();
+  } catch (const ConnectionLost& error) {
+    throw ConnectionLost(
+        error.kind(),
+        concat(prefix_, memory_.memberName(hosts_.leader(host)),
+               ": connection closed by peer (the process ended or left, or its host cannot be "
+               "reached; ",
+               error.what(), ")"));
+  }
+}
+
+Links::Links(std::unique_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
+             const std::string& id, Milliseconds timeout, Milliseconds grace)
+    : hosts_(hosts),
+      memory_(memory),
+      room_(std::max(kInlineBytes, 2 * sizeof(std::uint64_t) * hosts.most() * hosts.most())),
+      network_(std::move(network)),
+      grace_(grace) {
+  const int count = hosts.count(), here = hosts.here();
+  links_.resize(static_cast<std::size_t>(count));
+  for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
+  const auto& own = memory.identity();
+  prefix_ = concat("fastcoll.init [group '", own.name, "', rank ", own.rank, "/", own.size, "]: ");
+  // In rounds in which every host has one partner, so that nobody waits for more than one.
+  int rounds = 1;
+  while (rounds < count) rounds *= 2;
+  const auto limit = std::min(timeout, kConnect);
+  for (int round = 1; round < rounds; ++round) {
+    const int peer = here ^ round;
+    if (peer >= count) continue;
+    const int low = std::min(here, peer), high = std::max(here, peer);
+    Link& made = link(peer);
+    made.connection = lost(peer, [&] {
+      return network_->connect(concat(id, "/", low, "-", high), here == low, limit);
+    });
+    const std::size_t bytes = sizeof(Head) + room_;
+    made.out.reset(new std::uint8_t[bytes]);
+    for (auto& buffer : made.in) buffer.reset(new std::uint8_t[bytes]);
+    made.present = 1;
+    post(made);
+  }
+}
+
+Links::~Links() {
+  // A connection that is closed may take with it what the peer has not read. Whoever answers, with
+  // a goodbye of its own or with the frame of a collective that this rank will not take part in,
+  // has read it.
+  try {
+    const Head head{{}, 0, 1};
+    for (const int host : others_) {
+      Link& peer = link(host);
+      if (peer.connection == nullptr) continue;
+      std::memcpy(peer.out.get(), &head, sizeof head);
+      peer.sending = peer.connection->send(peer.out.get(), sizeof head, kFrames);
+    }
+    const auto until = Clock::now() + kGoodbye;
+    for (const int host : others_) {
+      Link& peer = link(host);
+      if (peer.receiving != nullptr && !peer.heard) peer.receiving->wait(until);
+    }
+  } catch (const std::exception&) {  // it is gone
+  }
+  close();
+}
+
+/// Receives the frame of the next collective. Of a peer that has gone, that collective hears.
+void Links::post(Link& peer) {
+  try {
+    peer.receiving =
+        peer.connection->receive(peer.in[1 - peer.present].get(), sizeof(Head) + room_, kFrames);
+  } catch (const ConnectionLost& error) {
+    peer.gone = error.what();
+  }
+}
+
+void Links::close() noexcept {
+  for (Link& peer : links_) {
+    peer.sending.reset();
+    peer.receiving.reset();
+    peer.connection.reset();
+  }
+}
+
+void Links::begin(const Request& request, std::string prefix) {
+  arrival_ = request.arrival();
+  deadline_ = request.deadline;
+  timeout_ = request.timeout;
+  prefix_ = std::move(prefix);
+  if (!others_.empty() && link(others_[0]).connection == nullptr) {
+    throw Error(ErrorKind::Backend, prefix_ + "the connections to other hosts are closed");
+  }
+}
+
+std::uint8_t* Links::frame(int host) {
+  return link(host).out.get() + sizeof(Head);
+}
+
+void Links::sendFrame(int host, std::size_t bytes) {
+  Link& peer = link(host);
+  const Head head{arrival_, bytes, 0};
+  std::memcpy(peer.out.get(), &head, sizeof head);
+  peer.sending = lost(
+      host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
+  sent_ += sizeof head + bytes;
+}
+
+void Links::awaitFrame(int host, std::uint64_t expected) {
+  Link& peer = link(host);
+  if (peer.receiving == nullptr) {
+    lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.gone); });
+  }
+  wait(host, peer.receiving);
+  peer.present = 1 - peer.present;
+  Head head;
+  std::memcpy(&head, peer.in[peer.present].get(), sizeof head);
+  if (head.goodbye != 0) {
+    peer.heard = true;
+    throw ConnectionLost(
+        ErrorKind::Backend,
+        concat(prefix_, memory_.memberName(hosts_.leader(host)),
+               " left the group (goodbye sent) before taking part in ", describe(arrival_)));
+  }
+  if (head.bytes > room_ || !agree(arrival_, head.arrival, expected)) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix_, "Detected mismatch between collectives on ranks: rank ",
+                       memory_.rank(), " runs ", describe(arrival_), ", ",
+                       memory_.memberName(hosts_.leader(host)), " runs ", describe(head.arrival),
+                       ". All ranks must issue the same collectives in the same order."));
+  }
+  post(peer);
+}
+
+std::size_t Links::frameBytes(int host) const {
+  Head head;
+  std::memcpy(&head, link(host).in[link(host).present].get(), sizeof head);
+  return head.bytes;
+}
+
+const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
+  if (const std::size_t there = frameBytes(host); there != bytes) {
+    throw Error(ErrorKind::Backend,
+                concat(prefix_, memory_.memberName(hosts_.leader(host)), " sent ", there,
+                       " bytes where ", bytes, " were expected in ", describe(arrival_),
+                       ". All ranks must pass tensors of the same shape."));
+  }
+  return link(host).in[link(host).present].get() + sizeof(Head);
+}
+
+void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const {
+  throw Error(
+      ErrorKind::Backend,
+      concat(prefix_, "Detected mismatch between collectives on ranks: in ", describe(arrival_),
+             " rank ", to, " expects ", expected, " bytes from rank ", from, ", which sends ", sent,
+             ". Give each rank the output splits that match its peers' input splits."));
+}
+
+TransferRef Links::send(int host, const void* data, std::size_t bytes, Lane lane) {
+  sent_ += bytes;
+  return lost(host, [&] { return link(host).connection->send(data, bytes, lane); });
+}
+
+TransferRef Links::receive(int host, void* data, std::size_t bytes, Lane lane) {
+  return lost(host, [&] { return link(host).connection->receive(data, bytes, lane); });
+}
+
+void Links::wait(int host, TransferRef& transfer) {
+  if (transfer == nullptr) return;
+  for (;;) {
+    const auto until =
+        std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
+    if (lost(host, [&] { return transfer->wait(until); })) break;
+    check();
+    if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
+  }
+  transfer.reset();
+}
+
+void Links::check() {
+  checkInterrupt();
+  if (memory_.aborted()) {
+    memory_.passOn();
+    memory_.throwAborted(prefix_);
+  }
+  checkPeers(prefix_);
+}
+
+void Links::late(int host) const {
+  std::string ranks;
+  for (const int rank : hosts_.ranks(host)) {
+    ranks += concat(ranks.empty() ? "" : ", ", memory_.memberName(rank));
+  }
+  throw Error(ErrorKind::Timeout,
+              concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
+                     "; not arrived, or not heard of over the network: ", ranks));
+}
+
+void Links::end() {
+  for (const int host : others_) wait(host, link(host).sending);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,120 @@
+// What a host's leader says to the other leaders: one frame each way at the head of a collective,
+// with the collective's signature and the data if they are few, and data behind it.
+//
+// The receive of the next collective's frame is posted before the present one ends, so that a small
+// collective takes one way over the network. Receives of data may be posted before the frames have
+// been compared; data is sent after that, so that leaders that disagree send each other nothing
+// that the other has no room for.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../algorithms/algorithm.hpp"
+#include "../network/connection.hpp"
+#include "../transport/group_memory.hpp"
+#include "hosts.hpp"
+
+namespace fastcoll {
+
+class Links {
+ public:
+  /// Most bytes of data in a frame.
+  static constexpr std::size_t kInlineBytes = 64 * 1024;
+
+  /// Connects this leader with all others, which do the same. `id` is that of the agreement.
+  Links(std::unique_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
+        const std::string& id, Milliseconds timeout, Milliseconds grace);
+  /// Says goodbye, so that what is under way arrives, and closes.
+  ~Links();
+
+  /// Called now and then while a wait lasts; throws when the group has failed elsewhere.
+  std::function<void(const std::string& prefix)> checkPeers = [](const std::string&) {};
+
+  /// Starts a collective; `prefix` begins its error messages.
+  void begin(const Request& request, std::string prefix);
+  /// The data of this host's frame to `host`: room for kInlineBytes, and for what all-to-all tells
+  /// of sizes.
+  std::uint8_t* frame(int host);
+  /// Sends the frames, with `bytes(host)` of data each.
+  template <typename Bytes>
+  void sendFrames(Bytes bytes) {
+    for (int host : others_) sendFrame(host, bytes(host));
+  }
+  /// Waits for the frames of all other hosts; throws unless all run this collective. `expected`:
+  /// elements that the leader of a host must announce.
+  template <typename Expected>
+  void awaitFrames(Expected expected) {
+    for (int host : others_) awaitFrame(host, expected(host));
+  }
+  /// Data of the host's frame, of which there must be `bytes`. Valid until the next collective.
+  const std::uint8_t* frameOf(int host, std::size_t bytes) const;
+  /// How many there are.
+  std::size_t frameBytes(int host) const;
+
+  /// Throws: of what `from` sends to `to` the two say different sizes.
+  [[noreturn]] void disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const;
+
+  /// Data of one lane is received in the order in which it was sent, and in the same sizes: a
+  /// collective's steps, which overtake each other, have a lane each.
+  enum Lane { kFirstStep = 1, kSecondStep = 2 };
+  TransferRef send(int host, const void* data, std::size_t bytes, Lane lane = kFirstStep);
+  TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
+  /// Waits until a transfer with the host has ended.
+  void wait(int host, TransferRef& transfer);
+  /// Ends the collective: the frames are sent.
+  void end();
+
+  /// The other hosts, beginning with the one behind this, so that not all send to one at once.
+  const std::vector<int>& others() const { return others_; }
+  /// Breaks all connections. By the thread that runs collectives, or when none does.
+  void close() noexcept;
+  /// Bytes sent so far.
+  std::uint64_t sent() const { return sent_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Head {
+    Arrival arrival;
+    std::uint64_t bytes;  // of data behind it
+    std::uint64_t goodbye;
+  };
+  using Buffer = std::unique_ptr<std::uint8_t[]>;
+  struct Link {
+    std::unique_ptr<Connection> connection;
+    Buffer out, in[2];
+    TransferRef sending, receiving, arrived;
+    int present = 0;     // of `in`: the present collective's frame
+    bool heard = false;  // a goodbye
+    std::string gone;    // why there is no receive
+  };
+
+  void sendFrame(int host, std::size_t bytes);
+  void awaitFrame(int host, std::uint64_t expected);
+  void post(Link& link);
+  void check();
+  [[noreturn]] void late(int host) const;
+  Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
+  const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }
+  std::string hostName(int host) const;
+  template <typename Call>
+  auto lost(int host, Call call);
+
+  const Hosts& hosts_;
+  GroupMemory& memory_;
+  const std::size_t room_;  // bytes of data in a frame
+  std::vector<int> others_;
+  std::unique_ptr<Network> network_;
+  std::vector<Link> links_;
+  Arrival arrival_{};
+  std::string prefix_;
+  TimePoint deadline_;
+  Milliseconds timeout_{};
+  const Milliseconds grace_;  // for another host to say what keeps it, when time is up
+  std::atomic<std::uint64_t> sent_{0};
+};
+
+}  // namespace fastcoll

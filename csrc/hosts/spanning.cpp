@@ -1,0 +1,35 @@
+#include "spanning.hpp"
+
+namespace fastcoll {
+namespace {
+
+void run(Spanning& spanning, const Request& request) {
+  switch (request.collective) {
+    case Collective::AllReduce:
+    case Collective::Reduce:
+    case Collective::ReduceScatter:
+      return spanningReduce(spanning, request);
+    case Collective::Broadcast:
+      return spanningBroadcast(spanning, request);
+    case Collective::Barrier:
+      return spanningBarrier(spanning, request);
+    default:
+      return spanningExchange(spanning, request);
+  }
+}
+
+}  // namespace
+
+void runSpanning(Spanning& spanning, const Request& request, const std::string& prefix) {
+  if (spanning.links == nullptr) return run(spanning, request);
+  try {
+    spanning.links->begin(request, prefix);
+    run(spanning, request);
+  } catch (...) {
+    // Nobody touches memory any more, and the other hosts notice.
+    spanning.links->close();
+    throw;
+  }
+}
+
+}  // namespace fastcoll

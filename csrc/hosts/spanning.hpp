@@ -1,0 +1,61 @@
+// Collectives of a group whose ranks are on several hosts: shared memory inside a host, the network
+// between the hosts' leaders, and over the network each byte once.
+//
+// Every rank of a host goes through the same segments of the host's stream: operands in, results
+// out. Its leader reads the operands, talks with the other leaders, and writes the results.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../algorithms/algorithm.hpp"
+#include "hosts.hpp"
+#include "links.hpp"
+
+namespace fastcoll {
+
+/// Memory that is kept from one collective to the next: fresh pages cost more than copies.
+class Scratch {
+ public:
+  std::uint8_t* get(std::size_t bytes) {
+    if (bytes > bytes_) {
+      memory_.reset(new std::uint8_t[bytes]);
+      bytes_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<std::uint8_t[]> memory_;
+  std::size_t bytes_ = 0;
+};
+
+/// When time is up, a rank that waits for ranks of its host says at once which has not arrived; a
+/// leader gives other hosts this time to say so of theirs; who waits for its leader, twice that.
+constexpr Milliseconds kGrace{300};
+
+struct Spanning {
+  Hosts hosts;
+  SegmentStream* stream = nullptr;  // of the ranks of this host, where there are more than one
+  std::unique_ptr<Links> links;     // of the leader
+  std::size_t ringBytes = 0;        // equal on all ranks
+  TuningTable tuning;
+  /// What Gloo's threads may read and write while a collective is under way.
+  std::vector<Scratch> scratch;
+
+  /// Most bytes of a segment: several are under way at once in a ring.
+  std::size_t segmentBytes() const { return std::max<std::size_t>(ringBytes / 8, 64); }
+};
+
+/// Runs the collective; after an exception no thread touches the request's memory. `prefix` begins
+/// the messages of errors.
+void runSpanning(Spanning& spanning, const Request& request, const std::string& prefix);
+
+void spanningReduce(Spanning& spanning, const Request& request);
+void spanningBroadcast(Spanning& spanning, const Request& request);
+void spanningExchange(Spanning& spanning, const Request& request);
+void spanningBarrier(Spanning& spanning, const Request& request);
+
+}  // namespace fastcoll

@@ -1,0 +1,53 @@
+// Bytes between processes that share no memory. This floor knows peers, tags and bytes: nothing of
+// groups, collectives or requests.
+//
+// A connection has two ends. Transfers of one tag and direction are matched in the order in which
+// they were begun. A receive takes a message of at most its own size; a longer one breaks the
+// connection. Nothing is lost or torn: a transfer ends whole, or its connection breaks.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "../base/clock.hpp"
+#include "../base/error.hpp"
+
+namespace fastcoll {
+
+/// A connection broke off, which says nothing of whose fault it was.
+struct ConnectionLost : Error {
+  using Error::Error;
+};
+
+/// A send or a receive under way. Its memory may be touched until it has ended or its connection is
+/// closed, whatever becomes of this object.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Waits until the transfer has ended: true; or until `until`: false, some milliseconds late.
+  /// Throws ConnectionLost. Of one thread at a time; once true, not again.
+  virtual bool wait(TimePoint until) = 0;
+};
+using TransferRef = std::unique_ptr<Transfer>;
+
+/// One end. Its calls wait for nobody, and throw ConnectionLost.
+class Connection {
+ public:
+  /// Closes the connection: nobody touches any transfer's memory afterwards, and the peer's
+  /// transfers break. What was sent but not yet received may be lost.
+  virtual ~Connection() = default;
+  virtual TransferRef send(const void* data, std::size_t bytes, int tag) = 0;
+  virtual TransferRef receive(void* data, std::size_t bytes, int tag) = 0;
+};
+
+class Network {
+ public:
+  virtual ~Network() = default;
+  /// Connects with the process that calls this with the same name, which no other pair uses, as the
+  /// other end. Waits for it, `timeout` at most; throws ConnectionLost.
+  virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,
+                                              Milliseconds timeout) = 0;
+};
+
+}  // namespace fastcoll

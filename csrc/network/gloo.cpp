@@ -1,0 +1,173 @@
+#include "gloo.hpp"
+
+#include <ATen/ATen.h>
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "../base/thread.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr Milliseconds kTick{10};
+// Ticks without a wait after which the alarm's thread sleeps.
+constexpr int kIdleTicks = 20;
+// Gloo's own limit on a wait closes connections, so that waits are ended by the alarm instead.
+constexpr Milliseconds kNever = std::chrono::hours(24 * 365);
+
+at::Tensor view(const void* data, std::size_t bytes) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
+}
+
+/// Gloo's text without the place in its source before it, and its advice behind it.
+[[noreturn]] void lost(const std::exception& error) {
+  std::string text = error.what();
+  text = text.substr(0, text.find('\n'));
+  if (const auto place = text.find("] "); text.rfind("[", 0) == 0 && place != std::string::npos) {
+    text = text.substr(place + 2);
+  }
+  throw ConnectionLost(ErrorKind::Backend, "Gloo: " + text.substr(0, text.find(". ")));
+}
+
+}  // namespace
+
+/// Ends waits that last too long. Gloo's works cannot be asked whether they have ended, and their
+/// wait has no limit but one that closes the connection; but another thread can have a wait come
+/// back, and it may be begun again.
+class GlooNetwork::Alarm {
+ public:
+  ~Alarm() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// Waits for the work, until `until` and a tick at most; false if it was ended then.
+  bool wait(c10d::Work& work, TimePoint until) {
+    std::list<Waiter>::iterator place;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!thread_.joinable()) thread_ = startThread([this] { serve(); });
+      place = waiters_.insert(waiters_.end(), {&work, until});
+      if (asleep_) changed_.notify_all();
+    }
+    const auto leave = [&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      waiters_.erase(place);
+    };
+    try {
+      const bool ended = work.wait();
+      leave();
+      return ended;
+    } catch (...) {
+      leave();
+      throw;
+    }
+  }
+
+ private:
+  struct Waiter {
+    c10d::Work* work;
+    TimePoint until;
+  };
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (int idle = 0; !stopping_;) {
+      idle = waiters_.empty() ? idle + 1 : 0;
+      if (idle > kIdleTicks) {
+        asleep_ = true;
+        changed_.wait(lock, [this] { return stopping_ || !waiters_.empty(); });
+        asleep_ = false;
+        idle = 0;
+      } else {
+        changed_.wait_for(lock, kTick, [this] { return stopping_; });
+      }
+      const auto now = Clock::now();
+      // Each tick again: the wait may not have begun yet.
+      for (const Waiter& waiter : waiters_) {
+        if (now >= waiter.until) waiter.work->abort();
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Waiter> waiters_;
+  std::thread thread_;
+  bool asleep_ = false;
+  bool stopping_ = false;
+};
+
+class GlooNetwork::GlooTransfer : public Transfer {
+ public:
+  GlooTransfer(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Work> work)
+      : alarm_(std::move(alarm)), work_(std::move(work)) {}
+
+  bool wait(TimePoint until) override {
+    try {
+      return alarm_->wait(*work_, until);
+    } catch (const std::exception& error) {
+      lost(error);
+    }
+  }
+
+ private:
+  std::shared_ptr<Alarm> alarm_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+class GlooNetwork::GlooConnection : public Connection {
+ public:
+  GlooConnection(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Backend> gloo, int peer)
+      : alarm_(std::move(alarm)), gloo_(std::move(gloo)), peer_(peer) {}
+
+  TransferRef send(const void* data, std::size_t bytes, int tag) override {
+    return begin([&](std::vector<at::Tensor>& memory) { return gloo_->send(memory, peer_, tag); },
+                 data, bytes);
+  }
+  TransferRef receive(void* data, std::size_t bytes, int tag) override {
+    return begin([&](std::vector<at::Tensor>& memory) { return gloo_->recv(memory, peer_, tag); },
+                 data, bytes);
+  }
+
+ private:
+  template <typename Start>
+  TransferRef begin(Start start, const void* data, std::size_t bytes) {
+    try {
+      std::vector<at::Tensor> memory{view(data, bytes)};
+      return std::make_unique<GlooTransfer>(alarm_, start(memory));
+    } catch (const std::exception& error) {
+      lost(error);
+    }
+  }
+
+  std::shared_ptr<Alarm> alarm_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;
+  const int peer_;
+};
+
+GlooNetwork::GlooNetwork(MakeBackend makeBackend)
+    : makeBackend_(std::move(makeBackend)), alarm_(std::make_shared<Alarm>()) {}
+
+GlooNetwork::~GlooNetwork() = default;
+
+std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
+                                                 Milliseconds timeout) {
+  try {
+    auto gloo = makeBackend_(name, first ? 0 : 1, timeout);
+    gloo->setTimeout(kNever);
+    return std::make_unique<GlooConnection>(alarm_, std::move(gloo), first ? 1 : 0);
+  } catch (const std::exception& error) {
+    lost(error);
+  }
+}
+
+}  // namespace fastcoll

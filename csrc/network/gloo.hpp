@@ -1,0 +1,35 @@
+// The network over torch's Gloo: a backend of two ranks for each connection, of which only send and
+// recv are used.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "connection.hpp"
+
+namespace fastcoll {
+
+class GlooNetwork : public Network {
+ public:
+  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own.
+  using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& name,
+                                                                      int rank, Milliseconds)>;
+  explicit GlooNetwork(MakeBackend makeBackend);
+  ~GlooNetwork() override;
+
+  std::unique_ptr<Connection> connect(const std::string& name, bool first,
+                                      Milliseconds timeout) override;
+
+ private:
+  class Alarm;
+  class GlooTransfer;
+  class GlooConnection;
+
+  MakeBackend makeBackend_;
+  std::shared_ptr<Alarm> alarm_;
+};
+
+}  // namespace fastcoll

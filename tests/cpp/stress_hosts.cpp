@@ -1,0 +1,130 @@
+// Groups on several pretended hosts: every collective over both floors, and their faults. The ranks
+// are threads, and the network is in memory.
+#include <algorithm>
+#include <thread>
+
+#include "memory_network.hpp"
+#include "stress_harness.hpp"
+
+namespace stress {
+namespace {
+
+constexpr Collective kCollectives[] = {
+    Collective::AllReduce,     Collective::Broadcast, Collective::Reduce,
+    Collective::AllGather,     Collective::Gather,    Collective::Scatter,
+    Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
+
+/// How ranks are placed: one after the other on two hosts, in turns on two or three, the first
+/// alone, or each alone.
+const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
+                                   "alone"};
+
+std::string hostOf(const std::string& placement, int rank, int size) {
+  if (placement == "halves") return rank < size / 2 ? "a" : "b";
+  if (placement == "two in turns") return std::to_string(rank % 2);
+  if (placement == "three in turns") return std::to_string(rank % 3);
+  if (placement == "one aside") return rank == 0 ? "a" : "b";
+  return std::to_string(rank);
+}
+
+GroupOptions onHosts(const std::string& placement, const Rank& me) {
+  GroupOptions options;
+  options.transport = TransportChoice::Auto;
+  options.hostId = hostOf(placement, me.rank, me.size);
+  options.factories.network = [] { return std::make_unique<MemoryNetwork>(); };
+  return options;
+}
+
+void everywhere(Rank& me) {
+  Random random(1);
+  for (const std::string placement : kPlacements) {
+    const Engine engine = me.group("hosts " + placement, onHosts(placement, me));
+    for (const Collective collective : kCollectives) {
+      for (const std::size_t count : {0, 1, 7, 512, 1024, 3000, 40000, 70001}) {
+        runChecked(me, *engine, draw(random, collective, count, me.size));
+      }
+    }
+    REQUIRE(engine->isRemote(), "one host");
+    engine->shutdown();
+  }
+}
+
+/// Synchronous and asynchronous ones in one order on all ranks.
+void inOrder(Rank& me) {
+  for (const std::string placement : kPlacements) {
+    Random shared(7);
+    const Engine engine = me.group("order " + placement, onHosts(placement, me));
+    std::vector<JobRef> open;
+    for (int i = 0; i < 100 * effort; ++i) {
+      const auto job = std::make_shared<Job>(drawAny(shared, me.size, 20000), me.rank, me.size);
+      if (chance(shared, 2)) {
+        engine->runInline(job);
+        job->verify();
+      } else {
+        engine->submit(job);
+        open.push_back(job);
+      }
+    }
+    for (const JobRef& job : open) {
+      engine->wait(*job);
+      job->check();
+    }
+    engine->shutdown();
+  }
+}
+
+/// A rank leaves as soon as it has what it needs; the others still get what it sent.
+void leaveAtOnce(Rank& me) {
+  for (int round = 0; round < 10 * effort; ++round) {
+    const std::string placement = kPlacements[round % 5];
+    const Engine engine = me.group(concat("leave", round), onHosts(placement, me));
+    runChecked(me, *engine, sum(round % 2 == 0 ? 10 : 30000));
+    engine->shutdown();
+  }
+}
+
+/// A rank aborts while others wait, each on its floor.
+void abortElsewhere(Rank& me) {
+  for (int round = 0; round < 10 * effort; ++round) {
+    const std::string placement = kPlacements[round % 5];
+    const Engine engine = me.group(concat("abort", round), onHosts(placement, me));
+    runChecked(me, *engine, sum(10));
+    me.sync();
+    const auto task = job(me, sum(round % 2 == 0 ? 10 : 60000));
+    if (me.rank == me.size - 1) {
+      std::this_thread::sleep_for(Milliseconds(5 * round));
+      engine->abort(ErrorKind::Backend, "told to stop");
+    } else {
+      requireFault({"told to stop"}, Milliseconds(3000), [&] { engine->runInline(task); });
+    }
+    me.sync();
+    engine->shutdown();
+  }
+}
+
+/// One rank runs another collective than the rest.
+void disagreement(Rank& me) {
+  for (int round = 0; round < 5 * effort; ++round) {
+    const std::string placement = kPlacements[round % 5];
+    const Engine engine = me.group(concat("disagree", round), onHosts(placement, me));
+    runChecked(me, *engine, sum(10));
+    Plan plan = sum(10);
+    if (me.rank == 0) plan.count = 100000;
+    requireFault({"Detected mismatch"}, Milliseconds(3000),
+                 [&] { engine->runInline(job(me, plan)); });
+    me.sync();
+    engine->shutdown();
+  }
+}
+
+}  // namespace
+
+std::vector<Test> hostTests() {
+  return {{"hosts: everywhere", everywhere, {2, 3, 4, 5, 6}, false},
+          {"hosts: in order", inOrder, {3, 4, 6}, false},
+          {"hosts: leave at once", leaveAtOnce, {2, 5}, false},
+          {"hosts: abort elsewhere", abortElsewhere, {2, 4, 5}, false},
+          {"hosts: disagreement", disagreement, {2, 4}, false}};
+}
+
+}  // namespace stress

@@ -1,0 +1,131 @@
+"""Faults of groups on several hosts, pretended by FASTCOLL_HOST_ID: ranks 0 and 1 on one, 2 and 3 on another."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+
+
+def start(rank: Rank, timeout: float):
+    os.environ["FASTCOLL_HOST_ID"] = "0011"[rank.rank]
+    rank.used(timeout=timeout)
+    rank.tell("ready")
+
+
+def repeats(rank: Rank):
+    start(rank, 20.0)
+
+    def forever():
+        while True:
+            tensor = torch.ones(100_000)
+            dist.all_reduce(tensor)
+            assert torch.all(tensor == rank.size)
+
+    fault = catch(forever)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    return fault, time.monotonic() - begin, rank.left()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["leader0", "other0", "leader1", "other1"])
+def test_a_death_is_named_on_both_hosts(jobs, victim):
+    job = jobs(4, repeats)
+    job.hear_all()
+    time.sleep(0.2)
+    killed = job.kill(victim)
+    for fault, seconds, left in job.hear_all(but=[victim]).values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert "all_reduce" in fault.text, fault.text
+        assert f"rank {victim} (pid {job.pids[victim]}, " in fault.text, fault.text
+        assert fault.at - killed < 2.0
+        assert seconds < 1.0 and left == []
+    job.ended_well(but=[victim])
+
+
+def one_waits(rank: Rank, late):
+    start(rank, 1.0)
+    if rank.rank in late:
+        rank.hear()
+    return catch(dist.all_reduce, torch.ones(10))
+
+
+@pytest.mark.parametrize("late", [[1], [2], [3], [2, 3]])
+def test_a_timeout_says_who_has_not_arrived(jobs, late):
+    job = jobs(4, one_waits, late)
+    job.hear_all()
+    faults = job.hear_all(but=late)
+    for rank in late:
+        job.tell(rank)
+    for fault in faults.values():
+        assert fault is not None and "timed out" in fault.text.lower(), fault
+        assert "not arrived" in fault.text, fault.text
+        missing = fault.text[fault.text.lower().index("not arrived") :]
+        assert all(f"rank {rank} (pid {job.pids[rank]}" in missing for rank in late), fault.text
+        assert 0.8 < fault.seconds < 3.0, fault
+    for rank in late:
+        assert job.hear(rank) is not None
+    job.ended_well()
+
+
+def one_aborts(rank: Rank):
+    start(rank, 20.0)
+    if rank.rank == 3:
+        time.sleep(0.3)
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        return None
+    return catch(dist.all_reduce, torch.ones(10))
+
+
+def test_an_abort_reaches_both_hosts(jobs):
+    job = jobs(4, one_aborts)
+    job.hear_all()
+    answers = job.hear_all()
+    for rank in range(3):
+        assert "rank 3 aborted the group" in answers[rank].text, answers[rank]
+        assert answers[rank].seconds < 3.0
+    job.ended_well()
+
+
+def interrupted(rank: Rank):
+    start(rank, 8.0)
+    rank.hear()
+    return catch(dist.all_reduce, torch.ones(10)) if rank.rank == 2 else None
+
+
+def test_ctrl_c_in_a_leader_that_waits_for_the_other_host(jobs):
+    job = jobs(4, interrupted)
+    job.hear_all()
+    job.tell(2)
+    time.sleep(0.3)
+    when = job.signal(2, signal.SIGINT)
+    fault = job.hear(2)
+    assert fault is not None and fault.kind == "KeyboardInterrupt", fault
+    assert fault.at - when < 1.0
+    for rank in (0, 1, 3):
+        job.tell(rank)
+        job.hear(rank)
+    job.ended_well()
+
+
+def leaves(rank: Rank):
+    """Each rank destroys the group as soon as it has its result."""
+    start(rank, 20.0)
+    for round_ in range(5):
+        dist.destroy_process_group()
+        rank.used(name=f"again{round_}")
+        tensor = torch.full((50_000,), float(rank.rank))
+        dist.all_reduce(tensor)
+        assert tensor[-1].item() == 6
+    dist.destroy_process_group()
+    return rank.left()
+
+
+def test_what_was_sent_arrives_though_its_sender_leaves(jobs):
+    job = jobs(4, leaves)
+    job.hear_all()
+    assert all(left == [] for left in job.hear_all().values())
+    job.ended_well()

@@ -1,0 +1,135 @@
+"""Groups on several hosts, pretended by FASTCOLL_HOST_ID: the same calls give the same bits as on one."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from oracle import assert_same, reduce_op, reduced, sample
+from test_gloo import messages, movements, over, reductions, training, used
+from world import here
+
+pytestmark = beyond_gloo("fastcoll's own hosts")
+
+# The host of each rank: one aside, in halves, in turns, of different sizes.
+PLACEMENTS = ["001", "0011", "0101", "00112", "011000", "012012", "001122", "00001111"]
+CASES = [
+    *[(function, placement) for function in (reductions, movements) for placement in PLACEMENTS],
+    *[(messages, "001"), (messages, "010"), (training, "0011"), (training, "012012")],
+]
+
+
+def on_hosts(placement, function):
+    os.environ["FASTCOLL_HOST_ID"] = f"host {placement[here().rank]}"
+    return over("auto", function, "shm+gloo" if len(set(placement)) > 1 else "shm")
+
+
+@pytest.mark.parametrize("function, placement", CASES)
+def test_same_bits_as_on_one_host(world, placement, function):
+    size = len(placement)
+    alone = world(size).run(on_hosts, "0" * size, function, init=False)
+    for rank, found in enumerate(world(size).run(on_hosts, placement, function, init=False)):
+        assert found.keys() == alone[rank].keys()
+        differ = [name for name in found if found[name] != alone[rank][name]]
+        assert not differ, f"rank {rank}: {differ}"
+
+
+def chunks(placement, ring_bytes):
+    """Messages of many segments, over two steps where there are more than two hosts."""
+    import fastcoll
+
+    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    rank, size = here().rank, here().size
+    group = dist.new_group(pg_options=fastcoll.Options(ring_bytes=ring_bytes))
+    for dtype, op in [(torch.float, "SUM"), (torch.bfloat16, "AVG"), (torch.half, "PREMUL_SUM")]:
+        for count in (33_000, 150_001):
+            given = [sample(r, (count,), dtype) for r in range(size)]
+            expected = reduced(given, op)
+            for tensor in (given[rank].clone(), given[rank].clone()):
+                dist.all_reduce(tensor, op=reduce_op(op), group=group)
+                assert_same(tensor, expected)
+            tensor = given[rank].clone()
+            dist.reduce(tensor, size - 1, op=reduce_op(op), group=group)
+            if rank == size - 1:
+                assert_same(tensor, expected)
+        given = [sample(r, (size * 30_001,), dtype) for r in range(size)]
+        part = torch.empty(30_001, dtype=dtype)
+        backend = group._get_backend(torch.device("cpu"))
+        options = dist.ReduceScatterOptions()
+        options.reduceOp = reduce_op(op)
+        backend._reduce_scatter_base(part, given[rank], options).wait()
+        assert_same(part, reduced(given, op).chunk(size)[rank])
+    given = [sample(r, (150_001,), torch.int32) for r in range(size)]
+    for root in range(size):
+        tensor = given[rank].clone()
+        dist.broadcast(tensor, root, group=group)
+        assert_same(tensor, given[root])
+    gathered = [torch.empty_like(tensor) for _ in range(size)]
+    dist.all_gather(gathered, given[rank], group=group)
+    for tensor, expected in zip(gathered, given, strict=True):
+        assert_same(tensor, expected)
+    dist.all_to_all(gathered, [given[rank] + to for to in range(size)], group=group)
+    for tensor, expected in zip(gathered, given, strict=True):
+        assert_same(tensor, expected + rank)
+    dist.scatter(tensor, given if rank == 1 else None, 1, group=group)
+    assert_same(tensor, given[rank])
+    dist.gather(given[rank], gathered if rank == 0 else None, 0, group=group)
+    if rank == 0:
+        for tensor, expected in zip(gathered, given, strict=True):
+            assert_same(tensor, expected)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("ring_bytes", [16 << 10, 2 << 20])
+@pytest.mark.parametrize("placement", ["0011", "0101", "0012", "012345"])
+def test_many_chunks(world, placement, ring_bytes):
+    world(len(placement)).run(chunks, placement, ring_bytes)
+
+
+def told():
+    import fastcoll.info
+
+    os.environ["FASTCOLL_HOST_ID"] = f"rack {here().rank}"
+    group = dist.new_group([0, 1])
+    dist.barrier(group=group)
+    (entry,) = [g for g in fastcoll.info.groups() if g["name"] == group.group_name]
+    dist.destroy_process_group(group)
+    os.environ["FASTCOLL_HOST_ID"] = "x" * 64
+    with pytest.raises(ValueError, match="FASTCOLL_HOST_ID"):
+        dist.new_group([0, 1])
+    return entry
+
+
+def test_it_says_where_ranks_are_and_why(world):
+    for rank, entry in enumerate(world(2).run(told, fresh=True)):
+        assert entry["transport"] == "gloo"
+        assert f"rank {1 - rank}" in entry["reason"] and "FASTCOLL_HOST_ID" in entry["reason"]
+
+
+def subgroups():
+    """A group inside a host shares memory, one across does not; both at once."""
+    os.environ["FASTCOLL_HOST_ID"] = str(here().rank // 2)
+    across = dist.new_group()
+    inside = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][here().rank // 2]
+    leaders = dist.new_group([0, 2])
+    for _ in range(3):
+        for group, members in ((across, range(4)), (inside, dist.get_process_group_ranks(inside))):
+            tensor = torch.tensor([float(here().rank)])
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == sum(members)
+    if here().rank in (0, 2):
+        tensor = torch.tensor([float(here().rank)])
+        dist.all_reduce(tensor, group=leaders)
+        assert tensor.item() == 2
+    cpu = torch.device("cpu")
+    return across._get_backend(cpu).transport(), inside._get_backend(cpu).transport()
+
+
+def test_groups_inside_and_across(world):
+    for across, inside in world(4).run(subgroups, fresh=True):
+        assert (across, inside) == ("shm+gloo", "shm")
+
+
+def test_default_group_of_one_host_is_not_spanning(world):
+    assert world(2).run(used, fresh=True) == ["shm", "shm"]
