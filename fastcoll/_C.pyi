@@ -232,7 +232,9 @@ def reduce_isa() -> str:
 def set_device_factory(
     factory: Callable[[Store, str, int, int, timedelta, str], object],
 ) -> None: ...
-def set_gloo_factory(factory: Callable[[], Callable[[Store, int, int, timedelta], Backend]]) -> None:
+def set_gloo_factory(
+    factory: Callable[[], Callable[[Store, int, int, timedelta], Backend]],
+) -> None:
     """Sets what makes, for a group on several hosts, what makes its Gloo backends."""
 
 def trace_dump(reason: str) -> bytes:
