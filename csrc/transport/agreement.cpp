@@ -42,7 +42,7 @@ bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
   for (const int rank : peers) {
     std::string vote;
     if (rank == memory_.rank() || !store_.tryGet(voteKey(rank), vote) || vote == kShared) continue;
-    why = reasonIn(vote, kAgainst);
+    why = reasonOf(vote, kAgainst);
     return true;
   }
   return false;
@@ -50,7 +50,7 @@ bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
 
 /// The reason in a vote or a decision against shared memory, behind its head. Anybody who reaches
 /// the store can write there.
-std::string Rendezvous::reasonIn(const std::string& vote, const std::string& head) const {
+std::string Rendezvous::reasonOf(const std::string& vote, const std::string& head) const {
   if (vote.compare(0, head.size(), head) != 0) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
@@ -139,7 +139,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
           std::string value;
           if (!have[i] && store_.tryGet(voteKey(static_cast<int>(i)), value)) {
             have[i] = true;
-            const std::string why = value == kShared ? "" : reasonIn(value, kAgainst);
+            const std::string why = value == kShared ? "" : reasonOf(value, kAgainst);
             if (value != kShared) {
               apart[static_cast<std::size_t>(hosts.hostOf(static_cast<int>(i)))] = '1';
             }
@@ -180,9 +180,9 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       const std::size_t head = sizeof kApart - 1;
       const std::string digits =
           result.size() > head + apart.size() ? result.substr(head, apart.size()) : apart;
-      agreement.reason = reasonIn(result, kApart + digits + ": ");
+      agreement.reason = reasonOf(result, kApart + digits + ": ");
       apart = digits;
-      if (apart.find_first_not_of("01") != std::string::npos) (void)reasonIn("", kApart);
+      if (apart.find_first_not_of("01") != std::string::npos) (void)reasonOf("", kApart);
     }
     const bool stay = apart[static_cast<std::size_t>(hosts.here())] == '1';
     if (!stay && !problem.empty()) {

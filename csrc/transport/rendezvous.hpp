@@ -122,7 +122,7 @@ class Rendezvous {
   void nameMembers();
   std::string voteKey(int rank) const;
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
-  std::string reasonIn(const std::string& vote, const std::string& head) const;
+  std::string reasonOf(const std::string& vote, const std::string& head) const;
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
   bool coreEach(const std::vector<GroupRecord>& records) const;
