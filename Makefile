@@ -17,6 +17,7 @@
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
 # make peers    install other libraries, to measure against them too (into .peers/)
+# make hosts    collectives between pretended hosts beside gloo's, and the bytes that leave a host (root); HOSTS: options
 # make clients  train the frameworks of docs/integrations.md on fastcoll beside gloo (into .clients/)
 # make clean    remove what was built, not the environment
 #
@@ -51,7 +52,7 @@ INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers clients clean
+.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers hosts clients clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -175,6 +176,11 @@ wheels:
 
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments
+
+# HOSTS: --hosts, --per-host, --megabits, --json ... see python -m fastcoll.bench.hosts --help
+HOSTS ?=
+hosts: $(STAMPS)/build
+	$(PYTHON) -m fastcoll.bench.hosts $(HOSTS)
 
 # CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
 CLIENTS ?=

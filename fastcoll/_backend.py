@@ -45,7 +45,11 @@ def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
         )
     gloo: Any = dist.ProcessGroupGloo
     name = _interface()
-    device = gloo.create_device(interface=name) if name else gloo.create_default_device()
+    # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: a lazy device ends with the first backend that ends.
+    if name:
+        device = gloo.create_device(interface=name, lazy_init=False)
+    else:
+        device = gloo.create_default_device(lazy_init=False)
 
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
         options = gloo._Options()

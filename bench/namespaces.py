@@ -1,0 +1,128 @@
+"""Hosts pretended on one machine: network, name and process namespaces of their own, and a shaped link to a switch.
+
+Everything hangs on one process for each host: when it ends, the kernel removes what it held. Nothing is made in the
+namespaces of the caller. Needs root, util-linux and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["INTERFACE", "Cluster", "missing"]
+
+INTERFACE = "eth0"
+"""The network interface of each host."""
+
+_NETWORK = "10.91.0"
+_FRAME = 9000
+# A bucket that lets no packet through which is longer than it: the kernel joins packets up to this length.
+_JOINED = 18000
+
+
+def missing() -> str:
+    """Returns why there can be no namespaces here, or ""."""
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    lacking = [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]
+    if lacking:
+        return f"not installed: {', '.join(lacking)} (util-linux, iproute2)"
+    tried = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True)
+    return "" if tried.returncode == 0 else "the kernel refuses namespaces"
+
+
+class Cluster:
+    """Hosts on a switch.
+
+    Args:
+        hosts: How many.
+        megabits: Rate of each host's link, each way, in Mbit/s; 0: what the machine gives.
+    """
+
+    def __init__(self, hosts: int, megabits: float) -> None:
+        self.hosts = hosts
+        self._megabits = megabits
+        self._keepers: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            for name in [*(f"host{i}" for i in range(self.hosts)), "switch"]:
+                self._keepers.append(self._keeper(name))
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the hosts and whatever runs on them."""
+        for keeper in self._keepers:
+            keeper.kill()
+            keeper.wait()
+
+    def address(self, host: int) -> str:
+        """Returns the host's IPv4 address."""
+        return f"{_NETWORK}.{host + 1}"
+
+    def spawn(self, host: int, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Starts a process on a host, which ends with the host."""
+        enter = ["nsenter", "-t", self._inner(host), "-n", "-u", "-i", "-p", "--"]
+        return subprocess.Popen([*enter, *command], env={**os.environ, **env})
+
+    def _keeper(self, name: str) -> subprocess.Popen[str]:
+        flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
+        # The first process of a pid namespace must not collect its children's zombies.
+        script = f"trap '' CHLD; hostname {name}; ip link set lo up; echo up; exec sleep infinity"
+        keeper = subprocess.Popen(
+            ["unshare", *flags, "--mount-proc", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert keeper.stdout is not None
+        if keeper.stdout.readline() != "up\n":
+            raise RuntimeError(f"{name}: no namespaces")
+        return keeper
+
+    def _inner(self, host: int) -> str:
+        """Returns the process id, out here, of the host's first process."""
+        pid = self._keepers[host].pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+
+    def _ip(self, host: int, *words: object) -> None:
+        subprocess.run(
+            ["nsenter", "-t", self._inner(host), "-n", *map(str, words)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _connect(self) -> None:
+        switch = self.hosts
+        self._ip(switch, "ip", "link", "add", "bridge", "type", "bridge")
+        self._ip(switch, "ip", "link", "set", "bridge", "up")
+        for host in range(self.hosts):
+            port = f"port{host}"
+            peer = ["type", "veth", "peer", "name", INTERFACE, "netns", self._inner(host)]
+            self._ip(switch, "ip", "link", "add", port, *peer)
+            joined = ["gso_max_size", _JOINED] if self._megabits else []
+            up = ["mtu", _FRAME, *joined, "up"]
+            self._ip(switch, "ip", "link", "set", port, "master", "bridge", *up)
+            self._ip(host, "ip", "addr", "add", f"{self.address(host)}/24", "dev", INTERFACE)
+            self._ip(host, "ip", "link", "set", INTERFACE, *up)
+            if self._megabits:
+                self._shape(switch, port)
+                self._shape(host, INTERFACE)
+
+    def _shape(self, host: int, device: str) -> None:
+        bucket = ["rate", f"{self._megabits:g}mbit", "burst", "40kb", "limit", "16mb"]
+        self._ip(host, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket)

@@ -1,0 +1,44 @@
+"""The benchmark between hosts: what a host must send, and a run on two pretended ones."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fastcoll.bench import hosts, namespaces
+
+
+def test_least_bytes():
+    assert hosts.least_bytes("all_reduce", 1000, 2) == 1000
+    assert hosts.least_bytes("all_reduce", 1000, 4) == 1500
+    assert hosts.least_bytes("all_gather", 1000, 4) == 750
+    assert hosts.least_bytes("broadcast", 1000, 4) == 1000
+    assert hosts.least_bytes("gather", 1000, 4) is None
+
+
+def test_a_run_on_two_hosts(tmp_path):
+    if problem := namespaces.missing():
+        pytest.skip(problem)
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "fastcoll.bench.hosts", "--rounds", "2", "--megabits", "500"]
+    command += ["--bytes", "65536", "--call", "barrier", "all_reduce", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(path.read_text())
+    assert record["transport"] == "shm+gloo" and (record["hosts"], record["ranks_per_host"]) == (
+        2,
+        2,
+    )
+    barrier, all_reduce = record["cases"]
+    assert (barrier["call"], all_reduce["call"]) == ("barrier", "all_reduce")
+    # Each byte once, with what frames, TCP and Ethernet add; gloo's ring sends half as many again.
+    assert 65536 < all_reduce["fastcoll"]["sent"] < 1.1 * 65536 < all_reduce["gloo"]["sent"]
+    assert all_reduce["fastcoll"]["ms"] > 65536 * 8 / 500e3  # no faster than the link
+
+
+@pytest.mark.parametrize("wrong", [["--hosts", "1"], ["--per-host", "0"], ["--rounds", "0"]])
+def test_what_makes_no_sense_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        hosts.main(wrong)
+    assert "expected 2 hosts or more" in capsys.readouterr().err
