@@ -21,6 +21,10 @@ _NETWORK = "10.91.0"
 _FRAME = 9000
 # A bucket that lets no packet through which is longer than it: the kernel joins packets up to this length.
 _JOINED = 18000
+_SPACES = (
+    *("--net", "--uts", "--ipc", "--mount", "--pid"),
+    *("--fork", "--kill-child", "--mount-proc"),
+)
 
 
 def missing() -> str:
@@ -30,8 +34,15 @@ def missing() -> str:
     lacking = [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]
     if lacking:
         return f"not installed: {', '.join(lacking)} (util-linux, iproute2)"
-    tried = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True)
-    return "" if tried.returncode == 0 else "the kernel refuses namespaces"
+    script = (
+        "ip link add one type veth peer name other && ip link add three type bridge && "
+        f"ip link set one gso_max_size {_JOINED} && "
+        "tc qdisc replace dev one root tbf rate 1mbit burst 40kb limit 1mb"
+    )
+    tried = subprocess.run(
+        ["unshare", *_SPACES, "sh", "-c", script], capture_output=True, text=True
+    )
+    return "" if tried.returncode == 0 else f"the kernel refuses namespaces: {tried.stderr.strip()}"
 
 
 class Cluster:
@@ -81,11 +92,10 @@ class Cluster:
         return subprocess.Popen([*enter, *command], env={**os.environ, **env})
 
     def _keeper(self, name: str) -> subprocess.Popen[str]:
-        flags = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"]
         # The first process of a pid namespace must not collect its children's zombies.
         script = f"trap '' CHLD; hostname {name}; ip link set lo up; echo up; exec sleep infinity"
         keeper = subprocess.Popen(
-            ["unshare", *flags, "--mount-proc", "sh", "-c", script],
+            ["unshare", *_SPACES, "sh", "-c", script],
             stdout=subprocess.PIPE,
             text=True,
         )
