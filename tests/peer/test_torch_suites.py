@@ -102,6 +102,15 @@ def test_the_error_is_the_last_one_that_says_something() -> None:
     assert first_error(detail) == "KeyError: 'a'"
 
 
+def test_the_record_names_no_folder_of_a_machine() -> None:
+    comparison = Comparison("fastcoll")
+    told = "ImportError: cannot import name 'A' (/home/me/torch/b.py)"
+    comparison.not_imported["test_a.py"] = told
+    assert comparison.record({})["files_ended_early"] == {
+        "test_a.py": "ImportError: cannot import name 'A' (b.py)"
+    }
+
+
 def test_each_file_is_of_one_suite_and_those_left_out_of_none(tmp_path: Path) -> None:
     names = ("_composable/fsdp/test_a.py", "_composable/test_b.py", *suites.LEFT_OUT)
     for name in names:

@@ -139,5 +139,7 @@ class Comparison:
             "gloo_fails_only": sorted(beyond),
             "both_fail": {error: len(names) for error, names in sorted(failed.items())},
             "both_skip": dict(sorted(skipped.items())),
-            "files_ended_early": self.not_imported,
+            "files_ended_early": {
+                file: first_error(told) for file, told in self.not_imported.items()
+            },
         }
