@@ -30,7 +30,7 @@ __all__ = ["least_bytes", "main"]
 BACKENDS = ("fastcoll", "gloo")
 CALLS = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
-    *("reduce", "all_to_all", "gather", "scatter"),
+    *("reduce", "all_to_all", "gather", "scatter", "send", "exchange"),
 )
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
@@ -42,11 +42,12 @@ def least_bytes(call: str, message: int, hosts: int) -> float | None:
 
     Args:
         call: The collective.
-        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole.
+        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole. "send" is from the first rank
+            to the last and back, "exchange" between the two both ways at once.
         hosts: How many.
     """
     share = (hosts - 1) / hosts
-    factors = {"all_reduce": 2 * share, "broadcast": 1.0}
+    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
     factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
     return factors[call] * message if call in factors else None
 
@@ -57,7 +58,24 @@ def _prepared(call: str, message: int) -> Callable[[Any], object]:
     whole = torch.ones(max(ranks, message // 4) // ranks * ranks)
     part, other = torch.ones(whole.numel() // ranks), torch.empty_like(whole)
     parts = list(other.chunk(ranks)) if rank == 0 else None
+    ends = (0, ranks - 1)
+
+    def send(group: Any) -> None:
+        if rank in ends:
+            turns = [dist.send, dist.recv] if rank == 0 else [dist.recv, dist.send]
+            for turn in turns:
+                turn(whole, ends[1 - ends.index(rank)], group)
+
+    def exchange(group: Any) -> None:
+        if rank in ends:
+            peer = ends[1 - ends.index(rank)]
+            pair = [dist.P2POp(dist.isend, whole, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+
     calls: dict[str, Callable[[Any], object]] = {
+        "send": send,
+        "exchange": exchange,
         "barrier": lambda group: dist.barrier(group=group),
         "all_reduce": lambda group: dist.all_reduce(whole, group=group),
         "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),

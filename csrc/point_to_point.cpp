@@ -3,15 +3,12 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
-#include "base/interrupt.hpp"
-#include "engine/worker_pool.hpp"
-#include "gloo_messages.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
 namespace {
 
-/// One message over shared memory, which tells its work when it is done.
+/// One message, which tells its work when it is done.
 class TensorMessage : public PointToPointOp {
  public:
   void complete(std::exception_ptr fault) noexcept override {
@@ -37,30 +34,6 @@ class TensorMessage : public PointToPointOp {
       trace::setMessage(trace, source, numbers->next(false, source, tag, false));
     }
     fault ? trace::fail(trace, fault) : trace::complete(trace);
-  }
-};
-
-/// One message over Gloo. A pooled thread waits for it, because Gloo's works do not end by
-/// themselves.
-class RemoteMessageWork : public WorkFastcoll {
- public:
-  using WorkFastcoll::WorkFastcoll;
-  int sourceRank() const override { return inner->sourceRank(); }
-  c10::intrusive_ptr<c10d::Work> inner;
-
- protected:
-  bool waitForTransfer(std::optional<TimePoint> until) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!completed_) {
-      auto next = Clock::now() + kWaitSlice;
-      if (until && *until < next) next = *until;
-      cv_.wait_until(lock, next, [this] { return completed_; });
-      if (!completed_ && until && Clock::now() >= *until) return false;
-      lock.unlock();
-      checkInterrupt();
-      lock.lock();
-    }
-    return true;
   }
 };
 
@@ -117,18 +90,16 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
   }
   const trace::RecordId record = tracedMessage(site.name, tensor, send, peer, tag);
   try {
-    if (!engine_->pointToPointShared(timeout, site.name, messages_ + 1)) {
-      return launchRemote(site, tensor, send, peer, tag, record);
-    }
-    return launchShared(site, tensor, send, peer, tag, record);
+    return launchMessage(site, tensor, send, peer, tag, record);
   } catch (...) {
     trace::fail(record, std::current_exception(), engine_->faulted());
     throw;
   }
 }
 
-WorkRef ProcessGroupFastcoll::launchShared(const CallSite& site, at::Tensor& tensor, bool send,
-                                           int peer, int tag, trace::RecordId record) {
+WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& tensor, bool send,
+                                            int peer, int tag, trace::RecordId record) {
+  PointToPoint& pointToPoint = engine_->pointToPoint(site.name, messages_ + 1);
   const bool profiled = at::hasCallbacks();
   auto op = std::make_shared<TensorMessage>();
   op->task.emplace(site);
@@ -154,67 +125,7 @@ WorkRef ProcessGroupFastcoll::launchShared(const CallSite& site, at::Tensor& ten
   op->work = work;
   work->attach(engine_, op);
   op->task->prepare();
-  engine_->pointToPoint().submit(op);
-  return work;
-}
-
-WorkRef ProcessGroupFastcoll::launchRemote(const CallSite& site, at::Tensor& tensor, bool send,
-                                           int peer, int tag, trace::RecordId record) {
-  auto& remote = dynamic_cast<GlooMessages&>(engine_->remote(options_->timeout));
-  requireDense(site, tensor);
-  if (!send) requireNoOverlap(site, tensor);
-  // As bytes: Gloo does not know every dtype.
-  at::Tensor flat = at::empty({tensor.numel()}, tensor.options().requires_grad(false));
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    if (send) flat.copy_(tensor.reshape({-1}));
-  }
-  const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.element_size());
-  Tensors raw{at::from_blob(flat.data_ptr(), {bytes}, [flat](void*) {}, at::kByte)};
-  auto work = c10::make_intrusive<RemoteMessageWork>(
-      rank_, typeOf(send, peer), titleOf(send, peer), std::optional<Tensors>(Tensors{tensor}),
-      send ? Tensors{} : Tensors{tensor}, ++messages_);
-  auto& gloo = *remote.backend();
-  work->inner = send                 ? gloo.send(raw, peer, tag)
-                : peer == kAnySource ? gloo.recvAnysource(raw, tag)
-                                     : gloo.recv(raw, peer, tag);
-  const std::string what = concat(
-      send ? "send" : "recv", "(seq ", messages_, ", ", dtypeName(dtypeOf(tensor.scalar_type())),
-      "[", tensor.numel(), "], ", send ? "to " : "from ",
-      peer == kAnySource ? "any rank" : concat("rank ", peer), ", tag ", tag, ")");
-  const std::string prefix = site.prefix();
-  trace::start(record);
-  auto numbers = peer == kAnySource && record != 0 ? messageNumbers_ : nullptr;
-  runOnWorker(
-      [engine = engine_, work, flat, tensor, send, prefix, what, record, numbers, tag]() mutable {
-        std::exception_ptr fault;
-        try {
-          work->inner->wait();
-          if (!send) {
-            at::AutoDispatchBelowADInplaceOrView guard;
-            tensor.copy_(flat.reshape(tensor.sizes()));
-          }
-        } catch (const std::exception& error) {
-          const std::string text = error.what();
-          const bool late = text.find("imed out") != std::string::npos;
-          ToldFault told{ErrorKind::Timeout,
-                         concat(late ? "Timed out in " : "the connection failed in ", what,
-                                " over Gloo: ", text.substr(0, text.find('\n')))};
-          if (!late) told = engine->whoBroke(told.text);
-          fault = std::make_exception_ptr(Error(told.kind, prefix + told.text));
-        }
-        tensor.reset();
-        if (fault) {
-          trace::fail(record, fault);
-        } else {
-          const int source = numbers == nullptr ? -1 : work->sourceRank();
-          if (source >= 0) {
-            trace::setMessage(record, source, numbers->next(false, source, tag, false));
-          }
-          trace::complete(record);
-        }
-        work->markDone(fault);
-      });
+  pointToPoint.submit(op);
   return work;
 }
 

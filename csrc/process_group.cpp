@@ -9,7 +9,6 @@
 
 #include "call_checks.hpp"
 #include "engine/worker_pool.hpp"
-#include "gloo_messages.hpp"
 #include "network/gloo.hpp"
 #include "patient_store.hpp"
 #include "reduce/reduce.hpp"
@@ -72,22 +71,15 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     engine_ = std::make_shared<CpuEngine>(
         configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
         // The store, not this: the engine may outlive the group.
-        CpuEngine::Factories{
-            [store = store_] {
-              return std::make_unique<GlooNetwork>(
-                  [store, make = glooFactory()()](const std::string& name, int rank,
-                                                  Milliseconds timeout) {
-                    auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                        "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
-                    return make(prefix, rank, 2, timeout);
-                  });
-            },
-            [store = store_, rank, size, options = options_](const std::string& id) {
-              auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                  "fastcoll/gloo/" + id, c10::make_intrusive<PatientStore>(store));
-              return std::make_unique<GlooMessages>(
-                  glooFactory()()(prefix, rank, size, options->timeout));
-            }});
+        [store = store_] {
+          return std::make_unique<GlooNetwork>([store, make = glooFactory()()](
+                                                   const std::string& name, int rank,
+                                                   Milliseconds timeout) {
+            auto prefix = c10::make_intrusive<c10d::PrefixStore>(
+                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
+            return make(prefix, rank, 2, timeout);
+          });
+        });
     livingEngines().add(engine_);
     shareTensors();
   });

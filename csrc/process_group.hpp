@@ -171,10 +171,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef launch(std::shared_ptr<TensorTask> task, Call call);
   WorkRef launchPointToPoint(const CallSite& site, at::Tensor& tensor, bool send, int peer,
                              int tag);
-  WorkRef launchShared(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
-                       trace::RecordId record);
-  WorkRef launchRemote(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
-                       trace::RecordId record);
+  WorkRef launchMessage(const CallSite& site, at::Tensor& tensor, bool send, int peer, int tag,
+                        trace::RecordId record);
   bool collecting(WorkRef& work);
   void stopCollecting();
   /// Calls the body of a call: what it throws becomes torch's, and ends a batch that is collected,

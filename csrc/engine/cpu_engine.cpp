@@ -23,12 +23,13 @@ void setText(char (&field)[N], const std::string& value) {
 
 }  // namespace
 
-CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, Factories factories)
+CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
+                     MakeNetwork makeNetwork)
     : config_(std::move(config)),
       forkGeneration_(forkGeneration()),
       store_(std::move(store)),
       firstFault_(store_),
-      factories_(std::move(factories)),
+      makeNetwork_(std::move(makeNetwork)),
       process_(LocalProcess::get()) {
   if (config_.size == 1) {
     decideSpin(true);
@@ -75,7 +76,6 @@ CpuEngine::~CpuEngine() {
     (void)stream_.release();
     (void)rendezvous_.release();
     (void)memory_.release();
-    (void)remote_.release();
     (void)spanning_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
     return;
@@ -95,24 +95,23 @@ std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
                 config_.size, ", seq ", seq, "]: ");
 }
 
-void CpuEngine::throwIfUnusable(const Request& request) const {
-  const char* call = collectiveName(request.collective);
+void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
   if (forkGeneration_ != forkGeneration()) {
     throw Error(ErrorKind::Backend,
-                prefix(call, request.seq) +
+                prefix(call, seq) +
                     "this process is a fork of the one that made the group. Create process groups "
                     "after the fork, or use the spawn or forkserver start method.");
   }
   if (closed_) {
     throw Error(ErrorKind::Backend,
-                prefix(call, request.seq) +
+                prefix(call, seq) +
                     "the group was destroyed. Initialize it again to use it again.");
   }
   if (memory_ != nullptr && memory_->aborted()) {
-    memory_->throwAborted(prefix(call, request.seq));
+    memory_->throwAborted(prefix(call, seq));
   }
   if (interrupted_) {
-    throw Error(faultKind_, prefix(call, request.seq) + "the group failed before: " + fault_);
+    throw Error(faultKind_, prefix(call, seq) + "the group failed before: " + fault_);
   }
 }
 
@@ -177,7 +176,7 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
 /// it tells a rank that came too late from one that did not come.
 void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
   try {
-    throwIfUnusable(task.request);
+    throwIfUnusable(collectiveName(task.request.collective), task.request.seq);
   } catch (const Error& error) {
     const std::uint64_t next = sequence_ + 1;
     const bool first = !std::exchange(refused_, true);

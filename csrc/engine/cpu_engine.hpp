@@ -49,12 +49,6 @@ class Task {
 };
 using TaskRef = std::shared_ptr<Task>;
 
-/// Carries messages between two ranks of a group that is on several hosts (Gloo).
-class RemoteMessages {
- public:
-  virtual ~RemoteMessages() = default;
-};
-
 struct EngineConfig {
   std::string name;
   int rank = 0;
@@ -79,14 +73,10 @@ struct EngineInfo {
 
 class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  public:
-  struct Factories {
-    /// Makes the way to other hosts.
-    std::function<std::unique_ptr<Network>()> network;
-    /// `id` names this instance of the group, equal on all ranks.
-    std::function<std::unique_ptr<RemoteMessages>(const std::string& id)> messages;
-  };
+  /// Makes the way to other hosts.
+  using MakeNetwork = std::function<std::unique_ptr<Network>()>;
 
-  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, Factories factories);
+  CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
   ~CpuEngine();
 
   /// Runs the collective before it returns; throws its fault.
@@ -98,13 +88,10 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   /// Waits without helping, so that it can give up: false when `until` has passed.
   bool waitUntil(const Task& task, TimePoint until);
 
-  /// True when the ranks share memory, so that point-to-point runs over it; decided at first use.
-  /// `call` and `seq` are named in errors.
-  bool pointToPointShared(Milliseconds timeout, const char* call, std::uint64_t seq);
-  PointToPoint& pointToPoint();
-  /// What carries messages between hosts, made at first use. All ranks must call it.
-  RemoteMessages& remote(Milliseconds timeout);
-
+  /// For the call of that name and number. Throws when the group is unusable.
+  PointToPoint& pointToPoint(const char* call, std::uint64_t seq);
+  /// For one that has been begun.
+  PointToPoint& pointToPoint() { return *pointToPoint_; }
   /// Waits for all ranks and names those that do not come; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
 
@@ -112,9 +99,6 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   /// Lets pending work end for a moment, then fails it; tells the peers. Idempotent, never throws.
   void shutdown() noexcept;
-  /// What broke a connection with another host, as far as that can be found out in a moment:
-  /// the group's first fault, or which process has ended. `text` is what the connection said.
-  ToldFault whoBroke(const std::string& text) const noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   EngineInfo info() const;
@@ -132,6 +116,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void runOne(Request& request);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
+  ToldFault whoBroke(const std::string& text) const noexcept;
+  ToldFault whyLost(int peer, const std::string& text) noexcept;
   template <typename Connect>
   void connect(Connect connect);
   void span(const Agreement& agreement, Milliseconds timeout);
@@ -140,7 +126,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
   void wakeWorker();
   void work();
-  void throwIfUnusable(const Request& request) const;
+  void throwIfUnusable(const char* call, std::uint64_t seq) const;
   std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error, bool connectionLost);
   ToldFault tellPeers(const ToldFault& fault) noexcept;
@@ -154,14 +140,14 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   const std::uint64_t forkGeneration_;
   std::shared_ptr<KeyValueStore> store_;
   mutable FirstFault firstFault_;
-  const Factories factories_;
+  const MakeNetwork makeNetwork_;
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;
   std::unique_ptr<SegmentStream> stream_;
   std::unique_ptr<PointToPoint> pointToPoint_;
+  std::once_flag pointToPointMade_;
   Spanning spanning_;
-  std::unique_ptr<RemoteMessages> remote_;
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 
@@ -176,8 +162,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   bool interrupted_ = false;  // a fault before there was shared memory to record it in
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
-  int pairState_ = 0;  // 0: unknown, 1: shared, 2: not
-  std::mutex pairMutex_;
+  std::atomic<bool> spinDecided_{false};
 };
 
 }  // namespace fastcoll

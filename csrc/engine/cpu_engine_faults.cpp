@@ -54,6 +54,23 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   return fault;
 }
 
+/// Why a connection for point-to-point broke: what the peer has told, or that it is gone.
+ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
+  const std::string gone =
+      concat(memory_->memberName(peer),
+             ": connection closed by peer (the process ended or left, or its host cannot be "
+             "reached; ",
+             text, ")");
+  try {
+    for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
+      if (auto fault = rendezvous_->toldBy(peer)) return *fault;
+      std::this_thread::sleep_for(Milliseconds(5));
+    }
+  } catch (const std::exception&) {  // the store is gone too
+  }
+  return {ErrorKind::Backend, gone};
+}
+
 /// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error, bool connectionLost) {
   ToldFault fault{error.kind(), causeIn(error.what())};

@@ -28,6 +28,7 @@ void CpuEngine::decide(Milliseconds timeout) {
 
 /// `coreEach`: no other rank needs the core of one that spins.
 void CpuEngine::decideSpin(bool coreEach) {
+  spinDecided_ = true;
   const int chosen = config_.spinMicros;
   spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
   // Nor does another thread of this process, if there is a second core to run on.
@@ -60,13 +61,12 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.leads()) {
     std::unique_ptr<Links> links;
     connect([&] {
-      links = std::make_unique<Links>(factories_.network(), hosts, *memory_, agreement.id, timeout,
+      links = std::make_unique<Links>(makeNetwork_(), hosts, *memory_, agreement.id, timeout,
                                       kGrace);
     });
     links->checkPeers = [this](const std::string& site) { checkPeers(site); };
     spanning_.links = std::move(links);
   }
-  if (factories_.messages) connect([&] { remote_ = factories_.messages(agreement.id); });
   reason_ = agreement.reason;
   path_.store(Path::Spanning, std::memory_order_release);
   const bool asked = config_.transport == TransportChoice::Gloo;
@@ -77,73 +77,38 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
 
 // --- point-to-point ----------------------------------------------------------------------------
 
-bool CpuEngine::pointToPointShared(Milliseconds timeout, const char* call, std::uint64_t seq) {
-  std::lock_guard<std::mutex> lock(pairMutex_);
+PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
   {
-    std::lock_guard<std::mutex> state(mutex_);
-    throwIfUnusable(Request{});
+    const std::lock_guard<std::mutex> lock(mutex_);
+    throwIfUnusable(call, seq);
   }
-  if (pairState_ == 0) {
-    const Path path = path_.load(std::memory_order_acquire);
-    bool shared = path == Path::Shared;
-    if (path == Path::Undecided) {
-      const Agreement agreement =
-          rendezvous_->announced(deadlineAfter(Clock::now(), timeout), timeout);
-      shared = agreement.hosts.count() == 1;
-      decideSpin(agreement.coreEach);
-    }
-    if (shared) {
-      try {
-        memory_->open(config_.arenaBytes);
-      } catch (const Error& error) {
-        // The peer may be waiting already, and the ranks that use Gloo do so all together.
-        const std::string cause =
-            concat(memory_->memberName(config_.rank),
-                   " has no shared memory for point-to-point: ", error.what());
-        abort(error.kind(), cause);
-        throw Error(error.kind(), prefix(call, seq) + cause);
-      }
-      auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_,
-                                                 config_.ringBytes, config_.stores, [this] {
-                                                   ToldFault fault;
-                                                   memory_->recorded(fault.kind, fault.text);
-                                                   tellPeers(fault);
-                                                 });
-      std::lock_guard<std::mutex> state(mutex_);
-      pointToPoint_ = std::move(made);
-    }
-    pairState_ = shared ? 1 : 2;
-  }
-  return pairState_ == 1;
-}
-
-PointToPoint& CpuEngine::pointToPoint() {
+  std::call_once(pointToPointMade_, [this] {
+    PointToPoint::Setup setup;
+    setup.ringBytes = config_.ringBytes;
+    setup.stores = config_.stores;
+    setup.tellUnmet = [this] {
+      ToldFault fault;
+      memory_->recorded(fault.kind, fault.text);
+      tellPeers(fault);
+    };
+    setup.met = [this] {
+      if (spinDecided_) return;
+      if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
+    };
+    setup.network = makeNetwork_;
+    setup.whyLost = [this](int peer, const std::string& text) { return whyLost(peer, text); };
+    setup.owner = weak_from_this();
+    auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, setup);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pointToPoint_ = std::move(made);
+  });
   return *pointToPoint_;
-}
-
-RemoteMessages& CpuEngine::remote(Milliseconds timeout) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (running_) changed_.wait_for(lock, kWaitSlice);
-  throwIfUnusable(Request{});
-  running_ = true;
-  lock.unlock();
-  try {
-    if (path_.load(std::memory_order_acquire) == Path::Undecided) decide(timeout);
-  } catch (...) {
-    release(lock);
-    throw;
-  }
-  release(lock);
-  if (remote_ == nullptr) {
-    throw Error(ErrorKind::Backend, prefix("init", 0) + "the ranks share memory, not Gloo");
-  }
-  return *remote_;
 }
 
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    throwIfUnusable(Request{});
+    throwIfUnusable("monitored_barrier", 0);
   }
   if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
 }

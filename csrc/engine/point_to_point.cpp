@@ -23,16 +23,14 @@ constexpr std::size_t kPieceBytes = 64 * 1024;
 
 }  // namespace
 
-PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-                           std::size_t ringBytes, StoresChoice stores,
-                           std::function<void()> tellUnmet)
+PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
+                           const std::atomic<int>& spinMicros, Setup setup)
     : memory_(memory),
       rendezvous_(rendezvous),
       spinMicros_(spinMicros),
-      ringBytes_(ringBytesFor(ringBytes, memory.size())),
+      setup_(std::move(setup)),
+      ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
       pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
-      stores_(stores),
-      tellUnmet_(std::move(tellUnmet)),
       peers_(static_cast<std::size_t>(memory.size())) {}
 
 PointToPoint::~PointToPoint() {
@@ -60,6 +58,8 @@ void PointToPoint::submit(PointToPointRef op) {
     }
     progress(finished, false);
     if (active()) needBackground();
+    // It waits for peers of this host only, until somebody tells it of others.
+    if (!op->send && threadSleeps_ && anyElsewhere_) wakeBackground();
   }
   complete(finished);
 }
@@ -68,6 +68,7 @@ void PointToPoint::poll() {
   Finished finished;
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     progress(finished, true);
+    callReaders();
     lock.unlock();
   }
   complete(finished);
@@ -79,8 +80,11 @@ void PointToPoint::complete(Finished& finished) {
     op->complete(fault);
     op->done.store(true, std::memory_order_seq_cst);
   }
-  // Other threads of this process may sleep on the bell for what was finished here.
-  ring(memory_.rank());
+  // Other threads of this process may sleep for what was finished here.
+  if (memory_.isOpen()) ring(memory_.rank());
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
+  { const std::lock_guard<std::mutex> lock(mutex_); }  // who has looked before sleeps by now
+  changed_.notify_all();
 }
 
 /// Wakes the rank if it sleeps. No wake-up is lost: the sleeper announces itself and then looks at
@@ -98,6 +102,10 @@ void PointToPoint::ring(int rank) {
 void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
   // After a fault elsewhere the memory just read may already have been given back.
   if (!op->send && memory_.aborted()) memory_.throwAborted("");
+  end(op, finished);
+}
+
+void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
   finished.emplace_back(op, nullptr);
   all_.erase(op->place_);
 }
@@ -108,7 +116,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   if (!active()) return false;
   if (memory_.aborted()) {
     failAllLocked(finished);
-    return true;
+    return !finished.empty();
   }
   bool moved = false;
   lookAt_ = TimePoint::max();
@@ -132,8 +140,10 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
 
 bool PointToPoint::advancePeer(int rank, Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (!peer.paired) tryPair(rank);
-  bool moved = advanceSends(rank, finished);  // needs no pairing: the channel is own memory
+  if (!peer.paired && !peer.elsewhere) tryMeet(rank);
+  if (peer.elsewhere) return advanceRemote(rank, finished);
+  if (!peer.known) return false;
+  bool moved = advanceSends(rank, finished);  // before it is paired: the channel is own memory
   if (peer.paired && !peer.in) {
     const std::uint64_t offset =
         memory_.block(rank).link(memory_.rank()).channel.load(std::memory_order_acquire);
@@ -151,16 +161,21 @@ bool PointToPoint::advancePeer(int rank, Finished& finished) {
   return moved || told;
 }
 
-void PointToPoint::tryPair(int rank) {
+void PointToPoint::tryMeet(int rank) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   const auto now = Clock::now();
   if (now >= peer.nextTry) {
-    peer.paired = rendezvous_.tryPair(rank);
+    const Rendezvous::Met met = rendezvous_.tryMeet(rank);
+    peer.paired = met == Rendezvous::Met::Here;
+    peer.known = met != Rendezvous::Met::NotYet;
+    peer.elsewhere = met == Rendezvous::Met::Elsewhere;
     const int micros = std::min(10000, 100 << std::min(peer.tries++, 7));
     peer.nextTry = now + std::chrono::microseconds(micros);
+    if (peer.paired) setup_.met();
     if (peer.paired) ring(rank);  // it may wait for what was posted before it could be rung
+    if (peer.elsewhere) anyElsewhere_ = true;
   }
-  if (!peer.paired) lookAt_ = std::min(lookAt_, peer.nextTry);
+  if (!peer.paired && !peer.elsewhere) lookAt_ = std::min(lookAt_, peer.nextTry);
 }
 
 bool PointToPoint::hasPending() {
@@ -169,6 +184,7 @@ bool PointToPoint::hasPending() {
 }
 
 bool PointToPoint::flush(TimePoint until) {
+  if (anyElsewhere_) flushRemote(until);
   for (;;) {
     bool all = true;
     {

@@ -1,5 +1,6 @@
-// Send and receive between the ranks of a group over shared memory: matching by source and tag, any
-// number of messages under way in both directions, independent of the group's collectives.
+// Send and receive between the ranks of a group: matching by source and tag, any number of messages
+// under way in both directions, independent of the group's collectives. Ranks of a host exchange
+// them over shared memory, others over a connection of the two; only these two take part.
 //
 // All state is advanced by progress(), a function that never waits and moves a bounded number of
 // bytes, so that sending and receiving take turns. Whoever waits for a message calls it; when
@@ -10,6 +11,11 @@
 //   up to kEagerBytes   in records that follow each other unasked; the send ends with the last
 //   longer              the first kEagerBytes so, the rest when the receiver has matched it
 //   in the arena        is read by the receiver where it lies; the send ends when it has been
+//
+// To another host (see remote_channel.hpp) a message of up to kRecordsBytes goes in records, and
+// its send ends with the last; of a longer one the first kRemoteEagerBytes do, and the rest goes
+// from memory to memory. Records are read by a thread that waits for one, or by a pooled one while
+// something is expected and nobody waits; a rest is waited for by a pooled thread.
 #pragma once
 
 #include <condition_variable>
@@ -26,6 +32,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../hosts/remote_channel.hpp"
 #include "../trace/trace.hpp"
 #include "../transport/group_memory.hpp"
 #include "../transport/message.hpp"
@@ -60,8 +67,9 @@ class PointToPointOp {
   std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // among all that are not done
   std::uint64_t number_ = 0;  // of the message among those from its sender to its receiver
   std::size_t moved_ = 0;     // bytes written to the ring, or to the receiver's tensor
-  std::size_t unasked_ = 0;   // of a send: bytes that go before the receiver has answered
+  std::size_t unasked_ = 0;   // bytes that go before the receiver has answered
   bool begun_ = false;        // of a send: its first record is written
+  bool restUnderWay_ = false;  // a thread waits for what goes from memory to memory
 };
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
@@ -74,13 +82,28 @@ class PointToPoint {
   /// Messages in the arena that are not copied into the ring are longer than this.
   static constexpr std::size_t kCopiedBytes = 16 * 1024;
 
-  /// `ringBytes`: of the ring to each peer that is sent more than small messages; less in groups so
-  /// large that their rings would take much memory.
-  /// `tellUnmet`: called when the group has failed here, to tell ranks that this one has not met.
-  PointToPoint(
-      GroupMemory& memory, Rendezvous& rendezvous, int spinMicros,
-      std::size_t ringBytes = kRingBytes, StoresChoice stores = StoresChoice::Auto,
-      std::function<void()> tellUnmet = [] {});
+  /// To another host: what goes in records, and what of a longer message does.
+  static constexpr std::size_t kRecordsBytes = 3 * RemoteChannel::kPayloadBytes;
+  static constexpr std::size_t kRemoteEagerBytes = 2 * RemoteChannel::kPayloadBytes;
+
+  struct Setup {
+    /// Of the ring to each peer that is sent more than small messages; less in groups so large that
+    /// their rings would take much memory.
+    std::size_t ringBytes = kRingBytes;
+    StoresChoice stores = StoresChoice::Auto;
+    /// Called when the group has failed here, to tell ranks that this one has not met.
+    std::function<void()> tellUnmet = [] {};
+    /// Makes the way to other hosts, once.
+    std::function<std::unique_ptr<Network>()> network;
+    /// Why the connection to a rank broke, whose end said `text`. May take a moment.
+    std::function<ToldFault(int rank, const std::string& text)> whyLost;
+    /// Called when a peer of this host was met.
+    std::function<void()> met = [] {};
+    /// Keeps what this object refers to alive, for its threads.
+    std::weak_ptr<void> owner;
+  };
+  PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
+               Setup setup);
   ~PointToPoint();
 
   /// Takes the operation and does at once what can be done without waiting.
@@ -127,10 +150,23 @@ class PointToPoint {
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
     bool large = false;  // `out` writes into the large ring
+    bool known = false;  // on which host it is
     bool paired = false;
     TimePoint nextTry;  // of pairing
     int tries = 0;
     std::optional<TimePoint> goneSince;  // while it is not known to mean this group
+    // Of a peer on another host.
+    bool elsewhere = false;
+    bool connecting = false;
+    std::unique_ptr<RemoteChannel> channel;
+    bool reading = false;  // a thread waits for its next record
+    int users = 0;         // threads that use the channel without the lock
+    std::string lost;                 // how the connection broke
+    bool explaining = false;          // a thread finds out why
+    /// Something of it is awaited that comes in records.
+    bool expects(bool any) const {
+      return any || receives > 0 || !open.empty() || !sends.empty();
+    }
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
@@ -140,8 +176,9 @@ class PointToPoint {
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);
   bool advancePeer(int rank, Finished& finished);
-  void tryPair(int rank);
+  void tryMeet(int rank);
   void finish(const PointToPointRef& op, Finished& finished);
+  void end(const PointToPointRef& op, Finished& finished);
   void complete(Finished& finished);
   void ring(int rank);
   bool active() const { return !all_.empty(); }
@@ -157,6 +194,7 @@ class PointToPoint {
   // point_to_point_waiting.cpp
   bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
   void needBackground();
+  void wakeBackground();
   void serveInBackground();
 
   // point_to_point_sending.cpp
@@ -170,10 +208,11 @@ class PointToPoint {
   // point_to_point_receiving.cpp
   bool matchUnexpected(const PointToPointRef& op, Finished& finished);
   bool takeRecords(int rank, Finished& finished);
-  bool waitsForReceive(Peer& peer, const PairRecord& record, std::size_t length);
-  void takeMessage(int rank, const PairRecord& record, std::size_t length, Finished& finished);
-  void takePiece(int rank, const PairRecord& record, std::size_t length, Finished& finished);
-  void keep(Unexpected& message, const PairRecord& record, std::size_t length);
+  bool waitsForReceive(Peer& peer, const RecordHead& head);
+  void takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
+                   Finished& finished);
+  void takePiece(int rank, const RecordHead& head, const RecordBytes& payload, Finished& finished);
+  void keep(Unexpected& message, const RecordBytes& payload, std::size_t length);
   void accept(PointToPointOp& op, const Unexpected& message) const;
   void expect(const PointToPointRef& op, const Unexpected& message, Finished& finished);
   void store(PointToPointOp& op, const std::uint8_t* from, std::size_t bytes);
@@ -182,13 +221,35 @@ class PointToPoint {
   bool answer(Peer& peer);
   void hold(std::ptrdiff_t bytes);
 
+  // point_to_point_remote.cpp
+  using Lock = std::unique_lock<std::mutex>;
+  bool advanceRemote(int rank, Finished& finished);
+  void beginRemote(Peer& peer, PointToPointOp& op);
+  void sendRest(const PointToPointRef& op);
+  void receiveRest(const PointToPointRef& op);
+  void awaitRest(int rank, const PointToPointRef& op, TransferRef transfer);
+  void read(int rank, TimePoint until, Lock& lock, Finished& finished);
+  void takeRemote(int rank, Finished& finished);
+  void callReaders();
+  bool waitElsewhere(const PointToPointOp& op, TimePoint until);
+  bool isElsewhere(const PointToPointOp& op);
+  void noteLost(int rank, const std::string& text, Finished& finished);
+  void leave(Finished& finished);
+  void closeUnused();
+  void flushRemote(TimePoint until);
+
+  // point_to_point_connecting.cpp
+  void needConnections();
+  void connectPeers();
+  void connectTo(int rank, const std::string& name);
+  void startJob(std::function<void()> job);
+
   GroupMemory& memory_;
   Rendezvous& rendezvous_;
-  const int spinMicros_;
+  const std::atomic<int>& spinMicros_;
+  const Setup setup_;
   const std::size_t ringBytes_;
   const std::size_t pieceBytes_;
-  const StoresChoice stores_;
-  const std::function<void()> tellUnmet_;
 
   std::mutex mutex_;
   std::vector<Peer> peers_;
@@ -206,7 +267,16 @@ class PointToPoint {
   std::thread thread_;
   bool threadRuns_ = false;
   bool threadRests_ = false;  // nothing is under way; to be woken when something is
+  bool threadSleeps_ = false;  // on the bell, until something rings it
   bool stopping_ = false;
+
+  // Of other hosts.
+  std::atomic<bool> anyElsewhere_{false};
+  std::unique_ptr<Network> network_;
+  bool connects_ = false;  // a thread looks for peers that want to connect
+  int jobs_ = 0;           // pooled threads at work here
+  std::condition_variable changed_;
+  std::atomic<int> sleepers_{0};  // on it
 };
 
 }  // namespace fastcoll

@@ -17,20 +17,25 @@ void PointToPoint::failAll() {
 }
 
 void PointToPoint::failAllLocked(Finished& finished) {
-  const auto& id = memory_.identity();
   // Each rank knows only those that it talks to. And a receiver may be reading a message where it
   // lies in this rank's arena: it must hear of the fault before the sender's caller may write there
   // again, or it would report what it read as success.
   memory_.passOn();
-  for (const auto& op : all_) {
+  closeUnused();
+  for (auto next = all_.begin(); next != all_.end();) {
+    const PointToPointRef op = *next++;
+    // The network may still write to its memory: later, when the channel is closed.
+    const int peer = op->send ? op->peer : op->source;
+    if (op->restUnderWay_ && peers_[static_cast<std::size_t>(peer)].channel) continue;
     try {
+      const auto& id = memory_.identity();
       memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
                                   "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
     }
+    all_.erase(op->place_);
   }
-  all_.clear();
   receives_.clear();
   unexpected_.clear();
   anyReceives_ = 0;
@@ -48,7 +53,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
 
 void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& finished) {
   memory_.abort(kind, cause);
-  tellUnmet_();
+  setup_.tellUnmet();
   failAllLocked(finished);
 }
 
@@ -68,7 +73,8 @@ void PointToPoint::checkFaults(Finished& finished) {
         const auto pid = static_cast<int>(memory_.process(op->peer).header().pid);
         state = concat(" (state ", processState(pid), ")");
       } else if (op->peer != kAnySource) {
-        state = ", which has not used the group for point-to-point with this rank";
+        const bool met = peers_[static_cast<std::size_t>(op->peer)].channel != nullptr;
+        state = met ? "" : ", which has not used the group for point-to-point with this rank";
       }
       cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
     }
@@ -79,6 +85,8 @@ void PointToPoint::checkFaults(Finished& finished) {
 /// The peer has left the group. What is bound may be an earlier group of the same name, whose end
 /// says nothing of this one: then the peer has a while to come back.
 bool PointToPoint::isGone(int rank, TimePoint now) {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.elsewhere) return peer.channel && peer.channel->heardGoodbye();
   auto& since = peers_[static_cast<std::size_t>(rank)].goneSince;
   if (!memory_.hasLeft(rank)) {
     since.reset();

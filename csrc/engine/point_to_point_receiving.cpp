@@ -27,30 +27,30 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
   while (budget > 0) {
     const PairRecord* record = in.next();
     if (record == nullptr) break;
-    // Read once: a broken peer may write it again.
-    const std::size_t length = record->length;
-    if (waitsForReceive(peer, *record, length)) break;
+    const RecordHead head = in.head(*record);
+    const std::size_t length = head.length;
+    if (waitsForReceive(peer, head)) break;
     took = true;
     if (length > in.most()) {
       throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " wrote a record of ",
                                              length, " bytes into a ring of fewer"));
     }
-    switch (record->kind.load(std::memory_order_relaxed)) {
+    switch (head.kind) {
       case PairRecord::kMessage:
-        takeMessage(rank, *record, length, finished);
+        takeMessage(rank, head, in.payload(*record, length), finished);
         in.advance(length);
         break;
       case PairRecord::kPiece:
-        takePiece(rank, *record, length, finished);
+        takePiece(rank, head, in.payload(*record, length), finished);
         in.advance(length);
         break;
       case PairRecord::kMove: {
-        const std::uint64_t bytes = record->bytes;
+        const std::uint64_t bytes = head.bytes;
         if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
           throw Error(ErrorKind::Backend,
                       concat(memory_.memberName(rank), " announces a ring of ", bytes, " bytes"));
         }
-        std::uint8_t* const data = memory_.inPeer(rank, record->where, bytes);
+        std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
         in.advance(length);
         in.move(data, bytes);
@@ -68,9 +68,9 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
 
 /// A message for which no receive was posted yet stays in the ring for a moment: in an exchange of
 /// isend and irecv the receive is about to come, and to keep the message would be a second copy.
-bool PointToPoint::waitsForReceive(Peer& peer, const PairRecord& record, std::size_t length) {
-  const bool message = record.kind.load(std::memory_order_relaxed) == PairRecord::kMessage;
-  if (!message || length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
+bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
+  const bool message = head.kind == PairRecord::kMessage;
+  if (!message || head.length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
     peer.waitsSince.reset();
     return false;
   }
@@ -84,14 +84,16 @@ bool PointToPoint::waitsForReceive(Peer& peer, const PairRecord& record, std::si
   return true;
 }
 
-void PointToPoint::takeMessage(int rank, const PairRecord& record, std::size_t length,
+void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
                                Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  Unexpected message{rank,         peer.arrived++,   record.tag,
-                     record.dtype, record.asks != 0, record.bytes,
-                     record.where, Payload(),        0};
+  const std::size_t length = head.length;
+  Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
+                     head.bytes, head.where,     Payload(), 0};
   const bool small = message.bytes <= length;
-  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes)) {
+  const bool odd = peer.channel != nullptr && head.asks &&
+                   (head.where > kEagerBytes || head.where > head.bytes || length > head.where);
+  if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends ", length,
                                            " bytes of a message of ", message.bytes));
   }
@@ -101,35 +103,37 @@ void PointToPoint::takeMessage(int rank, const PairRecord& record, std::size_t l
       });
   if (match == receives_.end()) {
     unexpected_.push_back(std::move(message));
-    if (length > 0) keep(unexpected_.back(), record, length);
+    if (length > 0) keep(unexpected_.back(), payload, length);
     return;
   }
   const PointToPointRef op = *match;
   receives_.erase(match);
   --(op->peer == kAnySource ? anyReceives_ : peer.receives);
   accept(*op, message);
-  peer.in->payload(record, length,
-                   [&](const std::uint8_t* from, std::size_t n) { store(*op, from, n); });
+  for (const auto& [from, bytes] : payload) {
+    if (bytes > 0) store(*op, from, bytes);
+  }
   expect(op, message, finished);
 }
 
-void PointToPoint::takePiece(int rank, const PairRecord& record, std::size_t length,
+void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload,
                              Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const std::uint64_t number = record.where;
+  const std::uint64_t number = head.where;
   const auto open = std::find_if(peer.open.begin(), peer.open.end(),
                                  [&](const auto& op) { return op->number_ == number; });
   if (open != peer.open.end()) {
     const PointToPointRef op = *open;
-    if (length > op->message.bytes() - op->moved_) {
+    if (head.length > op->unasked_ - op->moved_) {
       throw Error(ErrorKind::Backend,
                   concat(memory_.memberName(rank), " sends more than all of ", describe(*op)));
     }
-    peer.in->payload(record, length,
-                     [&](const std::uint8_t* from, std::size_t n) { store(*op, from, n); });
-    if (op->moved_ < op->message.bytes()) return;
+    for (const auto& [from, bytes] : payload) {
+      if (bytes > 0) store(*op, from, bytes);
+    }
+    if (op->moved_ < op->unasked_) return;
     peer.open.erase(open);
-    finish(op, finished);
+    if (!op->restUnderWay_) finish(op, finished);
     return;
   }
   // Begun long ago or just now; the sender sends pieces of one such message at a time.
@@ -140,7 +144,7 @@ void PointToPoint::takePiece(int rank, const PairRecord& record, std::size_t len
     throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends a piece of message ",
                                            number, ", which is not under way"));
   }
-  keep(*held, record, length);
+  keep(*held, payload, head.length);
 }
 
 bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished) {
@@ -157,14 +161,13 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
     if (message.held > 0) store(*op, message.payload.get(), message.held);
     expect(op, message, finished);
   } catch (const Error& error) {
-    memory_.abort(error.kind(), error.what());
-    failAllLocked(finished);
+    fail(error.kind(), error.what(), finished);
   }
   return true;
 }
 
 /// Keeps the next record's payload for a receive to come.
-void PointToPoint::keep(Unexpected& message, const PairRecord& record, std::size_t length) {
+void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
   // What comes unasked is bounded, except that a small message comes in any case.
   const auto room = static_cast<std::size_t>(
       std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length)));
@@ -173,11 +176,11 @@ void PointToPoint::keep(Unexpected& message, const PairRecord& record, std::size
     throw Error(ErrorKind::Backend, concat(memory_.memberName(message.source),
                                            " sends more of a message than was asked for"));
   }
-  peers_[static_cast<std::size_t>(message.source)].in->payload(
-      record, length, [&](const std::uint8_t* from, std::size_t n) {
-        std::memcpy(message.payload.get() + message.held, from, n);
-        message.held += n;
-      });
+  for (const auto& [from, bytes] : payload) {
+    if (bytes == 0) continue;
+    std::memcpy(message.payload.get() + message.held, from, bytes);
+    message.held += bytes;
+  }
   hold(static_cast<std::ptrdiff_t>(length));
 }
 
@@ -189,6 +192,7 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
   full_ = full;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (peer.channel) peer.channel->setFull(full);
     if (!peer.in || memory_.hasLeft(rank)) continue;
     peer.inChannel->full.store(full ? 1 : 0, std::memory_order_relaxed);
   }
@@ -198,6 +202,8 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
+  const Peer& peer = peers_[static_cast<std::size_t>(message.source)];
+  op.unasked_ = peer.channel && message.asks ? message.where : message.bytes;
   trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
   throw Error(ErrorKind::Backend,
@@ -216,6 +222,11 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     return;
   }
   Peer& peer = peers_[static_cast<std::size_t>(message.source)];
+  if (peer.channel) {
+    if (op->moved_ < op->unasked_) peer.open.push_back(op);
+    if (message.asks) receiveRest(op);
+    return;
+  }
   if (message.where != 0) {
     peer.pulls.emplace_back(op, memory_.inPeer(message.source, message.where, total));
     return;

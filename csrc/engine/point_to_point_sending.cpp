@@ -91,8 +91,8 @@ std::uint64_t PointToPoint::inArena(const Message& message) const {
 /// Writes a message's first record; false when there is no room yet.
 bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
   const std::size_t bytes = op.message.bytes();
-  PairRecord head{};
-  head.kind.store(PairRecord::kMessage, std::memory_order_relaxed);
+  RecordHead head{};
+  head.kind = PairRecord::kMessage;
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
@@ -106,7 +106,7 @@ bool PointToPoint::begin(Peer& peer, PointToPointOp& op) {
     op.unasked_ = bytes;
     head.length = static_cast<std::uint32_t>(bytes);
   }
-  head.asks = op.unasked_ < bytes ? 1 : 0;
+  head.asks = op.unasked_ < bytes;
   if (!peer.out->fits(head.length)) return false;
   peer.out->write(head, op.message, 0);
   op.number_ = peer.sent++;
@@ -122,7 +122,7 @@ bool PointToPoint::useLargeRing(Peer& peer) {
   const std::uint64_t offset = memory_.allocate(ringBytes_, GroupMemory::Peers::Read);
   std::uint8_t* const data = memory_.arena().base() + offset;
   mapNow(data, ringBytes_);
-  peer.out->move(data, ringBytes_, offset, RingStores(stores_, ringBytes_));
+  peer.out->move(data, ringBytes_, offset, RingStores(setup_.stores, ringBytes_));
   peer.large = true;
   return true;
 }
@@ -130,8 +130,8 @@ bool PointToPoint::useLargeRing(Peer& peer) {
 /// Writes pieces of the message up to `end`; false when there is more to write than room or budget.
 bool PointToPoint::writePieces(Peer& peer, PointToPointOp& op, std::size_t end,
                                std::size_t& budget) {
-  PairRecord head{};
-  head.kind.store(PairRecord::kPiece, std::memory_order_relaxed);
+  RecordHead head{};
+  head.kind = PairRecord::kPiece;
   head.where = op.number_;
   while (op.moved_ < end) {
     const std::size_t take = std::min(pieceBytes_, end - op.moved_);

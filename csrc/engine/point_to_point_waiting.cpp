@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../base/counted.hpp"
 #include "../base/interrupt.hpp"
 #include "../base/thread.hpp"
 #include "point_to_point.hpp"
@@ -18,26 +19,15 @@ namespace {
 constexpr std::chrono::milliseconds kTick{1};
 constexpr std::chrono::milliseconds kLongTick{8};
 constexpr std::chrono::milliseconds kLinger{100};
+// For pooled threads to end with the group.
+constexpr std::chrono::milliseconds kJobsEnd{2000};
 // A sleep while something may happen that rings no bell, at the least.
 constexpr std::chrono::microseconds kShortSleep{200};
-
-template <typename T>
-class Counted {
- public:
-  explicit Counted(std::atomic<T>& count) : count_(count) {
-    count_.fetch_add(1, std::memory_order_seq_cst);
-  }
-  ~Counted() { count_.fetch_sub(1, std::memory_order_relaxed); }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-
- private:
-  std::atomic<T>& count_;
-};
 
 }  // namespace
 
 bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
+  if (isElsewhere(op)) return waitElsewhere(op, until);
   const Counted<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(spinMicros_);
   int idle = 0;  // rounds since something moved
@@ -75,6 +65,7 @@ bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
       continue;
     }
     checkInterrupt();
+    if (isElsewhere(op)) return waitElsewhere(op, until);  // it was met meanwhile
     if (sleep(&op, finished, until - now)) idle = 0;
     if (spin.count() > 0 && idle != 0) idle = kBriefSpins + 1;
   }
@@ -95,6 +86,7 @@ bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
   std::chrono::nanoseconds slice = kShortSleep;
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     moved = progress(finished, true);
+    callReaders();
     slice = std::clamp<std::chrono::nanoseconds>(
         lookAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : lookAt_ - Clock::now(),
         kShortSleep, kWaitSlice);
@@ -108,14 +100,22 @@ bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
 
 void PointToPoint::stop() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     stopping_ = true;
     background_.notify_all();
+    // Pooled threads wait in slices, but the store or the network may keep one longer.
+    changed_.wait_for(lock, kJobsEnd, [this] { return jobs_ == 0; });
+    closeUnused();
   }
   if (!thread_.joinable()) return;
-  // It may sleep on the bell.
-  if (memory_.isOpen()) ring(memory_.rank());
+  wakeBackground();
   thread_.join();
+}
+
+/// It may sleep on the bell.
+void PointToPoint::wakeBackground() {
+  if (memory_.isOpen()) ring(memory_.rank());
+  background_.notify_all();
 }
 
 /// Called under the lock when something is under way.
@@ -141,10 +141,21 @@ void PointToPoint::serveInBackground() {
   while (!stopping_) {
     if (alone && active() && waiters_.load(std::memory_order_relaxed) == 0) {
       const std::uint64_t before = looks_;
-      lock.unlock();
+      threadSleeps_ = true;
       Finished finished;
-      sleep(nullptr, finished, kWaitSlice);
-      lock.lock();
+      if (memory_.isOpen()) {
+        lock.unlock();
+        sleep(nullptr, finished, kWaitSlice);
+        lock.lock();
+      } else {
+        progress(finished, true);
+        callReaders();
+        if (finished.empty()) background_.wait_for(lock, kWaitSlice);
+        lock.unlock();
+        complete(finished);
+        lock.lock();
+      }
+      threadSleeps_ = false;
       looks = looks_;
       alone = looks - before <= 1;  // its own
       continue;
@@ -155,6 +166,7 @@ void PointToPoint::serveInBackground() {
     const bool looked = std::exchange(looks, looks_) != looks_;
     const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
     tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
+    if (waitedFor) callReaders();  // whoever waits may wait for another peer
     if (looked || waitedFor) continue;
     if (active()) {
       alone = true;

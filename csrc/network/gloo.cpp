@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <condition_variable>
+#include <limits>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -18,6 +19,9 @@ constexpr Milliseconds kTick{10};
 constexpr int kIdleTicks = 20;
 // Gloo's own limit on a wait closes connections, so that waits are ended by the alarm instead.
 constexpr Milliseconds kNever = std::chrono::hours(24 * 365);
+
+// Of a receive that nobody sends anything for; see Sentinel.
+constexpr int kSentinelTag = std::numeric_limits<int>::max();
 
 at::Tensor view(const void* data, std::size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
@@ -106,14 +110,26 @@ class GlooNetwork::Alarm {
   bool stopping_ = false;
 };
 
+/// A receive that nobody sends anything for. Gloo ends receives with an error when their connection
+/// breaks, but not one whose message has begun to come: this one tells.
+struct GlooNetwork::Sentinel {
+  std::mutex mutex;
+  std::uint8_t byte = 0;
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
 class GlooNetwork::GlooTransfer : public Transfer {
  public:
-  GlooTransfer(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Work> work)
-      : alarm_(std::move(alarm)), work_(std::move(work)) {}
+  GlooTransfer(std::shared_ptr<Alarm> alarm, std::shared_ptr<Sentinel> sentinel,
+               c10::intrusive_ptr<c10d::Work> work)
+      : alarm_(std::move(alarm)), sentinel_(std::move(sentinel)), work_(std::move(work)) {}
 
   bool wait(TimePoint until) override {
     try {
-      return alarm_->wait(*work_, until);
+      if (alarm_->wait(*work_, until)) return true;
+      const std::unique_lock<std::mutex> lock(sentinel_->mutex, std::try_to_lock);
+      if (lock.owns_lock()) alarm_->wait(*sentinel_->work, Clock::now());
+      return false;
     } catch (const std::exception& error) {
       lost(error);
     }
@@ -121,13 +137,20 @@ class GlooNetwork::GlooTransfer : public Transfer {
 
  private:
   std::shared_ptr<Alarm> alarm_;
+  std::shared_ptr<Sentinel> sentinel_;
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
 class GlooNetwork::GlooConnection : public Connection {
  public:
   GlooConnection(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Backend> gloo, int peer)
-      : alarm_(std::move(alarm)), gloo_(std::move(gloo)), peer_(peer) {}
+      : alarm_(std::move(alarm)),
+        sentinel_(std::make_shared<Sentinel>()),
+        gloo_(std::move(gloo)),
+        peer_(peer) {
+    std::vector<at::Tensor> memory{view(&sentinel_->byte, 1)};
+    sentinel_->work = gloo_->recv(memory, peer_, kSentinelTag);
+  }
 
   TransferRef send(const void* data, std::size_t bytes, int tag) override {
     return begin([&](std::vector<at::Tensor>& memory) { return gloo_->send(memory, peer_, tag); },
@@ -143,13 +166,14 @@ class GlooNetwork::GlooConnection : public Connection {
   TransferRef begin(Start start, const void* data, std::size_t bytes) {
     try {
       std::vector<at::Tensor> memory{view(data, bytes)};
-      return std::make_unique<GlooTransfer>(alarm_, start(memory));
+      return std::make_unique<GlooTransfer>(alarm_, sentinel_, start(memory));
     } catch (const std::exception& error) {
       lost(error);
     }
   }
 
   std::shared_ptr<Alarm> alarm_;
+  std::shared_ptr<Sentinel> sentinel_;
   c10::intrusive_ptr<c10d::Backend> gloo_;
   const int peer_;
 };

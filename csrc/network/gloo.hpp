@@ -25,6 +25,7 @@ class GlooNetwork : public Network {
 
  private:
   class Alarm;
+  struct Sentinel;
   class GlooTransfer;
   class GlooConnection;
 

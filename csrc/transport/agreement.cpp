@@ -78,13 +78,15 @@ void Rendezvous::requireDescriptors(int connections) const {
              std::strerror(error), "). Raise the limit on open files (ulimit -n) on that rank."));
 }
 
-void Rendezvous::nameMembers() {
-  std::vector<std::string> names;
-  for (const auto& record : records_) {
-    names.push_back(concat("pid ", record.pid, ", host ",
-                           std::string(record.host, strnlen(record.host, sizeof record.host))));
-  }
-  memory_.nameMembers(std::move(names));
+std::string Rendezvous::nameOf(const GroupRecord& record) {
+  return concat("pid ", record.pid, ", host ",
+                std::string(record.host, strnlen(record.host, sizeof record.host)));
+}
+
+void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason) const {
+  throw Error(ErrorKind::Backend,
+              concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
+                     by.rank, ", but ", reason, ". Unset it on all ranks to let them use Gloo."));
 }
 
 Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
@@ -105,7 +107,9 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         });
     const Hosts hosts = hostsOf(records_, "");
     const std::vector<int>& local = hosts.local();
-    nameMembers();
+    for (const auto& record : records_) {
+      memory_.nameMember(static_cast<int>(record.rank), nameOf(record));
+    }
     std::string problem;
     if (local.size() > 1) {
       try {
@@ -122,7 +126,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       }
     }
     if (!problem.empty() || hosts.count() > 1) {
-      requireDescriptors(memory_.size() + hosts.count());
+      requireDescriptors(memory_.size() - 1);
     }
     const std::string decision = concat("fastcoll/go/", agreement.id);
     const std::string vote = problem.empty() ? kShared : kAgainst + problem;
@@ -195,13 +199,14 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
       if (agreement.hosts.local().size() == 1) break;
       memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
     }
+    {
+      const std::lock_guard<std::mutex> lock(keysMutex_);
+      hosts_ = agreement.hosts;
+    }
     if (agreement.reason.empty()) agreement.reason = whySeveral(records_);
     if (agreement.hosts.count() == 1) agreement.reason = "all ranks share one host and user";
     if (agreement.hosts.count() > 1 && demanding != records_.end()) {
-      throw Error(ErrorKind::Backend,
-                  concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
-                         demanding->rank, ", but ", agreement.reason,
-                         ". Unset it on all ranks to let them use Gloo."));
+      throwDemanded(*demanding, agreement.reason);
     }
     return agreement;
   }

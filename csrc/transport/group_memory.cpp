@@ -40,9 +40,9 @@ void GroupMemory::open(std::size_t arenaBytes) {
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
   block->rank = static_cast<std::uint32_t>(identity_.rank);
   block->size = static_cast<std::uint32_t>(identity_.size);
+  if (early_) record(block->abort, earlyKind_, earlyCause_);  // nobody knows it yet
   own_.store(block, std::memory_order_release);
   arena().addToDirectory(identity_.nonce, blockOffset_);
-  if (!earlyCause_.empty()) record(block->abort, earlyKind_, earlyCause_);  // nobody knows it yet
 }
 
 bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint64_t nonce) {
@@ -243,15 +243,17 @@ std::string GroupMemory::memberName(int peer) const {
   }
   if (!isBound(peer)) {
     const std::lock_guard<std::mutex> lock(namesMutex_);
-    if (names_.empty()) return concat("rank ", peer);
-    return concat("rank ", peer, " (", names_[static_cast<std::size_t>(peer)], ")");
+    const auto place = static_cast<std::size_t>(peer);
+    if (place >= names_.size() || names_[place].empty()) return concat("rank ", peer);
+    return concat("rank ", peer, " (", names_[place], ")");
   }
   return concat("rank ", peer, " (", process(peer).name(), ")");
 }
 
-void GroupMemory::nameMembers(std::vector<std::string> names) {
+void GroupMemory::nameMember(int peer, std::string name) {
   const std::lock_guard<std::mutex> lock(namesMutex_);
-  names_ = std::move(names);
+  names_.resize(static_cast<std::size_t>(size()));
+  names_[static_cast<std::size_t>(peer)] = std::move(name);
 }
 
 std::string GroupMemory::causeOfSilence(int peer) const {
@@ -265,9 +267,10 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (!isOpen()) {
     std::lock_guard<std::mutex> lock(bindMutex_);
     if (!isOpen()) {
-      if (earlyCause_.empty()) {
+      if (!early_.load(std::memory_order_relaxed)) {
         earlyKind_ = kind;
         earlyCause_ = cause;
+        early_.store(true, std::memory_order_release);
       }
       return;
     }
@@ -328,6 +331,7 @@ AbortRecord& GroupMemory::recordOf(int member) const {
 }
 
 void GroupMemory::passOn() noexcept {
+  if (!isOpen()) return;
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
   recorded(kind, cause);
@@ -345,6 +349,11 @@ bool GroupMemory::hear(int peer) noexcept {
 }
 
 void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
+  if (!isOpen()) {  // early_ was seen, after what it tells of was written
+    kind = earlyKind_;
+    cause = earlyCause_;
+    return;
+  }
   const AbortRecord& fault = own().abort;
   // The writer may be between claim and text, or have died there: wait a little, not for ever.
   const auto until = Clock::now() + kWriting;

@@ -69,8 +69,8 @@ class GroupMemory {
   bool hasLeft(int peer) const;
   /// "rank 2 (pid 4711, host h1)"
   std::string memberName(int peer) const;
-  /// What members that are never bound are called: "pid 4711, host h2".
-  void nameMembers(std::vector<std::string> names);
+  /// What a member that is not bound is called: "pid 4711, host h2".
+  void nameMember(int peer, std::string name);
   /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
   std::string causeOfSilence(int peer) const;
 
@@ -85,7 +85,8 @@ class GroupMemory {
   /// first, its fault is told instead; later calls change nothing. Never throws.
   void abort(ErrorKind kind, const std::string& cause) noexcept;
   bool aborted() const {
-    return isOpen() && own().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
+    if (!isOpen()) return early_.load(std::memory_order_acquire);
+    return own().abort.state.load(std::memory_order_acquire) != AbortRecord::kNone;
   }
   /// Tells all peers of the fault that this rank knows of. Never throws.
   void passOn() noexcept;
@@ -133,7 +134,8 @@ class GroupMemory {
   std::vector<std::atomic<Member*>> members_;
   std::vector<std::pair<int, std::unique_ptr<Member>>> everBound_;
   std::vector<std::pair<std::uint64_t, Peers>> allocated_;
-  ErrorKind earlyKind_ = ErrorKind::Backend;  // of a fault before there was a block to record it in
+  std::atomic<bool> early_{false};  // a fault before there was a block to record it in
+  ErrorKind earlyKind_ = ErrorKind::Backend;
   std::string earlyCause_;
   mutable std::mutex namesMutex_;
   std::vector<std::string> names_;

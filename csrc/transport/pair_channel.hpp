@@ -26,7 +26,8 @@ namespace fastcoll {
 /// A record's first line; its payload follows from the next line on, or lies in `payload` if it
 /// fits. All fields but `kind` are written before it and read after it.
 struct alignas(64) PairRecord {
-  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove };
+  /// kTaken and kGoodbye are words between hosts; see remote_channel.hpp.
+  enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye };
   static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kInlineBytes = 32;
 
@@ -48,6 +49,17 @@ struct alignas(64) PairRecord {
 };
 static_assert(sizeof(PairRecord) == PairRecord::kLine);
 static_assert(sizeof(DType) == 1);
+
+/// What a record says, read once: a broken peer may write it again.
+struct RecordHead {
+  PairRecord::Kind kind;
+  std::int32_t tag;
+  std::uint32_t length;
+  DType dtype;
+  bool asks;
+  std::uint64_t bytes;
+  std::uint64_t where;  // between hosts, kMessage: where the rest begins that travels by itself
+};
 
 struct PairChannel {
   static constexpr std::size_t kAnswers = 16;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "message.hpp"
 #include "pair_channel.hpp"
@@ -32,6 +34,9 @@ struct PairRing {
   }
 };
 
+/// A record's payload lies in one run or two.
+using RecordBytes = std::array<std::pair<const std::uint8_t*, std::size_t>, 2>;
+
 class PairWriter {
  public:
   explicit PairWriter(PairChannel& channel)
@@ -50,12 +55,12 @@ class PairWriter {
 
   /// Writes a record that fits: the fields of `head`, then `head.length` bytes of the message from
   /// `offset` on.
-  void write(const PairRecord& head, const Message& message, std::size_t offset) {
+  void write(const RecordHead& head, const Message& message, std::size_t offset) {
     PairRecord& record = ring_.record(position_);
     record.tag = head.tag;
     record.length = head.length;
     record.dtype = head.dtype;
-    record.asks = head.asks;
+    record.asks = head.asks ? 1 : 0;
     record.bytes = head.bytes;
     record.where = head.where;
     if (head.length <= PairRecord::kInlineBytes) {
@@ -74,7 +79,7 @@ class PairWriter {
     ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
     // Release publishes payload, fields and the cleared line (copyStreaming has ordered its stores
     // before this one); seq_cst, because the sender then looks whether the receiver sleeps.
-    record.kind.store(head.kind.load(std::memory_order_relaxed), std::memory_order_seq_cst);
+    record.kind.store(head.kind, std::memory_order_seq_cst);
     // The line that the next record clears: fetched now, not between its payload and its
     // publication.
     __builtin_prefetch(&ring_.record(position_ + PairRecord::kLine), 1);
@@ -82,8 +87,8 @@ class PairWriter {
 
   /// Goes on in another ring, `offset` of the sender's arena; a record without payload must fit.
   void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
-    PairRecord head{};
-    head.kind.store(PairRecord::kMove, std::memory_order_relaxed);
+    RecordHead head{};
+    head.kind = PairRecord::kMove;
     head.bytes = bytes;
     head.where = offset;
     write(head, Message(), 0);
@@ -114,16 +119,25 @@ class PairReader {
     const PairRecord& record = ring_.record(position_);
     return record.kind.load(std::memory_order_acquire) == PairRecord::kNone ? nullptr : &record;
   }
+  RecordHead head(const PairRecord& record) const {
+    return {static_cast<PairRecord::Kind>(record.kind.load(std::memory_order_relaxed)),
+            record.tag,
+            record.length,
+            record.dtype,
+            record.asks != 0,
+            record.bytes,
+            record.where};
+  }
   /// Payload that the ring can hold; a record that claims more is broken.
   std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }
-  /// Calls use(address, bytes) for the runs of the next record's payload.
-  template <typename Use>
-  void payload(const PairRecord& record, std::size_t length, Use use) const {
-    if (length <= PairRecord::kInlineBytes) {
-      if (length > 0) use(record.payload, length);
-    } else {
-      ring_.visit(position_ + PairRecord::kLine, length, use);
-    }
+  /// The runs of the next record's payload.
+  RecordBytes payload(const PairRecord& record, std::size_t length) const {
+    if (length <= PairRecord::kInlineBytes) return {{{record.payload, length}, {nullptr, 0}}};
+    RecordBytes runs{};
+    std::size_t run = 0;
+    ring_.visit(position_ + PairRecord::kLine, length,
+                [&](const std::uint8_t* from, std::size_t n) { runs[run++] = {from, n}; });
+    return runs;
   }
   void advance(std::size_t length) { position_ += PairRecord::size(length); }
   /// The rest follows in another ring.

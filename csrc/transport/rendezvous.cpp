@@ -245,18 +245,21 @@ bool Rendezvous::changed() {
   return false;
 }
 
-/// Ranks share memory if they are processes of one user in one machine and network namespace, or
-/// say so by FASTCOLL_HOST_ID. `apart[host]` is '1' for hosts whose ranks stay apart after all.
+/// Equal for ranks that share memory: processes of one user in one machine and network namespace,
+/// or that say so by FASTCOLL_HOST_ID.
+std::string Rendezvous::hostKey(const GroupRecord& record) {
+  const std::string boot = text(record.bootId), id = text(record.hostId);
+  const bool alone = record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo) ||
+                     (boot.empty() && id.empty());
+  if (alone) return concat("rank ", record.rank);
+  if (!id.empty()) return concat("host ", id, '\n', record.uid);
+  return concat(boot, '\n', record.networkNamespace, '\n', record.uid);
+}
+
+/// `apart[host]` is '1' for hosts whose ranks stay apart after all.
 Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const {
   std::vector<std::string> keys;
-  for (const auto& record : records) {
-    const std::string boot = text(record.bootId), id = text(record.hostId);
-    const bool alone = record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo) ||
-                       (boot.empty() && id.empty());
-    keys.push_back(alone         ? concat("rank ", record.rank)
-                   : !id.empty() ? concat("host ", id, '\n', record.uid)
-                                 : concat(boot, '\n', record.networkNamespace, '\n', record.uid));
-  }
+  for (const auto& record : records) keys.push_back(hostKey(record));
   const Hosts hosts(keys, memory_.rank());
   if (apart.find('1') == std::string::npos) return hosts;
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
@@ -301,15 +304,6 @@ bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
     if (here && record.rank != own_.rank) ranks.push_back(record.cores);
   }
   return hasCoreEach(ranks, 0, grantedCores());
-}
-
-Agreement Rendezvous::announced(TimePoint deadline, Milliseconds timeout) {
-  const std::vector<GroupRecord> records = readAll(deadline, timeout);
-  Agreement agreement;
-  agreement.hosts = hostsOf(records, "");
-  agreement.reason = whySeveral(records);
-  agreement.coreEach = coreEach(records);
-  return agreement;
 }
 
 /// Which of the ranks cannot be bound when time is up.
@@ -369,25 +363,6 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
     }
   }
   return "";
-}
-
-bool Rendezvous::tryPair(int peer) {
-  memory_.open(arenaBytes_);
-  if (memory_.isConfirmed(peer)) return true;
-  GroupRecord record{};
-  if (!read(peer, record)) return false;
-  // The echo tells the peer which instance this rank means, even before the peer can be mapped.
-  memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
-  auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
-  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
-    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
-    if (process == nullptr && processGone(record)) throwGone(record);
-    return false;
-  }
-  // Mutual: the peer must mean this instance too, not an earlier one under the same name.
-  if (!memory_.isMutual(peer, record.nonce)) return false;
-  memory_.confirm(peer, record.nonce);
-  return true;
 }
 
 }  // namespace fastcoll

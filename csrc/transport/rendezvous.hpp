@@ -9,6 +9,7 @@
 //   H                = hash of all records' nonces
 //   v/<H>/<rank>     whether the rank shares memory with those of its host: "shm", or why not
 //   go/<H>           rank 0's decision once it has all votes: which hosts' ranks stay apart
+//   p/<pair>/<rank>  the rank wants to connect with the other of the pair, for point-to-point
 //   f/<H>            what some rank failed with; see told_fault.hpp
 //
 // A rank that sees a record change starts over with the new H. A key that names H cannot be stale,
@@ -18,6 +19,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,12 +81,19 @@ class Rendezvous {
   /// For collectives: all ranks take part. The peers on this rank's host are then bound in
   /// `memory`.
   Agreement agree(TimePoint deadline, Milliseconds timeout);
-  /// For point-to-point: only the two ranks take part. True once the peer's block is bound here and
-  /// the peer means this instance of the group. Does not wait for the peer: ask again.
-  bool tryPair(int peer);
-  /// What all ranks' records say (waits until every rank has created the group). Nothing but
-  /// `hosts`, `reason` and `coreEach` is told.
-  Agreement announced(TimePoint deadline, Milliseconds timeout);
+  enum class Met { NotYet, Pairing, Here, Elsewhere };
+  /// For point-to-point: only the two ranks take part. NotYet: the peer has not created the group.
+  /// Pairing: it is on this host. Here: its block is bound, and it means this instance of the group.
+  /// Elsewhere: on another host. Does not wait for the peer: ask again.
+  Met tryMeet(int peer);
+  /// For a peer elsewhere: tells it that this rank wants to connect, if `ask` or if the peer wants.
+  /// Here: both do, under `name`. Pairing: its record has changed, ask tryMeet() again. Of one
+  /// thread at a time.
+  Met tryConnect(int peer, bool ask, std::string& name);
+  /// What the peer failed with, or the group; that it died, if that can be seen from here.
+  std::optional<ToldFault> toldBy(int peer);
+  /// Agreement::coreEach, once all ranks have created the group.
+  std::optional<bool> coreEachIfKnown();
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
   /// so that it works before the ranks can talk to each other; the group stays usable.
@@ -119,10 +128,13 @@ class Rendezvous {
   std::string cameLate(const ToldFault& fault) const;
   void requireDescriptors(int connections) const;
   std::string hash() const;
-  void nameMembers();
   std::string voteKey(int rank) const;
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote, const std::string& head) const;
+  static std::string hostKey(const GroupRecord& record);
+  static std::string nameOf(const GroupRecord& record);
+  bool sharesHost(const GroupRecord& record) const;
+  [[noreturn]] void throwDemanded(const GroupRecord& by, const std::string& reason) const;
   Hosts hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const;
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
   bool coreEach(const std::vector<GroupRecord>& records) const;
@@ -143,6 +155,8 @@ class Rendezvous {
   std::vector<GroupRecord> records_;
   mutable std::mutex keysMutex_;
   std::string groupFault_;  // its key, once the ranks' records are known
+  Hosts hosts_;             // once the ranks have agreed
+  std::vector<std::uint64_t> asked_;  // nonces of the instances that were told: tryConnect's
 };
 
 }  // namespace fastcoll

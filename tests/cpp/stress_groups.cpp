@@ -147,7 +147,7 @@ void staleNames(Rank& me) {
         std::exception_ptr fault;
         std::uint8_t value = 0;
       };
-      REQUIRE(engine->pointToPointShared(Milliseconds(30000), "send", 0));
+      PointToPoint& p2p = engine->pointToPoint("send", 0);
       std::shared_ptr<Byte> pair[2];
       for (int i = 0; i < 2; ++i) {
         pair[i] = std::make_shared<Byte>();
@@ -157,10 +157,10 @@ void staleNames(Rank& me) {
         pair[i]->message = Message(&pair[i]->value, 1);
         pair[i]->timeout = Milliseconds(30000);
         pair[i]->deadline = deadlineAfter(Clock::now(), pair[i]->timeout);
-        engine->pointToPoint().submit(pair[i]);
+        p2p.submit(pair[i]);
       }
       for (const auto& op : pair) {
-        engine->pointToPoint().wait(*op, TimePoint::max());
+        p2p.wait(*op, TimePoint::max());
         if (op->fault) std::rethrow_exception(op->fault);
       }
       REQUIRE(pair[1]->value == static_cast<std::uint8_t>(round), "WRONG DATA: round ", round);

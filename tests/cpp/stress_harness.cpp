@@ -127,7 +127,7 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
-      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.factories);
+      config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.makeNetwork);
 }
 
 std::string Rank::read(const std::string& key) const {

@@ -45,7 +45,7 @@ struct GroupOptions {
   int spinMicros = -1;
   TransportChoice transport = TransportChoice::Shm;
   std::string hostId;
-  CpuEngine::Factories factories;
+  CpuEngine::MakeNetwork makeNetwork;
 };
 
 /// One rank of a test.
@@ -70,6 +70,10 @@ class Rank {
   std::shared_ptr<Meeting> meeting_;
   int syncs_ = 0;
 };
+
+/// Ranks on pretended hosts with a network in memory: "halves" on two, one after the other, "two in
+/// turns", "three in turns", "one aside" from the rest, or each "alone".
+GroupOptions onHosts(const std::string& placement, const Rank& me);
 
 using Body = std::function<void(Rank&)>;
 /// Runs the body on every rank, as threads of this process or as forked processes. Throws when one

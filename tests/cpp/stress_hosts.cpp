@@ -14,26 +14,8 @@ constexpr Collective kCollectives[] = {
     Collective::AllGather,     Collective::Gather,    Collective::Scatter,
     Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
 
-/// How ranks are placed: one after the other on two hosts, in turns on two or three, the first
-/// alone, or each alone.
 const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
                                    "alone"};
-
-std::string hostOf(const std::string& placement, int rank, int size) {
-  if (placement == "halves") return rank < size / 2 ? "a" : "b";
-  if (placement == "two in turns") return std::to_string(rank % 2);
-  if (placement == "three in turns") return std::to_string(rank % 3);
-  if (placement == "one aside") return rank == 0 ? "a" : "b";
-  return std::to_string(rank);
-}
-
-GroupOptions onHosts(const std::string& placement, const Rank& me) {
-  GroupOptions options;
-  options.transport = TransportChoice::Auto;
-  options.hostId = hostOf(placement, me.rank, me.size);
-  options.factories.network = [] { return std::make_unique<MemoryNetwork>(); };
-  return options;
-}
 
 void everywhere(Rank& me) {
   Random random(1);
@@ -118,6 +100,21 @@ void disagreement(Rank& me) {
 }
 
 }  // namespace
+
+GroupOptions onHosts(const std::string& placement, const Rank& me) {
+  const auto hostOf = [&placement, &me](int rank) -> std::string {
+    if (placement == "halves") return rank < me.size / 2 ? "a" : "b";
+    if (placement == "two in turns") return std::to_string(rank % 2);
+    if (placement == "three in turns") return std::to_string(rank % 3);
+    if (placement == "one aside") return rank == 0 ? "a" : "b";
+    return std::to_string(rank);
+  };
+  GroupOptions options;
+  options.transport = TransportChoice::Auto;
+  options.hostId = hostOf(me.rank);
+  options.makeNetwork = [] { return std::make_unique<MemoryNetwork>(); };
+  return options;
+}
 
 std::vector<Test> hostTests() {
   return {{"hosts: everywhere", everywhere, {2, 3, 4, 5, 6}, false},

@@ -32,8 +32,7 @@ std::size_t drawBytes(Random& random) {
 }  // namespace
 
 PointToPoint& pointToPoint(CpuEngine& engine) {
-  REQUIRE(engine.pointToPointShared(Milliseconds(60000), "send", 0));
-  return engine.pointToPoint();
+  return engine.pointToPoint("send", 0);
 }
 
 std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Letter>& letters,

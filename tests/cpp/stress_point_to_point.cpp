@@ -17,11 +17,10 @@ void collect(PointToPoint& p2p, std::vector<TransferRef> transfers, Random& own)
   }
 }
 
-void exchange(Rank& me) {
+void exchange(Rank& me, GroupOptions options) {
   Random shared(21);
   Random own(22u + static_cast<unsigned>(me.rank));
   for (int round = 0; round < 6 * effort; ++round) {
-    GroupOptions options;
     options.spinMicros = round % 3 == 0 ? 0 : -1;
     const Engine engine = me.group(concat("exchange", round), options);
     const auto letters = drawLetters(shared, me.size, 40 * me.size);
@@ -35,8 +34,8 @@ void exchange(Rank& me) {
 
 /// Every size at an edge, both ways at once, the receive before or after its message; in between
 /// small messages, so that the ring's end falls anywhere.
-void edges(Rank& me) {
-  const Engine engine = me.group("edges");
+void edges(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("edges", options);
   auto& p2p = pointToPoint(*engine);
   Random shared(61);
   Random own(62u + static_cast<unsigned>(me.rank));
@@ -72,8 +71,8 @@ void edges(Rank& me) {
 }
 
 /// So much that nobody receives that senders must keep it.
-void flood(Rank& me) {
-  const Engine engine = me.group("flood");
+void flood(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("flood", options);
   auto& p2p = pointToPoint(*engine);
   for (int round = 0; round < 2; ++round) {
     std::vector<TransferRef> transfers;
@@ -96,8 +95,8 @@ void flood(Rank& me) {
 }
 
 /// Nobody waits: the background sees to messages larger than what goes unasked.
-void unattended(Rank& me) {
-  const Engine engine = me.group("unattended");
+void unattended(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("unattended", options);
   auto& p2p = pointToPoint(*engine);
   for (const bool inArena : {false, true}) {
     for (int i = 0; i < 4; ++i) {
@@ -116,11 +115,11 @@ void unattended(Rank& me) {
 }
 
 /// Two threads of a rank: one runs collectives, the other exchanges letters, on one group.
-void besideCollectives(Rank& me) {
+void besideCollectives(Rank& me, const GroupOptions& options) {
   for (int round = 0; round < 4 * effort; ++round) {
     Random shared(31u + static_cast<unsigned>(round));
     Random own(32u + static_cast<unsigned>(me.rank + round));
-    const Engine engine = me.group(concat("beside", round));
+    const Engine engine = me.group(concat("beside", round), options);
     const auto letters = drawLetters(shared, me.size, 30 * me.size);
     std::exception_ptr problem;
     std::thread other([&] {
@@ -146,8 +145,8 @@ void besideCollectives(Rank& me) {
 }
 
 /// Several threads of a rank wait for letters of one group at once.
-void manyWaiters(Rank& me) {
-  const Engine engine = me.group("waiters");
+void manyWaiters(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("waiters", options);
   auto& p2p = pointToPoint(*engine);
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> problems(3);
@@ -180,15 +179,94 @@ void manyWaiters(Rank& me) {
   }
 }
 
+/// The sizes at the edges between hosts.
+void remoteEdges(Rank& me, const GroupOptions& options) {
+  const Engine engine = me.group("remote edges", options);
+  auto& p2p = pointToPoint(*engine);
+  Random own(71u + static_cast<unsigned>(me.rank));
+  for (const std::size_t edge :
+       {std::size_t{1}, RemoteChannel::kPayloadBytes, 2 * RemoteChannel::kPayloadBytes,
+        PointToPoint::kRecordsBytes, std::size_t{1} << 20}) {
+    for (const std::size_t bytes : {edge - 1, edge, edge + 1}) {
+      std::vector<TransferRef> transfers;
+      for (int i = 0; i < 3; ++i) {
+        for (const bool sends : {me.rank == 0, me.rank != 0}) {
+          const int from = sends ? me.rank : 1 - me.rank;
+          const auto seed = static_cast<std::uint64_t>(bytes) * 64 + static_cast<unsigned>(i);
+          transfers.push_back(std::make_shared<Transfer>(
+              Letter{from, 1 - from, (bytes % 2 == 0 ? i : 2 - i), bytes, seed}, sends));
+          p2p.submit(transfers.back());
+          if (i == 1) loiter(own, 300);
+        }
+      }
+      collect(p2p, transfers, own);
+    }
+  }
+}
+
+/// The two ranks that talk meet, though the third has not come.
+void onlyTwo(Rank& me, const GroupOptions& options) {
+  if (me.rank == 2) me.read("talked");
+  const Engine engine = me.group("two of three", options);
+  if (me.rank == 2) return;
+  auto& p2p = pointToPoint(*engine);
+  for (const std::size_t bytes : {8, 500000}) {
+    const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
+    p2p.submit(transfer);
+    REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)));
+    transfer->check();
+  }
+  if (me.rank == 0) me.note("talked", "");
+}
+
+/// A rank dies, here by closing its connections without a word, while others wait for it.
+void leaveWithPending(Rank& me, const GroupOptions& options) {
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
+    const Engine engine = me.group(concat("pending", bytes), options);
+    auto& p2p = pointToPoint(*engine);
+    const auto first = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
+    p2p.submit(first);
+    REQUIRE(p2p.wait(*first, Clock::now() + Milliseconds(20000)));
+    first->check();
+    const auto never = std::make_shared<Transfer>(Letter{1, 0, 1, bytes, 9}, false);
+    if (me.rank == 0) {
+      p2p.submit(never);
+      requireFault({"told to stop", "left the group"}, Milliseconds(3000), [&] {
+        p2p.wait(*never, TimePoint::max());
+        never->check();
+      });
+    } else if (bytes == 100) {
+      engine->abort(ErrorKind::Backend, "told to stop");
+    }
+    engine->shutdown();
+  }
+}
+
 }  // namespace
 
 std::vector<Test> pointToPointTests() {
-  std::vector<Test> tests = {{"exchange", exchange, {2, 3, 5}},
-                             {"edges", edges, {2}},
-                             {"flood", flood, {2}},
-                             {"unattended messages", unattended, {2}},
-                             {"beside collectives", besideCollectives, {2, 4}},
-                             {"many waiters", manyWaiters, {2, 3}}};
+  const auto here = [](auto test) { return [test](Rank& me) { test(me, GroupOptions{}); }; };
+  const auto apart = [](auto test, const char* placement) {
+    return [test, placement](Rank& me) { test(me, onHosts(placement, me)); };
+  };
+  std::vector<Test> tests = {
+      {"exchange", here(exchange), {2, 3, 5}},
+      {"edges", here(edges), {2}},
+      {"flood", here(flood), {2}},
+      {"unattended messages", here(unattended), {2}},
+      {"beside collectives", here(besideCollectives), {2, 4}},
+      {"many waiters", here(manyWaiters), {2, 3}},
+      {"only two meet", here(onlyTwo), {3}},
+      {"hosts: exchange", apart(exchange, "two in turns"), {2, 3, 5}, false},
+      {"hosts: exchange, each alone", apart(exchange, "alone"), {3, 4}, false},
+      {"hosts: edges", apart(edges, "alone"), {2}, false},
+      {"hosts: edges between hosts", apart(remoteEdges, "alone"), {2}, false},
+      {"hosts: flood", apart(flood, "alone"), {2}, false},
+      {"hosts: unattended messages", apart(unattended, "alone"), {2}, false},
+      {"hosts: beside collectives", apart(besideCollectives, "halves"), {2, 4}, false},
+      {"hosts: many waiters", apart(manyWaiters, "one aside"), {2, 3}, false},
+      {"hosts: only two meet", apart(onlyTwo, "one aside"), {3}, false},
+      {"hosts: a peer leaves", apart(leaveWithPending, "alone"), {2}, false}};
   for (Test& test : pointToPointFaultTests()) tests.push_back(std::move(test));
   return tests;
 }

@@ -1,0 +1,140 @@
+// How point-to-point connects with ranks on other hosts: the two that want to talk, and no others.
+//
+// A rank that has something for another, or awaits something of it, says so in the store, and looks
+// whether the other has (see Rendezvous::tryConnect); one that receives from any rank looks for all
+// that have. When both have, each has a thread connect.
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "point_to_point.hpp"
+#include "worker_pool.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Both ends are about to connect.
+constexpr Milliseconds kConnect{10000};
+constexpr std::chrono::microseconds kFirstPause{200};
+constexpr std::chrono::microseconds kLongestPause{10000};
+
+}  // namespace
+
+/// Runs the job on a pooled thread; stop() waits for it.
+void PointToPoint::startJob(std::function<void()> job) {
+  ++jobs_;
+  try {
+    runOnWorker([this, owner = setup_.owner.lock(), job = std::move(job)]() mutable {
+      job();
+      job = nullptr;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        --jobs_;
+        changed_.notify_all();
+      }
+      owner.reset();
+    });
+  } catch (...) {
+    --jobs_;
+    throw;
+  }
+}
+
+/// Called under the lock when a peer is wanted with which there is no connection.
+void PointToPoint::needConnections() {
+  if (connects_ || stopping_ || !setup_.network) return;
+  startJob([this] { connectPeers(); });
+  connects_ = true;
+}
+
+/// Looks for peers that want to connect, as long as this rank does.
+void PointToPoint::connectPeers() {
+  auto pause = kFirstPause;
+  Finished finished;
+  Lock lock(mutex_);
+  for (;;) {
+    std::vector<std::pair<int, bool>> wanted;
+    for (int rank = 0; rank < memory_.size(); ++rank) {
+      const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+      if (!peer.elsewhere || peer.channel || peer.connecting || !peer.lost.empty()) continue;
+      const bool named = peer.expects(false);
+      if (named || anyReceives_ > 0) wanted.emplace_back(rank, named);
+    }
+    if (wanted.empty() || stopping_ || memory_.aborted()) break;
+    lock.unlock();
+    std::vector<std::pair<int, std::string>> met;
+    std::vector<int> moved;  // to this host, in another instance of the group
+    ErrorKind kind = ErrorKind::Backend;
+    std::string cause;
+    try {
+      if (network_ == nullptr) network_ = setup_.network();
+      for (const auto& [rank, named] : wanted) {
+        std::string name;
+        switch (rendezvous_.tryConnect(rank, named, name)) {
+          case Rendezvous::Met::Here:
+            met.emplace_back(rank, std::move(name));
+            break;
+          case Rendezvous::Met::Pairing:
+            moved.push_back(rank);
+            break;
+          default:
+            break;
+        }
+      }
+    } catch (const Error& error) {
+      kind = error.kind();
+      cause = error.what();
+    } catch (const std::exception& error) {
+      cause = error.what();
+    }
+    lock.lock();
+    if (!cause.empty()) {
+      fail(kind, concat(memory_.memberName(memory_.rank()), ": ", cause), finished);
+      break;
+    }
+    for (const int rank : moved) peers_[static_cast<std::size_t>(rank)].elsewhere = false;
+    for (auto& [rank, name] : met) {
+      peers_[static_cast<std::size_t>(rank)].connecting = true;
+      const int peer = rank;
+      startJob([this, peer, name = std::move(name)] { connectTo(peer, name); });
+      pause = kFirstPause;
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+    lock.lock();
+  }
+  connects_ = false;
+  lock.unlock();
+  complete(finished);
+}
+
+void PointToPoint::connectTo(int rank, const std::string& name) {
+  std::unique_ptr<RemoteChannel> channel;
+  std::string lost;
+  try {
+    channel = std::make_unique<RemoteChannel>(
+        network_->connect(name, memory_.rank() < rank, kConnect));
+  } catch (const std::exception& error) {
+    lost = error.what();
+  }
+  Finished finished;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    peer.connecting = false;
+    if (channel != nullptr) {
+      channel->setFull(full_);
+      peer.channel = std::move(channel);
+      progress(finished, false);
+    } else {
+      noteLost(rank, lost, finished);
+    }
+    leave(finished);
+    if (memory_.isOpen()) ring(memory_.rank());
+  }
+  complete(finished);
+}
+
+}  // namespace fastcoll

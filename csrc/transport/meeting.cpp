@@ -1,0 +1,98 @@
+// How two ranks meet for point-to-point, whatever the others do.
+#include <cstdio>
+
+#include "../base/env.hpp"
+#include "rendezvous.hpp"
+
+namespace fastcoll {
+namespace {
+
+// A record that did not change within this time is not stale: its owner really cannot be reached.
+constexpr Milliseconds kStaleGrace{2000};
+
+/// Names a connection between two instances of a group; no other pair of ranks has it.
+std::string pairName(std::uint64_t low, std::uint64_t high) {
+  char digits[34];
+  std::snprintf(digits, sizeof digits, "%016llx-%016llx", static_cast<unsigned long long>(low),
+                static_cast<unsigned long long>(high));
+  return digits;
+}
+
+}  // namespace
+
+/// Whether the rank that wrote the record shares memory with this one.
+bool Rendezvous::sharesHost(const GroupRecord& record) const {
+  {
+    const std::lock_guard<std::mutex> lock(keysMutex_);
+    if (hosts_.size() > 0) return hosts_.hostOf(static_cast<int>(record.rank)) == hosts_.here();
+  }
+  return hostKey(record) == hostKey(own_);
+}
+
+Rendezvous::Met Rendezvous::tryMeet(int peer) {
+  if (memory_.isConfirmed(peer)) return Met::Here;
+  GroupRecord record{};
+  if (!read(peer, record)) return Met::NotYet;
+  memory_.nameMember(peer, nameOf(record));
+  if (!sharesHost(record)) {
+    for (const GroupRecord& by : {own_, record}) {
+      if (by.transport != static_cast<std::uint32_t>(TransportChoice::Shm)) continue;
+      throwDemanded(by, whySeveral({own_, record}));
+    }
+    return Met::Elsewhere;
+  }
+  if (!memory_.isOpen()) memory_.open(arenaBytes_);
+  // The echo tells the peer which instance this rank means, even before the peer can be mapped.
+  memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
+  auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
+  if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
+    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
+    if (process == nullptr && processGone(record)) throwGone(record);
+    return Met::Pairing;
+  }
+  // Mutual: the peer must mean this instance too, not an earlier one under the same name.
+  if (!memory_.isMutual(peer, record.nonce)) return Met::Pairing;
+  memory_.confirm(peer, record.nonce);
+  return Met::Here;
+}
+
+Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
+  GroupRecord record{};
+  if (!read(peer, record)) return Met::NotYet;
+  memory_.nameMember(peer, nameOf(record));
+  if (sharesHost(record)) return Met::Pairing;
+  throwIfTold(faultKey(record.nonce));
+  if (processGone(record)) throwGone(record);
+  const bool first = memory_.rank() < peer;
+  name = pairName(first ? own_.nonce : record.nonce, first ? record.nonce : own_.nonce);
+  const auto keyOf = [&name](int rank) { return concat("fastcoll/p/", name, "/", rank); };
+  std::string there;
+  const bool asked = store_.tryGet(keyOf(peer), there);
+  if (!asked && !ask) return Met::NotYet;
+  if (asked_.size() == 0) asked_.resize(static_cast<std::size_t>(memory_.size()));
+  std::uint64_t& said = asked_[static_cast<std::size_t>(peer)];
+  if (said != record.nonce) store_.set(keyOf(memory_.rank()), "here");
+  said = record.nonce;
+  return asked ? Met::Here : Met::NotYet;
+}
+
+std::optional<ToldFault> Rendezvous::toldBy(int peer) {
+  GroupRecord record{};
+  if (!read(peer, record)) return std::nullopt;
+  if (auto fault = readFault(store_, faultKey(record.nonce))) return fault;
+  const auto keys = faultKeys();
+  if (auto fault = readFault(store_, keys[0])) return fault;
+  if (!processGone(record)) return std::nullopt;
+  return ToldFault{ErrorKind::Backend,
+                   concat(memory_.memberName(peer), ": connection closed by peer (process died)")};
+}
+
+std::optional<bool> Rendezvous::coreEachIfKnown() {
+  std::vector<GroupRecord> records(static_cast<std::size_t>(memory_.size()));
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    if (!read(rank, records[static_cast<std::size_t>(rank)])) return std::nullopt;
+  }
+  return coreEach(records);
+}
+
+}  // namespace fastcoll

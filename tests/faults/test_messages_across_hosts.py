@@ -1,0 +1,186 @@
+"""Point-to-point between hosts, pretended by FASTCOLL_HOST_ID: who takes part, and what a fault is called."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fault_rank import Rank, catch
+
+SMALL, LARGE = 8, 3_000_000
+"""Elements: in one record, and past what goes in records."""
+
+
+def start(rank: Rank, hosts: str, timeout: float = 20.0):
+    os.environ["FASTCOLL_HOST_ID"] = hosts[rank.rank]
+    rank.init(timeout=timeout)
+
+
+def two_talk(rank: Rank, hosts):
+    if rank.rank == 2:
+        rank.hear()
+    start(rank, hosts)
+    if rank.rank < 2:
+        other = 1 - rank.rank
+        for count in (SMALL, LARGE):
+            tensor = torch.full((count,), float(rank.rank))
+            into = torch.empty_like(tensor)
+            pair = [dist.P2POp(dist.isend, tensor, other), dist.P2POp(dist.irecv, into, other)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            assert torch.all(into == other)
+        del pair  # it keeps the group
+        rank.tell("talked")
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.tolist(), rank.left()
+
+
+@pytest.mark.parametrize("hosts", ["000", "001", "011", "012"])
+def test_two_ranks_talk_though_the_third_has_not_come(jobs, hosts):
+    job = jobs(3, two_talk, hosts)
+    assert [job.hear(0), job.hear(1)] == ["talked"] * 2
+    job.tell(2)
+    for found in job.hear_all().values():
+        assert found == ([3.0] * 3, [])
+    job.ended_well()
+
+
+def one_expects(rank: Rank, call, count):
+    start(rank, "01")
+    other = 1 - rank.rank
+    tensor = torch.ones(10)
+    for turn in [dist.send, dist.recv] if rank.rank == 0 else [dist.recv, dist.send]:
+        turn(tensor, other)
+    rank.tell("ready")
+    if rank.rank == 1:
+        return rank.hear()
+    tensor = torch.ones(count)
+    fault = catch(lambda: getattr(dist, call)(tensor, 1).wait())
+    again = catch(dist.send, tensor, 1)
+    dist.destroy_process_group()
+    return fault, again, rank.left()
+
+
+@pytest.mark.parametrize("call, count", [("irecv", SMALL), ("irecv", LARGE), ("isend", LARGE)])
+def test_a_dead_peer_is_named(jobs, call, count):
+    job = jobs(2, one_expects, call, count)
+    job.hear_all()
+    time.sleep(0.2)
+    killed = job.kill(1)
+    fault, again, left = job.hear(0)
+    assert fault.kind == "DistBackendError" and f"fastcoll.{call[1:]}" in fault.text, fault
+    assert f"rank 1 (pid {job.pids[1]}, host" in fault.text and "died" in fault.text, fault.text
+    assert fault.at - killed < 1.0
+    assert again is not None and "died" in again.text
+    assert left == []
+    job.ended_well(but=[1])
+
+
+def killed_within(rank: Rank):
+    """A long message is on its way when its sender dies: the receiver's memory is its own again after the error."""
+    start(rank, "01")
+    tensor = torch.ones(60_000_000)
+    if rank.rank == 0:
+        work = dist.isend(tensor, 1)
+        rank.tell("ready")
+        work.wait()
+        return rank.hear()
+    into = torch.zeros_like(tensor)
+    work = dist.irecv(into, 0)
+    while into[200_000] == 0:  # past what goes in records
+        time.sleep(0.0005)
+    rank.tell("under way")
+    fault = catch(work.wait)
+    into.fill_(7)
+    time.sleep(0.2)
+    return fault, bool(torch.all(into == 7))
+
+
+def test_a_sender_that_dies_within_a_message(jobs):
+    job = jobs(2, killed_within)
+    job.hear(0)
+    job.hear(1)
+    job.kill(0)
+    fault, untouched = job.hear(1)
+    if fault is not None:  # else the message had arrived
+        assert f"rank 0 (pid {job.pids[0]}, host" in fault.text, fault.text
+    assert untouched
+    job.ended_well(but=[0])
+
+
+def nobody_sends(rank: Rank, peer):
+    start(rank, "01", timeout=1.0)
+    if rank.rank == 1:
+        return rank.hear()
+    fault = catch(dist.recv, torch.ones(3), peer)
+    dist.destroy_process_group()
+    return fault
+
+
+@pytest.mark.parametrize("peer", [1, None])
+def test_a_timeout_says_what_was_awaited(jobs, peer):
+    job = jobs(2, nobody_sends, peer)
+    fault = job.hear(0)
+    assert "Timed out after 1000 ms in recv(" in fault.text, fault.text
+    assert ("any rank" if peer is None else f"rank 1 (pid {job.pids[1]}, host") in fault.text, fault.text
+    assert 0.8 < fault.seconds < 3.0
+    job.tell(1)
+    job.hear(1)
+    job.ended_well()
+
+
+def sizes_differ(rank: Rank, sent, expected):
+    start(rank, "01")
+    tensor = torch.ones(sent if rank.rank == 0 else expected)
+    if rank.rank == 0:
+        work = dist.isend(tensor, 1)
+        return catch(dist.recv, torch.ones(1), 1), catch(work.wait)
+    return catch(dist.recv, tensor, 0)
+
+
+@pytest.mark.parametrize("sent, expected", [(SMALL, 9), (LARGE, SMALL), (SMALL, LARGE)])
+def test_sizes_that_differ(jobs, sent, expected):
+    job = jobs(2, sizes_differ, sent, expected)
+    fault = job.hear(1)
+    assert "Detected mismatch" in fault.text and f"float32[{expected}]" in fault.text, fault.text
+    assert f"sends float32[{sent}]" in fault.text, fault.text
+    waits, _ = job.hear(0)
+    assert "Detected mismatch" in waits.text, waits.text
+    assert waits.seconds < 3.0
+    job.ended_well()
+
+
+def sends_and_leaves(rank: Rank):
+    start(rank, "01")
+    if rank.rank == 0:
+        for tag in range(6):
+            dist.send(torch.full((1000,), float(tag)), 1, tag=tag)
+        dist.send(torch.full((LARGE,), 6.0), 1, tag=6)
+        dist.destroy_process_group()
+        rank.tell("left")
+        return rank.left()
+    found = torch.empty(LARGE)
+    dist.recv(found, 0, tag=6)
+    rank.hear()
+    tags = []
+    for tag in (5, 0, 1, 4, 2, 3):
+        tensor = torch.empty(1000)
+        dist.recv(tensor, 0, tag=tag)
+        assert torch.all(tensor == tag)
+        tags.append(tag)
+    fault = catch(dist.recv, tensor, 0)
+    return tags, bool(torch.all(found == 6)), fault
+
+
+def test_what_was_sent_is_received_after_the_sender_has_left(jobs):
+    job = jobs(2, sends_and_leaves)
+    assert job.hear(0) == "left"
+    job.tell(1)
+    assert job.hear(0) == []
+    tags, whole, fault = job.hear(1)
+    assert tags == [5, 0, 1, 4, 2, 3] and whole
+    assert "rank 0 (pid" in fault.text and "left the group (goodbye sent)" in fault.text, fault.text
+    job.ended_well()
