@@ -86,6 +86,14 @@ class Cluster:
         """Returns the host's IPv4 address."""
         return f"{_NETWORK}.{host + 1}"
 
+    def cut(self, host: int) -> None:
+        """Has the switch drop all that comes from or goes to the host, which sees its link up still."""
+        self._ip(self.hosts, "ip", "link", "set", f"port{host}", "nomaster")
+
+    def mend(self, host: int) -> None:
+        """Ends what cut() began."""
+        self._ip(self.hosts, "ip", "link", "set", f"port{host}", "master", "bridge")
+
     def spawn(self, host: int, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         """Starts a process on a host, which ends with the host."""
         enter = ["nsenter", "-t", self._inner(host), "-n", "-u", "-i", "-p", "--"]

@@ -47,14 +47,24 @@ std::size_t ringBytesOf(long long bytes) {
   return static_cast<std::size_t>(bytes);
 }
 
+int linkSecondsOf(long long seconds) {
+  if (seconds < 0 || seconds > 86400) {
+    throw py::value_error("fastcoll.Options: expected link_seconds from 0 to 86400, got " +
+                          std::to_string(seconds));
+  }
+  return static_cast<int>(seconds);
+}
+
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long ringBytes, int spinMicros, bool sharedTensors, bool sharedBuckets,
+                        long long ringBytes, int spinMicros, long long linkSeconds,
+                        bool sharedTensors, bool sharedBuckets,
                         const std::optional<TuningTable>& tuning, bool highPriorityStream,
                         bool blockingWait) {
   auto options = c10::make_intrusive<Options>(timeout);
   options->transport = transportOf(transport);
   options->ringBytes = ringBytesOf(ringBytes);
   options->spinMicros = spinMicros;
+  options->linkSeconds = linkSecondsOf(linkSeconds);
   options->sharedTensors = sharedTensors;
   options->sharedBuckets = sharedBuckets;
   options->tuning = tuning;
@@ -137,9 +147,10 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1, py::arg("shared_tensors") = false,
-           py::arg("shared_buckets") = true, py::arg("tuning") = std::nullopt,
-           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
+           py::arg("spin_us") = -1, py::arg("link_seconds") = 10,
+           py::arg("shared_tensors") = false, py::arg("shared_buckets") = true,
+           py::arg("tuning") = std::nullopt, py::arg("is_high_priority_stream") = true,
+           py::arg("blocking_wait") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
@@ -150,6 +161,9 @@ PYBIND11_MODULE(_C, m) {
           "ring_bytes", [](const Options& o) { return o.ringBytes; },
           [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
       .def_readwrite("spin_us", &Options::spinMicros)
+      .def_property(
+          "link_seconds", [](const Options& o) { return o.linkSeconds; },
+          [](Options& o, long long seconds) { o.linkSeconds = linkSecondsOf(seconds); })
       .def_readwrite("shared_tensors", &Options::sharedTensors)
       .def_readwrite("shared_buckets", &Options::sharedBuckets)
       .def_readwrite("tuning", &Options::tuning)

@@ -17,6 +17,7 @@ struct Options : c10d::Backend::Options {
   TransportChoice transport = TransportChoice::Auto;
   std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
   int spinMicros = -1;                           // before sleeping; -1: by the ranks' cores
+  int linkSeconds = 10;  // of silence, after which another host counts as lost; 0: TCP's own bounds
   /// Whether torch allocates CPU tensors in shared memory from now on; of the whole process.
   bool sharedTensors = false;
   /// Whether DDP is told that it may allocate its buckets here (allocateTensor).

@@ -49,6 +49,24 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   return config;
 }
 
+/// Makes the way to other hosts. It holds the store, not the group: the engine may outlive that.
+CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
+                                 const Options& options) {
+  const Environment env = Environment::read();
+  const std::chrono::seconds silence(env.linkSecondsIsSet ? env.linkSeconds : options.linkSeconds);
+  return [store, silence] {
+    const auto start = [store]() -> GlooNetwork::MakeBackend {
+      return [store, make = glooFactory()()](const std::string& name, int rank,
+                                             Milliseconds timeout) {
+        auto prefix = c10::make_intrusive<c10d::PrefixStore>(
+            "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
+        return make(prefix, rank, 2, timeout);
+      };
+    };
+    return std::make_shared<GlooNetwork>(start, silence);
+  };
+}
+
 }  // namespace
 
 void ProcessGroupFastcoll::setGlooFactory(GlooFactory factory) {
@@ -70,16 +88,7 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     }
     engine_ = std::make_shared<CpuEngine>(
         configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
-        // The store, not this: the engine may outlive the group.
-        [store = store_] {
-          return std::make_unique<GlooNetwork>([store, make = glooFactory()()](
-                                                   const std::string& name, int rank,
-                                                   Milliseconds timeout) {
-            auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
-            return make(prefix, rank, 2, timeout);
-          });
-        });
+        networkOf(store_, *options_));
     livingEngines().add(engine_);
     shareTensors();
   });

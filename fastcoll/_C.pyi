@@ -97,6 +97,7 @@ class Options(Backend.Options):
         transport: "auto" (shared memory where all ranks can map each other, else Gloo), "shm" or "gloo".
         ring_bytes: Shared memory, for each group, through which the data of a rank goes.
         spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
+        link_seconds: After how many seconds of silence of its kernel another host counts as lost; 0: TCP's own bounds.
         shared_tensors: Whether CPU tensors of 32 KiB and more that this process makes from now on lie in shared memory,
             as those of fastcoll.empty_shared do.
         shared_buckets: Whether DDP's buckets of CPU tensors lie there; torch's own DDP_DISABLE_COMM_MEM=1 wins.
@@ -112,6 +113,7 @@ class Options(Backend.Options):
     transport: str
     ring_bytes: int
     spin_us: int
+    link_seconds: int
     shared_tensors: bool
     shared_buckets: bool
     tuning: Tuning | None
@@ -125,6 +127,7 @@ class Options(Backend.Options):
         transport: str = "auto",
         ring_bytes: int = 2097152,
         spin_us: int = -1,
+        link_seconds: int = 10,
         shared_tensors: bool = False,
         shared_buckets: bool = True,
         tuning: Tuning | None = None,

@@ -122,6 +122,13 @@ class Env:
         least=-1,
         most=1_000_000,
     )
+    link_seconds: int = _variable(
+        "LINK_SECONDS",
+        10,
+        "After how many seconds of silence of its kernel another host counts as lost; 0: after TCP's own bounds.",
+        least=0,
+        most=86400,
+    )
     isa: str = _variable(
         "ISA",
         "auto",

@@ -100,6 +100,10 @@ Environment Environment::read() {
       reject("FASTCOLL_STORES", text, "auto, plain or streaming");
     }
   }
+  if (auto text = variable("FASTCOLL_LINK_SECONDS"); !text.empty()) {
+    env.linkSeconds = static_cast<int>(integer("FASTCOLL_LINK_SECONDS", text, 0, 86400));
+    env.linkSecondsIsSet = true;
+  }
   if (auto text = variable("FASTCOLL_SPIN_US"); !text.empty()) {
     env.spinMicros = static_cast<int>(integer("FASTCOLL_SPIN_US", text, -1, 1000000));
     env.spinMicrosIsSet = true;

@@ -27,6 +27,9 @@ struct Environment {
   /// FASTCOLL_SPIN_US: microseconds to spin before sleeping; -1 chooses by the ranks' cores.
   int spinMicros = -1;
   bool spinMicrosIsSet = false;
+  /// FASTCOLL_LINK_SECONDS: of silence, after which another host counts as lost; 0: TCP's bounds.
+  int linkSeconds = 10;
+  bool linkSecondsIsSet = false;
   /// FASTCOLL_ISA=auto|avx512|avx2|baseline: instruction set of the reductions.
   std::string isa = "auto";
   /// FASTCOLL_ARENA_BYTES: address space (not memory) reserved for a process's shared arena.

@@ -74,7 +74,7 @@ struct EngineInfo {
 class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  public:
   /// Makes the way to other hosts.
-  using MakeNetwork = std::function<std::unique_ptr<Network>()>;
+  using MakeNetwork = std::function<std::shared_ptr<Network>()>;
 
   CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
   ~CpuEngine();
@@ -120,6 +120,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   ToldFault whyLost(int peer, const std::string& text) noexcept;
   template <typename Connect>
   void connect(Connect connect);
+  std::shared_ptr<Network> network();
   void span(const Agreement& agreement, Milliseconds timeout);
   bool claim(std::unique_lock<std::mutex>& lock);
   void release(std::unique_lock<std::mutex>& lock);
@@ -141,6 +142,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::shared_ptr<KeyValueStore> store_;
   mutable FirstFault firstFault_;
   const MakeNetwork makeNetwork_;
+  std::shared_ptr<Network> network_;
+  std::mutex networkMutex_;
   std::shared_ptr<LocalProcess> process_;
   std::unique_ptr<GroupMemory> memory_;
   std::unique_ptr<Rendezvous> rendezvous_;

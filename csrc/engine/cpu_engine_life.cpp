@@ -47,6 +47,13 @@ void CpuEngine::connect(Connect connect) {
   }
 }
 
+/// The way to other hosts: one for collectives and messages.
+std::shared_ptr<Network> CpuEngine::network() {
+  const std::lock_guard<std::mutex> lock(networkMutex_);
+  if (network_ == nullptr) network_ = makeNetwork_();
+  return network_;
+}
+
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.hosts = agreement.hosts;
   spanning_.ringBytes = config_.ringBytes;
@@ -61,7 +68,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.leads()) {
     std::unique_ptr<Links> links;
     connect([&] {
-      links = std::make_unique<Links>(makeNetwork_(), hosts, *memory_, agreement.id, timeout,
+      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout,
                                       kGrace);
     });
     links->checkPeers = [this](const std::string& site) { checkPeers(site); };
@@ -95,7 +102,7 @@ PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
       if (spinDecided_) return;
       if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
     };
-    setup.network = makeNetwork_;
+    setup.network = [this] { return network(); };
     setup.whyLost = [this](int peer, const std::string& text) { return whyLost(peer, text); };
     setup.owner = weak_from_this();
     auto made = std::make_unique<PointToPoint>(*memory_, *rendezvous_, spinMicros_, setup);

@@ -106,6 +106,7 @@ void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
 }
 
 void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
+  op->ended_ = true;
   finished.emplace_back(op, nullptr);
   all_.erase(op->place_);
 }

@@ -69,6 +69,7 @@ class PointToPointOp {
   std::size_t moved_ = 0;     // bytes written to the ring, or to the receiver's tensor
   std::size_t unasked_ = 0;   // bytes that go before the receiver has answered
   bool begun_ = false;        // of a send: its first record is written
+  bool ended_ = false;         // and about to be told so
   bool restUnderWay_ = false;  // a thread waits for what goes from memory to memory
 };
 
@@ -93,8 +94,8 @@ class PointToPoint {
     StoresChoice stores = StoresChoice::Auto;
     /// Called when the group has failed here, to tell ranks that this one has not met.
     std::function<void()> tellUnmet = [] {};
-    /// Makes the way to other hosts, once.
-    std::function<std::unique_ptr<Network>()> network;
+    /// The way to other hosts.
+    std::function<std::shared_ptr<Network>()> network;
     /// Why the connection to a rank broke, whose end said `text`. May take a moment.
     std::function<ToldFault(int rank, const std::string& text)> whyLost;
     /// Called when a peer of this host was met.
@@ -272,7 +273,6 @@ class PointToPoint {
 
   // Of other hosts.
   std::atomic<bool> anyElsewhere_{false};
-  std::unique_ptr<Network> network_;
   bool connects_ = false;  // a thread looks for peers that want to connect
   int jobs_ = 0;           // pooled threads at work here
   std::condition_variable changed_;

@@ -68,7 +68,6 @@ void PointToPoint::connectPeers() {
     ErrorKind kind = ErrorKind::Backend;
     std::string cause;
     try {
-      if (network_ == nullptr) network_ = setup_.network();
       for (const auto& [rank, named] : wanted) {
         std::string name;
         switch (rendezvous_.tryConnect(rank, named, name)) {
@@ -115,7 +114,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   std::string lost;
   try {
     channel = std::make_unique<RemoteChannel>(
-        network_->connect(name, memory_.rank() < rank, kConnect));
+        setup_.network()->connect(name, memory_.rank() < rank, kConnect));
   } catch (const std::exception& error) {
     lost = error.what();
   }

@@ -34,6 +34,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
     }
+    op->ended_ = true;
     all_.erase(op->place_);
   }
   receives_.clear();

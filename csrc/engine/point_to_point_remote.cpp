@@ -257,7 +257,7 @@ bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
       Peer* const peer = op.peer == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(op.peer)];
       const bool reads = peer != nullptr && peer->channel && !peer->reading && peer->lost.empty() &&
                          !peer->channel->heardGoodbye() && !op.restUnderWay_ &&
-                         !memory_.aborted();
+                         !op.ended_ && !memory_.aborted();
       if (reads) {
         read(op.peer, next, lock, finished);
       } else {

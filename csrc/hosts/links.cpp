@@ -32,7 +32,7 @@ auto Links::lost(int host, Call call) {
   }
 }
 
-Links::Links(std::unique_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
+Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
              const std::string& id, Milliseconds timeout, Milliseconds grace)
     : hosts_(hosts),
       memory_(memory),

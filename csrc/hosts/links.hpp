@@ -27,7 +27,7 @@ class Links {
   static constexpr std::size_t kInlineBytes = 64 * 1024;
 
   /// Connects this leader with all others, which do the same. `id` is that of the agreement.
-  Links(std::unique_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
+  Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
         const std::string& id, Milliseconds timeout, Milliseconds grace);
   /// Says goodbye, so that what is under way arrives, and closes.
   ~Links();
@@ -107,7 +107,7 @@ class Links {
   GroupMemory& memory_;
   const std::size_t room_;  // bytes of data in a frame
   std::vector<int> others_;
-  std::unique_ptr<Network> network_;
+  std::shared_ptr<Network> network_;
   std::vector<Link> links_;
   Arrival arrival_{};
   std::string prefix_;

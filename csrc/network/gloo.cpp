@@ -178,8 +178,10 @@ class GlooNetwork::GlooConnection : public Connection {
   const int peer_;
 };
 
-GlooNetwork::GlooNetwork(MakeBackend makeBackend)
-    : makeBackend_(std::move(makeBackend)), alarm_(std::make_shared<Alarm>()) {}
+GlooNetwork::GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence)
+    : sockets_([&] { makeBackend_ = start(); }),
+      silence_(silence),
+      alarm_(std::make_shared<Alarm>()) {}
 
 GlooNetwork::~GlooNetwork() = default;
 
@@ -188,6 +190,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
   try {
     auto gloo = makeBackend_(name, first ? 0 : 1, timeout);
     gloo->setTimeout(kNever);
+    sockets_.tune(silence_);
     return std::make_unique<GlooConnection>(alarm_, std::move(gloo), first ? 1 : 0);
   } catch (const std::exception& error) {
     lost(error);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "connection.hpp"
+#include "loop_sockets.hpp"
 
 namespace fastcoll {
 
@@ -17,7 +18,9 @@ class GlooNetwork : public Network {
   /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own.
   using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& name,
                                                                       int rank, Milliseconds)>;
-  explicit GlooNetwork(MakeBackend makeBackend);
+  /// `start` makes a device and returns what makes backends on it. `silence`: after which a peer's
+  /// host counts as lost; 0: never.
+  GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence);
   ~GlooNetwork() override;
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first,
@@ -30,6 +33,8 @@ class GlooNetwork : public Network {
   class GlooConnection;
 
   MakeBackend makeBackend_;
+  const LoopSockets sockets_;
+  const Milliseconds silence_;
   std::shared_ptr<Alarm> alarm_;
 };
 

@@ -69,22 +69,25 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   std::string there;
   const bool asked = store_.tryGet(keyOf(peer), there);
   if (!asked && !ask) return Met::NotYet;
-  if (asked_.size() == 0) asked_.resize(static_cast<std::size_t>(memory_.size()));
-  std::uint64_t& said = asked_[static_cast<std::size_t>(peer)];
-  if (said != record.nonce) store_.set(keyOf(memory_.rank()), "here");
-  said = record.nonce;
+  {
+    const std::lock_guard<std::mutex> lock(keysMutex_);
+    asked_.resize(static_cast<std::size_t>(memory_.size()));
+    GroupRecord& known = asked_[static_cast<std::size_t>(peer)];
+    ask = known.nonce != record.nonce;
+    known = record;
+  }
+  if (ask) store_.set(keyOf(memory_.rank()), "here");
   return asked ? Met::Here : Met::NotYet;
 }
 
-std::optional<ToldFault> Rendezvous::toldBy(int peer) {
-  GroupRecord record{};
-  if (!read(peer, record)) return std::nullopt;
-  if (auto fault = readFault(store_, faultKey(record.nonce))) return fault;
-  const auto keys = faultKeys();
-  if (auto fault = readFault(store_, keys[0])) return fault;
-  if (!processGone(record)) return std::nullopt;
-  return ToldFault{ErrorKind::Backend,
-                   concat(memory_.memberName(peer), ": connection closed by peer (process died)")};
+std::string Rendezvous::faultKeyOf(int peer) const {
+  const std::lock_guard<std::mutex> lock(keysMutex_);
+  return faultKey(asked_.at(static_cast<std::size_t>(peer)).nonce);
+}
+
+bool Rendezvous::hasEnded(int peer) const {
+  const std::lock_guard<std::mutex> lock(keysMutex_);
+  return processGone(asked_.at(static_cast<std::size_t>(peer)));
 }
 
 std::optional<bool> Rendezvous::coreEachIfKnown() {

@@ -90,8 +90,10 @@ class Rendezvous {
   /// Here: both do, under `name`. Pairing: its record has changed, ask tryMeet() again. Of one
   /// thread at a time.
   Met tryConnect(int peer, bool ask, std::string& name);
-  /// What the peer failed with, or the group; that it died, if that can be seen from here.
-  std::optional<ToldFault> toldBy(int peer);
+  /// Of a peer that tryConnect() has found: the key of its own fault, and whether its process is
+  /// known to have ended. From any thread; asks no store.
+  std::string faultKeyOf(int peer) const;
+  bool hasEnded(int peer) const;
   /// Agreement::coreEach, once all ranks have created the group.
   std::optional<bool> coreEachIfKnown();
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
@@ -156,7 +158,7 @@ class Rendezvous {
   mutable std::mutex keysMutex_;
   std::string groupFault_;  // its key, once the ranks' records are known
   Hosts hosts_;             // once the ranks have agreed
-  std::vector<std::uint64_t> asked_;  // nonces of the instances that were told: tryConnect's
+  std::vector<GroupRecord> asked_;  // of the instances that were told: tryConnect's
 };
 
 }  // namespace fastcoll

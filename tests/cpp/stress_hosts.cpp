@@ -112,7 +112,7 @@ GroupOptions onHosts(const std::string& placement, const Rank& me) {
   GroupOptions options;
   options.transport = TransportChoice::Auto;
   options.hostId = hostOf(me.rank);
-  options.makeNetwork = [] { return std::make_unique<MemoryNetwork>(); };
+  options.makeNetwork = [] { return std::make_shared<MemoryNetwork>(); };
   return options;
 }
 

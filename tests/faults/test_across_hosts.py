@@ -129,3 +129,28 @@ def test_what_was_sent_arrives_though_its_sender_leaves(jobs):
     job.hear_all()
     assert all(left == [] for left in job.hear_all().values())
     job.ended_well()
+
+
+def long_ones(rank: Rank):
+    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
+    rank.used(timeout=20.0)
+    tensor = torch.ones(40_000_000)
+    rank.tell("ready")
+
+    def forever():
+        while True:
+            dist.all_reduce(tensor)
+            tensor.fill_(1.0)
+
+    return catch(forever)
+
+
+def test_a_death_within_a_long_message_is_noticed(jobs):
+    job = jobs(2, long_ones)
+    job.hear_all()
+    time.sleep(0.35)
+    killed = job.kill(1)
+    fault = job.hear(0)
+    assert f"rank 1 (pid {job.pids[1]}, " in fault.text, fault.text
+    assert fault.at - killed < 2.0
+    job.ended_well(but=[1])

@@ -1,0 +1,110 @@
+#include "loop_sockets.hpp"
+
+#include <dirent.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "../base/error.hpp"
+
+namespace fastcoll {
+namespace {
+
+int option(int fd, int level, int name) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  return ::getsockopt(fd, level, name, &value, &size) == 0 ? value : -1;
+}
+
+void setOption(int fd, int level, int name, int value) {
+  (void)::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+bool isTcp(int fd) {
+  const int domain = option(fd, SOL_SOCKET, SO_DOMAIN);
+  return (domain == AF_INET || domain == AF_INET6) &&
+         option(fd, SOL_SOCKET, SO_TYPE) == SOCK_STREAM;
+}
+
+bool listens(int fd) {
+  return isTcp(fd) && option(fd, SOL_SOCKET, SO_ACCEPTCONN) == 1;
+}
+
+/// The open descriptors that are epolls.
+std::vector<int> openPolls() {
+  std::vector<int> polls;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  if (folder == nullptr) return polls;
+  while (const dirent* entry = ::readdir(folder)) {
+    char target[64];
+    const std::string path = concat("/proc/self/fd/", entry->d_name);
+    const ssize_t length = ::readlink(path.c_str(), target, sizeof target - 1);
+    if (length <= 0) continue;
+    target[length] = '\0';
+    if (std::strcmp(target, "anon_inode:[eventpoll]") == 0) polls.push_back(std::atoi(entry->d_name));
+  }
+  ::closedir(folder);
+  return polls;
+}
+
+/// The descriptors that an epoll watches; see proc(5), /proc/pid/fdinfo.
+std::vector<int> watchedBy(int poll) {
+  std::vector<int> watched;
+  std::FILE* const file = std::fopen(concat("/proc/self/fdinfo/", poll).c_str(), "re");
+  if (file == nullptr) return watched;
+  char line[256];
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    int fd = -1;
+    if (std::sscanf(line, "tfd: %d", &fd) == 1) watched.push_back(fd);
+  }
+  std::fclose(file);
+  return watched;
+}
+
+}  // namespace
+
+LoopSockets::LoopSockets(const std::function<void()>& start) {
+  const std::vector<int> before = openPolls();
+  start();
+  for (const int poll : openPolls()) {
+    if (std::find(before.begin(), before.end(), poll) != before.end()) continue;
+    const std::vector<int> watched = watchedBy(poll);
+    if (std::any_of(watched.begin(), watched.end(), listens)) polls_.push_back(poll);
+  }
+}
+
+std::vector<int> LoopSockets::connected() const {
+  std::vector<int> sockets;
+  for (const int poll : polls_) {
+    for (const int fd : watchedBy(poll)) {
+      if (isTcp(fd) && !listens(fd)) sockets.push_back(fd);
+    }
+  }
+  return sockets;
+}
+
+int LoopSockets::count() const {
+  return static_cast<int>(connected().size());
+}
+
+void LoopSockets::tune(Milliseconds silence) const {
+  for (const int fd : connected()) {
+    setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (silence.count() <= 0) continue;
+    // The kernel asks an idle peer's kernel; the limit holds for its answers and for those to data.
+    const int seconds = static_cast<int>(silence.count() / 1000);
+    setOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    setOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 3));
+    setOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, seconds / 6));
+    setOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence.count()));
+  }
+}
+
+}  // namespace fastcoll
