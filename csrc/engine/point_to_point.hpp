@@ -84,8 +84,8 @@ class PointToPoint {
   static constexpr std::size_t kCopiedBytes = 16 * 1024;
 
   /// To another host: what goes in records, and what of a longer message does.
-  static constexpr std::size_t kRecordsBytes = 3 * RemoteChannel::kPayloadBytes;
-  static constexpr std::size_t kRemoteEagerBytes = 2 * RemoteChannel::kPayloadBytes;
+  static constexpr std::size_t kRecordsBytes = 4 * RemoteChannel::kPayloadBytes;
+  static constexpr std::size_t kRemoteEagerBytes = 3 * RemoteChannel::kPayloadBytes;
 
   struct Setup {
     /// Of the ring to each peer that is sent more than small messages; less in groups so large that

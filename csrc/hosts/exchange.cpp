@@ -39,11 +39,12 @@ class SpanningExchange {
     among();
     begin();
     tellSizes();
-    const std::size_t parcels = request_.collective == Collective::AllGather
-                                    ? 1
-                                    : static_cast<std::size_t>(hosts_.count() - 1);
-    // Equal on all hosts.
-    slice_ = std::max<std::size_t>(1, spanning_.segmentBytes() / std::max(parcels, ranks_));
+    // A segment holds a slice of each parcel of its rank, or, the leader's, of each that comes:
+    // equal on all hosts.
+    const std::size_t given = sharesParcel() ? 1 : static_cast<std::size_t>(hosts_.count() - 1);
+    const std::size_t taken = request_.collective == Collective::Scatter ? 1 : ranks_;
+    const std::size_t room = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep;
+    slice_ = std::max<std::size_t>(1, room / std::max(given, taken));
     std::size_t steps = 1;
     for (int host = 0; host < hosts_.count(); ++host) {
       if (host != here_) steps = std::max({steps, stepsOf(here_, host), stepsOf(host, here_)});
@@ -61,6 +62,8 @@ class SpanningExchange {
 
  private:
   static constexpr std::size_t kSlots = 2;
+  // Bytes of a step where no host has a segment to go through.
+  static constexpr std::size_t kLongestStep = std::size_t{2} << 20;
   using Transfers = std::vector<std::pair<int, TransferRef>>;
   struct Step {
     Segment in, out;
@@ -263,6 +266,20 @@ class SpanningExchange {
         static_cast<std::size_t>(host);
     return spanning_.scratch[which].get(std::max<std::size_t>(bytes, 1));
   }
+  /// Where a slice of an all-gather lies in a message of a rank that is alone on its host, if in
+  /// one piece: then the network takes it from there, or puts it there.
+  std::uint8_t* lone(const Message& message, std::size_t k, std::size_t size) const {
+    return sharesParcel() && stream_ == nullptr ? message.contiguous(k * slice_, size) : nullptr;
+  }
+  /// Where the slices of another host come to, of a rank that is alone on its own.
+  std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
+    const auto& ranks = hosts_.ranks(host);
+    std::uint8_t* const into =
+        ranks.size() > 1
+            ? nullptr
+            : lone(request_.out[static_cast<std::size_t>(ranks[0]) % request_.out.size()], k, size);
+    return into != nullptr ? into : scratch(k, host, false, size);
+  }
   void settle(Transfers& transfers) {
     for (auto& [host, transfer] : transfers) links_->wait(host, transfer);
     transfers.clear();
@@ -292,9 +309,13 @@ class SpanningExchange {
     for (const int host : links_->others()) {
       const std::size_t size = slices(here_, host, k);
       if (size == 0 || inFrame(here_, host)) continue;
-      std::uint8_t* memory = scratch(k, host, true, size);
-      gather(host, k, memory);
-      sends_[k % kSlots].emplace_back(host, links_->send(host, memory, size));
+      const std::uint8_t* from = lone(request_.in[0], k, size);
+      if (from == nullptr) {
+        std::uint8_t* const memory = scratch(k, host, true, size);
+        gather(host, k, memory);
+        from = memory;
+      }
+      sends_[k % kSlots].emplace_back(host, links_->send(host, from, size));
     }
     if (stream_ != nullptr) stream_->consume(now.in);
   }
@@ -320,7 +341,7 @@ class SpanningExchange {
       const std::size_t size = slices(host, here_, k);
       if (size == 0 || inFrame(host, here_)) continue;
       std::uint8_t* memory =
-          segment != nullptr ? segment + placeOut(host, k) : scratch(k, host, false, size);
+          segment != nullptr ? segment + placeOut(host, k) : arriving(host, k, size);
       now.receives.emplace_back(host, links_->receive(host, memory, size));
     }
   }
@@ -401,7 +422,7 @@ class SpanningExchange {
       if (size == 0) continue;
       const std::uint8_t* from = segment != nullptr     ? segment + placeOut(host, k)
                                  : inFrame(host, here_) ? frameData(host)
-                                                        : scratch(k, host, false, size);
+                                                        : arriving(host, k, size);
       for (std::size_t p = 0; p < hosts_.ranks(host).size(); ++p) {
         take(host, p, k, from);
         from += sliceBytes(host, p, here_, k);

@@ -22,10 +22,12 @@ namespace {
 
 // Messages up to here go in one step over more than two hosts, as long as they fit a frame.
 constexpr std::size_t kOneStepBytes = 32 * 1024;
-// A message is cut into so many chunks at least, to be in several phases at once; none is shorter
-// than this for it.
+// A message is cut into so many chunks at least, to be in several phases at once; for that none has
+// less than this for a host.
 constexpr std::size_t kChunks = 8;
-constexpr std::size_t kLeastChunk = 64 * 1024;
+constexpr std::size_t kLeastPiece = 64 * 1024;
+// Where no host has a segment to go through; what L2 holds, and a link is busy with for long.
+constexpr std::size_t kLongestChunk = std::size_t{1} << 20;
 
 class SpanningReduce {
  public:
@@ -82,8 +84,10 @@ class SpanningReduce {
     return most <= kOneStepBytes;
   }
   std::size_t chunk() const {
-    const std::size_t most = spanning_.segmentBytes() / static_cast<std::size_t>(messages_);
-    const std::size_t wanted = std::max(kLeastChunk, total_ * element_ / kChunks);
+    const std::size_t longest = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk;
+    const std::size_t most = longest / static_cast<std::size_t>(messages_);
+    const std::size_t hosts = oneStep_ ? 1 : static_cast<std::size_t>(hosts_.count());
+    const std::size_t wanted = std::max(kLeastPiece * hosts, total_ * element_ / kChunks);
     const std::size_t elements = std::max<std::size_t>(1, std::min(most, wanted) / element_);
     return elements > 64 ? elements / 64 * 64 : elements;
   }

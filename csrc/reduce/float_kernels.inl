@@ -6,6 +6,7 @@
 template <class T>
 struct Operation {
   static constexpr bool kCopiesOne = true;  // of one source, the result is that source
+  static constexpr bool kLongTiles = false;
   explicit Operation(const ReduceArgs&) noexcept {}
   FASTCOLL_INLINE Vec<T> pre(Vec<T> v) const { return v; }
   FASTCOLL_INLINE Vec<T> post(Vec<T> v) const { return v; }
@@ -13,6 +14,7 @@ struct Operation {
 
 template <class T>
 struct Sum : Operation<T> {
+  static constexpr bool kLongTiles = true;  // what gradients take
   using Operation<T>::Operation;
   FASTCOLL_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) const { return a + b; }
 };
@@ -50,6 +52,7 @@ bool hasExactReciprocal(T divisor) noexcept {
 
 template <class T>
 struct PreMulSum : Sum<T> {
+  static constexpr bool kLongTiles = false;
   static constexpr bool kCopiesOne = false;
   explicit PreMulSum(const ReduceArgs& args) noexcept : Sum<T>(args), factor(T(args.factor)) {}
   FASTCOLL_INLINE Vec<T> pre(Vec<T> v) const { return v * factor; }
@@ -111,6 +114,7 @@ struct FloatKernel {
   using Acc = typename Format::Acc;
   using V = Vec<typename Format::Lane>;
   static constexpr bool kCopiesOne = Op::kCopiesOne;
+  static constexpr bool kLongTiles = Op::kLongTiles && sizeof(typename Format::Lane) == 4;
 
   explicit FloatKernel(const ReduceArgs& args) noexcept : op(args) {}
   FASTCOLL_INLINE Acc load(Raw raw) const { return pre(Format::unpack(raw)); }

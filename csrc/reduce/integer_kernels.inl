@@ -49,6 +49,7 @@ struct IntegerKernel {
   using Raw = Vec<T>;
   using Acc = Raw;
   static constexpr bool kCopiesOne = true;
+  static constexpr bool kLongTiles = false;
 
   explicit IntegerKernel(const ReduceArgs&) noexcept {}
   FASTCOLL_INLINE Acc load(Raw raw) const { return raw; }
@@ -61,6 +62,7 @@ struct BoolKernel {
   using Raw = Vec<std::uint8_t>;
   using Acc = Raw;
   static constexpr bool kCopiesOne = false;  // a byte 2 becomes 1
+  static constexpr bool kLongTiles = false;
 
   explicit BoolKernel(const ReduceArgs&) noexcept {}
   FASTCOLL_INLINE Acc load(Raw raw) const {

@@ -65,35 +65,38 @@ FASTCOLL_INLINE void foldBlock(const P& p, const Load& load, int first,
   }
 }
 
-/// All sources, as the tree folds them. Blocks of four are folded at once; what is folded of them
-/// waits for a right half of its own size, as digits wait for a carry in a binary counter. The last
-/// sources, fewer than four, are the right end of the tree.
+/// All sources, as the tree folds them: blocks of four at once, and the last sources, fewer than
+/// four, one by one. What is folded waits for a right half of its own size, as digits wait for a
+/// carry in a binary counter; what waits at the end is the right end of the tree.
 template <int kVectors, class P, class Load>
 FASTCOLL_INLINE void fold(const P& p, const Load& load, int k, typename P::Acc (&acc)[kVectors]) {
-  using Acc = typename P::Acc;
-  Acc left[kDeepest][kVectors];
+  typename P::Acc left[kDeepest][kVectors];
   int waiting = 0;
-  const auto combineWithLast = [&]() __attribute__((always_inline)) {
-    --waiting;
-    FASTCOLL_UNROLL(8)
-    for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(left[waiting][v], acc[v]);
+  // Combines with the last of those that wait, `carries` times.
+  const auto carry = [&](int carries) __attribute__((always_inline)) {
+    for (; carries > 0; --carries) {
+      --waiting;
+      FASTCOLL_UNROLL(8)
+      for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(left[waiting][v], acc[v]);
+    }
   };
-  const int blocks = k / 4, others = k % 4;
-  for (int block = 0; block < blocks; ++block) {
-    foldBlock<kVectors, 4>(p, load, 4 * block, acc);
-    for (int carry = block; carry & 1; carry >>= 1) combineWithLast();
-    if (block + 1 == blocks && others == 0) break;
+  const auto push = [&]() __attribute__((always_inline)) {
     FASTCOLL_UNROLL(8)
     for (int v = 0; v < kVectors; ++v) left[waiting][v] = acc[v];
     ++waiting;
+  };
+  const int blocks = k / 4;
+  for (int block = 0; block < blocks; ++block) {
+    foldBlock<kVectors, 4>(p, load, 4 * block, acc);
+    carry(__builtin_ctz(~static_cast<unsigned>(block)));
+    if (4 * block + 4 == k) return carry(waiting);
+    push();
   }
-  if (others == 1) foldBlock<kVectors, 1>(p, load, k - 1, acc);
-  if (others >= 2) foldBlock<kVectors, 2>(p, load, 4 * blocks, acc);
-  if (others == 3) {
-    FASTCOLL_UNROLL(8)
-    for (int v = 0; v < kVectors; ++v) acc[v] = p.combine(acc[v], p.load(load(k - 1, v)));
+  for (int j = 4 * blocks;; push()) {
+    foldBlock<kVectors, 1>(p, load, j, acc);
+    carry(j & 1);
+    if (++j == k) return carry(waiting);
   }
-  while (waiting > 0) combineWithLast();
 }
 
 /// Any number of sources, in tiles of kVectors whose accumulators stay in registers: a source's
@@ -115,25 +118,34 @@ FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* cons
   return at;
 }
 
-/// The last bytes, fewer than a vector.
+/// The last bytes, fewer than a tile.
 template <class P>
-FASTCOLL_INLINE void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at,
-                          std::size_t bytes) {
+void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at,
+          std::size_t bytes) {
   using Raw = typename P::Raw;
-  typename P::Acc acc[1];
-  const auto load = [&](int j, int) __attribute__((always_inline)) {
-    Raw raw{};
-    __builtin_memcpy(&raw, srcs[j] + at, bytes - at);
-    return raw;
-  };
-  fold<1>(p, load, k, acc);
-  const Raw raw = p.store(acc[0]);
-  __builtin_memcpy(to.dst + at, &raw, bytes - at);
-  if (to.copy != nullptr) __builtin_memcpy(to.copy + at, &raw, bytes - at);
+  for (; at < bytes; at += sizeof(Raw)) {
+    const std::size_t take = bytes - at < sizeof(Raw) ? bytes - at : sizeof(Raw);
+    typename P::Acc acc[1];
+    const auto load = [&](int j, int) __attribute__((always_inline)) {
+      Raw raw{};
+      if (take == sizeof raw) return get<Raw>(srcs[j] + at);
+      __builtin_memcpy(&raw, srcs[j] + at, take);
+      return raw;
+    };
+    fold<1>(p, load, k, acc);
+    const Raw raw = p.store(acc[0]);
+    if (take == sizeof raw) {
+      to.put(at, raw);
+      continue;
+    }
+    __builtin_memcpy(to.dst + at, &raw, take);
+    if (to.copy != nullptr) __builtin_memcpy(to.copy + at, &raw, take);
+  }
 }
 
+/// Not inlined: complex numbers are summed as the floats that they are made of.
 template <class P>
-void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
+__attribute__((noinline)) void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
   const P p(args);
   const Targets to{static_cast<char*>(args.dst), static_cast<char*>(args.copy)};
   const char* const* const srcs = reinterpret_cast<const char* const*>(args.srcs);
@@ -151,11 +163,13 @@ void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
     at = to.copy == nullptr ? twoSources(p, {to.dst, nullptr}, srcs[0], srcs[1], bytes)
                             : twoSources(p, to, srcs[0], srcs[1], bytes);
   } else {
-    // Long tiles where the prefetcher cannot follow so many streams, short ones where it can.
+    // Long tiles where the prefetcher cannot follow so many streams, short ones where it can; the
+    // sums of gradients have both, for a loop takes long to compile.
     constexpr int kShort = sizeof(typename P::Acc) == kWidth ? 4 : 2;
-    at = k > 8 ? manySources<2 * kShort>(p, to, srcs, k, at, bytes)
-               : manySources<kShort>(p, to, srcs, k, at, bytes);
-    at = manySources<1>(p, to, srcs, k, at, bytes);
+    if constexpr (P::kLongTiles) {
+      if (k > 8) at = manySources<2 * kShort>(p, to, srcs, k, at, bytes);
+    }
+    at = manySources<kShort>(p, to, srcs, k, at, bytes);
   }
   if (at < bytes) rest(p, to, srcs, k, at, bytes);
 }
