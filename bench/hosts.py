@@ -69,7 +69,10 @@ def _prepared(call: str, message: int) -> Callable[[Any], object]:
     def exchange(group: Any) -> None:
         if rank in ends:
             peer = ends[1 - ends.index(rank)]
-            pair = [dist.P2POp(dist.isend, whole, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
+            pair = [
+                dist.P2POp(dist.isend, whole, peer, group),
+                dist.P2POp(dist.irecv, other, peer, group),
+            ]
             for work in dist.batch_isend_irecv(pair):
                 work.wait()
 

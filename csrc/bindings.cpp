@@ -147,10 +147,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1, py::arg("link_seconds") = 10,
-           py::arg("shared_tensors") = false, py::arg("shared_buckets") = true,
-           py::arg("tuning") = std::nullopt, py::arg("is_high_priority_stream") = true,
-           py::arg("blocking_wait") = false)
+           py::arg("spin_us") = -1, py::arg("link_seconds") = 10, py::arg("shared_tensors") = false,
+           py::arg("shared_buckets") = true, py::arg("tuning") = std::nullopt,
+           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })

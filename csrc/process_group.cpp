@@ -56,12 +56,12 @@ CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
   const std::chrono::seconds silence(env.linkSecondsIsSet ? env.linkSeconds : options.linkSeconds);
   return [store, silence] {
     const auto start = [store]() -> GlooNetwork::MakeBackend {
-      return [store, make = glooFactory()()](const std::string& name, int rank,
-                                             Milliseconds timeout) {
-        auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-            "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
-        return make(prefix, rank, 2, timeout);
-      };
+      return
+          [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout) {
+            auto prefix = c10::make_intrusive<c10d::PrefixStore>(
+                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
+            return make(prefix, rank, 2, timeout);
+          };
     };
     return std::make_shared<GlooNetwork>(start, silence);
   };
@@ -86,9 +86,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
                          " cannot be. Ranks run from 0 to the "
                          "world size minus one."));
     }
-    engine_ = std::make_shared<CpuEngine>(
-        configOf(*options_, name_, rank, size), std::make_unique<StoreAdapter>(store_),
-        networkOf(store_, *options_));
+    engine_ = std::make_shared<CpuEngine>(configOf(*options_, name_, rank, size),
+                                          std::make_unique<StoreAdapter>(store_),
+                                          networkOf(store_, *options_));
     livingEngines().add(engine_);
     shareTensors();
   });

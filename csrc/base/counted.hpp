@@ -5,7 +5,8 @@
 
 namespace fastcoll {
 
-/// One more while it lives. seq_cst: then looks at what others change before they look at the count.
+/// One more while it lives. seq_cst: then looks at what others change before they look at the
+/// count.
 template <typename T>
 class Counted {
  public:

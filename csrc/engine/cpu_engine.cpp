@@ -103,9 +103,9 @@ void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
                     "after the fork, or use the spawn or forkserver start method.");
   }
   if (closed_) {
-    throw Error(ErrorKind::Backend,
-                prefix(call, seq) +
-                    "the group was destroyed. Initialize it again to use it again.");
+    throw Error(
+        ErrorKind::Backend,
+        prefix(call, seq) + "the group was destroyed. Initialize it again to use it again.");
   }
   if (memory_ != nullptr && memory_->aborted()) {
     memory_->throwAborted(prefix(call, seq));

@@ -56,17 +56,19 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
 
 /// Why a connection for point-to-point broke: what the peer has told, or that it is gone.
 ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
-  ToldFault fault{ErrorKind::Backend,
-                  concat(memory_->memberName(peer),
-                         ": connection closed by peer (the process died or left, or its host cannot "
-                         "be reached; ",
-                         text, ")")};
+  ToldFault fault{
+      ErrorKind::Backend,
+      concat(memory_->memberName(peer),
+             ": connection closed by peer (the process died or left, or its host cannot "
+             "be reached; ",
+             text, ")")};
   try {
     const std::string key = rendezvous_->faultKeyOf(peer);
     for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
       if (auto told = firstFault_.heard(key, Milliseconds(20))) return *told;
       if (rendezvous_->hasEnded(peer)) {
-        fault.text = concat(memory_->memberName(peer), ": connection closed by peer (process died)");
+        fault.text =
+            concat(memory_->memberName(peer), ": connection closed by peer (process died)");
         break;
       }
       std::this_thread::sleep_for(Milliseconds(5));

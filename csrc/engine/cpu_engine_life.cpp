@@ -68,8 +68,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.leads()) {
     std::unique_ptr<Links> links;
     connect([&] {
-      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout,
-                                      kGrace);
+      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace);
     });
     links->checkPeers = [this](const std::string& site) { checkPeers(site); };
     spanning_.links = std::move(links);

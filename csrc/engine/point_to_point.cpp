@@ -83,7 +83,9 @@ void PointToPoint::complete(Finished& finished) {
   // Other threads of this process may sleep for what was finished here.
   if (memory_.isOpen()) ring(memory_.rank());
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
-  { const std::lock_guard<std::mutex> lock(mutex_); }  // who has looked before sleeps by now
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+  }  // who has looked before sleeps by now
   changed_.notify_all();
 }
 

@@ -65,10 +65,10 @@ class PointToPointOp {
  private:
   friend class PointToPoint;
   std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // among all that are not done
-  std::uint64_t number_ = 0;  // of the message among those from its sender to its receiver
-  std::size_t moved_ = 0;     // bytes written to the ring, or to the receiver's tensor
-  std::size_t unasked_ = 0;   // bytes that go before the receiver has answered
-  bool begun_ = false;        // of a send: its first record is written
+  std::uint64_t number_ = 0;   // of the message among those from its sender to its receiver
+  std::size_t moved_ = 0;      // bytes written to the ring, or to the receiver's tensor
+  std::size_t unasked_ = 0;    // bytes that go before the receiver has answered
+  bool begun_ = false;         // of a send: its first record is written
   bool ended_ = false;         // and about to be told so
   bool restUnderWay_ = false;  // a thread waits for what goes from memory to memory
 };
@@ -160,14 +160,12 @@ class PointToPoint {
     bool elsewhere = false;
     bool connecting = false;
     std::unique_ptr<RemoteChannel> channel;
-    bool reading = false;  // a thread waits for its next record
-    int users = 0;         // threads that use the channel without the lock
-    std::string lost;                 // how the connection broke
-    bool explaining = false;          // a thread finds out why
+    bool reading = false;     // a thread waits for its next record
+    int users = 0;            // threads that use the channel without the lock
+    std::string lost;         // how the connection broke
+    bool explaining = false;  // a thread finds out why
     /// Something of it is awaited that comes in records.
-    bool expects(bool any) const {
-      return any || receives > 0 || !open.empty() || !sends.empty();
-    }
+    bool expects(bool any) const { return any || receives > 0 || !open.empty() || !sends.empty(); }
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
@@ -267,7 +265,7 @@ class PointToPoint {
   std::condition_variable background_;
   std::thread thread_;
   bool threadRuns_ = false;
-  bool threadRests_ = false;  // nothing is under way; to be woken when something is
+  bool threadRests_ = false;   // nothing is under way; to be woken when something is
   bool threadSleeps_ = false;  // on the bell, until something rings it
   bool stopping_ = false;
 

@@ -1,9 +1,10 @@
 // Point-to-point with ranks on other hosts: what is sent and taken through their channels. See
 // remote_channel.hpp for the protocol.
 //
-// The channel's waits run without the engine's lock, by threads that count as its users. Memory of a
-// message may be written as long as its rest is under way and the channel is open: so an operation
-// that fails meanwhile is told so only when the last user has left and the channel is closed.
+// The channel's waits run without the engine's lock, by threads that count as its users. Memory of
+// a message may be written as long as its rest is under way and the channel is open: so an
+// operation that fails meanwhile is told so only when the last user has left and the channel is
+// closed.
 #include <algorithm>
 #include <utility>
 
@@ -45,8 +46,7 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
         RecordHead head{};
         head.kind = PairRecord::kPiece;
         head.where = op->number_;
-        const std::size_t take =
-            std::min(op->unasked_ - op->moved_, RemoteChannel::kPayloadBytes);
+        const std::size_t take = std::min(op->unasked_ - op->moved_, RemoteChannel::kPayloadBytes);
         head.length = static_cast<std::uint32_t>(take);
         peer.channel->write(head, op->message, op->moved_);
         op->moved_ += take;
@@ -70,8 +70,8 @@ void PointToPoint::beginRemote(Peer& peer, PointToPointOp& op) {
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
-  const bool whole = bytes <= (peer.channel->peerIsFull() ? RemoteChannel::kPayloadBytes / 16
-                                                          : kRecordsBytes);
+  const bool whole =
+      bytes <= (peer.channel->peerIsFull() ? RemoteChannel::kPayloadBytes / 16 : kRecordsBytes);
   if (whole) {
     op.unasked_ = bytes;
     head.length = static_cast<std::uint32_t>(std::min(bytes, RemoteChannel::kPayloadBytes));
@@ -177,8 +177,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   RemoteChannel& channel = *peers_[static_cast<std::size_t>(rank)].channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
-    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends a record of ",
-                                           head.length, " bytes"));
+    throw Error(ErrorKind::Backend,
+                concat(memory_.memberName(rank), " sends a record of ", head.length, " bytes"));
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
@@ -198,15 +198,15 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   channel.advance();
 }
 
-/// Has pooled threads read from the peers of which something is expected and that nobody reads from.
+/// Has pooled threads read from the peers of which something is expected and that nobody reads
+/// from.
 void PointToPoint::callReaders() {
   if (!anyElsewhere_ || stopping_ || memory_.aborted()) return;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     const auto wanted = [this, &peer] {
       return peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
-             !memory_.aborted() && !peer.channel->heardGoodbye() &&
-             peer.expects(anyReceives_ > 0);
+             !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
     };
     if (!wanted()) continue;
     startJob([this, rank, &peer, wanted] {
@@ -254,10 +254,11 @@ bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
     const bool moved = progress(finished, look);
     if (finished.empty() && !moved) {
       const TimePoint next = std::min<TimePoint>(until, now + kSlice);
-      Peer* const peer = op.peer == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(op.peer)];
+      Peer* const peer =
+          op.peer == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(op.peer)];
       const bool reads = peer != nullptr && peer->channel && !peer->reading && peer->lost.empty() &&
-                         !peer->channel->heardGoodbye() && !op.restUnderWay_ &&
-                         !op.ended_ && !memory_.aborted();
+                         !peer->channel->heardGoodbye() && !op.restUnderWay_ && !op.ended_ &&
+                         !memory_.aborted();
       if (reads) {
         read(op.peer, next, lock, finished);
       } else {

@@ -59,7 +59,8 @@ void RemoteChannel::post(Slot& slot) {
 /// network knows, or is about to.
 void RemoteChannel::clear(Slot& slot, std::size_t room) const {
   if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
-    throw ConnectionLost(ErrorKind::Backend, "a record that the peer has taken is still being sent");
+    throw ConnectionLost(ErrorKind::Backend,
+                         "a record that the peer has taken is still being sent");
   }
   slot.transfer.reset();
   if (slot.data == nullptr) slot.data.reset(new std::uint8_t[sizeof(Head) + room]);

@@ -35,8 +35,8 @@ class RemoteChannel {
   bool fits() const { return written_ - heard_ < kSlots; }
   /// Sends a record of `head` and `head.length` bytes of the message from `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset);
-  /// Whether the peer wants nothing unasked any more, and what it is told of this rank with the next
-  /// record.
+  /// Whether the peer wants nothing unasked any more, and what it is told of this rank with the
+  /// next record.
   bool peerIsFull() const { return peerIsFull_; }
   void setFull(bool full) { full_ = full; }
   /// Sends the last record: nothing follows.
@@ -80,16 +80,16 @@ class RemoteChannel {
   std::array<Slot, kSlots> out_;
   std::array<Slot, kFreeSlots> words_;
   std::array<Slot, kReceives> in_;
-  std::uint64_t written_ = 0;   // records that need leave
-  std::uint64_t heard_ = 0;     // of them, taken by the peer
+  std::uint64_t written_ = 0;  // records that need leave
+  std::uint64_t heard_ = 0;    // of them, taken by the peer
   std::uint64_t wordsSaid_ = 0;
-  std::uint64_t read_ = 0;      // the peer's records, of either kind
-  std::uint64_t taken_ = 0;     // of them, those that need leave
-  std::uint64_t told_ = 0;      // of them, told to the peer
+  std::uint64_t read_ = 0;   // the peer's records, of either kind
+  std::uint64_t taken_ = 0;  // of them, those that need leave
+  std::uint64_t told_ = 0;   // of them, told to the peer
   bool goodbye_ = false;
   bool full_ = false;
   bool peerIsFull_ = false;
-  std::string gone_;            // why a receive could not be posted
+  std::string gone_;  // why a receive could not be posted
 };
 
 }  // namespace fastcoll

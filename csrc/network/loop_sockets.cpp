@@ -48,7 +48,8 @@ std::vector<int> openPolls() {
     const ssize_t length = ::readlink(path.c_str(), target, sizeof target - 1);
     if (length <= 0) continue;
     target[length] = '\0';
-    if (std::strcmp(target, "anon_inode:[eventpoll]") == 0) polls.push_back(std::atoi(entry->d_name));
+    if (std::strcmp(target, "anon_inode:[eventpoll]") == 0)
+      polls.push_back(std::atoi(entry->d_name));
   }
   ::closedir(folder);
   return polls;

@@ -83,8 +83,8 @@ class Rendezvous {
   Agreement agree(TimePoint deadline, Milliseconds timeout);
   enum class Met { NotYet, Pairing, Here, Elsewhere };
   /// For point-to-point: only the two ranks take part. NotYet: the peer has not created the group.
-  /// Pairing: it is on this host. Here: its block is bound, and it means this instance of the group.
-  /// Elsewhere: on another host. Does not wait for the peer: ask again.
+  /// Pairing: it is on this host. Here: its block is bound, and it means this instance of the
+  /// group. Elsewhere: on another host. Does not wait for the peer: ask again.
   Met tryMeet(int peer);
   /// For a peer elsewhere: tells it that this rank wants to connect, if `ask` or if the peer wants.
   /// Here: both do, under `name`. Pairing: its record has changed, ask tryMeet() again. Of one
@@ -156,8 +156,8 @@ class Rendezvous {
   std::atomic<bool> cancelled_{false};
   std::vector<GroupRecord> records_;
   mutable std::mutex keysMutex_;
-  std::string groupFault_;  // its key, once the ranks' records are known
-  Hosts hosts_;             // once the ranks have agreed
+  std::string groupFault_;          // its key, once the ranks' records are known
+  Hosts hosts_;                     // once the ranks have agreed
   std::vector<GroupRecord> asked_;  // of the instances that were told: tryConnect's
 };
 

@@ -39,7 +39,10 @@ def run_rank(call: str, folder: Path) -> None:
             dist.recv(small, ends[1])  # nobody sends
         elif call == "send" and rank in ends:
             peer = ends[1 - ends.index(rank)]
-            pair = [dist.P2POp(dist.isend, large, peer), dist.P2POp(dist.irecv, torch.empty_like(large), peer)]
+            pair = [
+                dist.P2POp(dist.isend, large, peer),
+                dist.P2POp(dist.irecv, torch.empty_like(large), peer),
+            ]
             for work in dist.batch_isend_irecv(pair):
                 work.wait()
         else:
@@ -93,7 +96,9 @@ def told(folder: Path, rank: int, until: float):
     raise AssertionError(f"rank {rank} says nothing")
 
 
-@pytest.mark.parametrize("call, waiting", [("all_reduce", [0, 1, 2, 3]), ("send", [1, 2]), ("idle", [1])])
+@pytest.mark.parametrize(
+    "call, waiting", [("all_reduce", [0, 1, 2, 3]), ("send", [1, 2]), ("idle", [1])]
+)
 def test_a_link_that_stays_down_is_noticed(tmp_path, call, waiting):
     with namespaces.Cluster(2, 0) as cluster:
         start(cluster, call, tmp_path)
@@ -117,7 +122,9 @@ def test_a_link_that_comes_back_costs_nothing_but_time(tmp_path):
         time.sleep(BOUND)
         (tmp_path / "enough").touch()
         # Ranks stop in different rounds, and those that are left behind end with the cluster.
-        first = min((told(tmp_path, r, time.monotonic() + 30) for r in range(1)), key=lambda one: one["at"])
+        first = min(
+            (told(tmp_path, r, time.monotonic() + 30) for r in range(1)), key=lambda one: one["at"]
+        )
     assert first["error"] == "" or "left the group" in first["error"], first
     assert first["rounds"] > 3
 

@@ -125,7 +125,9 @@ def test_a_timeout_says_what_was_awaited(jobs, peer):
     job = jobs(2, nobody_sends, peer)
     fault = job.hear(0)
     assert "Timed out after 1000 ms in recv(" in fault.text, fault.text
-    assert ("any rank" if peer is None else f"rank 1 (pid {job.pids[1]}, host") in fault.text, fault.text
+    assert ("any rank" if peer is None else f"rank 1 (pid {job.pids[1]}, host") in fault.text, (
+        fault.text
+    )
     assert 0.8 < fault.seconds < 3.0
     job.tell(1)
     job.hear(1)

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Builds the floors below torch with the stress program, plainly and under the sanitizers, and runs it.
+#   tests/cpp/sanitize.sh [address|thread|plain]...     all of them by default
+# Objects stay in build/sanitize-<way>/, so that a second run compiles only what changed.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+unset LD_PRELOAD  # a sanitizer must come first
+
+CXX=${CXX:-g++}
+JOBS=${JOBS:-$(nproc)}
+EFFORT=${EFFORT:-1}
+SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp csrc/hosts/*.cpp \
+  tests/cpp/stress*.cpp)
+TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
+
+flags() {
+  case $1 in
+    address) echo "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" ;;
+    thread) echo "-O1 -fno-omit-frame-pointer -fsanitize=thread" ;;
+    plain) echo "-O2" ;;
+  esac
+}
+
+# build <way> <program> <source>...: through make, for its dependencies and its parallelism.
+build() {
+  local way=$1 program=$2
+  shift 2
+  mkdir -p "build/sanitize-$way"
+  make --no-print-directory -s -j "$JOBS" -f - "build/sanitize-$way/$program" <<MAKE
+FLAGS := -std=c++17 -g1 -Wall -Wextra $(flags "$way") -pthread
+OBJECTS := $(printf "build/sanitize-$way/%s.o " "$@")
+build/sanitize-$way/$program: \$(OBJECTS)
+	$CXX \$(FLAGS) -o \$@ \$(OBJECTS)
+build/sanitize-$way/%.o: % tests/cpp/sanitize.sh
+	mkdir -p \$(@D)
+	$CXX \$(FLAGS) -MMD -MP -c -o \$@ \$<
+-include \$(OBJECTS:.o=.d)
+MAKE
+}
+
+run() {
+  echo "== $*"
+  # A fixed layout of the address space: ThreadSanitizer does not start under some random ones.
+  timeout --kill-after=10 "${LIMIT:-400}" setarch "$(uname -m)" --addr-no-randomize "$@"
+}
+
+export ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:exitcode=66:detect_stack_use_after_return=1
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:exitcode=66
+# No suppressions.
+export TSAN_OPTIONS=halt_on_error=1:exitcode=66:second_deadlock_stack=1:history_size=4
+
+WAYS=("$@")
+[ ${#WAYS[@]} -gt 0 ] || WAYS=(plain address thread)
+
+for way in "${WAYS[@]}"; do
+  echo "== building $way"
+  # shellcheck disable=SC2086
+  build "$way" stress $SOURCES
+  case $way in
+    plain)
+
+
+      ;;
+    address)
+      build address reduce_test tests/cpp/reduce_test.cpp csrc/reduce/{reduce,kernels_baseline,kernels_avx2,kernels_avx512}.cpp \
+        csrc/base/dtype.cpp
+
+      build address ring_stores_test tests/cpp/ring_stores_test.cpp csrc/transport/ring_stores.cpp
+
+      build address trace_test $TRACE
+
+
+
+      ;;
+    thread)
+      build thread trace_test $TRACE
+
+
+      ;;
+  esac
+done
+echo "== no reports"
