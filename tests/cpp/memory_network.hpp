@@ -82,21 +82,21 @@ class MemoryNetwork : public fastcoll::Network {
       wire_->changed.notify_all();
     }
     fastcoll::TransferRef send(const void* data, std::size_t bytes, int tag) override {
-      return begin(wire_->sends[side_][tag], const_cast<void*>(data), bytes, side_, tag);
+      return begin(wire_->sends, const_cast<void*>(data), bytes, side_, tag);
     }
     fastcoll::TransferRef receive(void* data, std::size_t bytes, int tag) override {
-      return begin(wire_->receives[side_][tag], data, bytes, 1 - side_, tag);
+      return begin(wire_->receives, data, bytes, 1 - side_, tag);
     }
 
    private:
-    fastcoll::TransferRef begin(std::deque<OpRef>& into, void* data, std::size_t bytes, int sender,
-                                int tag) {
+    using Lanes = std::map<int, std::deque<OpRef>>[2];
+    fastcoll::TransferRef begin(Lanes& into, void* data, std::size_t bytes, int sender, int tag) {
       const std::lock_guard<std::mutex> lock(wire_->mutex);
       if (wire_->broken) {
         throw fastcoll::ConnectionLost(fastcoll::ErrorKind::Backend, "the other end closed");
       }
       auto op = std::make_shared<Op>(Op{static_cast<std::uint8_t*>(data), bytes});
-      into.push_back(op);
+      into[side_][tag].push_back(op);
       auto& sends = wire_->sends[sender][tag];
       auto& receives = wire_->receives[1 - sender][tag];
       while (!sends.empty() && !receives.empty()) {

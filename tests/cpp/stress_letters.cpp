@@ -35,6 +35,11 @@ PointToPoint& pointToPoint(CpuEngine& engine) {
   return engine.pointToPoint("send", 0);
 }
 
+std::shared_ptr<Arena> arenaOf(CpuEngine& engine) {
+  engine.process()->start(engine.config().arenaBytes);
+  return engine.process()->arena();
+}
+
 std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Letter>& letters,
                               Random& own, const std::shared_ptr<Arena>& arena) {
   using Lane = std::tuple<bool, int, int>;

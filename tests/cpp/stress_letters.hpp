@@ -91,6 +91,8 @@ using TransferRef = std::shared_ptr<Transfer>;
 std::vector<Letter> drawLetters(Random& random, int ranks, int count);
 
 PointToPoint& pointToPoint(CpuEngine& engine);
+/// The arena of this process, also where the engine has not needed it yet.
+std::shared_ptr<Arena> arenaOf(CpuEngine& engine);
 
 /// Letters known to all ranks; each posts its own sends and receives in an order of its own, but
 /// those with one source, destination and tag in the order of the list.

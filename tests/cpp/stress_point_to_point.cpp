@@ -26,7 +26,7 @@ void exchange(Rank& me, GroupOptions options) {
     const auto letters = drawLetters(shared, me.size, 40 * me.size);
     loiter(own, 3000);
     auto& p2p = pointToPoint(*engine);
-    const auto arena = round % 2 == 0 ? engine->process()->arena() : nullptr;
+    const auto arena = round % 2 == 0 ? arenaOf(*engine) : nullptr;
     collect(p2p, post(me, p2p, letters, own, arena), own);
     engine->shutdown();
   }
@@ -47,7 +47,7 @@ void edges(Rank& me, const GroupOptions& options) {
     sizes.insert(sizes.end(), {edge - 1, edge, edge + 1});
   }
   std::shuffle(sizes.begin(), sizes.end(), shared);
-  const auto arena = engine->process()->arena();
+  const auto arena = arenaOf(*engine);
   for (const std::size_t bytes : sizes) {
     const std::uint64_t seed = shared();
     const std::size_t odd = drawBelow(shared, 3000);
@@ -100,7 +100,7 @@ void unattended(Rank& me, const GroupOptions& options) {
   auto& p2p = pointToPoint(*engine);
   for (const bool inArena : {false, true}) {
     for (int i = 0; i < 4; ++i) {
-      const auto arena = inArena ? engine->process()->arena() : nullptr;
+      const auto arena = inArena ? arenaOf(*engine) : nullptr;
       const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, 3000000, 5}, me.rank == 0,
                                                        Milliseconds(60000), arena);
       p2p.submit(transfer);

@@ -58,7 +58,7 @@ void abortStorm(Rank& me) {
     }
     std::exception_ptr problem;
     try {
-      const auto transfers = post(me, p2p, letters, own, engine->process()->arena());
+      const auto transfers = post(me, p2p, letters, own, arenaOf(*engine));
       for (const auto& transfer : transfers) {
         REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
         if (!transfer->fault()) transfer->verify();
@@ -106,7 +106,7 @@ void senderDies(Rank& me) {
   auto& p2p = pointToPoint(*engine);
   Random own(static_cast<unsigned>(Clock::now().time_since_epoch().count()));
   runChecked(me, *engine, Plan{});
-  const auto arena = engine->process()->arena();
+  const auto arena = arenaOf(*engine);
   if (me.rank == 0) {
     const auto after = std::chrono::microseconds(drawBelow(own, 30000));
     std::thread([after] {
