@@ -10,12 +10,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "parcels.hpp"
 #include "spanning.hpp"
 
 namespace fastcoll {
 namespace {
-
-using Sizes = std::vector<std::uint64_t>;
 
 class SpanningExchange {
  public:
@@ -28,7 +27,8 @@ class SpanningExchange {
         here_(hosts_.here()),
         place_(static_cast<std::size_t>(hosts_.place())),
         ranks_(static_cast<std::size_t>(hosts_.size())),
-        rank_(static_cast<std::size_t>(hosts_.local()[place_])) {
+        rank_(static_cast<std::size_t>(hosts_.local()[place_])),
+        parcels_(hosts_, request) {
     if (hosts_.leads()) {
       const std::size_t wanted = 2 * kSlots * static_cast<std::size_t>(hosts_.count());
       spanning.scratch.resize(std::max(spanning.scratch.size(), wanted));
@@ -38,17 +38,9 @@ class SpanningExchange {
   void run() {
     among();
     begin();
-    tellSizes();
-    // A segment holds a slice of each parcel of its rank, or, the leader's, of each that comes:
-    // equal on all hosts.
-    const std::size_t given = sharesParcel() ? 1 : static_cast<std::size_t>(hosts_.count() - 1);
-    const std::size_t taken = request_.collective == Collective::Scatter ? 1 : ranks_;
-    const std::size_t room = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep;
-    slice_ = std::max<std::size_t>(1, room / std::max(given, taken));
-    std::size_t steps = 1;
-    for (int host = 0; host < hosts_.count(); ++host) {
-      if (host != here_) steps = std::max({steps, stepsOf(here_, host), stepsOf(host, here_)});
-    }
+    parcels_.tellSizes(stream_, spanning_.segmentBytes());
+    parcels_.cut(hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep);
+    const std::size_t steps = parcels_.steps();
     for (std::size_t k = 0; k <= steps; ++k) {
       if (k < steps) collect(k);
       if (k > 0) handOut(k - 1);
@@ -75,8 +67,8 @@ class SpanningExchange {
     stream_->begin(request_.arrival(), localCounts(), nullptr, request_.deadline, request_.timeout);
   }
   /// What the peers on this host announce, where it differs from what this rank does.
-  Sizes localCounts() const {
-    Sizes counts;
+  std::vector<std::uint64_t> localCounts() const {
+    std::vector<std::uint64_t> counts;
     if (request_.expectedCount.empty()) return counts;
     for (const int rank : hosts_.local()) {
       counts.push_back(request_.expectedCount[static_cast<std::size_t>(rank)]);
@@ -111,131 +103,13 @@ class SpanningExchange {
     }
   }
 
-  // --- sizes -------------------------------------------------------------------------------------
-
-  bool isAllToAll() const { return request_.collective == Collective::AllToAll; }
-
-  /// All-to-all: every rank of this host tells the others what it sends and expects.
-  void tellSizes() {
-    if (!isAllToAll()) return;
-    Sizes own(2 * ranks_);
-    for (std::size_t peer = 0; peer < ranks_; ++peer) {
-      own[peer] = request_.in[peer].bytes();
-      own[ranks_ + peer] = request_.out[peer].bytes();
-    }
-    told_.assign(hosts_.local().size(), {});
-    told_[place_] = own;
-    if (stream_ == nullptr) return;
-    const std::size_t size = own.size() * sizeof own[0];
-    const std::size_t most = std::max<std::size_t>(spanning_.segmentBytes() / sizeof own[0], 8);
-    for (std::size_t first = 0; first < own.size(); first += most) {
-      const std::size_t count = std::min(most, own.size() - first);
-      const Segment segment = stream_->place(std::min(size, count * sizeof own[0]));
-      stream_->fill(segment, [&](std::uint8_t* memory, bool) {
-        std::memcpy(memory, own.data() + first, count * sizeof own[0]);
-        return count * sizeof own[0];
-      });
-      stream_->publish(segment);
-      for (std::size_t p = 0; p < told_.size(); ++p) {
-        if (p == place_) continue;
-        told_[p].resize(own.size());
-        const std::uint8_t* memory = stream_->await(static_cast<int>(p), segment);
-        std::memcpy(told_[p].data() + first, memory, count * sizeof own[0]);
-      }
-      stream_->consume(segment);
-    }
-  }
-
-  /// Bytes that rank `to` of this host expects of another host's rank, and the other way.
-  std::uint64_t expected(std::size_t place, int from) const {
-    return told_[place][ranks_ + static_cast<std::size_t>(from)];
-  }
-  std::uint64_t given(std::size_t place, int to) const {
-    return told_[place][static_cast<std::size_t>(to)];
-  }
-
-  /// Bytes of the parcel of a host's rank for another host; one of the two is this one.
-  std::size_t parcel(int from, std::size_t place, int to) const {
-    const int rank = hosts_.ranks(from)[place];
-    switch (request_.collective) {
-      case Collective::AllGather:
-        return request_.out[static_cast<std::size_t>(rank)].bytes();
-      case Collective::Gather:
-        return to == hosts_.hostOf(request_.root) ? request_.in[0].bytes() : 0;
-      case Collective::Scatter:
-        return rank == request_.root ? request_.out[0].bytes() * hosts_.ranks(to).size() : 0;
-      default: {
-        std::size_t sum = 0;
-        if (from == here_) {
-          for (const int peer : hosts_.ranks(to)) sum += given(place, peer);
-        } else {
-          for (std::size_t p = 0; p < told_.size(); ++p) sum += expected(p, rank);
-        }
-        return sum;
-      }
-    }
-  }
-  std::size_t sliceBytes(int from, std::size_t place, int to, std::size_t k) const {
-    const std::size_t all = parcel(from, place, to);
-    return k * slice_ >= all ? 0 : std::min(slice_, all - k * slice_);
-  }
-  /// Of all ranks of a host, in a step.
-  std::size_t slices(int from, int to, std::size_t k) const {
-    std::size_t sum = 0;
-    for (std::size_t p = 0; p < hosts_.ranks(from).size(); ++p) sum += sliceBytes(from, p, to, k);
-    return sum;
-  }
-  std::size_t stepsOf(int from, int to) const {
-    std::size_t most = 0;
-    for (std::size_t p = 0; p < hosts_.ranks(from).size(); ++p) {
-      most = std::max(most, parcel(from, p, to));
-    }
-    return ceilDiv(most, slice_);
-  }
-  /// Bytes of sizes at the head of a frame.
-  std::size_t headBytes(int from, int to) const {
-    if (!isAllToAll()) return 0;
-    return 2 * sizeof(std::uint64_t) * hosts_.ranks(from).size() * hosts_.ranks(to).size();
-  }
-  /// The parcels from one host to another go with their frame.
-  bool inFrame(int from, int to) const {
-    return stepsOf(from, to) <= 1 &&
-           headBytes(from, to) + slices(from, to, 0) <= Links::kInlineBytes;
-  }
-
   // --- collecting, exchanging, handing out -----------------------------------------------------
-
-  bool sharesParcel() const { return request_.collective == Collective::AllGather; }
-  /// Where a rank's slice for a host begins in its segment.
-  std::size_t placeIn(std::size_t place, int to, std::size_t k) const {
-    std::size_t at = 0;
-    for (int host = 0; host < to && !sharesParcel(); ++host) {
-      if (host != here_) at += sliceBytes(here_, place, host, k);
-    }
-    return at;
-  }
-  /// Where a host's slices begin in the leader's segment.
-  std::size_t placeOut(int from, std::size_t k) const {
-    std::size_t at = 0;
-    for (int host = 0; host < from; ++host) {
-      if (host != here_) at += slices(host, here_, k);
-    }
-    return at;
-  }
-  std::size_t mostIn(std::size_t k) const {
-    std::size_t most = 0;
-    for (std::size_t p = 0; p < hosts_.local().size(); ++p) {
-      const int last = hosts_.count() - 1 == here_ ? hosts_.count() - 2 : hosts_.count() - 1;
-      most = std::max(most, placeIn(p, last, k) + sliceBytes(here_, p, last, k));
-    }
-    return most;
-  }
 
   /// Writes this rank's slice of its parcel for a host.
   std::size_t write(int to, std::size_t k, std::uint8_t* memory) const {
-    const std::size_t length = sliceBytes(here_, place_, to, k);
-    const std::size_t start = k * slice_;
-    if (!isAllToAll() && request_.collective != Collective::Scatter) {
+    const std::size_t length = parcels_.sliceBytes(here_, place_, to, k);
+    const std::size_t start = parcels_.start(k);
+    if (!parcels_.isAllToAll() && request_.collective != Collective::Scatter) {
       request_.in[0].read(start, length, memory);
       return length;
     }
@@ -269,7 +143,8 @@ class SpanningExchange {
   /// Where a slice of an all-gather lies in a message of a rank that is alone on its host, if in
   /// one piece: then the network takes it from there, or puts it there.
   std::uint8_t* lone(const Message& message, std::size_t k, std::size_t size) const {
-    return sharesParcel() && stream_ == nullptr ? message.contiguous(k * slice_, size) : nullptr;
+    return parcels_.areShared() && stream_ == nullptr ? message.contiguous(parcels_.start(k), size)
+                                                      : nullptr;
   }
   /// Where the slices of another host come to, of a rank that is alone on its own.
   std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
@@ -288,14 +163,14 @@ class SpanningExchange {
   void collect(std::size_t k) {
     Step& now = step(k);
     if (stream_ != nullptr) {
-      now.in = stream_->place(mostIn(k));
-      now.out = stream_->place(placeOut(hosts_.count(), k));
+      now.in = stream_->place(parcels_.mostIn(k));
+      now.out = stream_->place(parcels_.placeOut(hosts_.count(), k));
     }
     if (!hosts_.leads()) {
       stream_->fill(now.in, [&](std::uint8_t* memory, bool) {
         std::size_t written = 0;
         for (int host = 0; host < hosts_.count(); ++host) {
-          if (host == here_ || (sharesParcel() && written > 0)) continue;
+          if (host == here_ || (parcels_.areShared() && written > 0)) continue;
           written += write(host, k, memory + written);
         }
         return written;
@@ -307,8 +182,8 @@ class SpanningExchange {
     receive(k);
     if (k == 0) frames();
     for (const int host : links_->others()) {
-      const std::size_t size = slices(here_, host, k);
-      if (size == 0 || inFrame(here_, host)) continue;
+      const std::size_t size = parcels_.slices(here_, host, k);
+      if (size == 0 || parcels_.inFrame(here_, host)) continue;
       const std::uint8_t* from = lone(request_.in[0], k, size);
       if (from == nullptr) {
         std::uint8_t* const memory = scratch(k, host, true, size);
@@ -323,12 +198,12 @@ class SpanningExchange {
   /// Puts the slices of this host's ranks for another behind each other.
   void gather(int host, std::size_t k, std::uint8_t* to) {
     for (std::size_t p = 0; p < hosts_.local().size(); ++p) {
-      const std::size_t length = sliceBytes(here_, p, host, k);
+      const std::size_t length = parcels_.sliceBytes(here_, p, host, k);
       if (p == place_) {
         write(host, k, to);
       } else {
         const std::uint8_t* from = stream_->await(static_cast<int>(p), step(k).in);
-        std::memcpy(to, from + placeIn(p, host, k), length);
+        std::memcpy(to, from + parcels_.placeIn(p, host, k), length);
       }
       to += length;
     }
@@ -338,10 +213,10 @@ class SpanningExchange {
     Step& now = step(k);
     std::uint8_t* segment = stream_ != nullptr ? stream_->acquire(now.out) : nullptr;
     for (const int host : links_->others()) {
-      const std::size_t size = slices(host, here_, k);
-      if (size == 0 || inFrame(host, here_)) continue;
+      const std::size_t size = parcels_.slices(host, here_, k);
+      if (size == 0 || parcels_.inFrame(host, here_)) continue;
       std::uint8_t* memory =
-          segment != nullptr ? segment + placeOut(host, k) : arriving(host, k, size);
+          segment != nullptr ? segment + parcels_.placeOut(host, k) : arriving(host, k, size);
       now.receives.emplace_back(host, links_->receive(host, memory, size));
     }
   }
@@ -351,18 +226,10 @@ class SpanningExchange {
     links_->sendFrames([&](int host) {
       std::uint8_t* frame = links_->frame(host);
       std::uint8_t* at = frame;
-      if (isAllToAll()) {
-        for (std::size_t p = 0; p < told_.size(); ++p) {
-          for (const int peer : hosts_.ranks(host)) {
-            const std::uint64_t sizes[] = {given(p, peer), expected(p, peer)};
-            std::memcpy(at, sizes, sizeof sizes);
-            at += sizeof sizes;
-          }
-        }
-      }
-      if (inFrame(here_, host)) {
+      if (parcels_.isAllToAll()) at = parcels_.writeHead(host, at);
+      if (parcels_.inFrame(here_, host)) {
         gather(host, 0, at);
-        at += slices(here_, host, 0);
+        at += parcels_.slices(here_, host, 0);
       }
       return static_cast<std::size_t>(at - frame);
     });
@@ -371,32 +238,16 @@ class SpanningExchange {
       return request_.expectedCount[static_cast<std::size_t>(hosts_.leader(host))];
     });
     for (const int host : links_->others()) {
-      if (isAllToAll()) compareSizes(host);
+      if (parcels_.isAllToAll()) parcels_.compareHead(*links_, host);
       (void)frameData(host);
     }
   }
 
   /// The slices in a host's frame.
   const std::uint8_t* frameData(int host) const {
-    const std::size_t head = headBytes(host, here_);
-    const std::size_t data = inFrame(host, here_) ? slices(host, here_, 0) : 0;
+    const std::size_t head = parcels_.headBytes(host, here_);
+    const std::size_t data = parcels_.inFrame(host, here_) ? parcels_.slices(host, here_, 0) : 0;
     return links_->frameOf(host, head + data) + head;
-  }
-
-  void compareSizes(int host) const {
-    const std::size_t head = headBytes(host, here_);
-    if (links_->frameBytes(host) < head) (void)links_->frameOf(host, head);
-    const std::uint8_t* at = links_->frameOf(host, links_->frameBytes(host));
-    for (const int peer : hosts_.ranks(host)) {
-      for (std::size_t p = 0; p < told_.size(); ++p) {
-        std::uint64_t sizes[2];  // sent to this host's rank, and expected of it
-        std::memcpy(sizes, at, sizeof sizes);
-        at += sizeof sizes;
-        const int own = hosts_.local()[p];
-        if (sizes[0] != expected(p, peer)) links_->disagree(peer, own, sizes[0], expected(p, peer));
-        if (sizes[1] != given(p, peer)) links_->disagree(own, peer, given(p, peer), sizes[1]);
-      }
-    }
   }
 
   void handOut(std::size_t k) {
@@ -407,9 +258,9 @@ class SpanningExchange {
       if (stream_ != nullptr) {
         std::uint8_t* memory = stream_->acquire(now.out);
         for (const int host : links_->others()) {
-          const std::size_t size = slices(host, here_, k);
-          if (size == 0 || !inFrame(host, here_)) continue;
-          std::memcpy(memory + placeOut(host, k), frameData(host), size);
+          const std::size_t size = parcels_.slices(host, here_, k);
+          if (size == 0 || !parcels_.inFrame(host, here_)) continue;
+          std::memcpy(memory + parcels_.placeOut(host, k), frameData(host), size);
         }
         stream_->publish(now.out);
         segment = memory;
@@ -418,14 +269,14 @@ class SpanningExchange {
       segment = stream_->await(0, now.out);
     }
     for (int host = 0; host < hosts_.count(); ++host) {
-      const std::size_t size = host == here_ ? 0 : slices(host, here_, k);
+      const std::size_t size = host == here_ ? 0 : parcels_.slices(host, here_, k);
       if (size == 0) continue;
-      const std::uint8_t* from = segment != nullptr     ? segment + placeOut(host, k)
-                                 : inFrame(host, here_) ? frameData(host)
-                                                        : arriving(host, k, size);
+      const std::uint8_t* from = segment != nullptr ? segment + parcels_.placeOut(host, k)
+                                 : parcels_.inFrame(host, here_) ? frameData(host)
+                                                                 : arriving(host, k, size);
       for (std::size_t p = 0; p < hosts_.ranks(host).size(); ++p) {
         take(host, p, k, from);
-        from += sliceBytes(host, p, here_, k);
+        from += parcels_.sliceBytes(host, p, here_, k);
       }
     }
     if (stream_ != nullptr) stream_->consume(now.out);
@@ -433,7 +284,8 @@ class SpanningExchange {
 
   /// Takes from a slice what is for this rank.
   void take(int host, std::size_t place, std::size_t k, const std::uint8_t* slice) const {
-    const std::size_t start = k * slice_, length = sliceBytes(host, place, here_, k);
+    const std::size_t start = parcels_.start(k),
+                      length = parcels_.sliceBytes(host, place, here_, k);
     const auto sender = static_cast<std::size_t>(hosts_.ranks(host)[place]);
     switch (request_.collective) {
       case Collective::AllGather:
@@ -449,7 +301,8 @@ class SpanningExchange {
         std::size_t at = place_ * message.bytes();  // in the parcel
         if (!scatter) {
           at = 0;
-          for (std::size_t p = 0; p < place_; ++p) at += expected(p, static_cast<int>(sender));
+          for (std::size_t p = 0; p < place_; ++p)
+            at += parcels_.expected(p, static_cast<int>(sender));
         }
         overlap(at, message.bytes(), start, length,
                 [&](std::size_t within, std::size_t from, std::size_t bytes) {
@@ -468,8 +321,7 @@ class SpanningExchange {
   const std::size_t place_;
   const std::size_t ranks_;
   const std::size_t rank_;
-  std::vector<Sizes> told_;  // all-to-all, of each rank here: bytes it gives and expects
-  std::size_t slice_ = 1;    // most bytes of a parcel in a step
+  Parcels parcels_;
   Step steps_[kSlots];
   Transfers sends_[kSlots];
 };
