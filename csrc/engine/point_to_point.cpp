@@ -132,11 +132,8 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
     }
     if (lookForFaults && !moved) checkFaults(finished);
-  } catch (const Error& error) {
-    fail(error.kind(), concat(memory_.memberName(memory_.rank()), ": ", error.what()), finished);
   } catch (const std::exception& error) {
-    fail(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()), ": ", error.what()),
-         finished);
+    failWith(error, finished);
   }
   return moved || !finished.empty();
 }

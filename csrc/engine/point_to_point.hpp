@@ -188,6 +188,7 @@ class PointToPoint {
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
   bool isGone(int rank, TimePoint now);
   void fail(ErrorKind kind, const std::string& cause, Finished& finished);
+  void failWith(const std::exception& error, Finished& finished);
   void failAllLocked(Finished& finished);
 
   // point_to_point_waiting.cpp

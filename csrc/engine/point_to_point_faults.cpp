@@ -58,6 +58,15 @@ void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& fini
   failAllLocked(finished);
 }
 
+/// With an error of this rank, which others read too.
+void PointToPoint::failWith(const std::exception& error, Finished& finished) {
+  const auto* const known = dynamic_cast<const Error*>(&error);
+  const std::string own = memory_.memberName(memory_.rank());
+  const std::string text = error.what();
+  fail(known != nullptr ? known->kind() : ErrorKind::Backend,
+       text.rfind(own, 0) == 0 ? text : concat(own, ": ", text), finished);
+}
+
 // A peer that died, or left without giving what is asked of it, and operations whose time is up.
 void PointToPoint::checkFaults(Finished& finished) {
   const auto now = Clock::now();

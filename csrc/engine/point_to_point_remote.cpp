@@ -164,9 +164,7 @@ void PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
     } catch (const ConnectionLost& error) {
       noteLost(rank, error.what(), finished);
     } catch (const std::exception& error) {
-      const auto* const known = dynamic_cast<const Error*>(&error);
-      fail(known != nullptr ? known->kind() : ErrorKind::Backend,
-           concat(memory_.memberName(memory_.rank()), ": ", error.what()), finished);
+      failWith(error, finished);
     }
   }
   --peer.users;

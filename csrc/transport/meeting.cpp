@@ -41,7 +41,12 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     }
     return Met::Elsewhere;
   }
-  if (!memory_.isOpen()) memory_.open(arenaBytes_);
+  try {
+    memory_.open(arenaBytes_);
+  } catch (const Error& error) {
+    throw Error(error.kind(), concat(memory_.memberName(memory_.rank()),
+                                     " has no shared memory for point-to-point: ", error.what()));
+  }
   // The echo tells the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);

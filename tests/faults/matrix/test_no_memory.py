@@ -1,7 +1,7 @@
 """Point-to-point is the first call of a group of which one rank can have no shared memory.
 
-Collectives agree on Gloo then. Two ranks alone cannot, for Gloo connects all: both get an error that says
-who lacks what, and what to do.
+Collectives agree on Gloo then. Two ranks alone do not, for the other may have put its message into shared memory
+already: both get an error that says who lacks what, and what to do.
 """
 
 import errno
