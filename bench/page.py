@@ -1,4 +1,4 @@
-"""``python -m fastcoll.bench.page``: writes the tables of docs/performance.md anew, from the records in bench/results.
+"""``python -m fastcoll.bench.page``: writes the tables of the pages in docs/ anew, from the records in bench/results.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between them is replaced, the rest stays.
 So no figure of a table can differ from its record. ``--pictures`` draws the pictures that are older than their
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import pictures, plot
+from fastcoll.bench import hosts, pictures, plot
 from fastcoll.bench.options import size_text
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
@@ -23,7 +23,7 @@ from fastcoll.costs import HGX_H200
 __all__ = ["TABLES", "main", "rewritten"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-_PAGE = _ROOT / "docs" / "performance.md"
+_PAGES = _ROOT / "docs"
 _RESULTS = _ROOT / "bench" / "results"
 _SET_HERE = ("MALLOC_", "OMP_NUM_THREADS")  # by bench/launch.py, in every run
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -229,69 +229,99 @@ def _models() -> list[str]:
     return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
 
 
-TABLES: dict[str, Callable[[], list[str]]] = {
-    "traffic": _traffic,
-    "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
-    "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.json"),
-    "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.json"),
-    "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
-    "surroundings": _surroundings,
-    "all_reduce": _all_reduce,
-    "exactness": _exactness,
-    "parity": _parity,
-    "models": _models,
+def _hosts() -> list[str]:
+    records = {name: _record(f"hosts_{name}_1000mbit_cpu.json") for name in ("2x2", "2x4", "4x1")}
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for name, record in records.items():
+        for case in record["cases"]:
+            ours, gloo = case["fastcoll"], case["gloo"]
+            ratio = ours["ms"] / gloo["ms"]
+            cell = f"{ours['ms']:.3g} / {gloo['ms']:.3g}, {ratio:.2f}"
+            least = hosts.least_bytes(case["call"], case["bytes"], record["hosts"])
+            if least and case["bytes"] >= 1 << 20:
+                cell += f"; {ours['sent'] / least:.2f}, {gloo['sent'] / least:.2f}"
+            cells.setdefault((case["call"], case["bytes"]), {})[name] = cell
+    rows = [
+        [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
+        for (call, size), found in cells.items()
+    ]
+    head = ["call", "message", "2 hosts of 2", "2 hosts of 4", "4 hosts of 1"]
+    sources = [
+        line
+        for name, record in records.items()
+        for line in _source(f"hosts_{name}_1000mbit_cpu.json", record)
+    ]
+    return [*_table(head, rows, 2), *sources]
+
+
+TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "performance.md": {
+        "traffic": _traffic,
+        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
+        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.json"),
+        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.json"),
+        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
+        "surroundings": _surroundings,
+        "all_reduce": _all_reduce,
+        "exactness": _exactness,
+        "parity": _parity,
+        "models": _models,
+    },
+    "hosts.md": {"hosts": _hosts},
 }
-"""What makes each table's lines, by the name in its mark."""
+"""What makes each table's lines, by its page and the name in its mark."""
 
 
-def rewritten(text: str) -> str:
-    """Returns a page with its tables made anew.
+def rewritten(text: str, page: str) -> str:
+    """Returns the text of a page with its tables made anew.
 
     Raises:
-        ValueError: It names a table that is none of :data:`TABLES`, or lacks one of them.
+        ValueError: It names a table that is none of the page's :data:`TABLES`, or lacks one of them.
     """
+    tables = TABLES[page]
     found = [match[1] for match in _TABLE.findall(text)]
-    if sorted(found) != sorted(TABLES):
+    if sorted(found) != sorted(tables):
         raise ValueError(
-            f"fastcoll.bench.page: expected the tables {', '.join(sorted(TABLES))}, each once, "
+            f"fastcoll.bench.page: expected the tables {', '.join(sorted(tables))}, each once, "
             f"got {', '.join(sorted(found))}"
         )
     return _TABLE.sub(
-        lambda match: match[1] + "\n" + "\n".join(TABLES[match[2]]()) + "\n\n" + match[3], text
+        lambda match: match[1] + "\n" + "\n".join(tables[match[2]]()) + "\n\n" + match[3], text
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrites or checks the page; returns the exit status."""
+    """Rewrites or checks the pages; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fastcoll.bench.page", description=__doc__)
-    parser.add_argument("page", type=Path, nargs="?", default=_PAGE, help="(docs/performance.md)")
-    parser.add_argument("--check", action="store_true", help="only tell whether it would change")
+    parser.add_argument("folder", type=Path, nargs="?", default=_PAGES, help="of the pages (docs/)")
+    parser.add_argument("--check", action="store_true", help="only tell whether one would change")
     parser.add_argument(
-        "--pictures", action="store_true", help="draw the pictures beside it that are out of date"
+        "--pictures", action="store_true", help="draw the pictures beside them that are out of date"
     )
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if options.pictures and (problem := plot.missing()):
         parser.error(problem)
     if options.pictures and not options.check:
-        pictures.redraw(options.page.parent)
-    text = options.page.read_text()
-    new = rewritten(text)
-    if options.check and new != text:
-        print(
-            f"fastcoll.bench.page: the tables of {options.page} are not those of the records: run it without --check",
-            file=sys.stderr,
+        pictures.redraw(options.folder)
+    problems = []
+    for name in TABLES:
+        page = options.folder / name
+        text = page.read_text()
+        new = rewritten(text, name)
+        if options.check and new != text:
+            problems.append(
+                f"the tables of {page} are not those of the records: run it without --check"
+            )
+        elif new != text:
+            page.write_text(new)
+    if options.check and options.pictures and (stale := pictures.stale(options.folder)):
+        problems.append(
+            f"{', '.join(stale)} in {options.folder}: not drawn from the records as they are: run it with --pictures "
+            "and without --check"
         )
-        return 1
-    if options.check and options.pictures and (stale := pictures.stale(options.page.parent)):
-        print(
-            f"fastcoll.bench.page: {', '.join(stale)} in {options.page.parent}: not drawn from the records as they "
-            "are: run it with --pictures and without --check",
-            file=sys.stderr,
-        )
-        return 1
-    if new != text:
-        options.page.write_text(new)
-    return 0
+    for problem in problems:
+        print(f"fastcoll.bench.page: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

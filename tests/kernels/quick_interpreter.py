@@ -9,6 +9,8 @@ import functools
 import time
 from typing import Any
 
+import numpy
+import triton
 from triton.runtime import interpreter
 
 __all__ = ["install", "pause", "polls"]
@@ -35,6 +37,12 @@ def _take_any_mask(name: str, place: int) -> None:
 @functools.cache
 def install() -> None:
     """Makes this process's interpreter quick; polls of flags give way to the other ranks."""
+    if triton.__version__.startswith("3.6.") and tuple(
+        map(int, numpy.__version__.split(".")[:2])
+    ) >= (2, 4):
+        raise RuntimeError(
+            "the interpreter of Triton 3.6 needs an older NumPy: pip install 'numpy<2.4'"
+        )
     patched: set[Any] = set()
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
