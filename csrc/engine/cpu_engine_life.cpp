@@ -42,8 +42,11 @@ void CpuEngine::connect(Connect connect) {
     connect();
   } catch (const Error& error) {
     const std::string text = error.what();
-    throw ConnectionLost(error.kind(), concat(prefix("init", 0), memory_->memberName(config_.rank),
-                                              ": ", text.substr(0, text.find('\n'))));
+    const std::string line = text.substr(0, text.find('\n'));
+    const bool named = line.rfind("fastcoll.", 0) == 0;  // with the call and the rank
+    throw ConnectionLost(
+        error.kind(),
+        named ? line : concat(prefix("init", 0), memory_->memberName(config_.rank), ": ", line));
   }
 }
 

@@ -15,6 +15,8 @@ namespace fastcoll {
 namespace {
 
 constexpr Milliseconds kTick{10};
+// How often a wait that lasts looks at its connection's sentinel.
+constexpr Milliseconds kLook{200};
 // Ticks without a wait after which the alarm's thread sleeps.
 constexpr int kIdleTicks = 20;
 // Gloo's own limit on a wait closes connections, so that waits are ended by the alarm instead.
@@ -127,8 +129,14 @@ class GlooNetwork::GlooTransfer : public Transfer {
   bool wait(TimePoint until) override {
     try {
       if (alarm_->wait(*work_, until)) return true;
+      // It takes a tick, in which what arrives is not seen.
+      const auto now = Clock::now();
+      if (looked_ == TimePoint{}) looked_ = now;
       const std::unique_lock<std::mutex> lock(sentinel_->mutex, std::try_to_lock);
-      if (lock.owns_lock()) alarm_->wait(*sentinel_->work, Clock::now());
+      if (now - looked_ >= kLook && lock.owns_lock()) {
+        looked_ = now;
+        alarm_->wait(*sentinel_->work, now);
+      }
       return false;
     } catch (const std::exception& error) {
       lost(error);
@@ -139,6 +147,7 @@ class GlooNetwork::GlooTransfer : public Transfer {
   std::shared_ptr<Alarm> alarm_;
   std::shared_ptr<Sentinel> sentinel_;
   c10::intrusive_ptr<c10d::Work> work_;
+  TimePoint looked_{};  // at the sentinel
 };
 
 class GlooNetwork::GlooConnection : public Connection {
