@@ -144,8 +144,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     FUZZ_CHECK(agreement.hosts.local().size() == 1);  // there is nobody to share with
     FUZZ_CHECK(agreement.reason.size() < 4000);
   });
-  attempt([&] { rendezvous.announced(soon(), Milliseconds(1)); });
-  if ((settings & 4) != 0) attempt([&] { FUZZ_CHECK(!rendezvous.tryPair(1 - rank)); });
+  attempt([&] { (void)rendezvous.coreEachIfKnown(); });
+  attempt([&] { FUZZ_CHECK(rendezvous.tryMeet(1 - rank) != Rendezvous::Met::Here); });
+  attempt([&] {
+    std::string name;
+    const bool ask = (settings & 16) != 0;
+    const bool both = rendezvous.tryConnect(1 - rank, ask, name) == Rendezvous::Met::Here;
+    FUZZ_CHECK(!both || name.size() == 33);
+    if (both) FUZZ_CHECK(rendezvous.faultKeyOf(1 - rank).size() < 100);
+  });
   attempt([&] {
     for (const std::string& key : rendezvous.faultKeys()) {
       const ToldFault first = writeFault(store, key, {ErrorKind::Value, "a text"});
