@@ -78,6 +78,7 @@ CpuEngine::~CpuEngine() {
     (void)memory_.release();
     (void)spanning_.links.release();
     (void)new std::shared_ptr<KeyValueStore>(store_);
+    (void)new std::shared_ptr<Network>(network_);
     return;
   }
   shutdown();

@@ -166,6 +166,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
   std::atomic<bool> spinDecided_{false};
+  std::atomic<TimePoint> nextSpinLook_{TimePoint{}};
 };
 
 }  // namespace fastcoll

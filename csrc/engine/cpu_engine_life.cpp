@@ -7,6 +7,8 @@ namespace fastcoll {
 namespace {
 // A waiter spins this long where every local rank has a core of its own; see docs/architecture.md.
 constexpr int kSpinMicros = 50;
+// How often a rank that has met another looks whether all have created the group.
+constexpr Milliseconds kSpinLook{200};
 }  // namespace
 
 // --- the first collective -----------------------------------------------------------------------
@@ -101,7 +103,9 @@ PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
       tellPeers(fault);
     };
     setup.met = [this] {
-      if (spinDecided_) return;
+      const auto now = Clock::now();
+      if (spinDecided_ || now < nextSpinLook_.load()) return;
+      nextSpinLook_ = now + kSpinLook;
       if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
     };
     setup.network = [this] { return network(); };

@@ -30,12 +30,13 @@ ToldFault FirstFault::tell(std::vector<std::string> keys, const ToldFault& fault
                            Milliseconds patience) noexcept {
   try {
     std::unique_lock<std::mutex> lock(shared_->mutex);
-    if (shared_->first) return *shared_->first;
-    if (keys.empty()) return fault;
+    const auto known = shared_->first;
+    if (keys.empty()) return known.value_or(fault);
     if (!shared_->telling) {
       shared_->telling = true;
       lock.unlock();
-      runOnWorker([shared = shared_, keys = std::move(keys), fault] {
+      // One that was heard of is told on: some rank may look under this one's keys only.
+      runOnWorker([shared = shared_, keys = std::move(keys), fault = known.value_or(fault)] {
         std::optional<ToldFault> first;
         try {
           for (const std::string& key : keys) {

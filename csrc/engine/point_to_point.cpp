@@ -59,7 +59,7 @@ void PointToPoint::submit(PointToPointRef op) {
     progress(finished, false);
     if (active()) needBackground();
     // It waits for peers of this host only, until somebody tells it of others.
-    if (!op->send && threadSleeps_ && anyElsewhere_) wakeBackground();
+    if (threadSleeps_ && anyElsewhere_) wakeBackground();
   }
   complete(finished);
 }

@@ -98,7 +98,7 @@ class PointToPoint {
     std::function<std::shared_ptr<Network>()> network;
     /// Why the connection to a rank broke, whose end said `text`. May take a moment.
     std::function<ToldFault(int rank, const std::string& text)> whyLost;
-    /// Called when a peer of this host was met.
+    /// Called when a peer of this host was met, and now and then.
     std::function<void()> met = [] {};
     /// Keeps what this object refers to alive, for its threads.
     std::weak_ptr<void> owner;
@@ -188,6 +188,7 @@ class PointToPoint {
   std::string causeOfSilence(const PointToPointOp& op, TimePoint now);
   bool isGone(int rank, TimePoint now);
   void fail(ErrorKind kind, const std::string& cause, Finished& finished);
+  void tellUnmet();
   void failWith(const std::exception& error, Finished& finished);
   void failAllLocked(Finished& finished);
 
@@ -272,6 +273,7 @@ class PointToPoint {
 
   // Of other hosts.
   std::atomic<bool> anyElsewhere_{false};
+  bool toldUnmet_ = false;
   bool connects_ = false;  // a thread looks for peers that want to connect
   int jobs_ = 0;           // pooled threads at work here
   std::condition_variable changed_;

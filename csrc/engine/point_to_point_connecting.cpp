@@ -14,8 +14,8 @@
 namespace fastcoll {
 namespace {
 
-// Both ends are about to connect.
-constexpr Milliseconds kConnect{10000};
+// Both ends are about to connect, but each needs the interpreter's lock for it.
+constexpr Milliseconds kConnect{60000};
 constexpr std::chrono::microseconds kFirstPause{200};
 constexpr std::chrono::microseconds kLongestPause{10000};
 
@@ -131,7 +131,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
       noteLost(rank, lost, finished);
     }
     leave(finished);
-    if (memory_.isOpen()) ring(memory_.rank());
+    wakeBackground();
   }
   complete(finished);
 }

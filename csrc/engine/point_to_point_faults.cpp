@@ -1,4 +1,6 @@
 // Point-to-point when something goes wrong: a peer dies or leaves, time is up, the group failed.
+#include <utility>
+
 #include "../base/topology.hpp"
 #include "point_to_point.hpp"
 
@@ -16,11 +18,17 @@ void PointToPoint::failAll() {
   complete(finished);
 }
 
+/// Tells ranks that memory does not reach of the fault, once.
+void PointToPoint::tellUnmet() {
+  if (!std::exchange(toldUnmet_, true)) setup_.tellUnmet();
+}
+
 void PointToPoint::failAllLocked(Finished& finished) {
   // Each rank knows only those that it talks to. And a receiver may be reading a message where it
   // lies in this rank's arena: it must hear of the fault before the sender's caller may write there
   // again, or it would report what it read as success.
   memory_.passOn();
+  if (anyElsewhere_) tellUnmet();  // before they notice that the connections are closed
   closeUnused();
   for (auto next = all_.begin(); next != all_.end();) {
     const PointToPointRef op = *next++;
@@ -54,7 +62,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
 
 void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& finished) {
   memory_.abort(kind, cause);
-  setup_.tellUnmet();
+  tellUnmet();
   failAllLocked(finished);
 }
 
@@ -109,6 +117,9 @@ bool PointToPoint::isGone(int rank, TimePoint now) {
 
 /// Why nobody will answer the operation, or "".
 std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
+  // All of a rest may have come, and its thread be about to say so.
+  const int other = op.send ? op.peer : op.source;
+  if (op.restUnderWay_ && peers_[static_cast<std::size_t>(other)].lost.empty()) return "";
   const bool any = op.peer == kAnySource;
   int absent = -1;
   int gone = 0;

@@ -160,6 +160,8 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
     accept(*op, message);
     if (message.held > 0) store(*op, message.payload.get(), message.held);
     expect(op, message, finished);
+  } catch (const ConnectionLost& error) {
+    noteLost(op->source, error.what(), finished);
   } catch (const Error& error) {
     fail(error.kind(), error.what(), finished);
   }

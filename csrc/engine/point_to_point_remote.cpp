@@ -20,6 +20,8 @@ namespace {
 constexpr Milliseconds kSlice{20};
 // For a peer's goodbye, which says that it has all that was sent to it.
 constexpr Milliseconds kGoodbye{200};
+// For a slow link to take what the kernel still holds.
+constexpr Milliseconds kDrain{2000};
 
 }  // namespace
 
@@ -234,7 +236,7 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
 }
 
 bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
-  const Counted<int> counted(waiters_);
+  // Not one of waiters_, which see to the peers of this host themselves.
   const Counted<int> sleeps(sleepers_);
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
@@ -339,11 +341,20 @@ void PointToPoint::flushRemote(TimePoint until) {
         }
       }
     };
-    each([](int, Peer& peer) { peer.channel->sayGoodbye(); });
+    bool connected = false;
+    each([&connected](int, Peer& peer) {
+      connected = true;
+      peer.channel->sayGoodbye();
+    });
+    if (!connected) return;
     each([until](int, Peer& peer) { peer.channel->flush(until); });
+    lock.unlock();
+    setup_.network()->drain(Clock::now() + kDrain);
+    lock.lock();
     each([&](int rank, Peer& peer) {
-      while (peer.lost.empty() && !peer.channel->heardGoodbye() && Clock::now() < until &&
-             !memory_.aborted()) {
+      // A fault closes the channel.
+      while (peer.channel && !memory_.aborted() && peer.lost.empty() &&
+             !peer.channel->heardGoodbye() && Clock::now() < until) {
         const auto next = std::min<TimePoint>(until, Clock::now() + kSlice);
         if (peer.reading) {
           changed_.wait_until(lock, next);

@@ -150,7 +150,8 @@ void PointToPoint::serveInBackground() {
       } else {
         progress(finished, true);
         callReaders();
-        if (finished.empty()) background_.wait_for(lock, kWaitSlice);
+        const auto next = std::min<TimePoint>(Clock::now() + kWaitSlice, lookAt_);
+        if (finished.empty()) background_.wait_until(lock, next);
         lock.unlock();
         complete(finished);
         lock.lock();
@@ -166,7 +167,10 @@ void PointToPoint::serveInBackground() {
     const bool looked = std::exchange(looks, looks_) != looks_;
     const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
     tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
-    if (waitedFor) callReaders();  // whoever waits may wait for another peer
+    callReaders();  // whoever waits or looks may do so for another peer
+    lock.unlock();
+    setup_.met();
+    lock.lock();
     if (looked || waitedFor) continue;
     if (active()) {
       alone = true;

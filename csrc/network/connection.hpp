@@ -44,6 +44,8 @@ class Connection {
 class Network {
  public:
   virtual ~Network() = default;
+  /// Waits until the peers' hosts have what was sent on any connection, or until `until`.
+  virtual void drain(TimePoint /*until*/) {}
   /// Connects with the process that calls this with the same name, which no other pair uses, as the
   /// other end. Waits for it, `timeout` at most; throws ConnectionLost.
   virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,

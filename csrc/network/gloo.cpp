@@ -135,7 +135,13 @@ class GlooNetwork::GlooTransfer : public Transfer {
       const std::unique_lock<std::mutex> lock(sentinel_->mutex, std::try_to_lock);
       if (now - looked_ >= kLook && lock.owns_lock()) {
         looked_ = now;
-        alarm_->wait(*sentinel_->work, now);
+        try {
+          alarm_->wait(*sentinel_->work, now);
+        } catch (const std::exception&) {
+          // What came whole before the connection broke has come.
+          if (alarm_->wait(*work_, now)) return true;
+          throw;
+        }
       }
       return false;
     } catch (const std::exception& error) {

@@ -25,6 +25,7 @@ class GlooNetwork : public Network {
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first,
                                       Milliseconds timeout) override;
+  void drain(TimePoint until) override { sockets_.drain(until); }
 
  private:
   class Alarm;

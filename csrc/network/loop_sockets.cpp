@@ -1,8 +1,10 @@
 #include "loop_sockets.hpp"
 
 #include <dirent.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "../base/error.hpp"
 
@@ -91,8 +94,16 @@ std::vector<int> LoopSockets::connected() const {
   return sockets;
 }
 
-int LoopSockets::count() const {
-  return static_cast<int>(connected().size());
+void LoopSockets::drain(TimePoint until) const {
+  const auto isEmpty = [](int fd) {
+    int bytes = 0;
+    return ::ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
+  };
+  for (;;) {
+    const std::vector<int> sockets = connected();
+    if (std::all_of(sockets.begin(), sockets.end(), isEmpty) || Clock::now() >= until) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
 }
 
 void LoopSockets::tune(Milliseconds silence) const {

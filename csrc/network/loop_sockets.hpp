@@ -19,8 +19,8 @@ class LoopSockets {
   /// back until the peer's kernel acknowledges what went before, 40 ms later), and a connection
   /// breaks when the peer's kernel has been silent for so long. 0: TCP's own bounds.
   void tune(Milliseconds silence) const;
-  /// How many sockets there are that tune() sets.
-  int count() const;
+  /// Waits until the peers' kernels have acknowledged all that was sent, or until `until`.
+  void drain(TimePoint until) const;
 
  private:
   std::vector<int> connected() const;
