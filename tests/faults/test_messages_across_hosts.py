@@ -186,3 +186,86 @@ def test_what_was_sent_is_received_after_the_sender_has_left(jobs):
     assert tags == [5, 0, 1, 4, 2, 3] and whole
     assert "rank 0 (pid" in fault.text and "left the group (goodbye sent)" in fault.text, fault.text
     job.ended_well()
+
+
+def chain(rank: Rank):
+    """Rank 0 gives up; rank 1 waits for it, and rank 2 for rank 1."""
+    start(rank, "012", timeout=1.0 if rank.rank == 0 else 20.0)
+    for low in (0, 1):
+        if rank.rank in (low, low + 1):
+            turn = dist.send if rank.rank == low else dist.recv
+            turn(torch.ones(3), 2 * low + 1 - rank.rank)
+    rank.tell("ready")
+    rank.hear()
+    fault = catch(dist.recv, torch.ones(3), 1 if rank.rank == 0 else rank.rank - 1)
+    dist.destroy_process_group()
+    return fault
+
+
+def test_who_hears_of_a_fault_tells_it_on(jobs):
+    job = jobs(3, chain)
+    job.hear_all()
+    job.tell_all()
+    for fault in job.hear_all().values():
+        assert fault is not None and "Timed out after 1000 ms in recv(" in fault.text, fault
+        assert f"rank 1 (pid {job.pids[1]}, host" in fault.text, fault.text
+        assert fault.seconds < 4.0
+    job.ended_well()
+
+
+def leaves_while_another_fails(rank: Rank):
+    start(rank, "001")
+    tensor = torch.ones(3)
+    for other in (1, 2):
+        if rank.rank == 0:
+            dist.send(tensor, other)
+        elif rank.rank == other:
+            dist.recv(tensor, 0)
+    rank.tell("ready")
+    rank.hear()
+    if rank.rank == 1:
+        work = dist.irecv(tensor, 0)
+        time.sleep(0.05)
+        dist.destroy_process_group()
+        return catch(work.wait) is not None
+    if rank.rank == 0:
+        dist.destroy_process_group()
+    return rank.left() if rank.rank == 0 else []
+
+
+def test_a_rank_that_leaves_is_not_hurt_by_a_fault_meanwhile(jobs):
+    job = jobs(3, leaves_while_another_fails)
+    job.hear_all()
+    job.tell(1)
+    job.tell(0)  # waits for rank 2's goodbye, which does not come
+    assert job.hear(0) == []
+    assert job.hear(1) is True
+    job.tell(2)
+    assert job.hear(2) == []
+    job.ended_well()
+
+
+def dies_with_a_message_announced(rank: Rank):
+    start(rank, "01")
+    if rank.rank == 1:
+        work = dist.isend(torch.ones(LARGE), 0, tag=5)
+        dist.send(torch.ones(3), 0)
+        rank.tell("ready")
+        rank.hear()
+        return work
+    dist.recv(torch.ones(3), 1)  # behind the head of the long one
+    rank.tell("ready")
+    rank.hear()
+    return catch(dist.recv, torch.ones(LARGE), 1, tag=5)
+
+
+def test_the_sender_of_a_message_that_was_announced_is_named(jobs):
+    job = jobs(2, dies_with_a_message_announced)
+    job.hear_all()
+    job.kill(1)
+    time.sleep(0.3)
+    job.tell(0)
+    fault = job.hear(0)
+    assert f"rank 1 (pid {job.pids[1]}, host" in fault.text and "died" in fault.text, fault.text
+    assert fault.seconds < 1.0
+    job.ended_well(but=[1])
