@@ -12,9 +12,10 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["INTERFACE", "Cluster", "missing"]
+__all__ = ["BURST", "INTERFACE", "Cluster", "missing"]
 
 INTERFACE = "eth0"
+BURST = 40 << 10  # bytes that a quiet link lets through at once, before its rate holds
 """The network interface of each host."""
 
 _NETWORK = "10.91.0"
@@ -37,7 +38,7 @@ def missing() -> str:
     script = (
         "ip link add one type veth peer name other && ip link add three type bridge && "
         f"ip link set one gso_max_size {_JOINED} && "
-        "tc qdisc replace dev one root tbf rate 1mbit burst 40kb limit 1mb"
+        f"tc qdisc replace dev one root tbf rate 1mbit burst {BURST} limit 1mb"
     )
     tried = subprocess.run(
         ["unshare", *_SPACES, "sh", "-c", script], capture_output=True, text=True
@@ -142,5 +143,5 @@ class Cluster:
                 self._shape(host, INTERFACE)
 
     def _shape(self, host: int, device: str) -> None:
-        bucket = ["rate", f"{self._megabits:g}mbit", "burst", "40kb", "limit", "16mb"]
+        bucket = ["rate", f"{self._megabits:g}mbit", "burst", f"{BURST}", "limit", "16mb"]
         self._ip(host, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
