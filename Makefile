@@ -177,7 +177,8 @@ wheels:
 peers: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.environments
 
-# HOSTS: --hosts, --per-host, --megabits, --json ... see python -m fastcoll.bench.hosts --help
+# HOSTS: --hosts, --per-host, --megabits, --json ..., or -- and arguments of python -m fastcoll.bench, which then runs
+# on these hosts; see python -m fastcoll.bench.hosts --help
 HOSTS ?=
 hosts: $(STAMPS)/build
 	$(PYTHON) -m fastcoll.bench.hosts $(HOSTS)

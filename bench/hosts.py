@@ -3,7 +3,7 @@
 Hosts are network namespaces of this machine with shaped links (root only). Both backends run in the same processes,
 call by call in turns; a time is that of the slowest rank, a number of bytes that of the busiest host, and of both the
 median. Beside them stands what no algorithm can do without: the bytes that a host must send, and the link's own time
-for them.
+for them. Behind ``--`` stand arguments of ``python -m fastcoll.bench``, which then runs on these hosts instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.bench import namespaces
+from fastcoll.bench.launch import ALLOCATOR
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.wire import bytes_sent, least_bytes
 
-__all__ = ["least_bytes", "main"]
+__all__ = ["main"]
 
 BACKENDS = ("fastcoll", "gloo")
 CALLS = (
@@ -35,21 +37,6 @@ CALLS = (
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
 _QUIET = 0.002  # seconds between calls
-
-
-def least_bytes(call: str, message: int, hosts: int) -> float | None:
-    """Returns the bytes that the busiest host must send; None where that hangs on who has the message.
-
-    Args:
-        call: The collective.
-        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole. "send" is from the first rank
-            to the last and back, "exchange" between the two both ways at once.
-        hosts: How many.
-    """
-    share = (hosts - 1) / hosts
-    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
-    factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
-    return factors[call] * message if call in factors else None
 
 
 def _prepared(call: str, message: int) -> Callable[[Any], object]:
@@ -92,27 +79,21 @@ def _prepared(call: str, message: int) -> Callable[[Any], object]:
     return calls[call]
 
 
-def _sent() -> int:
-    """Returns the bytes that this host has sent."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counts = line.partition(":")
-        if name.strip() == namespaces.INTERFACE:
-            return int(counts.split()[8])
-    raise RuntimeError(f"there is no {namespaces.INTERFACE} here")
-
-
 def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> dict[str, Any]:
     run = _prepared(call, message)
     told: dict[str, list[tuple[float, int]]] = {name: [] for name in groups}
     for _ in range(rounds + 1):  # the first warms up
         for name, group in groups.items():
+            idle = bytes_sent()
             dist.barrier(group=groups["gloo"])
             time.sleep(_QUIET)
-            before, begin = _sent(), time.perf_counter()
+            before, begin = bytes_sent(), time.perf_counter()
             run(group)
             seconds = time.perf_counter() - begin
             dist.barrier(group=groups["gloo"])  # all bytes have left
-            told[name].append((seconds, _sent() - before))
+            time.sleep(_QUIET)
+            sent = bytes_sent() - before - (before - idle)  # less the barrier's own
+            told[name].append((seconds, sent))
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, told, group=groups["gloo"])
     case: dict[str, Any] = {"call": call, "bytes": message}
@@ -165,25 +146,38 @@ def _head() -> str:
     )
 
 
+def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
+    """Runs a command once per rank, on the pretended hosts.
+
+    Raises:
+        SystemExit: One of them failed.
+    """
+    ranks = []
+    with namespaces.Cluster(options.hosts, options.megabits) as cluster:
+        for rank in range(options.hosts * options.per_host):
+            variables = {
+                **ALLOCATOR,
+                "MASTER_ADDR": cluster.address(0),
+                "MASTER_PORT": str(_PORT),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % options.per_host),
+                "WORLD_SIZE": str(options.hosts * options.per_host),
+                "LOCAL_WORLD_SIZE": str(options.per_host),
+                "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore",
+            }
+            ranks.append(cluster.spawn(rank // options.per_host, command, variables))
+        codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        raise SystemExit(f"{_MODULE}: ranks ended with {codes}")
+
+
 def _run_hosts(options: argparse.Namespace, given: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "cases.json")
         command = [sys.executable, "-m", _MODULE, *given, "--rank-result", str(result)]
-        ranks = []
-        with namespaces.Cluster(options.hosts, options.megabits) as cluster:
-            for rank in range(options.hosts * options.per_host):
-                variables = {
-                    "MASTER_ADDR": cluster.address(0),
-                    "MASTER_PORT": str(_PORT),
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(options.hosts * options.per_host),
-                    "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
-                    "PYTHONWARNINGS": "ignore",
-                }
-                ranks.append(cluster.spawn(rank // options.per_host, command, variables))
-            codes = [rank.wait() for rank in ranks]
-        if any(codes):
-            raise SystemExit(f"{_MODULE}: ranks ended with {codes}")
+        _run_ranks(options, command)
         found: dict[str, Any] = json.loads(result.read_text())
         return found
 
@@ -202,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--call", nargs="+", choices=CALLS, help="default: all")
     parser.add_argument("--rounds", type=int, default=20, help="of a call (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the record")
+    parser.add_argument("bench", nargs="*", help="arguments of python -m fastcoll.bench, behind --")
     parser.add_argument("--rank-result", help=argparse.SUPPRESS)
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(given)
@@ -211,6 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("expected 2 hosts or more, and a rank and a round at least")
     if problem := namespaces.missing():
         parser.error(problem)
+    if options.bench:
+        _run_ranks(options, [sys.executable, "-m", "fastcoll.bench", *options.bench])
+        return 0
     print(_head())
     found = _run_hosts(options, given)
     record = {

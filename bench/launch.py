@@ -9,12 +9,12 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-__all__ = ["launch"]
+__all__ = ["ALLOCATOR", "launch"]
 
 _GRACE = 10.0  # seconds that ranks get to end after one has failed
 _INTERRUPTED = 130
 
-_ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """glibc keeps what is freed. By its own rules it gives large blocks back to the kernel at some times and not at others,
 and a step that makes 100 MB of gradients takes 5 or 11 ms, whatever is done with them."""
 
@@ -44,7 +44,7 @@ def launch(command: list[str], ranks: int) -> int:
     processes = [
         subprocess.Popen(
             command,
-            env={**_ALLOCATOR, **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**ALLOCATOR, **os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(ranks)
     ]

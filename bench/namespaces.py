@@ -15,8 +15,10 @@ from types import TracebackType
 __all__ = ["BURST", "INTERFACE", "Cluster", "missing"]
 
 INTERFACE = "eth0"
-BURST = 40 << 10  # bytes that a quiet link lets through at once, before its rate holds
 """The network interface of each host."""
+
+BURST = 40 << 10
+"""Bytes that a link which was quiet lets through at once, before its rate holds."""
 
 _NETWORK = "10.91.0"
 _FRAME = 9000

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import hosts, pictures, plot
+from fastcoll.bench import pictures, plot, wire
 from fastcoll.bench.options import size_text
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
@@ -237,7 +237,7 @@ def _hosts() -> list[str]:
             ours, gloo = case["fastcoll"], case["gloo"]
             ratio = ours["ms"] / gloo["ms"]
             cell = f"{ours['ms']:.3g} / {gloo['ms']:.3g}, {ratio:.2f}"
-            least = hosts.least_bytes(case["call"], case["bytes"], record["hosts"])
+            least = wire.least_bytes(case["call"], case["bytes"], record["hosts"])
             if least and case["bytes"] >= 1 << 20:
                 cell += f"; {ours['sent'] / least:.2f}, {gloo['sent'] / least:.2f}"
             cells.setdefault((case["call"], case["bytes"]), {})[name] = cell

@@ -89,12 +89,14 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
     if "machine" not in record:
         return []
     machine, versions = record["machine"], record["versions"]
+    hosts = record.get("hosts", 1)
     memory = (machine["memory_bytes"] or 0) / 2**30
     lines = [
         f"# {record['command']}",
         f"# {record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
         f"Linux {machine['kernel']}, load {machine['load_average'][0]:.2f}",
-        f"# fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks, "
+        f"# fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks"
+        f"{f' on {hosts} hosts' if hosts > 1 else ''}, "
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
         f"# {legend}",
     ]
@@ -132,6 +134,14 @@ def table_rows(row: dict[str, Any]) -> list[str]:
             "-" if others is None else f"{others:.0f}",
         ]
         lines.append(_join(cells))
+    if wire := row.get("wire"):
+        least = wire["least"]
+        sent = [
+            f"{name} {bytes_sent:.0f}" + (f" ({bytes_sent / least:.2f})" if least else "")
+            for name, bytes_sent in wire["sent"].items()
+        ]
+        over = f", and over the least, {least:.0f} B" if least else ""
+        lines.append(f"# {row['size']} B: leaves the busiest host{over}: {', '.join(sent)}")
     for name, why in row["unsupported"].items():
         lines.append(f"# {row['size']} B: {name} cannot do this: {why}")
     return lines

@@ -27,6 +27,7 @@ from fastcoll.bench.peer import Peer
 from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers
 from fastcoll.bench.timing import Plan
 from fastcoll.bench.turn import SETTLE_SECONDS
+from fastcoll.bench.wire import count_hosts
 
 __all__ = ["Run", "open_run"]
 
@@ -37,6 +38,7 @@ class Run:
 
     Attributes:
         left_out: Backends that could not be loaded, and why.
+        hosts: On how many hosts the ranks are.
         record: What ``--json`` writes; the measurements add their cases.
     """
 
@@ -45,6 +47,7 @@ class Run:
     device: torch.device
     peers: list[Peer]
     left_out: dict[str, str]
+    hosts: int
     record: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -85,6 +88,7 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
         **describe_run(arguments),
         "machine": describe_machine(run.device),
         "world_size": run.world_size,
+        "hosts": run.hosts,
         "device": run.device.type,
         "seed": options.seed,
         "iterations": run.plan.calls * run.plan.turns,
@@ -144,7 +148,7 @@ def open_run(
         timeout=timeout,
     )
     peers, left_out = open_peers(options.backends, control, device, timeout, adapters)
-    run = Run(options, control, device, peers, left_out)
+    run = Run(options, control, device, peers, left_out, count_hosts(control))
     if rank == 0:
         run.record = _describe(run, arguments)
         run.record["machine"] |= gpus

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastcoll.bench import report
-from fastcoll.bench.candidate import Candidate
+from fastcoll.bench.candidate import Candidate, CaseCall
 from fastcoll.bench.channel import problem_of
 from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
 from fastcoll.bench.floor import bind_floor
@@ -19,10 +19,12 @@ from fastcoll.bench.quiet import Measured, measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Timing
 from fastcoll.bench.turn import Timed, TimedCall
+from fastcoll.bench.wire import least_bytes, sent_per_call
 
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
+_COUNTED = 1 << 16  # bytes of a message: of smaller ones the frames around them are most of what is sent
 _Result = TypeVar("_Result")
 _LEGEND = (
     "time: median over calls; q1, q3: quartiles; ratio: times faster than {baseline} of the size, lead: than the "
@@ -96,6 +98,11 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
             unsupported[name] = problem
         wrong[name] += more or 0
     done = [name for name in candidates if name not in unsupported]
+    sent: dict[str, float] = {}
+    if run.hosts > 1 and case.size >= _COUNTED:
+        for name in done:
+            if isinstance(candidate := candidates[name], CaseCall):
+                sent[name] = sent_per_call(run.control, candidate.call)
     wrong_by_rank = run.control.all_gather(wrong)
     row: dict[str, Any] = {
         "collective": case.collective.name,
@@ -111,6 +118,9 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
         "backends": {name: _statistics(case, timings[name]) for name in done},
         "unsupported": unsupported,
     }
+    if sent:
+        least = least_bytes(case.collective.name, case.size, run.hosts)
+        row["wire"] = {"hosts": run.hosts, "sent": sent, "least": least}
     checked = run.options.check > 0
     for name, backend in row["backends"].items():
         total = sum(rank[name] for rank in wrong_by_rank)

@@ -1,9 +1,11 @@
 // Broadcast and barrier over several hosts.
 //
-// Broadcast: a message that fits a frame goes from the root's host to all others. A longer one goes
-// from host to host, beginning with the root's, chunk by chunk: each passes a chunk on as soon as
-// it has it. On the root's host all ranks read what the root publishes, elsewhere what the leader
-// does. Steps between hosts: 1, or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B, or B.
+// Broadcast: a short message goes from the root's host to all others in frames. Of a longer one that
+// fits H - 1 frames each other host gets a part, which it passes on to the rest of them. One that is
+// longer still goes from host to host, beginning with the root's, chunk by chunk: each passes a
+// chunk on as soon as it has it. On the root's host all ranks read what the root publishes,
+// elsewhere what the leader does.
+// Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B; B.
 #include <algorithm>
 #include <deque>
 
@@ -14,6 +16,8 @@ namespace {
 
 constexpr std::size_t kChunks = 8;
 constexpr std::size_t kLeastChunk = 64 * 1024;
+// Messages up to here go whole to each of two or more other hosts.
+constexpr std::size_t kWholeBytes = 16 * 1024;
 // Chunks that a leader sends, or is about to receive, at once.
 constexpr std::size_t kAhead = 3;
 
@@ -45,12 +49,10 @@ class SpanningBroadcast {
     }
     if (!hosts_.leads()) {
       for (std::size_t c = 0; c < chunks_; ++c) follow(c);
-    } else if (bytes_ <= Links::kInlineBytes) {
+    } else if (partOf(rootHost_ == 0 ? 1 : 0).count <= Links::kInlineBytes) {
       inFrames();
-      links_->end();
     } else {
       along();
-      links_->end();
     }
     if (stream_ != nullptr) stream_->end();
   }
@@ -101,33 +103,59 @@ class SpanningBroadcast {
     return memory;
   }
 
+  /// The bytes that a host, not the root's, gets of it in a frame: in parts, the first is no
+  /// shorter than any other.
+  Piece partOf(int host) const {
+    if (hosts_.count() == 2 || bytes_ <= kWholeBytes) return {0, bytes_};
+    return pieceOf(bytes_, hosts_.count() - 1, host - (host > rootHost_ ? 1 : 0));
+  }
+
   void inFrames() {
     const bool sends = hosts_.here() == rootHost_;
+    if (!sends) passOn();
     for (std::size_t c = 0; c < chunks_; ++c) {
       Segment segment;
       if (stream_ != nullptr) segment = stream_->place(length(c));
       if (sends) {
         const std::uint8_t* from = fetch(c, segment);
         for (const int host : links_->others()) {
-          std::copy(from, from + length(c), links_->frame(host) + c * chunk_);
+          std::uint8_t* const frame = links_->frame(host);
+          const Piece part = partOf(host);
+          const std::size_t start = std::max(part.start, c * chunk_);
+          const std::size_t end = std::min(part.start + part.count, c * chunk_ + length(c));
+          if (start >= end) continue;
+          std::copy(from + start - c * chunk_, from + end - c * chunk_, frame + start - part.start);
         }
-      } else {
-        if (c == 0) {
-          links_->sendFrames([](int) { return std::size_t{0}; });
-          awaitFrames();
-        }
-        const std::uint8_t* from = links_->frameOf(rootHost_, bytes_) + c * chunk_;
-        message_.write(c * chunk_, length(c), from);
-        if (stream_ != nullptr) fill(c, segment);
+      } else if (stream_ != nullptr) {
+        fill(c, segment);
       }
       if (stream_ != nullptr) consume(c, segment);
     }
-    if (!sends) return;
-    links_->sendFrames([this](int) { return bytes_; });
-    awaitFrames();
+    if (sends) links_->give(links_->others(), [&](int host) { return partOf(host).count; }, count());
   }
-  void awaitFrames() {
-    links_->awaitFrames([this](int) { return request_.count; });
+  /// Takes this host's part and passes it on to the others, who do the same.
+  void passOn() {
+    const Piece own = partOf(hosts_.here());
+    links_->answer(rootHost_);
+    links_->awaitFrames({rootHost_}, count());
+    const std::uint8_t* data = links_->frameOf(rootHost_, own.count);
+    std::vector<int> peers;
+    for (const int host : links_->others()) {
+      if (host != rootHost_ && own.count < bytes_) peers.push_back(host);
+    }
+    links_->sendFrames(peers, [&](int host) {
+      std::copy(data, data + own.count, links_->frame(host));
+      return own.count;
+    });
+    message_.write(own.start, own.count, data);
+    links_->awaitFrames(peers, count());
+    for (const int host : peers) {
+      const Piece part = partOf(host);
+      message_.write(part.start, part.count, links_->frameOf(host, part.count));
+    }
+  }
+  std::function<std::uint64_t(int)> count() const {
+    return [this](int) { return request_.count; };
   }
 
   /// From host to host.
@@ -137,10 +165,10 @@ class SpanningBroadcast {
       std::uint8_t* memory = nullptr;
       TransferRef receive, send;
     };
-    const int count = hosts_.count();
-    const int step = (hosts_.here() - rootHost_ + count) % count;
-    const bool receives = step > 0, sends = step + 1 < count;
-    const int before = (hosts_.here() + count - 1) % count, next = (hosts_.here() + 1) % count;
+    const int hosts = hosts_.count();
+    const int step = (hosts_.here() - rootHost_ + hosts) % hosts;
+    const bool receives = step > 0, sends = step + 1 < hosts;
+    const int before = (hosts_.here() + hosts - 1) % hosts, next = (hosts_.here() + 1) % hosts;
     std::deque<Chunk> under;            // way: placed, not yet consumed
     std::size_t placed = 0, begin = 0;  // `begin`: the chunk at the front of `under`
     const auto place = [&] {
@@ -165,8 +193,8 @@ class SpanningBroadcast {
     if (receives) {
       while (placed < std::min(chunks_, kAhead)) place();
     }
-    links_->sendFrames([](int) { return std::size_t{0}; });
-    awaitFrames();
+    links_->sendFrames(links_->others(), [](int) { return std::size_t{0}; });
+    links_->awaitFrames(links_->others(), count());
     for (std::size_t c = 0; c < chunks_; ++c) {
       if (c == placed) {
         if (under.size() == kAhead) retire();
@@ -222,10 +250,10 @@ void spanningBarrier(Spanning& spanning, const Request& request) {
   }
   if (spanning.links != nullptr) {
     if (stream != nullptr) stream->awaitArrivals();
-    spanning.links->sendFrames([](int) { return std::size_t{0}; });
-    spanning.links->awaitFrames([&](int) { return request.count; });
+    const auto& others = spanning.links->others();
+    spanning.links->sendFrames(others, [](int) { return std::size_t{0}; });
+    spanning.links->awaitFrames(others, [&](int) { return request.count; });
     if (stream != nullptr) stream->publish(released);
-    spanning.links->end();
   } else {
     stream->await(0, released);
   }

@@ -47,7 +47,6 @@ class SpanningExchange {
     }
     if (links_ != nullptr) {
       for (auto& sends : sends_) settle(sends);
-      links_->end();
     }
     if (stream_ != nullptr) stream_->end();
   }
@@ -140,19 +139,18 @@ class SpanningExchange {
         static_cast<std::size_t>(host);
     return spanning_.scratch[which].get(std::max<std::size_t>(bytes, 1));
   }
-  /// Where a slice of an all-gather lies in a message of a rank that is alone on its host, if in
-  /// one piece: then the network takes it from there, or puts it there.
+  /// Where a slice of an all-gather lies in a message, if this rank is alone on its host, and it
+  /// lies in one piece: then the network takes it from there, or puts it there.
   std::uint8_t* lone(const Message& message, std::size_t k, std::size_t size) const {
-    return parcels_.areShared() && stream_ == nullptr ? message.contiguous(parcels_.start(k), size)
-                                                      : nullptr;
+    return stream_ == nullptr ? message.contiguous(parcels_.start(k), size) : nullptr;
   }
   /// Where the slices of another host come to, of a rank that is alone on its own.
   std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
     const auto& ranks = hosts_.ranks(host);
     std::uint8_t* const into =
-        ranks.size() > 1
-            ? nullptr
-            : lone(request_.out[static_cast<std::size_t>(ranks[0]) % request_.out.size()], k, size);
+        parcels_.areShared() && ranks.size() == 1
+            ? lone(request_.out[static_cast<std::size_t>(ranks[0])], k, size)
+            : nullptr;
     return into != nullptr ? into : scratch(k, host, false, size);
   }
   void settle(Transfers& transfers) {
@@ -184,7 +182,8 @@ class SpanningExchange {
     for (const int host : links_->others()) {
       const std::size_t size = parcels_.slices(here_, host, k);
       if (size == 0 || parcels_.inFrame(here_, host)) continue;
-      const std::uint8_t* from = lone(request_.in[0], k, size);
+      const std::uint8_t* from =
+          parcels_.areShared() ? lone(request_.in[0], k, size) : nullptr;
       if (from == nullptr) {
         std::uint8_t* const memory = scratch(k, host, true, size);
         gather(host, k, memory);
@@ -223,24 +222,40 @@ class SpanningExchange {
 
   void frames() {
     if (stream_ != nullptr) stream_->awaitArrivals();
-    links_->sendFrames([&](int host) {
-      std::uint8_t* frame = links_->frame(host);
-      std::uint8_t* at = frame;
-      if (parcels_.isAllToAll()) at = parcels_.writeHead(host, at);
-      if (parcels_.inFrame(here_, host)) {
-        gather(host, 0, at);
-        at += parcels_.slices(here_, host, 0);
-      }
-      return static_cast<std::size_t>(at - frame);
-    });
-    links_->awaitFrames([this](int host) {
+    const auto write = [this](int host) { return writeFrame(host); };
+    const auto expected = [this](int host) {
       if (request_.expectedCount.empty()) return request_.count;
       return request_.expectedCount[static_cast<std::size_t>(hosts_.leader(host))];
-    });
-    for (const int host : links_->others()) {
+    };
+    const bool rooted = request_.root >= 0;
+    const int rootHost = rooted ? hosts_.hostOf(request_.root) : -1;
+    const auto hosts = rooted ? links_->around(rootHost) : links_->others();
+    const auto inFrame = [this](int host) {
+      return parcels_.inFrame(here_, host) && parcels_.inFrame(host, here_);
+    };
+    if (!rooted || !std::all_of(hosts.begin(), hosts.end(), inFrame)) {
+      links_->sendFrames(hosts, write);
+      links_->awaitFrames(hosts, expected);
+    } else if ((request_.collective == Collective::Scatter) == (rootHost == here_)) {
+      return links_->give(hosts, write, expected);
+    } else {
+      for (const int host : hosts) links_->answer(host);
+      links_->awaitFrames(hosts, expected);
+    }
+    for (const int host : hosts) {
       if (parcels_.isAllToAll()) parcels_.compareHead(*links_, host);
       (void)frameData(host);
     }
+  }
+  std::size_t writeFrame(int host) {
+    std::uint8_t* const frame = links_->frame(host);
+    std::uint8_t* at = frame;
+    if (parcels_.isAllToAll()) at = parcels_.writeHead(host, at);
+    if (parcels_.inFrame(here_, host)) {
+      gather(host, 0, at);
+      at += parcels_.slices(here_, host, 0);
+    }
+    return static_cast<std::size_t>(at - frame);
   }
 
   /// The slices in a host's frame.

@@ -59,8 +59,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
     const std::size_t bytes = sizeof(Head) + room_;
     made.out.reset(new std::uint8_t[bytes]);
     for (auto& buffer : made.in) buffer.reset(new std::uint8_t[bytes]);
-    made.present = 1;
-    post(made);
+    while (made.gone.empty() && made.coming.size() < kAhead) post(made);
   }
 }
 
@@ -69,42 +68,57 @@ Links::~Links() {
   // a goodbye of its own or with the frame of a collective that this rank will not take part in,
   // has read it.
   try {
-    const Head head{{}, 0, 1};
     for (const int host : others_) {
       Link& peer = link(host);
       if (peer.connection == nullptr) continue;
-      std::memcpy(peer.out.get(), &head, sizeof head);
-      peer.sending = peer.connection->send(peer.out.get(), sizeof head, kFrames);
+      peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);
     }
     const auto until = Clock::now() + kGoodbye;
-    for (const int host : others_) {
-      Link& peer = link(host);
-      if (peer.receiving != nullptr && !peer.heard) peer.receiving->wait(until);
-    }
+    for (const int host : others_) farewell(link(host), until);
   } catch (const std::exception&) {  // it is gone
   }
   close();
 }
 
-/// Receives the frame of the next collective. Of a peer that has gone, that collective hears.
+/// Waits for the peer's goodbye, or for the frame of a collective that this rank will not run.
+void Links::farewell(Link& peer, TimePoint until) {
+  for (bool answered = false; !answered && !peer.coming.empty();) {
+    if (!peer.coming.front()->wait(until)) return;
+    peer.coming.pop_front();
+    peer.present = (peer.present + 1) % (kAhead + 1);
+    answered = !peer.later.has_value() || headOf(peer).goodbye != 0;
+    peer.later.reset();
+  }
+}
+
+/// Receives a frame after those that are coming. Of a peer that has gone, who waits for it hears.
 void Links::post(Link& peer) {
   try {
-    peer.receiving =
-        peer.connection->receive(peer.in[1 - peer.present].get(), sizeof(Head) + room_, kFrames);
+    const std::size_t free = (peer.present + peer.coming.size() + 1) % (kAhead + 1);
+    peer.coming.push_back(
+        peer.connection->receive(peer.in[free].get(), sizeof(Head) + room_, kFrames));
   } catch (const ConnectionLost& error) {
     peer.gone = error.what();
   }
 }
 
+Links::Head Links::headOf(const Link& peer) const {
+  Head head;
+  std::memcpy(&head, peer.in[peer.present].get(), sizeof head);
+  return head;
+}
+
 void Links::close() noexcept {
   for (Link& peer : links_) {
     peer.sending.reset();
-    peer.receiving.reset();
+    peer.leaving.reset();
+    peer.coming.clear();
     peer.connection.reset();
   }
 }
 
 void Links::begin(const Request& request, std::string prefix) {
+  before_ = arrival_;
   arrival_ = request.arrival();
   deadline_ = request.deadline;
   timeout_ = request.timeout;
@@ -114,49 +128,87 @@ void Links::begin(const Request& request, std::string prefix) {
   }
 }
 
+/// Waits until the last frame to the host is sent: its memory is used again.
+void Links::settle(int host) {
+  try {
+    wait(host, link(host).sending);
+  } catch (const ConnectionLost&) {  // the next send says so
+    link(host).sending.reset();
+  }
+}
+
 std::uint8_t* Links::frame(int host) {
+  settle(host);
   return link(host).out.get() + sizeof(Head);
 }
 
 void Links::sendFrame(int host, std::size_t bytes) {
+  settle(host);
   Link& peer = link(host);
-  const Head head{arrival_, bytes, 0};
+  const Head head{arrival_, before_, bytes, 0};
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
   sent_ += sizeof head + bytes;
 }
 
+/// A host that has given what it had to give may have left since.
+void Links::answer(int host) {
+  try {
+    sendFrame(host, 0);
+  } catch (const ConnectionLost&) {
+  }
+}
+
 void Links::awaitFrame(int host, std::uint64_t expected) {
+  compareLater(host, expected);
+  const Signature present = *link(host).later;
+  link(host).later.reset();
+  compareNext(host, present);
+}
+
+void Links::compareLater(int host, std::uint64_t expected) {
   Link& peer = link(host);
-  if (peer.receiving == nullptr) {
+  if (peer.later.has_value()) {
+    const Signature before = *peer.later;
+    peer.later.reset();
+    compareNext(host, before);
+  }
+  peer.later = Signature{arrival_, expected};
+}
+
+void Links::compareNext(int host, const Signature& signature) {
+  Link& peer = link(host);
+  if (peer.coming.empty()) {
     lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.gone); });
   }
-  wait(host, peer.receiving);
-  peer.present = 1 - peer.present;
-  Head head;
-  std::memcpy(&head, peer.in[peer.present].get(), sizeof head);
+  wait(host, peer.coming.front());
+  peer.coming.pop_front();
+  peer.present = (peer.present + 1) % (kAhead + 1);
+  const Head head = headOf(peer);
+  const Arrival& mine = signature.arrival;
   if (head.goodbye != 0) {
-    peer.heard = true;
+    peer.coming.clear();
+    peer.gone = "goodbye sent";
     throw ConnectionLost(
         ErrorKind::Backend,
         concat(prefix_, memory_.memberName(hosts_.leader(host)),
-               " left the group (goodbye sent) before taking part in ", describe(arrival_)));
+               " left the group (goodbye sent) before taking part in ", describe(mine)));
   }
-  if (head.bytes > room_ || !agree(arrival_, head.arrival, expected)) {
+  if (head.bytes > room_ || !agree(mine, head.arrival, signature.expected)) {
+    // In a collective of other roots it may have had nothing to say to this host.
+    const Arrival& theirs = head.before.seq == mine.seq ? head.before : head.arrival;
     throw Error(ErrorKind::Backend,
                 concat(prefix_, "Detected mismatch between collectives on ranks: rank ",
-                       memory_.rank(), " runs ", describe(arrival_), ", ",
-                       memory_.memberName(hosts_.leader(host)), " runs ", describe(head.arrival),
+                       memory_.rank(), " runs ", describe(mine), ", ",
+                       memory_.memberName(hosts_.leader(host)), " runs ", describe(theirs),
                        ". All ranks must issue the same collectives in the same order."));
   }
   post(peer);
 }
 
 std::size_t Links::frameBytes(int host) const {
-  Head head;
-  std::memcpy(&head, link(host).in[link(host).present].get(), sizeof head);
-  return head.bytes;
+  return headOf(link(host)).bytes;
 }
 
 const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
@@ -215,10 +267,6 @@ void Links::late(int host) const {
   throw Error(ErrorKind::Timeout,
               concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
                      "; not arrived, or not heard of over the network: ", ranks));
-}
-
-void Links::end() {
-  for (const int host : others_) wait(host, link(host).sending);
 }
 
 }  // namespace fastcoll

@@ -1,16 +1,19 @@
 // What a host's leader says to the other leaders: one frame each way at the head of a collective,
 // with the collective's signature and the data if they are few, and data behind it.
 //
-// The receive of the next collective's frame is posted before the present one ends, so that a small
-// collective takes one way over the network. Receives of data may be posted before the frames have
-// been compared; data is sent after that, so that leaders that disagree send each other nothing
-// that the other has no room for.
+// The receives of the next two frames are posted before a collective begins, so that a small one
+// takes one way over the network. Who only gives another host data, in a frame, does not wait for
+// that host's frame: it is compared when a frame of that host is next waited for. Receives of data
+// may be posted before the frames have been compared; data is sent after that, so that leaders that
+// disagree send each other nothing that the other has no room for.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,17 +43,25 @@ class Links {
   /// The data of this host's frame to `host`: room for kInlineBytes, and for what all-to-all tells
   /// of sizes.
   std::uint8_t* frame(int host);
-  /// Sends the frames, with `bytes(host)` of data each.
+  /// Sends frames to the hosts, with `bytes(host)` of data each.
   template <typename Bytes>
-  void sendFrames(Bytes bytes) {
-    for (int host : others_) sendFrame(host, bytes(host));
+  void sendFrames(const std::vector<int>& hosts, Bytes bytes) {
+    for (int host : hosts) sendFrame(host, bytes(host));
   }
-  /// Waits for the frames of all other hosts; throws unless all run this collective. `expected`:
-  /// elements that the leader of a host must announce.
+  /// Waits for the frames of the hosts; throws unless all run this collective. `expected`: elements
+  /// that the leader of a host must announce.
   template <typename Expected>
-  void awaitFrames(Expected expected) {
-    for (int host : others_) awaitFrame(host, expected(host));
+  void awaitFrames(const std::vector<int>& hosts, Expected expected) {
+    for (int host : hosts) awaitFrame(host, expected(host));
   }
+  /// Sends frames to hosts that have no data for this one in this collective: they answer().
+  template <typename Bytes, typename Expected>
+  void give(const std::vector<int>& hosts, Bytes bytes, Expected expected) {
+    for (int host : hosts) sendFrame(host, bytes(host));
+    for (int host : hosts) compareLater(host, expected(host));
+  }
+  /// Tells a host that has given this one its data, or does, that this one takes part.
+  void answer(int host);
   /// Data of the host's frame, of which there must be `bytes`. Valid until the next collective.
   const std::uint8_t* frameOf(int host, std::size_t bytes) const;
   /// How many there are.
@@ -66,11 +77,14 @@ class Links {
   TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
   /// Waits until a transfer with the host has ended.
   void wait(int host, TransferRef& transfer);
-  /// Ends the collective: the frames are sent.
-  void end();
 
   /// The other hosts, beginning with the one behind this, so that not all send to one at once.
   const std::vector<int>& others() const { return others_; }
+  /// The other hosts that this one has to do with where all data comes from the root's host, or
+  /// goes there.
+  std::vector<int> around(int rootHost) const {
+    return rootHost == hosts_.here() ? others_ : std::vector<int>{rootHost};
+  }
   /// Breaks all connections. By the thread that runs collectives, or when none does.
   void close() noexcept;
   /// Bytes sent so far.
@@ -78,23 +92,35 @@ class Links {
 
  private:
   struct Head {
-    Arrival arrival;
-    std::uint64_t bytes;  // of data behind it
+    Arrival arrival, before;  // of this collective and the one before it
+    std::uint64_t bytes;      // of data behind it
     std::uint64_t goodbye;
   };
   using Buffer = std::unique_ptr<std::uint8_t[]>;
+  struct Signature {
+    Arrival arrival;
+    std::uint64_t expected;  // elements that the other leader must announce
+  };
+  static constexpr std::size_t kAhead = 2;  // receives that are posted before they are needed
   struct Link {
     std::unique_ptr<Connection> connection;
-    Buffer out, in[2];
-    TransferRef sending, receiving, arrived;
-    int present = 0;     // of `in`: the present collective's frame
-    bool heard = false;  // a goodbye
-    std::string gone;    // why there is no receive
+    Buffer out, in[kAhead + 1];
+    Head goodbye{{}, {}, 0, 1};
+    TransferRef sending, leaving;
+    std::deque<TransferRef> coming;  // to the buffers behind the present one, in a circle
+    std::size_t present = 0;         // of `in`: the last frame that was waited for
+    std::optional<Signature> later;  // what a frame of `coming` is to be compared with
+    std::string gone;                // why there are fewer receives than kAhead
   };
 
   void sendFrame(int host, std::size_t bytes);
   void awaitFrame(int host, std::uint64_t expected);
+  void compareLater(int host, std::uint64_t expected);
+  void compareNext(int host, const Signature& signature);
+  void settle(int host);
+  void farewell(Link& link, TimePoint until);
   void post(Link& link);
+  Head headOf(const Link& link) const;
   void check();
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
@@ -109,7 +135,7 @@ class Links {
   std::vector<int> others_;
   std::shared_ptr<Network> network_;
   std::vector<Link> links_;
-  Arrival arrival_{};
+  Arrival arrival_{}, before_{};
   std::string prefix_;
   TimePoint deadline_;
   Milliseconds timeout_{};

@@ -58,7 +58,7 @@ class SpanningReduce {
     }
     if (leads() && !inFrames_) {
       receive(0);
-      links_->sendFrames([](int) { return std::size_t{0}; });
+      links_->sendFrames(links_->others(), [](int) { return std::size_t{0}; });
     }
     for (std::size_t c = 0; c < chunks_ + lag_; ++c) {
       if (c < chunks_) gather(c);
@@ -67,7 +67,6 @@ class SpanningReduce {
     }
     if (leads()) {
       for (Slot& slot : slots_) settle(slot);
-      links_->end();
     }
     if (stream_ != nullptr) stream_->end();
     addSquares();
@@ -238,11 +237,14 @@ class SpanningReduce {
 
   void send(std::size_t c) {
     if (inFrames_) {
-      links_->sendFrames([&](int host) {
+      const auto write = [&](int host) {
+        std::uint8_t* const frame = links_->frame(host);
         const std::size_t size = sentBytes(0, hosts_.here(), host);
-        std::memcpy(links_->frame(host), outgoing(0, host), size);
+        std::memcpy(frame, outgoing(0, host), size);
         return size;
-      });
+      };
+      if (rootHost_ < 0) return links_->sendFrames(links_->others(), write);
+      if (rootHost_ != hosts_.here()) links_->give({rootHost_}, write, expected());
       return;
     }
     if (c == 0) awaitFrames();
@@ -253,7 +255,14 @@ class SpanningReduce {
     }
   }
   void awaitFrames() {
-    links_->awaitFrames([this](int) { return request_.count; });
+    if (inFrames_ && rootHost_ >= 0) {
+      if (rootHost_ != hosts_.here()) return;
+      for (const int host : links_->others()) links_->answer(host);
+    }
+    links_->awaitFrames(links_->others(), expected());
+  }
+  std::function<std::uint64_t(int)> expected() const {
+    return [this](int) { return request_.count; };
   }
 
   /// Sums up what this host is to sum up over all, and passes it on in the second step.

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from fastcoll.bench import hosts, namespaces
+from fastcoll.bench import hosts, namespaces, wire
 
 
 def test_least_bytes():
-    assert hosts.least_bytes("all_reduce", 1000, 2) == 1000
-    assert hosts.least_bytes("all_reduce", 1000, 4) == 1500
-    assert hosts.least_bytes("all_gather", 1000, 4) == 750
-    assert hosts.least_bytes("broadcast", 1000, 4) == 1000
-    assert hosts.least_bytes("gather", 1000, 4) is None
+    assert wire.least_bytes("all_reduce", 1000, 2) == 1000
+    assert wire.least_bytes("all_reduce", 1000, 4) == 1500
+    assert wire.least_bytes("all_gather", 1000, 4) == 750
+    assert wire.least_bytes("broadcast", 1000, 4) == 1000
+    assert wire.least_bytes("gather", 1000, 4) is None
 
 
 def test_a_run_on_two_hosts(tmp_path):
@@ -36,6 +36,21 @@ def test_a_run_on_two_hosts(tmp_path):
     assert 1 << 20 < all_reduce["fastcoll"]["sent"] < 1.1 * (1 << 20) < all_reduce["gloo"]["sent"]
     shaped = (1 << 20) - namespaces.BURST
     assert all_reduce["fastcoll"]["ms"] > shaped * 8 / 500e3  # no faster than the link
+
+
+def test_the_benchmark_on_two_hosts_counts_what_leaves_them(tmp_path):
+    if problem := namespaces.missing():
+        pytest.skip(problem)
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "fastcoll.bench.hosts", "--megabits", "0", "--"]
+    command += ["all_reduce", "-b", "64K", "-e", "64K", "-n", "2", "--rounds", "1"]
+    done = subprocess.run([*command, "--json", path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 ranks on 2 hosts" in done.stdout and "leaves the busiest host" in done.stdout
+    record = json.loads(path.read_text())
+    wire = record["cases"][0]["wire"]
+    assert (record["hosts"], wire["hosts"], wire["least"]) == (2, 2, 65536)
+    assert 65536 < wire["sent"]["fastcoll"] < 1.1 * 65536 < wire["sent"]["gloo"]
 
 
 @pytest.mark.parametrize("wrong", [["--hosts", "1"], ["--per-host", "0"], ["--rounds", "0"]])

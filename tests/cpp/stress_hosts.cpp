@@ -14,6 +14,9 @@ constexpr Collective kCollectives[] = {
     Collective::AllGather,     Collective::Gather,    Collective::Scatter,
     Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
 
+constexpr Collective kRooted[] = {Collective::Broadcast, Collective::Reduce, Collective::Gather,
+                                 Collective::Scatter};
+
 const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
                                    "alone"};
 
@@ -63,6 +66,31 @@ void leaveAtOnce(Rank& me) {
     runChecked(me, *engine, sum(round % 2 == 0 ? 10 : 30000));
     engine->shutdown();
   }
+  Random random(3);
+  for (int round = 0; round < 10 * effort; ++round) {
+    const Engine engine = me.group(concat("leave late", round), onHosts("alone", me));
+    for (const Collective collective : kRooted) {
+      if (chance(random, 2)) continue;
+      if (me.rank == 1) std::this_thread::sleep_for(Milliseconds(3));
+      runChecked(me, *engine, draw(random, collective, drawBelow(random, 60000), me.size));
+    }
+    engine->shutdown();
+  }
+}
+
+/// A root that gives is ahead of the others by many calls, each with data of its own.
+void aheadOfOthers(Rank& me) {
+  const Engine engine = me.group("ahead", onHosts("alone", me));
+  Random random(5);
+  for (int round = 0; round < 200 * effort; ++round) {
+    const bool broadcast = drawBelow(random, 3) > 0;
+    Plan plan = draw(random, broadcast ? Collective::Broadcast : Collective::Scatter,
+                     drawBelow(random, 6000), me.size);
+    plan.root = round / 50 % me.size;
+    if (me.rank != plan.root && round % 20 == 0) std::this_thread::sleep_for(Milliseconds(5));
+    runChecked(me, *engine, plan);
+  }
+  engine->shutdown();
 }
 
 /// A rank aborts while others wait, each on its floor.
@@ -99,6 +127,25 @@ void disagreement(Rank& me) {
   }
 }
 
+/// Ranks that differ about the root hear of it in this call, or in the next.
+void rootsDiffer(Rank& me) {
+  for (int round = 0; round < 4 * effort; ++round) {
+    const Engine engine = me.group(concat("roots", round), onHosts("alone", me));
+    runChecked(me, *engine, sum(10));
+    Plan plan;
+    plan.collective = kRooted[round % 4];
+    plan.op = plan.collective == Collective::Reduce ? ReduceOp::Sum : ReduceOp::None;
+    plan.count = 100;
+    plan.root = me.rank == me.size - 1 ? 1 : 0;
+    requireFault({"Detected mismatch"}, Milliseconds(3000), [&] {
+      engine->runInline(job(me, plan));
+      engine->runInline(job(me, sum(10)));
+    });
+    me.sync();
+    engine->shutdown();
+  }
+}
+
 }  // namespace
 
 GroupOptions onHosts(const std::string& placement, const Rank& me) {
@@ -121,7 +168,9 @@ std::vector<Test> hostTests() {
           {"hosts: in order", inOrder, {3, 4, 6}, false},
           {"hosts: leave at once", leaveAtOnce, {2, 5}, false},
           {"hosts: abort elsewhere", abortElsewhere, {2, 4, 5}, false},
-          {"hosts: disagreement", disagreement, {2, 4}, false}};
+          {"hosts: ahead of others", aheadOfOthers, {2, 3, 5}, false},
+          {"hosts: disagreement", disagreement, {2, 4}, false},
+          {"hosts: roots differ", rootsDiffer, {2, 3, 5}, false}};
 }
 
 }  // namespace stress

@@ -3,6 +3,7 @@
 Target: as soon as both have called; the tests allow 1 s.
 """
 
+import os
 import re
 import time
 
@@ -173,6 +174,33 @@ def test_mismatch(jobs, case):
         assert after["again"] is not None and after["again"].seconds < 0.5
         assert after["state"] == "COMM_ERROR"
         assert after["destroy"] < 1.0 and after["left"] == []
+    job.ended_well()
+
+
+def differ_between_hosts(rank: Rank, others, odd):
+    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
+    rank.used()
+    function, *arguments = odd if rank.rank == ODD else others
+    rank.tell("ready")
+    rank.hear()
+    faults = (catch(*call) for call in [(function, *arguments), (dist.barrier,), (dist.barrier,)])
+    return next(filter(None, faults), None), rank.recover([r for r in range(3) if r != rank.rank])
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "broadcast" in name or "root" in name])
+def test_between_hosts_a_rank_may_hear_of_it_in_its_next_calls(jobs, case):
+    others, odd, one, other = CASES[case]
+    job = jobs(3, differ_between_hosts, others, odd)
+    job.hear_all()
+    start = time.monotonic()
+    job.tell_all()
+    for rank, (fault, after) in job.hear_all().items():
+        assert fault is not None, f"rank {rank} has no error"
+        assert fault.kind == "DistBackendError" and fault.at - start < SOON, fault
+        assert "mismatch between collectives on ranks" in fault.text, fault.text
+        assert one in fault.text and other in fault.text, fault.text
+        assert re.search(rf"\brank {ODD}\b", fault.text.partition("]: ")[2]), fault.text
+        assert after["again"] is not None and after["left"] == []
     job.ended_well()
 
 
