@@ -193,8 +193,9 @@ class SpanningBroadcast {
     if (receives) {
       while (placed < std::min(chunks_, kAhead)) place();
     }
-    links_->sendFrames(links_->others(), [](int) { return std::size_t{0}; });
-    links_->awaitFrames(links_->others(), count());
+    if (receives) links_->answer(before);
+    if (sends) links_->give({next}, [](int) { return std::size_t{0}; }, count());
+    if (receives) links_->awaitFrames({before}, count());
     for (std::size_t c = 0; c < chunks_; ++c) {
       if (c == placed) {
         if (under.size() == kAhead) retire();

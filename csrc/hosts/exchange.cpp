@@ -178,7 +178,7 @@ class SpanningExchange {
     if (stream_ != nullptr && k == 0) stream_->publish(now.in);  // nothing but its arrival
     settle(sends_[k % kSlots]);
     receive(k);
-    if (k == 0) frames();
+    if (k == 0) sendFrames();
     for (const int host : links_->others()) {
       const std::size_t size = parcels_.slices(here_, host, k);
       if (size == 0 || parcels_.inFrame(here_, host)) continue;
@@ -220,32 +220,34 @@ class SpanningExchange {
     }
   }
 
-  void frames() {
+  void sendFrames() {
     if (stream_ != nullptr) stream_->awaitArrivals();
-    const auto write = [this](int host) { return writeFrame(host); };
-    const auto expected = [this](int host) {
-      if (request_.expectedCount.empty()) return request_.count;
-      return request_.expectedCount[static_cast<std::size_t>(hosts_.leader(host))];
-    };
     const bool rooted = request_.root >= 0;
     const int rootHost = rooted ? hosts_.hostOf(request_.root) : -1;
-    const auto hosts = rooted ? links_->around(rootHost) : links_->others();
-    const auto inFrame = [this](int host) {
-      return parcels_.inFrame(here_, host) && parcels_.inFrame(host, here_);
-    };
-    if (!rooted || !std::all_of(hosts.begin(), hosts.end(), inFrame)) {
-      links_->sendFrames(hosts, write);
-      links_->awaitFrames(hosts, expected);
-    } else if ((request_.collective == Collective::Scatter) == (rootHost == here_)) {
-      return links_->give(hosts, write, expected);
+    peers_ = rooted ? links_->around(rootHost) : links_->others();
+    gives_ = rooted && (request_.collective == Collective::Scatter) == (rootHost == here_);
+    const auto write = [this](int host) { return writeFrame(host); };
+    if (gives_) {
+      links_->give(peers_, write, expected());
+    } else if (rooted) {
+      for (const int host : peers_) links_->answer(host);
     } else {
-      for (const int host : hosts) links_->answer(host);
-      links_->awaitFrames(hosts, expected);
+      links_->sendFrames(peers_, write);
     }
-    for (const int host : hosts) {
+  }
+  void awaitFrames() {
+    if (gives_) return;
+    links_->awaitFrames(peers_, expected());
+    for (const int host : peers_) {
       if (parcels_.isAllToAll()) parcels_.compareHead(*links_, host);
       (void)frameData(host);
     }
+  }
+  std::function<std::uint64_t(int)> expected() const {
+    return [this](int host) {
+      if (request_.expectedCount.empty()) return request_.count;
+      return request_.expectedCount[static_cast<std::size_t>(hosts_.leader(host))];
+    };
   }
   std::size_t writeFrame(int host) {
     std::uint8_t* const frame = links_->frame(host);
@@ -269,6 +271,7 @@ class SpanningExchange {
     Step& now = step(k);
     const std::uint8_t* segment = nullptr;
     if (hosts_.leads()) {
+      if (k == 0) awaitFrames();
       settle(now.receives);
       if (stream_ != nullptr) {
         std::uint8_t* memory = stream_->acquire(now.out);
@@ -337,6 +340,8 @@ class SpanningExchange {
   const std::size_t ranks_;
   const std::size_t rank_;
   Parcels parcels_;
+  std::vector<int> peers_;  // hosts that this one has to do with
+  bool gives_ = false;      // data to them, and gets none
   Step steps_[kSlots];
   Transfers sends_[kSlots];
 };

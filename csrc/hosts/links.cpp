@@ -9,9 +9,18 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kFrames = 0;  // their tag; those of data are lanes
+constexpr int kFrames = 0;  // their tag
+
+/// That of data.
+int tagOf(Links::Lane lane, std::size_t bytes) {
+  constexpr std::size_t kLengths = std::size_t{1} << 29;
+  return static_cast<int>(2 * (bytes % kLengths)) + lane;
+}
+
 // For a peer that leaves too, or has yet to read what was sent to it.
 constexpr Milliseconds kGoodbye{200};
+// A wait that has lasted so long looks at what other hosts say, and so on.
+constexpr Milliseconds kLook{1000};
 // For another leader to connect, which is about to: all ranks have arrived.
 constexpr Milliseconds kConnect{10000};
 
@@ -83,10 +92,10 @@ Links::~Links() {
 /// Waits for the peer's goodbye, or for the frame of a collective that this rank will not run.
 void Links::farewell(Link& peer, TimePoint until) {
   for (bool answered = false; !answered && !peer.coming.empty();) {
-    if (!peer.coming.front()->wait(until)) return;
+    if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
     peer.coming.pop_front();
     peer.present = (peer.present + 1) % (kAhead + 1);
-    answered = !peer.later.has_value() || headOf(peer).goodbye != 0;
+    answered = !peer.later.has_value() || headAt(peer).goodbye != 0;
     peer.later.reset();
   }
 }
@@ -102,9 +111,10 @@ void Links::post(Link& peer) {
   }
 }
 
-Links::Head Links::headOf(const Link& peer) const {
+/// The head of the last frame, or of one that is coming.
+Links::Head Links::headAt(const Link& peer, std::size_t ahead) const {
   Head head;
-  std::memcpy(&head, peer.in[peer.present].get(), sizeof head);
+  std::memcpy(&head, peer.in[(peer.present + ahead) % (kAhead + 1)].get(), sizeof head);
   return head;
 }
 
@@ -185,7 +195,7 @@ void Links::compareNext(int host, const Signature& signature) {
   wait(host, peer.coming.front());
   peer.coming.pop_front();
   peer.present = (peer.present + 1) % (kAhead + 1);
-  const Head head = headOf(peer);
+  const Head head = headAt(peer);
   const Arrival& mine = signature.arrival;
   if (head.goodbye != 0) {
     peer.coming.clear();
@@ -198,17 +208,21 @@ void Links::compareNext(int host, const Signature& signature) {
   if (head.bytes > room_ || !agree(mine, head.arrival, signature.expected)) {
     // In a collective of other roots it may have had nothing to say to this host.
     const Arrival& theirs = head.before.seq == mine.seq ? head.before : head.arrival;
-    throw Error(ErrorKind::Backend,
-                concat(prefix_, "Detected mismatch between collectives on ranks: rank ",
-                       memory_.rank(), " runs ", describe(mine), ", ",
-                       memory_.memberName(hosts_.leader(host)), " runs ", describe(theirs),
-                       ". All ranks must issue the same collectives in the same order."));
+    mismatch(host, mine, theirs);
   }
   post(peer);
 }
 
+void Links::mismatch(int host, const Arrival& mine, const Arrival& theirs) const {
+  throw Error(ErrorKind::Backend,
+              concat(prefix_, "Detected mismatch between collectives on ranks: rank ",
+                     memory_.rank(), " runs ", describe(mine), ", ",
+                     memory_.memberName(hosts_.leader(host)), " runs ", describe(theirs),
+                     ". All ranks must issue the same collectives in the same order."));
+}
+
 std::size_t Links::frameBytes(int host) const {
-  return headOf(link(host)).bytes;
+  return headAt(link(host)).bytes;
 }
 
 const std::uint8_t* Links::frameOf(int host, std::size_t bytes) const {
@@ -231,23 +245,52 @@ void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expecte
 
 TransferRef Links::send(int host, const void* data, std::size_t bytes, Lane lane) {
   sent_ += bytes;
-  return lost(host, [&] { return link(host).connection->send(data, bytes, lane); });
+  return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(lane, bytes)); });
 }
 
 TransferRef Links::receive(int host, void* data, std::size_t bytes, Lane lane) {
-  return lost(host, [&] { return link(host).connection->receive(data, bytes, lane); });
+  return lost(host, [&] { return link(host).connection->receive(data, bytes, tagOf(lane, bytes)); });
 }
 
 void Links::wait(int host, TransferRef& transfer) {
   if (transfer == nullptr) return;
+  TimePoint look = Clock::now() + kLook;
   for (;;) {
     const auto until =
         std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
     if (lost(host, [&] { return transfer->wait(until); })) break;
     check();
+    if (const auto now = Clock::now(); now >= look) {
+      lookAround();
+      if (transfer == nullptr) return;  // it was seen to have come
+      look = now + kLook;
+    }
     if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
   }
   transfer.reset();
+}
+
+/// Throws if a host that need not be waited for runs another collective, or has said so of the one
+/// before: its frame has come. Takes some milliseconds for each host.
+void Links::lookAround() {
+  for (const int host : others_) {
+    Link& peer = link(host);
+    if (peer.coming.empty()) continue;
+    TransferRef& next = peer.coming.front();
+    try {
+      if (next != nullptr && !next->wait(Clock::now())) continue;
+    } catch (const ConnectionLost&) {  // whoever waits for it says so
+      continue;
+    }
+    next.reset();
+    const Head head = headAt(peer, 1);
+    const Arrival mine = peer.later.has_value() ? peer.later->arrival : arrival_;
+    const std::uint64_t expected =
+        peer.later.has_value() ? peer.later->expected : head.arrival.count;
+    if (head.goodbye == 0 && head.arrival.seq == mine.seq && !agree(mine, head.arrival, expected)) {
+      mismatch(host, mine, head.arrival);
+    }
+  }
 }
 
 void Links::check() {

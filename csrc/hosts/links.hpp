@@ -3,9 +3,11 @@
 //
 // The receives of the next two frames are posted before a collective begins, so that a small one
 // takes one way over the network. Who only gives another host data, in a frame, does not wait for
-// that host's frame: it is compared when a frame of that host is next waited for. Receives of data
-// may be posted before the frames have been compared; data is sent after that, so that leaders that
-// disagree send each other nothing that the other has no room for.
+// that host's frame: it is compared when a frame of that host is next waited for.
+//
+// Data too long for a frame follows it at once. Nobody uses what has come before the frame has been
+// compared; and a message goes only to a receive of its own length, so that leaders that disagree
+// send each other nothing that the other has no room for.
 #pragma once
 
 #include <atomic>
@@ -70,8 +72,8 @@ class Links {
   /// Throws: of what `from` sends to `to` the two say different sizes.
   [[noreturn]] void disagree(int from, int to, std::uint64_t sent, std::uint64_t expected) const;
 
-  /// Data of one lane is received in the order in which it was sent, and in the same sizes: a
-  /// collective's steps, which overtake each other, have a lane each.
+  /// Data of one lane and length is received in the order in which it was sent: a collective's
+  /// steps, which overtake each other, have a lane each. No receive of another length takes it.
   enum Lane { kFirstStep = 1, kSecondStep = 2 };
   TransferRef send(int host, const void* data, std::size_t bytes, Lane lane = kFirstStep);
   TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
@@ -120,8 +122,10 @@ class Links {
   void settle(int host);
   void farewell(Link& link, TimePoint until);
   void post(Link& link);
-  Head headOf(const Link& link) const;
+  Head headAt(const Link& link, std::size_t ahead = 0) const;
+  [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;
   void check();
+  void lookAround();
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
   const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }

@@ -58,7 +58,7 @@ class SpanningReduce {
     }
     if (leads() && !inFrames_) {
       receive(0);
-      links_->sendFrames(links_->others(), [](int) { return std::size_t{0}; });
+      sendFrames([](int) { return std::size_t{0}; });
     }
     for (std::size_t c = 0; c < chunks_ + lag_; ++c) {
       if (c < chunks_) gather(c);
@@ -237,28 +237,33 @@ class SpanningReduce {
 
   void send(std::size_t c) {
     if (inFrames_) {
-      const auto write = [&](int host) {
+      return sendFrames([&](int host) {
         std::uint8_t* const frame = links_->frame(host);
         const std::size_t size = sentBytes(0, hosts_.here(), host);
         std::memcpy(frame, outgoing(0, host), size);
         return size;
-      };
-      if (rootHost_ < 0) return links_->sendFrames(links_->others(), write);
-      if (rootHost_ != hosts_.here()) links_->give({rootHost_}, write, expected());
-      return;
+      });
     }
-    if (c == 0) awaitFrames();
     for (const int host : links_->others()) {
       const std::size_t size = sentBytes(c, hosts_.here(), host);
       if (size == 0) continue;
       slot(c).sends.emplace_back(host, links_->send(host, outgoing(c, host), size));
     }
   }
-  void awaitFrames() {
-    if (inFrames_ && rootHost_ >= 0) {
-      if (rootHost_ != hosts_.here()) return;
+  /// All data goes to the root's host.
+  bool oneWay() const { return rootHost_ >= 0 && oneStep_; }
+  template <typename Write>
+  void sendFrames(Write write) {
+    if (!oneWay()) {
+      links_->sendFrames(links_->others(), write);
+    } else if (rootHost_ == hosts_.here()) {
       for (const int host : links_->others()) links_->answer(host);
+    } else {
+      links_->give({rootHost_}, write, expected());
     }
+  }
+  void awaitFrames() {
+    if (oneWay() && rootHost_ != hosts_.here()) return;
     links_->awaitFrames(links_->others(), expected());
   }
   std::function<std::uint64_t(int)> expected() const {
@@ -267,7 +272,7 @@ class SpanningReduce {
 
   /// Sums up what this host is to sum up over all, and passes it on in the second step.
   void reduce(std::size_t c) {
-    if (inFrames_) awaitFrames();
+    if (c == 0) awaitFrames();
     for (auto& [host, transfer] : slot(c).partials) links_->wait(host, transfer);
     slot(c).partials.clear();
     const int here = hosts_.here();
