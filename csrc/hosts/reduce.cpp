@@ -6,11 +6,12 @@
 //         (all-reduce), or by the root's host (reduce); the leader hands out the result.
 //         Chunks are in different phases at the same time, so that the network rests in none.
 // Steps between hosts: 1 where each sends all that it has to all others: two hosts, or a message
-//         that fits a frame; else 2.
-// Bytes that a host sends, of H hosts, B the message: (H - 1) B in one step, 2 (H - 1) / H B in
-// two;
-//         reduce-scatter (H - 1) / H B, B the whole. Times its number of blocks: 1 where the host's
-//         ranks are an aligned run of ranks. Of 16-bit types partial results are twice as wide.
+//         that fits a frame; else 2. Two hosts take 2 where partial results are longer than the
+//         result.
+// Bytes that a host sends, of H hosts, B the message: (H - 1) P in one step, (H - 1) / H (P + B) in
+//         two; reduce-scatter (H - 1) / H P. P, its partial results, are B times its number of
+//         blocks: 1 where the host's ranks are an aligned run of ranks; of 16-bit types they are
+//         twice as wide, where a block is more than a rank.
 #include <algorithm>
 #include <cstring>
 
@@ -43,7 +44,7 @@ class SpanningReduce {
         rootHost_(request.collective == Collective::Reduce ? hosts_.hostOf(request.root) : -1),
         messages_(scatters_ ? hosts_.size() : 1),
         total_(request.in[0].bytes() / element_),
-        oneStep_(scatters_ || hosts_.count() == 2 || isSmall()),
+        oneStep_(scatters_ || isSmall() || (hosts_.count() == 2 && !resultIsShorter())),
         lag_(oneStep_ ? 1 : 2),
         perChunk_(chunk()),
         chunks_(std::max<std::size_t>(1, ceilDiv(total_, perChunk_))),
@@ -78,6 +79,15 @@ class SpanningReduce {
   };
 
   bool leads() const { return hosts_.leads(); }
+  /// What a host sends of its operands is longer than the result: then two hosts send each other a
+  /// half of both.
+  bool resultIsShorter() const {
+    std::size_t most = 0;
+    for (int host = 0; host < hosts_.count(); ++host) {
+      most = std::max(most, sum_.blocks(host) * sum_.partialBytes(host, element_));
+    }
+    return most > sum_.resultBytes(element_);
+  }
   bool isSmall() const {
     const std::size_t most = sum_.partialBytes(0, request_.in[0].bytes()) * hosts_.most();
     return most <= kOneStepBytes;
