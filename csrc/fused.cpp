@@ -58,6 +58,7 @@ WorkRef ProcessGroupFastcoll::allreduceFused(Tensors tensors, const c10d::Allred
     Request& request = task->request;
     const DType dtype = dtypeOf(tensors[0].scalar_type());
     request.dtype = wire ? dtypeOf(*wire) : dtype;
+    request.narrowed = request.dtype != dtype;
     request.in.resize(1);
     request.out.resize(1);
     request.in[0] = request.out[0] = travelling(site, dtype, request.dtype);
@@ -85,6 +86,7 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
     const DType from = dtypeOf(input.scalar_type());
     const DType to = dtypeOf(output.scalar_type());
     request.dtype = wire ? dtypeOf(*wire) : from;
+    request.narrowed = request.dtype != from;
     request.widened = to != request.dtype;
     if (request.widened) {
       named(site, [&] { wireCast(request.dtype); });

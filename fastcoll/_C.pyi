@@ -171,7 +171,7 @@ class ProcessGroupFastcoll(Backend):
             tensors: At least one; any shapes.
             op: The reduction.
             wire_dtype: bfloat16 or float16, for float32 tensors: each element is rounded to it before it travels,
-                summed in float32 in rank order, and rounded to it once more.
+                summed in float32, and rounded to it once more; so is each host's sum, where there are several.
             squares: One float64 element: becomes the sum of the squares of this rank's share of the result. The
                 shares of all ranks make up the result.
             async_op: Whether to return a work at once; squares is then set when it has ended.

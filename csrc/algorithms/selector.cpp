@@ -21,6 +21,7 @@ Arrival Request::arrival() const {
   arrival.collective = collective;
   arrival.dtype = dtype;
   arrival.op = op;
+  arrival.narrowed = narrowed;
   return arrival;
 }
 

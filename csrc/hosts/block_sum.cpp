@@ -27,13 +27,18 @@ void findBlocks(const Hosts& hosts, int first, int count, std::vector<Block>& fo
   findBlocks(hosts, first + left, count - left, found);
 }
 
-/// What is summed up of one host: the same, but that nothing is divided or rounded.
+bool isShort(DType dtype) {
+  return dtype == DType::Float16 || dtype == DType::BFloat16;
+}
+
+/// What is summed up of one host: the same, but that nothing is divided, or rounded unless a wire
+/// dtype asks for it.
 Request innerOf(const Request& request) {
   Request inner;
   inner.dtype = request.dtype;
   inner.op = request.op == ReduceOp::Avg ? ReduceOp::Sum : request.op;
   inner.factor = request.factor;
-  inner.widened = request.dtype == DType::Float16 || request.dtype == DType::BFloat16;
+  inner.widened = isShort(request.dtype) && !request.narrowed;
   return inner;
 }
 
@@ -50,10 +55,11 @@ std::vector<Block> blocksOf(const Hosts& hosts) {
 BlockSum::BlockSum(const Request& request, const Hosts& hosts)
     : hosts_(hosts),
       inner_(innerOf(request)),
-      accumulate_(inner_.widened ? DType::Float32 : request.dtype),
-      widening_(inner_.widened ? 2 : 1),
+      narrowed_(request.narrowed),
+      accumulate_(isShort(request.dtype) ? DType::Float32 : request.dtype),
+      widening_(isShort(request.dtype) ? 2 : 1),
       resultWidening_(request.widened ? 2 : 1),
-      cast_(inner_.widened ? &wireCast(request.dtype) : nullptr),
+      cast_(isShort(request.dtype) ? &wireCast(request.dtype) : nullptr),
       divisor_(hosts.size()),
       blocks_(blocksOf(hosts)),
       of_(static_cast<std::size_t>(hosts.count())),
@@ -123,7 +129,7 @@ const std::uint8_t* BlockSum::evaluate(int index, std::size_t at, std::size_t by
   if (part.block >= 0) {
     const auto block = static_cast<std::size_t>(part.block);
     const std::uint8_t* partial = (*partials_)[block];
-    if (cast_ == nullptr || !plain(blocks_[block].host)) return partial + at;
+    if (cast_ == nullptr || !isShortOf(blocks_[block].host)) return partial + at;
     cast_->widen(out, partial + at / widening_, bytes / sizeof(float));
     return out;
   }
@@ -148,7 +154,7 @@ void BlockSum::total(const std::vector<const std::uint8_t*>& partials, std::size
     const std::uint8_t* sum = nullptr;
     if (even_) {
       for (std::size_t i = 0; i < blocks_.size(); ++i) {
-        const bool narrow = cast_ != nullptr && plain(blocks_[i].host);
+        const bool narrow = cast_ != nullptr && isShortOf(blocks_[i].host);
         std::uint8_t* wide = temporary(static_cast<int>(i));
         if (narrow) {
           cast_->widen(wide, partials[i] + at / widening_, length / sizeof(float));

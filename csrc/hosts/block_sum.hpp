@@ -4,6 +4,8 @@
 // A block is the widest subtree whose ranks are all on one host. Its sum is a partial result: in
 // the accumulate dtype, neither divided nor rounded. Ranks 0 to 3 on one host and 4 to 7 on another
 // are two blocks; where ranks take turns, every rank is one, and its operand is its partial result.
+// Where the dtype is a wire, of 16 bits, that wider tensors asked for, a partial result is rounded
+// to it, once, so that it is as short as they wished: then the bits hang on who shares a host.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +38,12 @@ class BlockSum {
   /// of which every block is one rank sends operands of 16 bits as they are.
   std::size_t blocks(int host) const { return of_[static_cast<std::size_t>(host)].size(); }
   std::size_t partialBytes(int host, std::size_t bytes) const {
-    return plain(host) ? bytes : bytes * widening_;
+    return isShortOf(host) ? bytes : bytes * widening_;
   }
   /// Bytes of the result of `bytes` of an operand.
   std::size_t resultBytes(std::size_t bytes) const { return bytes * resultWidening_; }
+  /// Partial results of the host are of the operands' dtype.
+  bool isShortOf(int host) const { return narrowed_ || plain(host); }
   /// Partial results of such a host are the operands themselves.
   bool plain(int host) const { return plain_[static_cast<std::size_t>(host)]; }
 
@@ -67,6 +71,7 @@ class BlockSum {
 
   const Hosts& hosts_;
   Request inner_;  // of a partial result
+  bool narrowed_;
   DType accumulate_;
   std::size_t widening_;  // of a partial result, and of the result
   std::size_t resultWidening_;

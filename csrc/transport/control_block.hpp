@@ -27,6 +27,7 @@ struct alignas(64) Arrival {
   Collective collective;
   DType dtype;
   ReduceOp op;
+  bool narrowed;  // `dtype` is the wire of wider tensors
 };
 static_assert(sizeof(Arrival) == 64);
 

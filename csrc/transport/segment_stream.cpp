@@ -15,7 +15,8 @@ constexpr std::size_t kLine = 64;
 std::string describe(const Arrival& arrival) {
   std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
   if (arrival.collective != Collective::Barrier) {
-    text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]");
+    text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]",
+                   arrival.narrowed ? " of a wire" : "");
   }
   if (arrival.op != ReduceOp::None) text += concat(", ", reduceOpName(arrival.op));
   if (arrival.op == ReduceOp::PreMulSum) text += concat(" by ", arrival.factor);
@@ -29,7 +30,7 @@ bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
   const bool factors = theirs.factor == mine.factor ||
                        (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
   return theirs.seq == mine.seq && theirs.collective == mine.collective &&
-         theirs.dtype == mine.dtype && theirs.op == mine.op && theirs.root == mine.root && counts &&
+         theirs.dtype == mine.dtype && theirs.narrowed == mine.narrowed && theirs.op == mine.op && theirs.root == mine.root && counts &&
          factors;
 }
 

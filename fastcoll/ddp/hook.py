@@ -37,8 +37,8 @@ class FusedAllreduceState(GradientStatistics):
     Args:
         process_group: DDP's; None is the default group.
         wire_dtype: One of :data:`fastcoll.ddp.WIRE_DTYPES`: what gradients of a wider floating-point dtype travel as.
-            fp8 with a scale for each rank and bucket, so that the largest gradient is the largest number. None: their
-            own.
+            fp8 with a scale for each rank and bucket, so that the largest gradient is the largest number. Between
+            hosts each host's sum travels so too, on the CPU. None: their own.
         average: Divide the sum by the number of ranks, as DDP does.
         gradient_norm: Whether :meth:`grad_norm` and ``found_inf`` will be asked for.
         overlap: Whether buckets are reduced while the backward pass goes on, or all together when the last one is

@@ -87,6 +87,38 @@ def test_many_chunks(world, placement, ring_bytes):
     world(len(placement)).run(chunks, placement, ring_bytes)
 
 
+def wires(placement):
+    import fastcoll.ddp
+
+    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    rank, size = here().rank, here().size
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    hosts = [[r for r in range(size) if placement[r] == host] for host in sorted(set(placement))]
+    for wire in (torch.bfloat16, torch.half):
+        for count in (100, 150_001):
+            given = [sample(r, (count,), torch.float) for r in range(size)]
+            narrow = [tensor.to(wire) for tensor in given]
+            partial = [reduced([narrow[r] for r in ranks], "SUM") for ranks in hosts]
+            expected = reduced(partial, "SUM").float()
+            tensor = given[rank].clone()
+            backend.all_reduce_fused([tensor], dist.ReduceOp.SUM, wire)
+            assert_same(tensor, expected)
+        given = [sample(r, (size * 3001,), torch.float) for r in range(size)]
+        partial = [reduced([given[r].to(wire) for r in ranks], "SUM") for ranks in hosts]
+        part = torch.empty(3001)
+        backend.reduce_scatter_fused(part, given[rank], dist.ReduceOp.SUM, wire)
+        wide = reduced([tensor.float() for tensor in partial], "SUM")
+        assert_same(part, wide.chunk(size)[rank])
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("placement", ["0011", "00001111", "00112233"])
+def test_a_wire_narrows_what_hosts_send_each_other(world, placement):
+    """Each host's sum is rounded to it; hosts are equal here, so that they are the tree's leaves."""
+    world(len(placement)).run(wires, placement)
+
+
 def told():
     import fastcoll.info
 
