@@ -86,7 +86,6 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
     const DType from = dtypeOf(input.scalar_type());
     const DType to = dtypeOf(output.scalar_type());
     request.dtype = wire ? dtypeOf(*wire) : from;
-    request.narrowed = request.dtype != from;
     request.widened = to != request.dtype;
     if (request.widened) {
       named(site, [&] { wireCast(request.dtype); });

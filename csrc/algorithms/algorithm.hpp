@@ -44,7 +44,8 @@ struct Request {
   bool joined = false;
   /// ReduceScatter: `dtype` has 16 bits, and `out` is float32, which the sum is not rounded from.
   bool widened = false;
-  // A 16-bit `dtype` is the wire of wider tensors: so are partial sums between hosts rounded to it.
+  /// AllReduce: `dtype` is the wire of wider tensors, to which partial sums between hosts are
+  /// rounded too.
   bool narrowed = false;
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
   /// nullptr. The shares of all ranks make up the result.

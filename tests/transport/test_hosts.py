@@ -105,17 +105,16 @@ def wires(placement):
             backend.all_reduce_fused([tensor], dist.ReduceOp.SUM, wire)
             assert_same(tensor, expected)
         given = [sample(r, (size * 3001,), torch.float) for r in range(size)]
-        partial = [reduced([given[r].to(wire) for r in ranks], "SUM") for ranks in hosts]
         part = torch.empty(3001)
         backend.reduce_scatter_fused(part, given[rank], dist.ReduceOp.SUM, wire)
-        wide = reduced([tensor.float() for tensor in partial], "SUM")
-        assert_same(part, wide.chunk(size)[rank])
+        exact = reduced([tensor.to(wire).float() for tensor in given], "SUM")
+        assert_same(part, exact.chunk(size)[rank])
     dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize("placement", ["0011", "00001111", "00112233"])
 def test_a_wire_narrows_what_hosts_send_each_other(world, placement):
-    """Each host's sum is rounded to it; hosts are equal here, so that they are the tree's leaves."""
+    """An all_reduce rounds each host's sum to it; hosts are equal here, so that they are the tree's leaves."""
     world(len(placement)).run(wires, placement)
 
 
