@@ -27,8 +27,11 @@ std::string text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
-// A record that did not change within this time is not stale: its owner really cannot be reached.
+// A record that did not change within this time is not stale: its owner really cannot be reached,
+// or torchrun counts its restarts otherwise.
 constexpr Milliseconds kStaleGrace{2000};
+// In this process records of another generation were found not to be stale.
+std::atomic<bool> countsDiffer{false};
 // For a connection when time is up, to say what is missing.
 constexpr Milliseconds kLastTry{50};
 
@@ -58,6 +61,25 @@ int Rendezvous::processRuns(const GroupRecord& record) const {
                        text(record.bootId) == text(own_.bootId) && record.processStart != 0;
   if (!visible) return -1;
   return processStart(static_cast<int>(record.pid)) == record.processStart ? 1 : 0;
+}
+
+/// torchrun may have ended the record's process. It counts restarts for each host: where one host
+/// restarts because another did, their counts differ for good, and only the record's age tells. A
+/// stale record that is believed nevertheless costs time: nobody answers under its nonce, until it
+/// changes.
+bool Rendezvous::mayBeStale(const GroupRecord& record) const {
+  if (record.generation == own_.generation || countsDiffer.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  if (text(record.bootId) == text(own_.bootId) && record.createdAt >= own_.processBegan) {
+    return false;
+  }
+  const auto now = static_cast<std::int64_t>(nanosecondsSinceBoot());
+  std::int64_t since = 0;  // the first doubt
+  if (doubted_.compare_exchange_strong(since, now)) since = now;
+  if (now - since < std::chrono::nanoseconds(kStaleGrace).count()) return true;
+  countsDiffer.store(true, std::memory_order_relaxed);
+  return false;
 }
 
 /// A member died before the ranks had met. A record from before this process began says nothing: an
@@ -160,7 +182,7 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
     throw Error(ErrorKind::Store, concat(prefix(), "what the store holds for rank ", rank,
                                          " is not a record of fastcoll"));
   }
-  if (record.generation != own_.generation) return false;  // of a generation that torchrun ended
+  if (mayBeStale(record)) return false;
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version),

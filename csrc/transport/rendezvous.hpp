@@ -39,7 +39,7 @@ struct GroupRecord {
   std::uint32_t abi;
   std::uint32_t bytesOfThis;
   std::uint64_t nonce;       // of this instance of the group
-  std::uint64_t generation;  // of torchrun's restarts: records of another one are not ours
+  std::uint64_t generation;  // of torchrun's restarts: records of another one may not be ours
   ProcessAddress process;
   std::uint64_t networkNamespace;
   std::uint64_t pidNamespace;
@@ -124,6 +124,7 @@ class Rendezvous {
   std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
   bool changed();
   int processRuns(const GroupRecord& record) const;
+  bool mayBeStale(const GroupRecord& record) const;
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
@@ -154,6 +155,7 @@ class Rendezvous {
   const std::size_t arenaBytes_;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};
+  mutable std::atomic<std::int64_t> doubted_{0};  // a record: since when, in nanoseconds since boot
   std::vector<GroupRecord> records_;
   mutable std::mutex keysMutex_;
   std::string groupFault_;          // its key, once the ranks' records are known

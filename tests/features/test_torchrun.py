@@ -47,3 +47,22 @@ def test_restart_after_a_killed_worker(tmp_path):
         assert f"rank {rank} ends in life 1, having started at step 3" in printed
     expected = train_alone(6, 2, lambda p: torch.optim.SGD(p, lr=0.1))
     assert_like(trained(tmp_path / "checkpoint"), expected)
+
+
+@exits_cleanly
+def test_two_hosts(tmp_path):
+    loud = {"FASTCOLL_DEBUG": "INFO"}
+    path = tmp_path / "model"
+    printed = torchrun("train.py", path, STEPS, "destroy", hosts=2, environment=loud)
+    assert all(f"rank {rank} of 4" in printed for rank in range(4))
+    assert "on 2 hosts" in printed
+    assert_like(trained(path), train_alone(STEPS, 4))
+
+
+@beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
+def test_both_hosts_restart_after_a_killed_worker(tmp_path):
+    printed = torchrun("die_once.py", tmp_path / "checkpoint", hosts=2, max_restarts=2)
+    assert printed.count("having started at step 3") == 4
+    assert "rank 1 (pid" in printed, "the survivors do not name it"
+    expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert_like(trained(tmp_path / "checkpoint"), expected)

@@ -138,6 +138,21 @@ def test_it_says_where_ranks_are_and_why(world):
         assert f"rank {1 - rank}" in entry["reason"] and "FASTCOLL_HOST_ID" in entry["reason"]
 
 
+def restarted():
+    """torchrun counts each host's restarts, which differ where one restarts because another did."""
+    os.environ |= {"FASTCOLL_HOST_ID": str(here().rank), "TORCHELASTIC_RUN_ID": "job"}
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(here().rank)
+    group = dist.new_group()
+    tensor = torch.tensor([float(here().rank)])
+    dist.all_reduce(tensor, group=group)
+    assert tensor.item() == 3
+    dist.destroy_process_group(group)
+
+
+def test_hosts_whose_restarts_are_counted_otherwise_meet(world):
+    world(3).run(restarted, fresh=True)
+
+
 def subgroups():
     """A group inside a host shares memory, one across does not; both at once."""
     os.environ["FASTCOLL_HOST_ID"] = str(here().rank // 2)

@@ -1,4 +1,4 @@
-"""Trains from a checkpoint; in its first life rank 1 is killed amid the training."""
+"""Trains from a checkpoint; once, amid the training, rank 1 is killed."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ from training import loss_of, network
 
 STEPS, DEATH = 6, 3
 checkpoint = Path(sys.argv[1])
+died = Path(f"{checkpoint}.died")
 life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 dist.init_process_group(os.environ["FASTCOLL_TEST_BACKEND"])
 model = DistributedDataParallel(network())
@@ -24,7 +25,8 @@ if checkpoint.exists():
 for step in range(first, STEPS):
     optimizer.zero_grad()
     loss = loss_of(model, dist.get_rank(), step)
-    if life == 0 and step == DEATH and dist.get_rank() == 1:
+    if step == DEATH and dist.get_rank() == 1 and not died.exists():
+        died.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     loss.backward()
     optimizer.step()
