@@ -24,7 +24,9 @@ from fastcoll.bench.wire import least_bytes, sent_per_call
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
-_COUNTED = 1 << 16  # bytes of a message: of smaller ones the frames around them are most of what is sent
+_COUNTED = (
+    1 << 16
+)  # bytes of a message: of smaller ones the frames around them are most of what is sent
 _Result = TypeVar("_Result")
 _LEGEND = (
     "time: median over calls; q1, q3: quartiles; ratio: times faster than {baseline} of the size, lead: than the "

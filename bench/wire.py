@@ -19,7 +19,9 @@ _REST = 0.01  # seconds in which the kernel's queues empty
 
 def count_hosts(control: Control) -> int:
     """Returns on how many hosts the ranks are: machines, or network namespaces of one."""
-    return len(set(control.all_gather(f"{socket.gethostname()} {os.readlink('/proc/self/ns/net')}")))
+    return len(
+        set(control.all_gather(f"{socket.gethostname()} {os.readlink('/proc/self/ns/net')}"))
+    )
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:
@@ -62,4 +64,4 @@ def sent_per_call(control: Control, call: Callable[[], object]) -> float:
         return bytes_sent() - before
 
     found = [counted(call) - counted(lambda: None) for _ in range(_CALLS)]
-    return max(statistics.median(ranks) for ranks in control.all_gather(found))
+    return max(float(statistics.median(ranks)) for ranks in control.all_gather(found))

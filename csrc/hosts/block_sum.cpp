@@ -31,14 +31,24 @@ bool isShort(DType dtype) {
   return dtype == DType::Float16 || dtype == DType::BFloat16;
 }
 
-/// What is summed up of one host: the same, but that nothing is divided, or rounded unless a wire
-/// dtype asks for it.
-Request innerOf(const Request& request) {
+/// How blocks, and what they sum up to, are combined.
+ReduceOp combining(ReduceOp op) {
+  return op == ReduceOp::Avg ? ReduceOp::Sum : op;
+}
+
+bool areEqual(const std::vector<Block>& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(),
+                     [&](const Block& block) { return block.count == blocks[0].count; });
+}
+
+/// What is summed up of one block: the same, but that nothing is divided or rounded. Where it is
+/// rounded after all, `narrowed`, an average is one of the block, which no sum can overflow.
+Request innerOf(const Request& request, bool narrowed) {
   Request inner;
   inner.dtype = request.dtype;
-  inner.op = request.op == ReduceOp::Avg ? ReduceOp::Sum : request.op;
+  inner.op = narrowed ? request.op : combining(request.op);
   inner.factor = request.factor;
-  inner.widened = isShort(request.dtype) && !request.narrowed;
+  inner.widened = isShort(request.dtype) && !narrowed;
   return inner;
 }
 
@@ -54,19 +64,19 @@ std::vector<Block> blocksOf(const Hosts& hosts) {
 
 BlockSum::BlockSum(const Request& request, const Hosts& hosts)
     : hosts_(hosts),
-      inner_(innerOf(request)),
-      narrowed_(request.narrowed),
+      blocks_(blocksOf(hosts)),
+      narrowed_(request.narrowed && (request.op != ReduceOp::Avg || areEqual(blocks_))),
+      inner_(innerOf(request, narrowed_)),
       accumulate_(isShort(request.dtype) ? DType::Float32 : request.dtype),
       widening_(isShort(request.dtype) ? 2 : 1),
       resultWidening_(request.widened ? 2 : 1),
       cast_(isShort(request.dtype) ? &wireCast(request.dtype) : nullptr),
-      divisor_(hosts.size()),
-      blocks_(blocksOf(hosts)),
+      divisor_(narrowed_ ? static_cast<double>(blocks_.size()) : hosts.size()),
       of_(static_cast<std::size_t>(hosts.count())),
       even_(true) {
   // Each operand was multiplied when its block was summed up.
   const bool scaled = request.op == ReduceOp::PreMulSum;
-  combine_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : inner_.op);
+  combine_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : combining(request.op));
   finish_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : request.op);
   plain_.assign(of_.size(), !scaled);
   for (const Block& block : blocks_) {

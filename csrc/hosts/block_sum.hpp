@@ -70,15 +70,15 @@ class BlockSum {
   }
 
   const Hosts& hosts_;
+  std::vector<Block> blocks_;
+  bool narrowed_;  // partial results are rounded
   Request inner_;  // of a partial result
-  bool narrowed_;
   DType accumulate_;
   std::size_t widening_;  // of a partial result, and of the result
   std::size_t resultWidening_;
   const WireCast* cast_;  // where they widen
   ReduceFn combine_, finish_;
   double divisor_;
-  std::vector<Block> blocks_;
   std::vector<std::vector<Block>> of_;
   std::vector<bool> plain_;
   std::vector<SegmentReducer> reducers_;  // of this host's blocks

@@ -1,10 +1,10 @@
 // Broadcast and barrier over several hosts.
 //
-// Broadcast: a short message goes from the root's host to all others in frames. Of a longer one that
-// fits H - 1 frames each other host gets a part, which it passes on to the rest of them. One that is
-// longer still goes from host to host, beginning with the root's, chunk by chunk: each passes a
-// chunk on as soon as it has it. On the root's host all ranks read what the root publishes,
-// elsewhere what the leader does.
+// Broadcast: a short message goes from the root's host to all others in frames. Of a longer one
+// that fits H - 1 frames each other host gets a part, which it passes on to the rest of them. One
+// that is longer still goes from host to host, beginning with the root's, chunk by chunk: each
+// passes a chunk on as soon as it has it. On the root's host all ranks read what the root
+// publishes, elsewhere what the leader does.
 // Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B; B.
 #include <algorithm>
 #include <deque>
@@ -131,13 +131,13 @@ class SpanningBroadcast {
       }
       if (stream_ != nullptr) consume(c, segment);
     }
-    if (sends) links_->give(links_->others(), [&](int host) { return partOf(host).count; }, count());
+    if (sends) links_->give(links_->others(), [&](int host) { return partOf(host).count; });
   }
   /// Takes this host's part and passes it on to the others, who do the same.
   void passOn() {
     const Piece own = partOf(hosts_.here());
     links_->answer(rootHost_);
-    links_->awaitFrames({rootHost_}, count());
+    links_->awaitFrames({rootHost_});
     const std::uint8_t* data = links_->frameOf(rootHost_, own.count);
     std::vector<int> peers;
     for (const int host : links_->others()) {
@@ -148,14 +148,11 @@ class SpanningBroadcast {
       return own.count;
     });
     message_.write(own.start, own.count, data);
-    links_->awaitFrames(peers, count());
+    links_->awaitFrames(peers);
     for (const int host : peers) {
       const Piece part = partOf(host);
       message_.write(part.start, part.count, links_->frameOf(host, part.count));
     }
-  }
-  std::function<std::uint64_t(int)> count() const {
-    return [this](int) { return request_.count; };
   }
 
   /// From host to host.
@@ -165,10 +162,10 @@ class SpanningBroadcast {
       std::uint8_t* memory = nullptr;
       TransferRef receive, send;
     };
-    const int hosts = hosts_.count();
-    const int step = (hosts_.here() - rootHost_ + hosts) % hosts;
-    const bool receives = step > 0, sends = step + 1 < hosts;
-    const int before = (hosts_.here() + hosts - 1) % hosts, next = (hosts_.here() + 1) % hosts;
+    const int count = hosts_.count();
+    const int step = (hosts_.here() - rootHost_ + count) % count;
+    const bool receives = step > 0, sends = step + 1 < count;
+    const int before = (hosts_.here() + count - 1) % count, next = (hosts_.here() + 1) % count;
     std::deque<Chunk> under;            // way: placed, not yet consumed
     std::size_t placed = 0, begin = 0;  // `begin`: the chunk at the front of `under`
     const auto place = [&] {
@@ -194,8 +191,8 @@ class SpanningBroadcast {
       while (placed < std::min(chunks_, kAhead)) place();
     }
     if (receives) links_->answer(before);
-    if (sends) links_->give({next}, [](int) { return std::size_t{0}; }, count());
-    if (receives) links_->awaitFrames({before}, count());
+    if (sends) links_->give({next}, [](int) { return std::size_t{0}; });
+    if (receives) links_->awaitFrames({before});
     for (std::size_t c = 0; c < chunks_; ++c) {
       if (c == placed) {
         if (under.size() == kAhead) retire();
@@ -253,7 +250,7 @@ void spanningBarrier(Spanning& spanning, const Request& request) {
     if (stream != nullptr) stream->awaitArrivals();
     const auto& others = spanning.links->others();
     spanning.links->sendFrames(others, [](int) { return std::size_t{0}; });
-    spanning.links->awaitFrames(others, [&](int) { return request.count; });
+    spanning.links->awaitFrames(others);
     if (stream != nullptr) stream->publish(released);
   } else {
     stream->await(0, released);

@@ -147,10 +147,9 @@ class SpanningExchange {
   /// Where the slices of another host come to, of a rank that is alone on its own.
   std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
     const auto& ranks = hosts_.ranks(host);
-    std::uint8_t* const into =
-        parcels_.areShared() && ranks.size() == 1
-            ? lone(request_.out[static_cast<std::size_t>(ranks[0])], k, size)
-            : nullptr;
+    std::uint8_t* const into = parcels_.areShared() && ranks.size() == 1
+                                   ? lone(request_.out[static_cast<std::size_t>(ranks[0])], k, size)
+                                   : nullptr;
     return into != nullptr ? into : scratch(k, host, false, size);
   }
   void settle(Transfers& transfers) {
@@ -182,8 +181,7 @@ class SpanningExchange {
     for (const int host : links_->others()) {
       const std::size_t size = parcels_.slices(here_, host, k);
       if (size == 0 || parcels_.inFrame(here_, host)) continue;
-      const std::uint8_t* from =
-          parcels_.areShared() ? lone(request_.in[0], k, size) : nullptr;
+      const std::uint8_t* from = parcels_.areShared() ? lone(request_.in[0], k, size) : nullptr;
       if (from == nullptr) {
         std::uint8_t* const memory = scratch(k, host, true, size);
         gather(host, k, memory);
@@ -228,7 +226,7 @@ class SpanningExchange {
     gives_ = rooted && (request_.collective == Collective::Scatter) == (rootHost == here_);
     const auto write = [this](int host) { return writeFrame(host); };
     if (gives_) {
-      links_->give(peers_, write, expected());
+      links_->give(peers_, write);
     } else if (rooted) {
       for (const int host : peers_) links_->answer(host);
     } else {
@@ -237,17 +235,11 @@ class SpanningExchange {
   }
   void awaitFrames() {
     if (gives_) return;
-    links_->awaitFrames(peers_, expected());
+    links_->awaitFrames(peers_);
     for (const int host : peers_) {
       if (parcels_.isAllToAll()) parcels_.compareHead(*links_, host);
       (void)frameData(host);
     }
-  }
-  std::function<std::uint64_t(int)> expected() const {
-    return [this](int host) {
-      if (request_.expectedCount.empty()) return request_.count;
-      return request_.expectedCount[static_cast<std::size_t>(hosts_.leader(host))];
-    };
   }
   std::size_t writeFrame(int host) {
     std::uint8_t* const frame = links_->frame(host);

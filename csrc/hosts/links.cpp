@@ -19,7 +19,9 @@ int tagOf(Links::Lane lane, std::size_t bytes) {
 
 // For a peer that leaves too, or has yet to read what was sent to it.
 constexpr Milliseconds kGoodbye{200};
-// A wait that has lasted so long looks at what other hosts say, and so on.
+// For a slow link to take what was sent.
+constexpr Milliseconds kDrain{2000};
+// A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
 constexpr Milliseconds kLook{1000};
 // For another leader to connect, which is about to: all ranks have arrived.
 constexpr Milliseconds kConnect{10000};
@@ -75,17 +77,26 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
 Links::~Links() {
   // A connection that is closed may take with it what the peer has not read. Whoever answers, with
   // a goodbye of its own or with the frame of a collective that this rank will not take part in,
-  // has read it.
-  try {
+  // has read it; the kernel of one that is late has it at least.
+  const auto now = Clock::now();
+  const auto each = [this](auto use) {
     for (const int host : others_) {
-      Link& peer = link(host);
-      if (peer.connection == nullptr) continue;
-      peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);
+      try {
+        if (link(host).connection != nullptr) use(link(host));
+      } catch (const std::exception&) {  // it is gone
+      }
     }
-    const auto until = Clock::now() + kGoodbye;
-    for (const int host : others_) farewell(link(host), until);
-  } catch (const std::exception&) {  // it is gone
-  }
+  };
+  bool connected = false;
+  each([&](Link& peer) {
+    connected = true;
+    peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);
+  });
+  each([&](Link& peer) { farewell(peer, now + kGoodbye); });
+  each([&](Link& peer) {
+    if (peer.sending != nullptr) peer.sending->wait(now + kDrain);
+  });
+  if (connected) network_->drain(now + kDrain);
   close();
 }
 
@@ -128,8 +139,10 @@ void Links::close() noexcept {
 }
 
 void Links::begin(const Request& request, std::string prefix) {
+  request_ = &request;
   before_ = arrival_;
   arrival_ = request.arrival();
+  ++call_;
   deadline_ = request.deadline;
   timeout_ = request.timeout;
   prefix_ = std::move(prefix);
@@ -155,7 +168,7 @@ std::uint8_t* Links::frame(int host) {
 void Links::sendFrame(int host, std::size_t bytes) {
   settle(host);
   Link& peer = link(host);
-  const Head head{arrival_, before_, bytes, 0};
+  const Head head{arrival_, before_, call_, bytes, 0};
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
@@ -170,24 +183,21 @@ void Links::answer(int host) {
   }
 }
 
-void Links::awaitFrame(int host, std::uint64_t expected) {
-  compareLater(host, expected);
-  const Signature present = *link(host).later;
-  link(host).later.reset();
-  compareNext(host, present);
+void Links::awaitFrame(int host) {
+  compareLater(host);
+  compareNext(host);
 }
 
-void Links::compareLater(int host, std::uint64_t expected) {
-  Link& peer = link(host);
-  if (peer.later.has_value()) {
-    const Signature before = *peer.later;
-    peer.later.reset();
-    compareNext(host, before);
-  }
-  peer.later = Signature{arrival_, expected};
+void Links::compareLater(int host) {
+  if (link(host).later.has_value()) compareNext(host);
+  const auto& counts = request_->expectedCount;
+  const std::uint64_t expected =
+      counts.empty() ? arrival_.count : counts[static_cast<std::size_t>(hosts_.leader(host))];
+  link(host).later = Signature{arrival_, expected, call_};
 }
 
-void Links::compareNext(int host, const Signature& signature) {
+/// Waits for the next frame of the host, and compares it with `later`.
+void Links::compareNext(int host) {
   Link& peer = link(host);
   if (peer.coming.empty()) {
     lost(host, [&] { throw ConnectionLost(ErrorKind::Backend, peer.gone); });
@@ -195,30 +205,39 @@ void Links::compareNext(int host, const Signature& signature) {
   wait(host, peer.coming.front());
   peer.coming.pop_front();
   peer.present = (peer.present + 1) % (kAhead + 1);
+  const Signature mine = *peer.later;
+  peer.later.reset();
   const Head head = headAt(peer);
-  const Arrival& mine = signature.arrival;
   if (head.goodbye != 0) {
     peer.coming.clear();
     peer.gone = "goodbye sent";
     throw ConnectionLost(
         ErrorKind::Backend,
         concat(prefix_, memory_.memberName(hosts_.leader(host)),
-               " left the group (goodbye sent) before taking part in ", describe(mine)));
+               " left the group (goodbye sent) before taking part in ", describe(mine.arrival)));
   }
-  if (head.bytes > room_ || !agree(mine, head.arrival, signature.expected)) {
-    // In a collective of other roots it may have had nothing to say to this host.
-    const Arrival& theirs = head.before.seq == mine.seq ? head.before : head.arrival;
-    mismatch(host, mine, theirs);
-  }
+  compare(host, mine, head);
   post(peer);
 }
 
+void Links::compare(int host, const Signature& mine, const Head& head) const {
+  if (head.call == mine.call && head.bytes <= room_ &&
+      agree(mine.arrival, head.arrival, mine.expected)) {
+    return;
+  }
+  // In a collective of other roots one of the two may have had nothing to say to the other: then
+  // this frame is of the one before, or behind.
+  if (head.call == mine.call + 1) mismatch(host, mine.arrival, head.before);
+  if (head.call + 1 == call_) mismatch(host, before_, head.arrival);
+  mismatch(host, mine.arrival, head.arrival);
+}
+
 void Links::mismatch(int host, const Arrival& mine, const Arrival& theirs) const {
-  throw Error(ErrorKind::Backend,
-              concat(prefix_, "Detected mismatch between collectives on ranks: rank ",
-                     memory_.rank(), " runs ", describe(mine), ", ",
-                     memory_.memberName(hosts_.leader(host)), " runs ", describe(theirs),
-                     ". All ranks must issue the same collectives in the same order."));
+  throw Error(
+      ErrorKind::Backend,
+      concat(prefix_, "Detected mismatch between collectives on ranks: rank ", memory_.rank(),
+             " runs ", describe(mine), ", ", memory_.memberName(hosts_.leader(host)), " runs ",
+             describe(theirs), ". All ranks must issue the same collectives in the same order."));
 }
 
 std::size_t Links::frameBytes(int host) const {
@@ -249,46 +268,47 @@ TransferRef Links::send(int host, const void* data, std::size_t bytes, Lane lane
 }
 
 TransferRef Links::receive(int host, void* data, std::size_t bytes, Lane lane) {
-  return lost(host, [&] { return link(host).connection->receive(data, bytes, tagOf(lane, bytes)); });
+  return lost(host,
+              [&] { return link(host).connection->receive(data, bytes, tagOf(lane, bytes)); });
 }
 
 void Links::wait(int host, TransferRef& transfer) {
   if (transfer == nullptr) return;
-  TimePoint look = Clock::now() + kLook;
+  const auto began = Clock::now();
   for (;;) {
     const auto until =
         std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
     if (lost(host, [&] { return transfer->wait(until); })) break;
     check();
-    if (const auto now = Clock::now(); now >= look) {
-      lookAround();
+    if (Clock::now() >= began + kLook) {
+      looked_ = (looked_ + 1) % others_.size();
+      lookAt(others_[looked_]);
       if (transfer == nullptr) return;  // it was seen to have come
-      look = now + kLook;
     }
     if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
   }
   transfer.reset();
 }
 
-/// Throws if a host that need not be waited for runs another collective, or has said so of the one
-/// before: its frame has come. Takes some milliseconds for each host.
-void Links::lookAround() {
-  for (const int host : others_) {
-    Link& peer = link(host);
-    if (peer.coming.empty()) continue;
-    TransferRef& next = peer.coming.front();
+/// Throws if a host that need not be waited for has said that it runs another collective: its frame
+/// has come. Takes some milliseconds.
+void Links::lookAt(int host) {
+  Link& peer = link(host);
+  for (std::size_t i = 0; i < peer.coming.size(); ++i) {
     try {
-      if (next != nullptr && !next->wait(Clock::now())) continue;
+      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(Clock::now())) return;
     } catch (const ConnectionLost&) {  // whoever waits for it says so
-      continue;
+      return;
     }
-    next.reset();
-    const Head head = headAt(peer, 1);
-    const Arrival mine = peer.later.has_value() ? peer.later->arrival : arrival_;
-    const std::uint64_t expected =
-        peer.later.has_value() ? peer.later->expected : head.arrival.count;
-    if (head.goodbye == 0 && head.arrival.seq == mine.seq && !agree(mine, head.arrival, expected)) {
-      mismatch(host, mine, head.arrival);
+    peer.coming[i].reset();
+    const Head head = headAt(peer, i + 1);
+    if (head.goodbye != 0) return;
+    if (i == 0 && peer.later.has_value()) {
+      compare(host, *peer.later, head);
+    } else if (head.call <= call_) {
+      compare(host, {arrival_, head.arrival.count, call_}, head);
+    } else if (head.call == call_ + 1 && !agree(arrival_, head.before, head.before.count)) {
+      mismatch(host, arrival_, head.before);
     }
   }
 }

@@ -1,9 +1,10 @@
 // What a host's leader says to the other leaders: one frame each way at the head of a collective,
 // with the collective's signature and the data if they are few, and data behind it.
 //
-// The receives of the next two frames are posted before a collective begins, so that a small one
-// takes one way over the network. Who only gives another host data, in a frame, does not wait for
-// that host's frame: it is compared when a frame of that host is next waited for.
+// The receives of the next three frames are posted before they are needed, so that a small
+// collective takes one way over the network, and who has given all that it had may leave: of two
+// leaders one is ahead by so many frames at most. Who only gives another host data does not wait
+// for that host's frame: it is compared when a frame of that host is next waited for.
 //
 // Data too long for a frame follows it at once. Nobody uses what has come before the frame has been
 // compared; and a message goes only to a receive of its own length, so that leaders that disagree
@@ -50,17 +51,15 @@ class Links {
   void sendFrames(const std::vector<int>& hosts, Bytes bytes) {
     for (int host : hosts) sendFrame(host, bytes(host));
   }
-  /// Waits for the frames of the hosts; throws unless all run this collective. `expected`: elements
-  /// that the leader of a host must announce.
-  template <typename Expected>
-  void awaitFrames(const std::vector<int>& hosts, Expected expected) {
-    for (int host : hosts) awaitFrame(host, expected(host));
+  /// Waits for the frames of the hosts; throws unless all run this collective.
+  void awaitFrames(const std::vector<int>& hosts) {
+    for (int host : hosts) awaitFrame(host);
   }
   /// Sends frames to hosts that have no data for this one in this collective: they answer().
-  template <typename Bytes, typename Expected>
-  void give(const std::vector<int>& hosts, Bytes bytes, Expected expected) {
+  template <typename Bytes>
+  void give(const std::vector<int>& hosts, Bytes bytes) {
     for (int host : hosts) sendFrame(host, bytes(host));
-    for (int host : hosts) compareLater(host, expected(host));
+    for (int host : hosts) compareLater(host);
   }
   /// Tells a host that has given this one its data, or does, that this one takes part.
   void answer(int host);
@@ -95,37 +94,41 @@ class Links {
  private:
   struct Head {
     Arrival arrival, before;  // of this collective and the one before it
+    std::uint64_t call;       // how many have begun: a call of torch's may be several
     std::uint64_t bytes;      // of data behind it
     std::uint64_t goodbye;
   };
   using Buffer = std::unique_ptr<std::uint8_t[]>;
+  /// What a frame is compared with.
   struct Signature {
     Arrival arrival;
     std::uint64_t expected;  // elements that the other leader must announce
+    std::uint64_t call;
   };
-  static constexpr std::size_t kAhead = 2;  // receives that are posted before they are needed
+  static constexpr std::size_t kAhead = 3;  // receives that are posted before they are needed
   struct Link {
-    std::unique_ptr<Connection> connection;
     Buffer out, in[kAhead + 1];
-    Head goodbye{{}, {}, 0, 1};
+    Head goodbye{{}, {}, 0, 0, 1};
+    std::unique_ptr<Connection> connection;  // closed before its memory goes
     TransferRef sending, leaving;
     std::deque<TransferRef> coming;  // to the buffers behind the present one, in a circle
     std::size_t present = 0;         // of `in`: the last frame that was waited for
-    std::optional<Signature> later;  // what a frame of `coming` is to be compared with
+    std::optional<Signature> later;  // what the first of `coming` is yet to be compared with
     std::string gone;                // why there are fewer receives than kAhead
   };
 
   void sendFrame(int host, std::size_t bytes);
-  void awaitFrame(int host, std::uint64_t expected);
-  void compareLater(int host, std::uint64_t expected);
-  void compareNext(int host, const Signature& signature);
+  void awaitFrame(int host);
+  void compareLater(int host);
+  void compareNext(int host);
+  void compare(int host, const Signature& mine, const Head& head) const;
   void settle(int host);
   void farewell(Link& link, TimePoint until);
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;
   [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;
+  void lookAt(int host);
   void check();
-  void lookAround();
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
   const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }
@@ -139,7 +142,10 @@ class Links {
   std::vector<int> others_;
   std::shared_ptr<Network> network_;
   std::vector<Link> links_;
+  const Request* request_ = nullptr;  // of the present collective
   Arrival arrival_{}, before_{};
+  std::uint64_t call_ = 0;
+  std::size_t looked_ = 0;  // the other host that lookAt() was asked for last
   std::string prefix_;
   TimePoint deadline_;
   Milliseconds timeout_{};

@@ -269,15 +269,12 @@ class SpanningReduce {
     } else if (rootHost_ == hosts_.here()) {
       for (const int host : links_->others()) links_->answer(host);
     } else {
-      links_->give({rootHost_}, write, expected());
+      links_->give({rootHost_}, write);
     }
   }
   void awaitFrames() {
     if (oneWay() && rootHost_ != hosts_.here()) return;
-    links_->awaitFrames(links_->others(), expected());
-  }
-  std::function<std::uint64_t(int)> expected() const {
-    return [this](int) { return request_.count; };
+    links_->awaitFrames(links_->others());
   }
 
   /// Sums up what this host is to sum up over all, and passes it on in the second step.

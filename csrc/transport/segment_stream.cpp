@@ -30,8 +30,8 @@ bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
   const bool factors = theirs.factor == mine.factor ||
                        (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
   return theirs.seq == mine.seq && theirs.collective == mine.collective &&
-         theirs.dtype == mine.dtype && theirs.narrowed == mine.narrowed && theirs.op == mine.op && theirs.root == mine.root && counts &&
-         factors;
+         theirs.dtype == mine.dtype && theirs.narrowed == mine.narrowed && theirs.op == mine.op &&
+         theirs.root == mine.root && counts && factors;
 }
 
 SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,

@@ -15,7 +15,7 @@ constexpr Collective kCollectives[] = {
     Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
 
 constexpr Collective kRooted[] = {Collective::Broadcast, Collective::Reduce, Collective::Gather,
-                                 Collective::Scatter};
+                                  Collective::Scatter};
 
 const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
                                    "alone"};
@@ -73,6 +73,24 @@ void leaveAtOnce(Rank& me) {
       if (chance(random, 2)) continue;
       if (me.rank == 1) std::this_thread::sleep_for(Milliseconds(3));
       runChecked(me, *engine, draw(random, collective, drawBelow(random, 60000), me.size));
+    }
+    engine->shutdown();
+  }
+}
+
+/// Who has given all that it had leaves, while others have yet to begin.
+void leaveEarly(Rank& me) {
+  for (int round = 0; round < 3 * effort; ++round) {
+    const Engine engine = me.group(concat("early", round), onHosts("alone", me));
+    runChecked(me, *engine, sum(10));
+    if (me.rank == 1) std::this_thread::sleep_for(Milliseconds(500));
+    Random random(round);
+    for (const Collective collective : {Collective::Broadcast, Collective::Broadcast,
+                                        round % 2 == 0 ? Collective::Reduce : Collective::Gather}) {
+      Plan plan = draw(random, collective, round == 2 ? 14000 : 100, me.size);
+      plan.root = 0;
+      plan.dtype = DType::Float32;
+      runChecked(me, *engine, plan);
     }
     engine->shutdown();
   }
@@ -168,6 +186,7 @@ std::vector<Test> hostTests() {
           {"hosts: in order", inOrder, {3, 4, 6}, false},
           {"hosts: leave at once", leaveAtOnce, {2, 5}, false},
           {"hosts: abort elsewhere", abortElsewhere, {2, 4, 5}, false},
+          {"hosts: leave early", leaveEarly, {3, 4}, false},
           {"hosts: ahead of others", aheadOfOthers, {2, 3, 5}, false},
           {"hosts: disagreement", disagreement, {2, 4}, false},
           {"hosts: roots differ", rootsDiffer, {2, 3, 5}, false}};
