@@ -112,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", default="fastcoll,gloo", help="names, with commas between")
     parser.add_argument("--rows", type=numbers, default=None, help="as 1-11,23; default all")
     parser.add_argument("--rounds", type=int, default=10, help="of rows that repeat (row 4)")
+    parser.add_argument("--hosts", type=int, default=1, help="pretended, for the ranks of each row")
     parser.add_argument("--builds", action="store_true", help="play rows that compile too")
     parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
@@ -122,7 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         launchers = {}
         for backend in backends:
-            launchers[backend] = Launcher({"FASTCOLL_TEST_BACKEND": backend})
+            spread = {"FASTCOLL_TEST_HOSTS": str(options.hosts)} if options.hosts > 1 else {}
+            launchers[backend] = Launcher({"FASTCOLL_TEST_BACKEND": backend, **spread})
             stack.callback(launchers[backend].close)
         for row in rows(options.rows):
             found: dict[str, Any] = {"row": row.number, "fault": row.fault, "wanted": row.wanted}
@@ -135,6 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
                     store,
                     rounds=options.rounds,
                     builds=options.builds,
+                    hosts=options.hosts,
                 )
                 for backend in backends
             }

@@ -112,6 +112,7 @@ class Stage:
         deep: whether rows play their largest sizes (2 GiB on each rank) and all their variants.
         slack: factor on the bounds of time, for machines that do other things besides.
         builds: whether rows that compile for minutes are played.
+        hosts: on how many pretended hosts the ranks of a row are.
     """
 
     def __init__(
@@ -122,9 +123,15 @@ class Stage:
         deep: bool = False,
         slack: float = 1.0,
         builds: bool = False,
+        hosts: int = 1,
     ) -> None:
         self.jobs, self.backend, self.rounds, self.slack = jobs, backend, rounds, slack
-        self.deep, self.builds = deep, builds
+        self.deep, self.builds, self.hosts = deep, builds, hosts
+
+    def require_one_host(self) -> None:
+        """Leave the row out where its ranks are to share no memory, which it is about."""
+        if self.hosts > 1:
+            raise NotPlayed("it is about ranks that share memory")
 
     @property
     def native(self) -> bool:

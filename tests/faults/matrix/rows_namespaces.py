@@ -148,6 +148,7 @@ def as_another_user(rank: Rank):
 
 @row(39, "other mount and IPC namespaces", "works, over shared memory still")
 def other_mounts(stage: Stage) -> Outcome:
+    stage.require_one_host()
     return stage.checks(stage.jobs(2, with_other_mounts))
 
 
@@ -165,6 +166,7 @@ def with_other_mounts(rank: Rank):
     "works; the death is noticed in 0.25 s",
 )
 def other_pids(stage: Stage) -> Outcome:
+    stage.require_one_host()
     job = stage.jobs(2, with_other_pids)
     said = {job.hear(rank) for rank in job.pids}
     pids, transports = ({each[i] for each in said} for i in (0, 1))

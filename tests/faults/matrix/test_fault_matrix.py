@@ -2,11 +2,12 @@
 
 import ast
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from backend import beyond_gloo
-from fault_job import JobFailed
+from fault_job import JobFailed, Jobs, Launcher
 from fault_matrix import numbers, table
 from fault_rank import Rank
 from matrix_row import ROWS, NotPlayed, Outcome, Row, Stage, Verdict, failure, worst
@@ -26,6 +27,32 @@ def test_row(jobs, row):
     if outcome.verdict == Verdict.NOT_PLAYED:
         pytest.skip(outcome.detail)
     assert outcome.verdict == Verdict.AS_WANTED, f"{outcome.verdict}: {outcome.detail}"
+
+
+@pytest.fixture(scope="module")
+def launcher_of_two_hosts() -> Iterator[Launcher]:
+    launcher = Launcher({"FASTCOLL_TEST_HOSTS": "2"})
+    yield launcher
+    launcher.close()
+
+
+# Gloo keeps the connection of a stranger that says nothing it knows: row 59 counts descriptors.
+OVER_HOSTS = [row for row in ROWS if row.quick and row.number != 59]
+
+
+@beyond_gloo("fastcoll's own hosts")
+@pytest.mark.parametrize("row", OVER_HOSTS, ids=lambda row: str(row.number))
+def test_row_over_two_hosts(launcher_of_two_hosts, job_store, tmp_path, row):
+    jobs = Jobs(launcher_of_two_hosts, job_store, tmp_path)
+    try:
+        outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, slack=SLACK, hosts=2))
+        jobs.settle(5.0)
+    finally:
+        left = jobs.close()
+    if outcome.verdict == Verdict.NOT_PLAYED:
+        pytest.skip(outcome.detail)
+    assert outcome.verdict == Verdict.AS_WANTED, f"{outcome.verdict}: {outcome.detail}"
+    assert not left, f"left behind: {left}"
 
 
 def test_every_row_is_there_once():
