@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from fastcoll.bench import namespaces
 from fastcoll.bench.launch import ALLOCATOR
-from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.machine import PRETENDED_HOSTS, describe_machine, describe_run
 from fastcoll.bench.wire import bytes_sent, least_bytes
 
 __all__ = ["main"]
@@ -166,6 +166,8 @@ def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
                 "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
                 "OMP_NUM_THREADS": "1",
                 "PYTHONWARNINGS": "ignore",
+                PRETENDED_HOSTS: f"--hosts {options.hosts} --per-host {options.per_host} "
+                f"--megabits {options.megabits:g}",
             }
             ranks.append(cluster.spawn(rank // options.per_host, command, variables))
         codes = [rank.wait() for rank in ranks]

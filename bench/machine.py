@@ -16,7 +16,10 @@ import torch
 
 from fastcoll import info
 
-__all__ = ["available_memory", "describe_machine", "describe_run"]
+__all__ = ["PRETENDED_HOSTS", "available_memory", "describe_machine", "describe_run"]
+
+PRETENDED_HOSTS = "BENCH_PRETENDED_HOSTS"
+"""The variable in which fastcoll.bench.hosts tells a benchmark that it runs there the options that it was given."""
 
 
 def _first(pattern: str, path: str) -> str | None:
@@ -89,10 +92,12 @@ def _digest(report: dict[str, Any]) -> str | None:
 def describe_run(arguments: list[str]) -> dict[str, Any]:
     """Returns date, command line, versions and the variables of the environment that bear on it."""
     report = info.collect()
+    hosts = shlex.split(os.environ.get(PRETENDED_HOSTS, ""))
+    module = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else ["fastcoll.bench"]
     starts = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "fastcoll.bench", *arguments]),
+        "command": shlex.join(["python", "-m", *module, *arguments]),
         "revision": _revision(),
         "compiled_module_sha256": _digest(report),
         "versions": report["versions"],

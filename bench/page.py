@@ -25,7 +25,11 @@ __all__ = ["TABLES", "main", "rewritten"]
 _ROOT = Path(__file__).resolve().parents[1]
 _PAGES = _ROOT / "docs"
 _RESULTS = _ROOT / "bench" / "results"
-_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS")  # by bench/launch.py, in every run
+_SET_HERE = (
+    "MALLOC_",
+    "OMP_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+)  # by bench/launch.py and bench/hosts.py
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -230,7 +234,9 @@ def _models() -> list[str]:
 
 
 def _hosts() -> list[str]:
-    records = {name: _record(f"hosts_{name}_1000mbit_cpu.json") for name in ("2x2", "2x4", "4x1")}
+    records = {
+        name: _record(f"hosts_{name}_1000mbit_cpu.json") for name in ("2x2", "2x4", "3x2", "4x1")
+    }
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for name, record in records.items():
         for case in record["cases"]:
@@ -245,7 +251,8 @@ def _hosts() -> list[str]:
         [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
         for (call, size), found in cells.items()
     ]
-    head = ["call", "message", "2 hosts of 2", "2 hosts of 4", "4 hosts of 1"]
+    shapes = (name.split("x") for name in records)
+    head = ["call", "message", *(f"{hosts} hosts of {each}" for hosts, each in shapes)]
     sources = [
         line
         for name, record in records.items()
@@ -267,7 +274,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "parity": _parity,
         "models": _models,
     },
-    "hosts.md": {"hosts": _hosts},
+    "hosts.md": {"hosts": _hosts, "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.json")},
 }
 """What makes each table's lines, by its page and the name in its mark."""
 

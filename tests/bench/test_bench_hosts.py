@@ -49,6 +49,7 @@ def test_the_benchmark_on_two_hosts_counts_what_leaves_them(tmp_path):
     assert "4 ranks on 2 hosts" in done.stdout and "leaves the busiest host" in done.stdout
     record = json.loads(path.read_text())
     wire = record["cases"][0]["wire"]
+    assert record["command"].startswith("python -m fastcoll.bench.hosts --hosts 2 --per-host 2")
     assert (record["hosts"], wire["hosts"], wire["least"]) == (2, 2, 65536)
     assert 65536 < wire["sent"]["fastcoll"] < 1.1 * 65536 < wire["sent"]["gloo"]
 

@@ -197,7 +197,9 @@ class Rank:
 def run(call: Call, channel: connection.Connection) -> None:
     """Run the scenario and tell the test what came of it."""
     os.environ.update(call.environment)
-    if hosts := int(os.environ.get("FASTCOLL_TEST_HOSTS", "0")):  # the first half of two on one, and so on
+    if hosts := int(
+        os.environ.get("FASTCOLL_TEST_HOSTS", "0")
+    ):  # the first half of two on one, and so on
         os.environ.setdefault("FASTCOLL_HOST_ID", f"host {call.rank * hosts // call.size}")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)

@@ -206,6 +206,24 @@ def test_between_hosts_a_rank_may_hear_of_it_in_its_next_calls(jobs, case):
     job.ended_well()
 
 
+def differ_behind_an_answer(rank: Rank):
+    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
+    rank.used()
+    gather(0)  # what rank 0 says to it lies before what tells of the next
+    fault = catch(gather, 1 if rank.rank == 2 else 0, 100_000) or catch(dist.barrier)
+    return fault, rank.recover([r for r in range(3) if r != rank.rank])
+
+
+def test_another_root_in_a_long_gather_after_a_short_one(jobs):
+    job = jobs(3, differ_behind_an_answer)
+    for rank, (fault, after) in job.hear_all().items():
+        assert fault is not None, f"rank {rank} has no error"
+        assert fault.kind == "DistBackendError" and fault.seconds < 5 * SOON, fault
+        assert "mismatch between collectives on ranks" in fault.text, fault.text
+        assert after["left"] == []
+    job.ended_well()
+
+
 def splits_differ(rank: Rank, rows):
     rank.used()
     send, receive = [rows] * 3, [rows] * 3
