@@ -238,6 +238,7 @@ def other_op(rank):
 
 def other_root(rank):
     dist.broadcast(torch.ones(10), rank)
+    dist.barrier()  # a root waits for nobody, and hears of it in its next call
 
 
 def other_collective(rank):
