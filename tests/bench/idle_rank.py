@@ -16,6 +16,7 @@ from fastcoll.bench.options import parse
 from fastcoll.bench.peers import ADAPTERS
 from fastcoll.bench.run import open_run
 
+SETTLE_SECONDS = 0.2  # for what a turn leaves to be done
 REST_SECONDS = 1.0
 
 if __name__ == "__main__":
@@ -25,6 +26,7 @@ if __name__ == "__main__":
         for peer in run.peers:
             candidate = peer.prepare(build_case(*arguments, torch.device("cpu")))
             assert len(candidate.turn(run.control.barrier, 1, 20)) == 20
+        time.sleep(SETTLE_SECONDS)
         busy = [peer.cpu_seconds() for peer in run.peers]
         time.sleep(REST_SECONDS)
         rested = [peer.cpu_seconds() - before for peer, before in zip(run.peers, busy, strict=True)]
