@@ -95,7 +95,9 @@ def rest(tmp_path: Path, names: list[str]) -> dict[str, float]:
 
 
 def test_an_idle_companion_uses_no_cpu(tmp_path: Path) -> None:
-    assert rest(tmp_path, ["Gloo"])["Gloo"] < 0.05  # of a second, which the kernel counts in hundredths
+    assert (
+        rest(tmp_path, ["Gloo"])["Gloo"] < 0.05
+    )  # of a second, which the kernel counts in hundredths
 
 
 @needs_peers
