@@ -4,6 +4,7 @@
 
 #include "base/interrupt.hpp"
 #include "bindings_device.hpp"
+#include "bindings_roster.hpp"
 #include "bindings_trace.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
@@ -248,5 +249,6 @@ PYBIND11_MODULE(_C, m) {
   fastcoll::setInterruptCheck(&checkSignals);
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
   fastcoll::bindDevice(m);
+  fastcoll::bindRoster(m);
   fastcoll::bindTrace(m);
 }

@@ -41,6 +41,13 @@ class StoreAdapter : public KeyValueStore {
     return std::string(there.begin(), there.end());
   }
 
+  void erase(const std::string& key) noexcept override {
+    try {
+      store_->deleteKey(key);
+    } catch (const std::exception&) {  // not every store can, and this one may be gone
+    }
+  }
+
  private:
   template <typename Use>
   void attempt(Use use) {

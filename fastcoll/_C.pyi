@@ -14,6 +14,7 @@ __all__ = [
     "Communicators",
     "Options",
     "ProcessGroupFastcoll",
+    "Roster",
     "Tuning",
     "build_info",
     "groups",
@@ -61,6 +62,56 @@ class Communicators:
 
     @property
     def aborted(self) -> bool: ...
+
+class Roster:
+    """How the ranks of a device group come together through a store; see csrc/group/roster.hpp.
+
+    Between two looks into the store a wait calls ``on_look``, which ends it by an exception. The GIL is free else.
+
+    Args:
+        store: The group's.
+        folder: Of the keys.
+        rank: This process in the group.
+        size: Number of ranks.
+        record: Of this rank, with a nonce drawn now; as long on all ranks.
+        magic: Bytes at the head of a record that are equal on all ranks.
+
+    Attributes:
+        id: Equal on all ranks, and of no other life of the group; "" before the ranks' records were gathered.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, rank: int, size: int, record: bytes = b"", magic: int = 0
+    ) -> None: ...
+    @property
+    def id(self) -> str: ...
+    def publish(self) -> None:
+        """Announces this rank; waits for nobody."""
+    def read(self, rank: int) -> bytes | None:
+        """Returns a rank's record as the store has it now."""
+    def gather(self, on_look: Callable[[], None]) -> list[bytes]:
+        """Waits for the records of all ranks, and returns them in rank order.
+
+        Raises:
+            DistStoreError: What the store holds is no record.
+        """
+    def exchange(
+        self, round: str, text: bytes, on_look: Callable[[], None], watch: bool = False
+    ) -> list[bytes] | None:
+        """Says something in a round, waits for what all say, and returns it in rank order.
+
+        With ``watch`` None, when the records are others meanwhile: gather them again.
+        """
+    def say(self, round: str, text: bytes) -> None:
+        """Says something in a round; waits for nobody."""
+    def silent(self, round: str) -> list[int]:
+        """Returns the other ranks that have said nothing in a round."""
+    def tell(self, text: str) -> None:
+        """Tells the other ranks of a fault, unless one was told before."""
+    def told(self) -> str | None:
+        """Returns the fault that was told first."""
+    def erase(self) -> None:
+        """Deletes what this rank has set, as far as the store can."""
 
 class Tuning:
     """Message sizes at which one way of doing a collective gives way to another, in bytes.

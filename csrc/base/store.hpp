@@ -21,6 +21,8 @@ class KeyValueStore {
     set(key, value);
     return value;
   }
+  /// Deletes a key, if the store can.
+  virtual void erase(const std::string& /*key*/) noexcept {}
 };
 
 }  // namespace fastcoll

@@ -9,6 +9,7 @@
 #include "../base/env.hpp"
 #include "../base/error.hpp"
 #include "../base/thread.hpp"
+#include "../group/told_fault.hpp"
 
 namespace fastcoll {
 namespace {
@@ -17,9 +18,6 @@ constexpr Milliseconds kTick{1000};
 constexpr Milliseconds kPoll{50};
 constexpr int kPatience = 5;  // failures of the store, after which it is not asked any more
 
-std::string faultKey(const Meeting& meeting) {
-  return meeting.instance + "/fault";
-}
 std::string progressKey(const Meeting& meeting, int rank) {
   return concat(meeting.instance, "/progress/", rank);
 }
@@ -105,17 +103,17 @@ void PeerNews::run() noexcept {
 
 void PeerNews::look() {
   for (const Meeting& meeting : communicators_->meetings()) {
-    std::string fault;
+    std::optional<ToldFault> fault;
     try {
-      const bool found = store_->tryGet(faultKey(meeting), fault);
+      fault = readFault(*store_, faultKey(meeting.instance));
       failures_ = 0;
-      if (!found) continue;
+      if (!fault) continue;
     } catch (const std::exception&) {
       ++failures_;  // the store may end before the group does
       return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (heard_.empty()) heard_ = fault;
+    if (heard_.empty()) heard_ = fault->text;
   }
 }
 
@@ -124,15 +122,15 @@ void PeerNews::announce(const Telling& telling) {
   try {
     for (const Meeting& meeting : communicators_->meetings()) {
       store_->set(progressKey(meeting, rank_), telling.progress);
-      std::string known;
-      if (store_->tryGet(faultKey(meeting), known)) {
-        // What this rank saw may only be what became of that.
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!telling.cause.empty() && first_.empty()) first_ = known;
-        continue;
+      const std::string mine =
+          telling.cause.empty() ? heard() : concat("rank ", rank_, ": ", telling.cause);
+      const ToldFault first =
+          writeFault(*store_, faultKey(meeting.instance), {ErrorKind::Backend, mine});
+      // What this rank saw may only be what became of that.
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!telling.cause.empty() && first_.empty() && first.text.rfind(concat("rank ", rank_, ": "), 0) != 0) {
+        first_ = first.text;
       }
-      store_->set(faultKey(meeting),
-                  telling.cause.empty() ? heard() : concat("rank ", rank_, ": ", telling.cause));
     }
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("the store failed while a fault was told: ", error.what()));

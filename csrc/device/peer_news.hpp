@@ -2,7 +2,8 @@
 // for a store may be slow, gone, or written in Python.
 //
 // Keys begin with the instance of a meeting, since a store may hold those of an earlier life of the
-// group. `<instance>/fault` is the first fault, `<instance>/progress/<rank>` how far a rank came.
+// group. `<instance>/progress/<rank>` is how far a rank came; the first fault is told as on the CPU
+// (group/told_fault.hpp), under the instance.
 #pragma once
 
 #include <condition_variable>

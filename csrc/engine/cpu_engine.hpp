@@ -19,7 +19,7 @@
 #include "../base/env.hpp"
 #include "../hosts/spanning.hpp"
 #include "../trace/trace.hpp"
-#include "../transport/rendezvous.hpp"
+#include "../group/rendezvous.hpp"
 #include "first_fault.hpp"
 #include "point_to_point.hpp"
 

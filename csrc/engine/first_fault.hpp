@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../base/clock.hpp"
-#include "../transport/told_fault.hpp"
+#include "../group/told_fault.hpp"
 
 namespace fastcoll {
 

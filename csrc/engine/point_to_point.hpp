@@ -37,7 +37,7 @@
 #include "../transport/group_memory.hpp"
 #include "../transport/message.hpp"
 #include "../transport/pair_ring.hpp"
-#include "../transport/rendezvous.hpp"
+#include "../group/rendezvous.hpp"
 
 namespace fastcoll {
 

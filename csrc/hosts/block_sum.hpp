@@ -13,7 +13,7 @@
 
 #include "../algorithms/algorithm.hpp"
 #include "../algorithms/segment_reduce.hpp"
-#include "hosts.hpp"
+#include "../group/hosts.hpp"
 
 namespace fastcoll {
 

@@ -23,7 +23,7 @@
 #include "../algorithms/algorithm.hpp"
 #include "../network/connection.hpp"
 #include "../transport/group_memory.hpp"
-#include "hosts.hpp"
+#include "../group/hosts.hpp"
 
 namespace fastcoll {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../algorithms/algorithm.hpp"
-#include "hosts.hpp"
+#include "../group/hosts.hpp"
 #include "links.hpp"
 
 namespace fastcoll {

@@ -1,28 +1,26 @@
 """How the ranks of a group come together for NCCL's init, through the group's store.
 
-Every rank publishes a record with a number drawn now (a nonce). Rank 0 collects the records and publishes them
-as the roster; a rank that finds its own record in the roster confirms it, under keys named by the roster's
-hash. When all have confirmed, rank 0 publishes NCCL's unique id there. So what an earlier generation left in
-a store that outlives its workers can delay the ranks, and never enters: no rank confirms a record that is not
-its own of now, and a roster without it is not read any further. NCCL's init, which cannot be told to wait for
-a rank only so long, begins when all ranks are there.
+Every rank's record in the roster (csrc/group/roster.hpp) says its version of NCCL. When all are there, in the round
+"ready", rank 0 makes NCCL's unique id and says it in the round "id". So what an earlier generation left in a store
+that outlives its workers can delay the ranks, and never enters; and NCCL's init, which cannot be told to wait for a
+rank only so long, begins when all ranks are there.
 
-Nothing of this is secret but the id, which admits to the communicator: rank 0 deletes it after the init.
+Nothing of this is secret but the id, which admits to the communicator: it is deleted after the init.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import secrets
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import Store
 
+from fastcoll._load import C
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 
@@ -32,11 +30,10 @@ WHAT = "nccl_init"
 """What errors say has failed."""
 
 _RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
-_MAGIC = b"fcnccl01"
+_MAGIC = b"fcnccl02"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
 _LONGEST_TEXT = 2000  # bytes of what another rank says
-_SHORTEST, _LONGEST = 0.001, 0.1  # seconds between two looks into the store
 
 
 class Cancelled(Protocol):
@@ -44,9 +41,6 @@ class Cancelled(Protocol):
 
     def is_set(self) -> bool:
         """Returns whether it is so."""
-
-    def wait(self, timeout: float) -> bool:
-        """Returns whether it is so, waiting for that so many seconds."""
 
 
 class Rendezvous:
@@ -72,15 +66,16 @@ class Rendezvous:
         timeout: float,
         cancelled: Cancelled,
     ) -> None:
-        self._store = PrefixStore(f"fastcoll/nccl/{member.group}/{generation}", store)
         self._member = member
         self._deadline = deadline
         self._timeout = timeout
         self._cancelled = cancelled
         self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version)
         self._version = version
-        self._roster = b""
-        self._digest = ""
+        folder = f"fastcoll/nccl/{member.group}/{generation}"
+        self._roster = C.Roster(
+            store, folder, member.rank, member.size, self._record, len(_MAGIC)
+        )
 
     def exchange(self, make_id: Callable[[], bytes]) -> bytes:
         """Returns NCCL's unique id, the same on all ranks, when all ranks have come.
@@ -92,42 +87,36 @@ class Rendezvous:
             DistBackendError: Not all came in time, the versions of NCCL differ, or rank 0 has no id.
             DistStoreError: What the store holds is none of ours.
         """
-        self._put(f"rank/{self._member.rank}", self._record)
-        return self._lead(make_id) if self._member.rank == 0 else self._follow()
+        try:
+            return self._exchange(make_id)
+        except dist.DistStoreError as error:
+            raise dist.DistStoreError(self._member.says(WHAT, str(error))) from None
 
     def enter(self) -> None:
         """Tells the others that this rank begins NCCL's init."""
-        self._put(f"{self._digest}/in/{self._member.rank}")
+        self._roster.say("in", b"")
 
     def fail(self, text: str) -> None:
         """Tells the others that this rank's init failed; the first to say so is heard."""
         with contextlib.suppress(RuntimeError):  # the store may be what failed
-            self._store.compare_set(f"{self._digest}/fault", "", f"{self._member.rank} {text}")
+            self._roster.tell(f"rank {self._member.rank}: {text}")
 
     def fault(self) -> str | None:
         """Returns what another rank said when its init failed."""
-        key = f"{self._digest}/fault"
-        if not self._store.check([key]):
-            return None
-        rank, _, text = self._store.get(key)[:_LONGEST_TEXT].decode(errors="replace").partition(" ")
-        return None if rank == str(self._member.rank) else f"rank {rank}: {text}"
+        text = self._roster.told()
+        return None if text is None or text.startswith(f"rank {self._member.rank}: ") else text
 
     def not_entered(self) -> list[int]:
         """Returns the ranks that have not begun NCCL's init."""
-        return self._missing(f"{self._digest}/in")
+        return self._roster.silent("in")
 
     def clean_up(self) -> None:
         """Deletes this rank's keys; to be called when NCCL's init has ended well, which is so on all ranks."""
-        rank = self._member.rank
-        keys = [f"rank/{rank}", f"{self._digest}/ack/{rank}", f"{self._digest}/in/{rank}"]
-        for key in [*keys, f"{self._digest}/id", "roster"] if rank == 0 else keys:
-            with contextlib.suppress(RuntimeError):  # stores need not be able to delete
-                self._store.delete_key(key)
+        self._roster.erase()
 
     def timed_out(self, text: str) -> dist.DistBackendError:
         """Returns the error of a deadline that has passed."""
-        own = f"rank/{self._member.rank}"
-        if self._store.check([own]) and self._get(own) != self._record:
+        if self._roster.read(self._member.rank) not in (None, self._record):
             text += f". Another process, too, says that it is rank {self._member.rank}"
         return self._member.fault(
             WHAT,
@@ -135,80 +124,45 @@ class Rendezvous:
             "and uses its CUDA tensors in the same order, or give the group a longer timeout.",
         )
 
-    def _lead(self, make_id: Callable[[], bytes]) -> bytes:
-        self._until(lambda: self._complete("rank"), "rank")
-        self._publish(self._records())
-        while not self._complete(f"{self._digest}/ack"):
-            self._until(
-                lambda: self._complete(f"{self._digest}/ack") or self._records() != self._roster,
-                f"{self._digest}/ack",
-            )
-            if (records := self._records()) != self._roster:  # one was of an earlier generation
-                self._publish(records)
-        try:
-            self._compare_versions()
-            unique_id = make_id()
-        except Exception as error:
-            self._put(f"{self._digest}/id", _NO_ID + str(error).encode())
-            raise
-        self._put(f"{self._digest}/id", _ID + unique_id)
-        return unique_id
+    def _exchange(self, make_id: Callable[[], bytes]) -> bytes:
+        self._roster.publish()
+        ready = None
+        while ready is None:
+            records = self._roster.gather(lambda: self._look(None))
+            ready = self._roster.exchange("ready", b"", lambda: self._look("ready"), watch=True)
+        self._compare_versions(records)  # not before all are ready: a record may be an old one
+        text, failure = b"", None
+        if self._member.rank == 0:
+            try:
+                text = _ID + make_id()
+            except Exception as error:
+                text, failure = _NO_ID + str(error).encode(), error
+        said = self._roster.exchange("id", text, lambda: self._look("id"))
+        if failure is not None:
+            raise failure
+        assert said is not None  # the roster is not watched any more
+        return self._unique_id(said[0])
 
-    def _follow(self) -> bytes:
-        while True:
-            self._until(self._in_new_roster, "rank")
-            self._put(f"{self._digest}/ack/{self._member.rank}")
-            self._until(
-                lambda: self._store.check([f"{self._digest}/id"]) or self._in_new_roster(look=True),
-                f"{self._digest}/ack",
-            )
-            key = f"{self._digest}/id"
-            if not self._store.check([key]):
-                continue
-            self._compare_versions()  # not before all have confirmed: a record may be an old one
-            answer = self._get(key)
-            if answer[:1] == _ID and len(answer) == 1 + _ID_BYTES:
-                return answer[1:]
-            if answer[:1] == _NO_ID:
-                text = answer[1:_LONGEST_TEXT].decode(errors="replace")
-                raise self._member.fault(WHAT, f"rank 0 made no unique id: {text}")
-            raise self._foreign("the unique id")
+    def _look(self, round: str | None) -> None:
+        """Called between two looks into the store: ends a wait for records (None) or for what all say in a round."""
+        if self._cancelled.is_set():
+            raise self._member.fault(WHAT, "the communicator was aborted before it was made")
+        if time.monotonic() < self._deadline:
+            return
+        if round is None:
+            ranks = range(self._member.size)
+            absent = [rank for rank in ranks if self._roster.read(rank) is None]
+        else:
+            absent = self._roster.silent(round)
+        absent = absent or [0]  # which has not made the roster
+        have = "have" if len(absent) > 1 else "has"
+        raise self.timed_out(
+            f"{names_of(absent)} {have} not come to create the NCCL communicator"
+        )
 
-    def _in_new_roster(self, look: bool = False) -> bool:
-        """Whether there is a roster with this rank's record that was not read before; takes it, or just looks."""
-        if not self._store.check(["roster"]):
-            return False
-        roster = self._get("roster")
-        rank, width = self._member.rank, _RECORD.size
-        mine = roster[rank * width : (rank + 1) * width] == self._record
-        if not mine or len(roster) != self._member.size * width or roster == self._roster:
-            return False
-        if not look:
-            self._take(roster)
-        return True
-
-    def _publish(self, roster: bytes) -> None:
-        self._take(roster)
-        self._put("roster", roster)
-        self._put(f"{self._digest}/ack/0")
-
-    def _take(self, roster: bytes) -> None:
-        self._roster = roster
-        self._digest = hashlib.sha256(roster).hexdigest()[:32]
-
-    def _records(self) -> bytes:
-        keys = self._keys("rank")
-        store: Any = self._store  # torch's stubs lack the question
-        values = store.multi_get(keys) if store.has_extended_api() else map(store.get, keys)
-        records = [_decoded(value) for value in values]
+    def _compare_versions(self, records: list[bytes]) -> None:
         for rank, record in enumerate(records):
-            if len(record) != _RECORD.size or record[: len(_MAGIC)] != _MAGIC:
-                raise self._foreign(f"the record of rank {rank}")
-        return b"".join(records)
-
-    def _compare_versions(self) -> None:
-        versions = [version for _, _, version in _RECORD.iter_unpack(self._roster)]
-        for rank, version in enumerate(versions):
+            version = _RECORD.unpack(record)[2]
             if version != self._version:
                 raise self._member.fault(
                     WHAT,
@@ -216,49 +170,10 @@ class Rendezvous:
                     f"{version_text(version)} on rank {rank}. Install the same version everywhere.",
                 )
 
-    def _put(self, key: str, value: bytes = b"") -> None:
-        self._store.set(key, value.hex())
-
-    def _get(self, key: str) -> bytes:
-        return _decoded(self._store.get(key))
-
-    def _keys(self, folder: str) -> list[str]:
-        return [f"{folder}/{rank}" for rank in range(self._member.size)]
-
-    def _complete(self, folder: str) -> bool:
-        return self._store.check(self._keys(folder))
-
-    def _missing(self, folder: str) -> list[int]:
-        keys = enumerate(self._keys(folder))
-        return [rank for rank, key in keys if not self._store.check([key])]
-
-    def _until(self, true: Callable[[], bool], folder: str) -> None:
-        """Waits; if it has waited too long, names the ranks that have no key in the folder."""
-        pause = _SHORTEST
-        while not true():
-            if time.monotonic() >= self._deadline:
-                absent = self._missing(folder) or [0]
-                have = "have" if len(absent) > 1 else "has"
-                raise self.timed_out(
-                    f"{names_of(absent)} {have} not come to create the NCCL communicator"
-                )
-            if self._cancelled.wait(pause):
-                raise self._member.fault(WHAT, "the communicator was aborted before it was made")
-            pause = min(2 * pause, _LONGEST)
-
-    def _foreign(self, what: str) -> dist.DistStoreError:
-        return dist.DistStoreError(
-            self._member.says(
-                WHAT,
-                f"{what} in the store is not fastcoll's, or of another version of it. Use the same version on all "
-                "ranks, and a store that other programs do not write to.",
-            )
-        )
-
-
-def _decoded(value: bytes) -> bytes:
-    """Returns what was put; nothing where the store holds something else."""
-    try:
-        return bytes.fromhex(value.decode("ascii"))
-    except ValueError:
-        return b""
+    def _unique_id(self, text: bytes) -> bytes:
+        if text[:1] == _ID and len(text) == 1 + _ID_BYTES:
+            return text[1:]
+        if text[:1] == _NO_ID:
+            why = text[1:_LONGEST_TEXT].decode(errors="replace")
+            raise self._member.fault(WHAT, f"rank 0 made no unique id: {why}")
+        raise dist.DistStoreError("the unique id in the store is not fastcoll's")

@@ -13,7 +13,7 @@ SECONDS_EACH=${1:-60}
 SEED=${2:-1}
 FOLDER=build/fuzz-$(basename "$CXX")
 TARGETS="hello rendezvous arena"
-COMMON=$(ls csrc/base/*.cpp csrc/transport/{arena,futex,group_memory,hello,meeting,monitored_barrier,process,rendezvous,agreement,told_fault}.cpp)
+COMMON=$(ls csrc/base/*.cpp csrc/group/*.cpp csrc/transport/{arena,futex,group_memory,hello,process}.cpp)
 
 mkdir -p "$FOLDER"
 if "$CXX" --version | grep -q clang; then

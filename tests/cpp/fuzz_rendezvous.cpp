@@ -9,7 +9,7 @@
 #include "../../csrc/base/env.hpp"
 #include "../../csrc/base/error.hpp"
 #include "../../csrc/base/topology.hpp"
-#include "../../csrc/transport/rendezvous.hpp"
+#include "../../csrc/group/rendezvous.hpp"
 #include "fuzz_target.hpp"
 
 using namespace fastcoll;
@@ -74,8 +74,21 @@ class HostileStore : public KeyValueStore {
               std::string(text.begin(), text.end());
       return true;
     }
+    if (how % 8 <= 5 && key.rfind("/roster") != std::string::npos) {
+      return listOf(
+          [&](int rank) {
+            std::string one;
+            const auto own = values_.find(concat("fastcoll/r/", rank));
+            const GroupRecord good = goodRecord(rank, size_);
+            one.assign(reinterpret_cast<const char*>(&good), sizeof good);
+            return own == values_.end() ? one : own->second;
+          },
+          how >> 6, value);
+    }
     if (how % 8 <= 3) {
-      value = how % 2 == 0 ? "shm" : "gloo: because";
+      const auto vote = [how](int) { return std::string(how % 16 < 8 ? "shm" : "gloo: because"); };
+      if (key.back() == 'v') return listOf(vote, how >> 6, value);
+      value = vote(0);
       return true;
     }
     const fuzz::Bytes bytes = input_.take(how % 8 == 7 ? 2000 : how);
@@ -84,6 +97,21 @@ class HostileStore : public KeyValueStore {
   }
 
  private:
+  /// What rank 0 says of all ranks; some bytes of it are others.
+  template <typename Of>
+  bool listOf(Of of, int others, std::string& value) {
+    value.clear();
+    for (int rank = 0; rank < size_; ++rank) {
+      const std::string one = of(rank);
+      const auto length = static_cast<std::uint32_t>(one.size());
+      value.append(reinterpret_cast<const char*>(&length), sizeof length);
+      value += one;
+    }
+    for (; others > 0; --others) {
+      value[input_.word() % value.size()] = static_cast<char>(input_.byte());
+    }
+    return true;
+  }
   fuzz::Reader input_;
   const int size_;
   std::map<std::string, std::string> values_;

@@ -9,7 +9,7 @@ unset LD_PRELOAD  # a sanitizer must come first
 CXX=${CXX:-g++}
 JOBS=${JOBS:-$(nproc)}
 EFFORT=${EFFORT:-1}
-SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp csrc/hosts/*.cpp \
+SOURCES=$(ls csrc/base/*.cpp csrc/trace/*.cpp csrc/transport/*.cpp csrc/algorithms/*.cpp csrc/engine/*.cpp csrc/reduce/*.cpp csrc/hosts/*.cpp csrc/group/*.cpp \
   tests/cpp/stress*.cpp)
 TRACE=$(ls csrc/base/*.cpp csrc/trace/*.cpp tests/cpp/trace_test.cpp)
 

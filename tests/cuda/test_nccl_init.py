@@ -154,10 +154,10 @@ def test_all_hear_why_rank_0_has_no_id() -> None:
     assert texts[1].endswith("rank 0 made no unique id: no network")
 
 
-@pytest.mark.parametrize("garbage", ["", "00", "x" * 56, "ff" * 28])
+@pytest.mark.parametrize("garbage", ["", "00", "x" * 28, "fcnccl02"])
 def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
     shared = dist.HashStore()
-    shared.set("fastcoll/nccl/g/0/rank/1", garbage)
+    shared.set("fastcoll/nccl/g/0/r/1", garbage)
     meeting = Meeting(2, shared)
     meeting.run([0])
     error = meeting.end()[0]

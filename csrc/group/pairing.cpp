@@ -96,11 +96,15 @@ bool Rendezvous::hasEnded(int peer) const {
 }
 
 std::optional<bool> Rendezvous::coreEachIfKnown() {
-  std::vector<GroupRecord> records(static_cast<std::size_t>(memory_.size()));
+  const std::lock_guard<std::mutex> lock(seenMutex_);
+  seen_.resize(static_cast<std::size_t>(memory_.size()));
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    if (!read(rank, records[static_cast<std::size_t>(rank)])) return std::nullopt;
+    GroupRecord& record = seen_[static_cast<std::size_t>(rank)];
+    GroupRecord now{};
+    if (record.magic == 0 && !read(rank, now)) return std::nullopt;
+    if (record.magic == 0) record = now;
   }
-  return coreEach(records);
+  return coreEach(seen_);
 }
 
 }  // namespace fastcoll

@@ -2,18 +2,18 @@
 //
 // Store values cannot be trusted to be fresh: torchrun reuses its store after a restart, and a
 // process may create a group anew under the same prefix. So every rank's record holds a nonce made
-// now, and a decision counts only when it was made for exactly the set of nonces that all ranks
-// see:
+// now, and a vote counts only for exactly the set of nonces that all ranks see:
 //
-//   r/<rank>         the rank's record, set when the group is created
-//   H                = hash of all records' nonces
-//   v/<H>/<rank>     whether the rank shares memory with those of its host: "shm", or why not
-//   go/<H>           rank 0's decision once it has all votes: which hosts' ranks stay apart
+//   r/<rank>, roster the ranks' records; see roster.hpp
+//   <H>/v            whether each rank shares memory with those of its host: "shm", or why not;
+//                    all ranks follow from all votes which hosts' ranks stay apart
+//   c/<nonce>        the rank has come to the first collective, and waits
 //   p/<pair>/<rank>  the rank wants to connect with the other of the pair, for point-to-point
 //   f/<H>            what some rank failed with; see told_fault.hpp
 //
-// A rank that sees a record change starts over with the new H. A key that names H cannot be stale,
-// for H contains the reader's own fresh nonce.
+// H, the roster's id, is equal on all ranks that believe one roster. A rank that sees another roster
+// starts over with the new H. A key that names H cannot be stale, for H contains the reader's own
+// fresh nonce.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,9 @@
 #include "../base/cores.hpp"
 #include "../base/error.hpp"
 #include "../base/store.hpp"
-#include "../hosts/hosts.hpp"
-#include "group_memory.hpp"
+#include "hosts.hpp"
+#include "../transport/group_memory.hpp"
+#include "roster.hpp"
 #include "told_fault.hpp"
 
 namespace fastcoll {
@@ -120,8 +121,15 @@ class Rendezvous {
     using Error::Error;
   };
 
+  bool parse(int rank, const std::string& value, GroupRecord& record) const;
+  void require(int rank, const GroupRecord& record) const;
   bool read(int rank, GroupRecord& record);
-  std::vector<GroupRecord> readAll(TimePoint deadline, Milliseconds timeout);
+  Roster::Believes believes() const;
+  std::vector<GroupRecord> gather(TimePoint deadline, Milliseconds timeout);
+  void lookWhileGathering(int look, TimePoint came, TimePoint deadline, Milliseconds timeout);
+  std::string stateOf(const GroupRecord& record) const;
+  [[noreturn]] void gatheredTooLate(Milliseconds timeout);
+  std::vector<std::string> vote(const std::string& own, TimePoint deadline, Milliseconds timeout);
   bool changed();
   int processRuns(const GroupRecord& record) const;
   bool mayBeStale(const GroupRecord& record) const;
@@ -130,10 +138,8 @@ class Rendezvous {
   void throwIfTold(const std::string& key);
   std::string cameLate(const ToldFault& fault) const;
   void requireDescriptors(int connections) const;
-  std::string hash() const;
-  std::string voteKey(int rank) const;
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
-  std::string reasonOf(const std::string& vote, const std::string& head) const;
+  std::string reasonOf(const std::string& vote) const;
   static std::string hostKey(const GroupRecord& record);
   static std::string nameOf(const GroupRecord& record);
   bool sharesHost(const GroupRecord& record) const;
@@ -142,6 +148,8 @@ class Rendezvous {
   std::string whySeveral(const std::vector<GroupRecord>& records) const;
   bool coreEach(const std::vector<GroupRecord>& records) const;
   std::string bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart);
+  static constexpr char kVotes[] = "v";  // the round
+  void throwIfCancelled() const;
   void pause(int& round) const;
   std::string missingOf(const std::vector<int>& peers);
   [[noreturn]] void timedOut(const std::string& missing, Milliseconds timeout) const;
@@ -151,8 +159,10 @@ class Rendezvous {
   GroupMemory& memory_;
   LocalProcess& process_;
   GroupRecord own_;
+  Roster roster_;
   std::atomic<std::int64_t> came_{0};  // to agree(): milliseconds since 1970
   const std::size_t arenaBytes_;
+  bool saidThatCame_ = false;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};
   mutable std::atomic<std::int64_t> doubted_{0};  // a record: since when, in nanoseconds since boot
@@ -161,6 +171,8 @@ class Rendezvous {
   std::string groupFault_;          // its key, once the ranks' records are known
   Hosts hosts_;                     // once the ranks have agreed
   std::vector<GroupRecord> asked_;  // of the instances that were told: tryConnect's
+  std::mutex seenMutex_;
+  std::vector<GroupRecord> seen_;  // coreEachIfKnown's; without a magic: not yet
 };
 
 }  // namespace fastcoll

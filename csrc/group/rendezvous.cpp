@@ -17,10 +17,6 @@
 namespace fastcoll {
 namespace {
 
-std::string recordKey(int rank) {
-  return concat("fastcoll/r/", rank);
-}
-
 /// A text field of a record, which need not end in a NUL when it comes from outside.
 template <std::size_t N>
 std::string text(const char (&field)[N]) {
@@ -47,7 +43,13 @@ std::uint64_t restartGeneration() {
 
 Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& process,
                        GroupRecord own, std::size_t arenaBytes)
-    : store_(store), memory_(memory), process_(process), own_(own), arenaBytes_(arenaBytes) {}
+    : store_(store),
+      memory_(memory),
+      process_(process),
+      own_(own),
+      roster_(store, "fastcoll", memory.rank(), memory.size(),
+              std::string(reinterpret_cast<const char*>(&own), sizeof own)),
+      arenaBytes_(arenaBytes) {}
 
 std::string Rendezvous::prefix() const {
   const auto& id = memory_.identity();
@@ -147,7 +149,7 @@ void Rendezvous::publish() {
   // Whoever holds this rank already must not be overwritten: its peers would wait for both.
   std::string held;
   GroupRecord other{};
-  if (store_.tryGet(recordKey(memory_.rank()), held) && held.size() == sizeof other) {
+  if (roster_.read(memory_.rank(), held) && held.size() == sizeof other) {
     std::memcpy(&other, held.data(), sizeof other);
     const bool same = other.pid == own_.pid && other.processStart == own_.processStart;
     if (other.magic == kArenaMagic && other.generation == own_.generation && !same &&
@@ -158,18 +160,12 @@ void Rendezvous::publish() {
                          " too, before this one. Give every process a rank of its own."));
     }
   }
-  store_.set(recordKey(memory_.rank()),
-             std::string(reinterpret_cast<const char*>(&own_), sizeof own_));
+  roster_.publish();
 }
 
-bool Rendezvous::read(int rank, GroupRecord& record) {
-  if (rank == memory_.rank()) {
-    record = own_;
-    return true;
-  }
-  std::string value;
-  if (!store_.tryGet(recordKey(rank), value)) return false;
-  // Anybody who reaches the store can write there: nothing is believed before it is checked.
+/// Anybody who reaches the store can write there: nothing is believed before it is checked. False: it
+/// may be stale.
+bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
@@ -182,7 +178,11 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
     throw Error(ErrorKind::Store, concat(prefix(), "what the store holds for rank ", rank,
                                          " is not a record of fastcoll"));
   }
-  if (mayBeStale(record)) return false;
+  return !mayBeStale(record);
+}
+
+/// What ranks of one group must have in common.
+void Rendezvous::require(int rank, const GroupRecord& record) const {
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "rank ", rank, " runs fastcoll ", text(record.version),
@@ -208,14 +208,37 @@ bool Rendezvous::read(int rank, GroupRecord& record) {
                " uses another tuning table than this rank. Set FASTCOLL_TUNING alike on all "
                "ranks, and write the table before they start."));
   }
+}
+
+bool Rendezvous::read(int rank, GroupRecord& record) {
+  if (rank == memory_.rank()) {
+    record = own_;
+    return true;
+  }
+  std::string value;
+  if (!roster_.read(rank, value) || !parse(rank, value, record)) return false;
+  require(rank, record);
   return true;
 }
 
-void Rendezvous::pause(int& round) const {
+Roster::Believes Rendezvous::believes() const {
+  return [this](int rank, const std::string& value) {
+    GroupRecord record{};
+    if (!parse(rank, value, record)) return false;
+    require(rank, record);
+    return true;
+  };
+}
+
+void Rendezvous::throwIfCancelled() const {
   checkInterrupt();
   if (cancelled_.load(std::memory_order_acquire)) {
     throw Error(ErrorKind::Backend, prefix() + "the group was aborted while its ranks connected");
   }
+}
+
+void Rendezvous::pause(int& round) const {
+  throwIfCancelled();
   // 50 us at first (everybody is about to arrive), 10 ms in the end (somebody is late).
   const int micros = std::min(10000, 50 << std::min(round++, 8));
   std::this_thread::sleep_for(std::chrono::microseconds(micros));
@@ -226,35 +249,9 @@ void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) cons
               concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing));
 }
 
-std::vector<GroupRecord> Rendezvous::readAll(TimePoint deadline, Milliseconds timeout) {
-  std::vector<GroupRecord> records(static_cast<std::size_t>(memory_.size()));
-  std::vector<bool> have(records.size(), false);
-  for (int round = 0;;) {
-    bool all = true;
-    for (int rank = 0; rank < memory_.size(); ++rank) {
-      const auto i = static_cast<std::size_t>(rank);
-      if (!have[i]) have[i] = read(rank, records[i]);
-      all = all && have[i];
-    }
-    if (all) return records;
-    if (Clock::now() >= deadline) {
-      std::string missing;
-      for (std::size_t i = 0; i < have.size(); ++i) {
-        if (!have[i]) missing += concat(missing.empty() ? "" : ", ", i);
-      }
-      timedOut(concat("rank(s) ", missing, " have not created the group"), timeout);
-    }
-    pause(round);
-  }
-}
-
 bool Rendezvous::changed() {
-  for (int rank = 0; rank < memory_.size(); ++rank) {
-    GroupRecord now{};
-    if (read(rank, now) && now.nonce != records_[static_cast<std::size_t>(rank)].nonce) return true;
-  }
   std::string mine;
-  if (store_.tryGet(recordKey(memory_.rank()), mine) && mine.size() == sizeof own_) {
+  if (roster_.read(memory_.rank(), mine) && mine.size() == sizeof own_) {
     GroupRecord stored{};
     std::memcpy(&stored, mine.data(), sizeof stored);
     if (stored.generation == own_.generation && stored.nonce != own_.nonce) {
@@ -264,7 +261,7 @@ bool Rendezvous::changed() {
                          " too. Give every process a rank of its own."));
     }
   }
-  return false;
+  return roster_.changed(believes());
 }
 
 /// Equal for ranks that share memory: processes of one user in one machine and network namespace,
@@ -328,6 +325,12 @@ bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
   return hasCoreEach(ranks, 0, grantedCores());
 }
 
+/// Of a rank's process: ", state T" of one that is stopped.
+std::string Rendezvous::stateOf(const GroupRecord& record) const {
+  const int pid = static_cast<int>(record.pid);
+  return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
+}
+
 /// Which of the ranks cannot be bound when time is up.
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
@@ -335,12 +338,10 @@ std::string Rendezvous::missingOf(const std::vector<int>& peers) {
     const auto& record = records_[static_cast<std::size_t>(peer)];
     auto process = process_.connect(record.process, Clock::now() + kLastTry);
     if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
-    const auto pid = static_cast<int>(record.pid);
-    const char state = processRuns(record) == 1 ? processState(pid) : '?';
     std::string vote;
-    const bool voted = store_.tryGet(voteKey(peer), vote);
-    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (pid ", pid, ", host ",
-                      text(record.host), ", state ", state, ") ",
+    const bool voted = roster_.said(kVotes, peer, vote);
+    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
+                      stateOf(record), ") ",
                       voted ? "cannot be reached over its unix socket"
                             : "has not arrived at the group's first collective");
   }
@@ -375,7 +376,10 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
       // One that cannot share memory has voted already, and will never listen; one that failed has
       // told so.
       if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
-      if (round % 8 == 7) throwIfTold(faultKey(hash()));
+      if (round % 8 == 7) {
+        throwIfTold(faultKey(roster_.id()));
+        throwIfTold(faultKey(record.nonce));  // before it had the roster
+      }
       if (Clock::now() >= deadline) return missingOf(peers);
       if (round > 20 && Clock::now() >= patience && changed()) {
         restart = true;

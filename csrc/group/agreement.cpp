@@ -1,0 +1,240 @@
+// How the ranks of a group agree on one transport: all records, then all votes.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "../base/env.hpp"
+#include "rendezvous.hpp"
+
+namespace fastcoll {
+namespace {
+
+// Votes: this, or the other with a reason behind it.
+constexpr char kShared[] = "shm";
+constexpr char kAgainst[] = "gloo: ";
+constexpr std::size_t kLongestReason = 500;
+
+// Open files that Gloo takes beside one for each connection: it listens, polls, and asks the store.
+constexpr int kGlooDescriptors = 6;
+
+// A rank that waits so long for the roster says that it has come.
+constexpr Milliseconds kSayThatCame{100};
+
+std::string cameKey(std::uint64_t nonce) {
+  return concat("fastcoll/c/", nonce);
+}
+
+}  // namespace
+
+/// One of the ranks has voted against shared memory with the present records; `why` is its reason.
+bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
+  for (const int rank : peers) {
+    std::string vote;
+    if (rank == memory_.rank() || !roster_.said(kVotes, rank, vote) || vote == kShared) continue;
+    why = reasonOf(vote);
+    return true;
+  }
+  return false;
+}
+
+/// The reason in a vote against shared memory. Anybody who reaches the store can write there.
+std::string Rendezvous::reasonOf(const std::string& vote) const {
+  const std::string head = kAgainst;
+  if (vote.compare(0, head.size(), head) != 0) {
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
+  }
+  return vote.substr(head.size(), kLongestReason);
+}
+
+/// Before this rank votes for Gloo, which ends the process, or leaves the others waiting for this
+/// rank, where descriptors run out.
+void Rendezvous::requireDescriptors(int connections) const {
+  const int wanted = connections + kGlooDescriptors;
+  std::vector<int> held;
+  held.reserve(static_cast<std::size_t>(wanted));
+  int error = 0;
+  while (error == 0 && static_cast<int>(held.size()) < wanted) {
+    const int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    fd < 0 ? error = errno : (held.push_back(fd), 0);
+  }
+  for (const int fd : held) ::close(fd);
+  if (error == 0) return;
+  throw GroupLost(
+      ErrorKind::Backend,
+      concat(prefix(), memory_.memberName(memory_.rank()), " can open ", held.size(),
+             " more files where Gloo, for ", connections, " connections, needs ", wanted, " (",
+             std::strerror(error), "). Raise the limit on open files (ulimit -n) on that rank."));
+}
+
+std::string Rendezvous::nameOf(const GroupRecord& record) {
+  return concat("pid ", record.pid, ", host ",
+                std::string(record.host, strnlen(record.host, sizeof record.host)));
+}
+
+void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason) const {
+  throw Error(ErrorKind::Backend,
+              concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
+                     by.rank, ", but ", reason, ". Unset it on all ranks to let them use Gloo."));
+}
+
+// --- the ranks' records -------------------------------------------------------------------------
+
+std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds timeout) {
+  const auto came = Clock::now();
+  int look = 0;
+  const auto& values = roster_.gather(believes(), [&] {
+    throwIfCancelled();
+    lookWhileGathering(look++, came, deadline, timeout);
+  });
+  std::vector<GroupRecord> records(values.size());
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    const auto i = static_cast<std::size_t>(rank);
+    (void)parse(rank, values[i], records[i]);  // rank 0 knows best what is stale
+    require(rank, records[i]);
+  }
+  return records;
+}
+
+void Rendezvous::lookWhileGathering(int look, TimePoint came, TimePoint deadline,
+                                    Milliseconds timeout) {
+  const auto now = Clock::now();
+  if (now >= deadline) gatheredTooLate(timeout);
+  if (memory_.rank() == 0 || look % 8 != 7) return;
+  if (!saidThatCame_ && now - came >= std::min(kSayThatCame, timeout / 2)) {
+    store_.set(cameKey(own_.nonce), "");
+    saidThatCame_ = true;
+  }
+  GroupRecord first{};  // which makes the roster
+  if (!read(0, first)) return;
+  throwIfTold(faultKey(first.nonce));
+  if (processGone(first)) throwGone(first);
+}
+
+/// Time is up: who has not created the group, or has not come to its first collective?
+void Rendezvous::gatheredTooLate(Milliseconds timeout) {
+  std::string without, late;
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    GroupRecord record{};
+    std::string came;
+    if (!read(rank, record)) {
+      without += concat(without.empty() ? "" : ", ", rank);
+    } else if (rank != memory_.rank() && !store_.tryGet(cameKey(record.nonce), came)) {
+      late += concat(late.empty() ? "" : "; ", "rank ", rank, " (", nameOf(record), stateOf(record),
+                     ") has not arrived at the group's first collective");
+    }
+  }
+  if (!without.empty()) timedOut(concat("rank(s) ", without, " have not created the group"), timeout);
+  timedOut(late.empty() ? "rank 0 has not gathered the ranks' records" : late, timeout);
+}
+
+// --- the decision -------------------------------------------------------------------------------
+
+/// What all ranks have voted; nothing where the records are others now.
+std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint deadline,
+                                          Milliseconds timeout) {
+  int look = 0;
+  bool restart = false;
+  const auto onLook = [&] {
+    throwIfCancelled();
+    if (Clock::now() >= deadline) {
+      std::string missing;
+      for (const int rank : roster_.silent(kVotes)) {
+        missing += concat(missing.empty() ? "" : ", ", rank);
+      }
+      timedOut(missing.empty()
+                   ? "rank 0 has not collected the ranks' votes"
+                   : concat("rank(s) ", missing,
+                            " have not arrived at the group's first collective"),
+               timeout);
+    }
+    if (++look % 8 != 0) return;
+    throwIfTold(faultKey(roster_.id()));
+    if (memory_.rank() == 0) {
+      for (const int rank : roster_.silent(kVotes)) {  // one may have failed without the roster
+        throwIfTold(faultKey(records_[static_cast<std::size_t>(rank)].nonce));
+      }
+    }
+    restart = changed();
+    for (const auto& record : records_) {
+      if (!restart && processGone(record)) throwGone(record);
+    }
+  };
+  auto votes = roster_.exchange(kVotes, own, onLook, [&] { return restart; });
+  if (!votes) return {};
+  if (own != kShared && (*votes)[static_cast<std::size_t>(memory_.rank())] == kShared) {
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "the store says that all ranks share memory, but ", reasonOf(own),
+                       ". Give each job a store, or a prefix, of its own."));
+  }
+  return *votes;
+}
+
+Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
+  came_ = millisSince1970();
+  for (;;) {
+    records_ = gather(deadline, timeout);
+    Agreement agreement;
+    agreement.id = roster_.id();
+    agreement.coreEach = coreEach(records_);
+    {
+      std::lock_guard<std::mutex> lock(keysMutex_);
+      groupFault_ = faultKey(agreement.id);
+    }
+    const Hosts hosts = hostsOf(records_, "");
+    const std::vector<int>& local = hosts.local();
+    for (const auto& record : records_) {
+      memory_.nameMember(static_cast<int>(record.rank), nameOf(record));
+    }
+    std::string problem;
+    if (local.size() > 1) {
+      try {
+        memory_.open(arenaBytes_);
+        bool restart = false;
+        problem = bindAll(local, deadline, restart);
+        if (restart) continue;
+        if (!problem.empty() && Clock::now() >= deadline) timedOut(problem, timeout);
+      } catch (const GroupLost&) {
+        throw;
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::Store || error.kind() == ErrorKind::Timeout) throw;
+        problem = concat("rank ", memory_.rank(), ": ", error.what());
+      }
+    }
+    if (!problem.empty() || hosts.count() > 1) requireDescriptors(memory_.size() - 1);
+    const auto votes = vote(problem.empty() ? kShared : kAgainst + problem, deadline, timeout);
+    if (votes.empty()) continue;
+
+    // Equal on all ranks, as every input of what follows is.
+    std::string apart(static_cast<std::size_t>(hosts.count()), '0');
+    for (std::size_t rank = 0; rank < votes.size(); ++rank) {
+      if (votes[rank] == kShared) continue;
+      apart[static_cast<std::size_t>(hosts.hostOf(static_cast<int>(rank)))] = '1';
+      if (agreement.reason.empty()) agreement.reason = reasonOf(votes[rank]);
+    }
+    agreement.hosts = hostsOf(records_, apart);
+    for (const int peer : agreement.hosts.local()) {
+      if (agreement.hosts.local().size() == 1) break;
+      memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
+    }
+    {
+      const std::lock_guard<std::mutex> lock(keysMutex_);
+      hosts_ = agreement.hosts;
+    }
+    if (agreement.reason.empty()) agreement.reason = whySeveral(records_);
+    if (agreement.hosts.count() == 1) {
+      agreement.reason = "all ranks share one host and user";
+      return agreement;
+    }
+    for (const auto& record : records_) {
+      if (record.transport != static_cast<std::uint32_t>(TransportChoice::Shm)) continue;
+      throwDemanded(record, agreement.reason);
+    }
+    return agreement;
+  }
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,220 @@
+#include "roster.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "../base/hash.hpp"
+
+namespace fastcoll {
+namespace {
+
+/// Texts, each behind its length of 4 bytes.
+std::string encode(const Roster::Texts& texts) {
+  std::string all;
+  for (const std::string& text : texts) {
+    const auto length = static_cast<std::uint32_t>(text.size());
+    all.append(reinterpret_cast<const char*>(&length), sizeof length);
+    all += text;
+  }
+  return all;
+}
+
+/// False where it is not so many texts.
+bool decode(const std::string& all, int count, Roster::Texts& texts) {
+  texts.clear();
+  std::size_t at = 0;
+  for (int i = 0; i < count; ++i) {
+    std::uint32_t length = 0;
+    if (all.size() - at < sizeof length) return false;
+    std::memcpy(&length, all.data() + at, sizeof length);
+    at += sizeof length;
+    if (all.size() - at < length) return false;
+    texts.push_back(all.substr(at, length));
+    at += length;
+  }
+  return at == all.size();
+}
+
+/// 50 us at first (everybody is about to come), 10 ms in the end (somebody is late).
+void pause(int& looks) {
+  const int micros = std::min(10000, 50 << std::min(looks++, 8));
+  std::this_thread::sleep_for(std::chrono::microseconds(micros));
+}
+
+}  // namespace
+
+Roster::Roster(KeyValueStore& store, std::string folder, int rank, int size, std::string record)
+    : store_(store),
+      folder_(std::move(folder)),
+      rank_(rank),
+      size_(size),
+      record_(std::move(record)) {}
+
+std::string Roster::recordKey(int rank) const {
+  return concat(folder_, "/r/", rank);
+}
+std::string Roster::roundKey(const std::string& round) const {
+  return concat(folder_, id_.empty() ? "" : "/", id_, "/", round);
+}
+std::string Roster::roundKey(const std::string& round, int rank) const {
+  return concat(roundKey(round), "/", rank);
+}
+
+void Roster::put(Texts& keys, const std::string& key, const std::string& value) {
+  store_.set(key, value);
+  if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+}
+
+Error Roster::foreign(const std::string& what) const {
+  return Error(ErrorKind::Store, concat(what, " in the store is not fastcoll's, or of another "
+                                        "version of it. Use the same version on all ranks, and a "
+                                        "store that other programs do not write to."));
+}
+
+void Roster::publish() {
+  put(keys_, recordKey(rank_), record_);
+}
+
+bool Roster::read(int rank, std::string& record) {
+  return store_.tryGet(recordKey(rank), record);
+}
+
+void Roster::take(Texts records, const std::string& encoded) {
+  records_ = std::move(records);
+  encoded_ = encoded;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx",
+                static_cast<unsigned long long>(fnv(encoded.data(), encoded.size())));
+  id_ = digits;
+}
+
+/// Of a rank that is not 0: one with its own record. An earlier life may have had more ranks.
+bool Roster::lookForRoster(std::string& encoded, Texts& records) {
+  return store_.tryGet(concat(folder_, "/roster"), encoded) && decode(encoded, size_, records) &&
+         records[static_cast<std::size_t>(rank_)] == record_;
+}
+
+const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLook) {
+  Texts records(static_cast<std::size_t>(size_));
+  std::vector<bool> have(records.size(), false);
+  if (rank_ == 0) {
+    records[0] = record_;
+    have[0] = true;
+  }
+  const auto publishRoster = [&] {
+    const std::string encoded = encode(records);
+    take(std::move(records), encoded);
+    put(keys_, concat(folder_, "/roster"), encoded_);
+  };
+  for (int looks = 0;;) {
+    if (rank_ == 0) {
+      bool all = true;
+      for (int rank = 1; rank < size_; ++rank) {
+        const auto i = static_cast<std::size_t>(rank);
+        if (have[i]) continue;
+        try {
+          have[i] = read(rank, records[i]) && believes(rank, records[i]);
+        } catch (const Error&) {
+          publishRoster();
+          throw;
+        }
+        all = all && have[i];
+      }
+      if (all) {
+        publishRoster();
+        return records_;
+      }
+    } else if (std::string encoded; lookForRoster(encoded, records)) {
+      if (encoded != encoded_ || looks > 0) {
+        take(std::move(records), encoded);
+        return records_;
+      }
+    }
+    onLook();
+    pause(looks);
+  }
+}
+
+bool Roster::changed(const Believes& believes) {
+  if (id_.empty()) return false;
+  if (rank_ != 0) {
+    std::string encoded;
+    Texts records;
+    return lookForRoster(encoded, records) && encoded != encoded_;
+  }
+  for (int rank = 1; rank < size_; ++rank) {
+    std::string now;
+    if (!read(rank, now) || now == records_[static_cast<std::size_t>(rank)]) continue;
+    if (believes(rank, now)) return true;
+  }
+  return false;
+}
+
+void Roster::say(const std::string& round, const std::string& text) {
+  put(keys_, roundKey(round, rank_), text);
+}
+
+bool Roster::said(const std::string& round, int rank, std::string& text) {
+  return store_.tryGet(roundKey(round, rank), text);
+}
+
+std::optional<Roster::Texts> Roster::exchange(const std::string& round, const std::string& text,
+                                              const OnLook& onLook,
+                                              const std::function<bool()>& over) {
+  Texts texts(static_cast<std::size_t>(size_));
+  std::vector<bool> have(texts.size(), false);
+  Texts before = std::exchange(exchange_, {});
+  put(exchange_, roundKey(round, rank_), text);
+  for (int looks = 0;;) {
+    if (rank_ == 0) {
+      bool all = true;
+      texts[0] = text;
+      for (int rank = 1; rank < size_; ++rank) {
+        const auto i = static_cast<std::size_t>(rank);
+        if (!have[i]) have[i] = said(round, rank, texts[i]);
+        all = all && have[i];
+      }
+      if (all) {
+        put(exchange_, roundKey(round), encode(texts));
+        eraseAll(before);
+        return texts;
+      }
+    } else if (std::string encoded; store_.tryGet(roundKey(round), encoded)) {
+      if (!decode(encoded, size_, texts)) throw foreign(concat("the round '", round, "'"));
+      eraseAll(before);
+      return texts;
+    }
+    onLook();
+    if (over && over()) {
+      keys_.insert(keys_.end(), before.begin(), before.end());
+      return std::nullopt;
+    }
+    pause(looks);
+  }
+}
+
+std::vector<int> Roster::silent(const std::string& round) {
+  std::vector<int> ranks;
+  std::string text;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && !said(round, rank, text)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Roster::eraseAll(Texts& keys) noexcept {
+  for (const std::string& key : keys) store_.erase(key);
+  keys.clear();
+}
+
+void Roster::erase() noexcept {
+  eraseAll(exchange_);
+  eraseAll(keys_);
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,140 @@
+"""The roster, by which the ranks of a group come together: who reads what, and what an earlier life cannot do."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+import pytest
+import torch.distributed as dist
+
+from fastcoll._load import C
+
+_nonces = count(1)
+
+
+class Watched(dist.Store):
+    """A store that notes the keys that are asked for, by thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+        self.asked: dict[int, set[str]] = {}
+        self.lock = threading.Lock()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self.lock:
+            self.values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        with self.lock:
+            return self.values[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self.lock:
+            self.asked.setdefault(threading.get_ident(), set()).update(keys)
+            return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        with self.lock:
+            return self.values.pop(key, None) is not None
+
+
+def roster(store: dist.Store, rank: int, size: int) -> C.Roster:
+    return C.Roster(store, "g", rank, size, b"magic" + next(_nonces).to_bytes(8, "big"), 5)
+
+
+def until(seconds: float) -> Callable[[], None]:
+    end = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() >= end:
+            raise TimeoutError("nobody came")
+
+    return look
+
+
+def come_together(one: C.Roster, rank: int) -> tuple[str, list[bytes]]:
+    one.publish()
+    said = None
+    while said is None:
+        one.gather(until(30))
+        said = one.exchange("first", b"%d" % rank, until(30), watch=True)
+    return one.id, said
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_all_hear_what_all_say(size: int) -> None:
+    store = dist.HashStore()
+    ones = [roster(store, rank, size) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(come_together, ones, range(size)))
+    assert [said for _, said in found] == [[b"%d" % rank for rank in range(size)]] * size
+    assert len({one_id for one_id, _ in found}) == 1
+    for one in ones:
+        one.erase()
+    assert store.num_keys() == 0
+
+
+def test_reads_grow_with_the_ranks_and_not_with_their_square() -> None:
+    size = 24
+    store = Watched()
+    ones = [roster(store, rank, size) for rank in range(size)]
+    asked: dict[int, set[str]] = {}
+
+    def one_rank(rank: int) -> None:
+        come_together(ones[rank], rank)
+        asked[rank] = store.asked[threading.get_ident()]
+
+    threads = [threading.Thread(target=one_rank, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    records = {f"g/r/{rank}" for rank in range(1, size)}
+    votes = {f"g/{ones[0].id}/first/{rank}" for rank in range(1, size)}
+    assert asked[0] == records | votes
+    for rank in range(1, size):
+        assert asked[rank] == {"g/roster", f"g/{ones[0].id}/first"}
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_of_an_earlier_life_is_waited_for(late: int) -> None:
+    store, size = dist.HashStore(), 3
+    with ThreadPoolExecutor(size) as pool:
+        last = [roster(store, rank, size) for rank in range(size)]
+        list(pool.map(come_together, last, range(size)))
+        now = [roster(store, rank, size) for rank in range(size)]
+        waiting = [pool.submit(come_together, now[r], r) for r in range(size) if r != late]
+        time.sleep(0.1)
+        assert not any(future.done() for future in waiting)
+        found = come_together(now[late], late)
+        assert [future.result(30) for future in waiting] == [found, found]
+    assert found[0] != last[0].id
+
+
+def test_a_fault_is_told_once() -> None:
+    store = dist.HashStore()
+    ones = [roster(store, rank, 2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(come_together, ones, range(2)))
+    assert ones[1].told() is None
+    ones[0].tell("rank 0: first")
+    ones[1].tell("rank 1: second")
+    assert ones[0].told() == ones[1].told() == "rank 0: first"
+
+
+def test_what_ends_a_wait_comes_out() -> None:
+    one = roster(dist.HashStore(), 0, 2)
+    one.publish()
+    with pytest.raises(TimeoutError, match="nobody came"):
+        one.gather(until(0.05))
+
+
+def test_a_list_of_somebody_else_is_refused() -> None:
+    store = dist.HashStore()
+    one = C.Roster(store, "g", 1, 2)
+    store.set("g/first", "what is this")
+    with pytest.raises(dist.DistStoreError, match="the round 'first' in the store is not fastcoll's"):
+        one.exchange("first", b"", until(30))
