@@ -1,0 +1,220 @@
+// How a call of torch's becomes a task of an engine: run by its caller, or a work.
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+
+#include <algorithm>
+
+#include "call_checks.hpp"
+#include "process_group.hpp"
+#include "reduce/reduce.hpp"
+
+namespace fastcoll {
+
+std::shared_ptr<TensorTask> ProcessGroupFastcoll::newTask(const CallSite& site,
+                                                          Collective collective) const {
+  auto task = std::make_shared<TensorTask>(site);
+  task->request.collective = collective;
+  return task;
+}
+
+void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, Request& request,
+                                        const c10d::ReduceOp& op) const {
+  const bool onDevice = task.device() && !task.device()->is_cpu();
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      request.op = ReduceOp::Sum;
+      break;
+    case c10d::ReduceOp::AVG:
+      request.op = ReduceOp::Avg;
+      break;
+    case c10d::ReduceOp::PRODUCT:
+      request.op = ReduceOp::Product;
+      break;
+    case c10d::ReduceOp::MIN:
+      request.op = ReduceOp::Min;
+      break;
+    case c10d::ReduceOp::MAX:
+      request.op = ReduceOp::Max;
+      break;
+    case c10d::ReduceOp::BAND:
+      request.op = ReduceOp::BitAnd;
+      break;
+    case c10d::ReduceOp::BOR:
+      request.op = ReduceOp::BitOr;
+      break;
+    case c10d::ReduceOp::BXOR:
+      request.op = ReduceOp::BitXor;
+      break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      request.op = ReduceOp::PreMulSum;
+      const auto* supplement =
+          dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (supplement == nullptr) {
+        throw Error(ErrorKind::Value, site.prefix() +
+                                          "expected PREMUL_SUM with a factor, got none. Make the "
+                                          "operation with torch's _make_nccl_premul_sum(factor).");
+      }
+      const at::Tensor& factor = supplement->tensor_factor;
+      if (!factor.defined()) {
+        request.factor = supplement->double_factor;
+      } else if (onDevice && factor.device() == *task.device()) {
+        // Read there, by the library, so that nobody waits for it on the host.
+        const DType type = partOf(request.dtype);
+        if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
+          throw Error(ErrorKind::Type, concat(site.prefix(), "expected a factor of one element of ",
+                                              dtypeName(type), ", got ", factor.numel(), " of ",
+                                              dtypeName(dtypeOf(factor.scalar_type()))));
+        }
+        task.keepAlive(factor);
+        request.factorOnDevice = factor.const_data_ptr();
+      } else {
+        request.factor = factor.item<double>();
+      }
+      break;
+    }
+    default:
+      throw Error(ErrorKind::Value, site.prefix() +
+                                        "expected a reduction of ReduceOp.SUM, AVG, "
+                                        "PRODUCT, MIN, MAX, BAND, BOR, BXOR or "
+                                        "PREMUL_SUM, got operation " +
+                                        std::to_string(static_cast<int>(op.op_)));
+  }
+  if (onDevice) return;  // the library says what it can reduce
+  named(site, [&] { reduceFunction(request.dtype, request.op); });
+}
+
+void ProcessGroupFastcoll::checkRank(const CallSite& site, const char* what, int rank) const {
+  if (rank < 0 || rank >= size_) {
+    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a ", what, " from 0 to ",
+                                         size_ - 1, ", got ", rank));
+  }
+}
+
+int ProcessGroupFastcoll::checkRoot(const CallSite& site, int64_t root, int64_t rootTensor) const {
+  checkRank(site, "root rank", static_cast<int>(root));
+  if (rootTensor != 0) {
+    throw Error(ErrorKind::Value, concat(site.prefix(), "expected a root tensor of 0, got ",
+                                         rootTensor, ": each rank gives one tensor"));
+  }
+  return static_cast<int>(root);
+}
+
+void ProcessGroupFastcoll::stopCollecting() {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (coalescingThread_ != std::this_thread::get_id()) return;
+  coalescingThread_ = std::thread::id();
+  coalesced_.clear();
+  for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was given up", false);
+  batch_.clear();
+}
+
+bool ProcessGroupFastcoll::collecting(WorkRef& work) {
+  std::lock_guard<std::mutex> lock(coalescingMutex_);
+  if (coalescingThread_ != std::this_thread::get_id()) return false;
+  if (work != nullptr) coalesced_.push_back(std::move(work));
+  work = nullptr;
+  return true;
+}
+
+namespace {
+
+/// A task whose work is told of its end.
+class WorkTask : public Task {
+ public:
+  WorkTask(std::shared_ptr<TensorTask> inner, c10::intrusive_ptr<CollectiveWork> work)
+      : inner_(std::move(inner)), work_(std::move(work)) {
+    // What the engine reads; the messages stay with the inner task.
+    request.collective = inner_->request.collective;
+    request.dtype = inner_->request.dtype;
+    request.op = inner_->request.op;
+    request.root = inner_->request.root;
+    request.count = inner_->request.count;
+    request.timeout = inner_->request.timeout;
+    draft = inner_->draft;
+  }
+  void prepare() override { inner_->prepare(); }
+  void transfer(const RunOne& runOne) override {
+    inner_->request.seq = request.seq;
+    inner_->transfer(runOne);
+  }
+  void finish() override { inner_->finish(); }
+  std::shared_ptr<void> memory() override { return inner_; }
+  void complete(std::exception_ptr fault) noexcept override {
+    inner_.reset();  // lets go of the tensors before anybody is told
+    std::exchange(work_, nullptr)->markDone(fault);
+  }
+  bool callsBack() override { return work_->callsBack(); }
+
+ private:
+  std::shared_ptr<TensorTask> inner_;
+  c10::intrusive_ptr<CollectiveWork> work_;
+};
+
+}  // namespace
+
+ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<TensorTask> task,
+                                                           Call call) {
+  task->countsChanges = countsAllChanges_ || task->countsChangesInStock(call.type);
+  if (task->device() && !task->device()->is_cpu()) {
+    return launchOnDevice(std::move(task), std::move(call));
+  }
+  task->request.timeout = timeoutOr(call.timeout);
+  trace::Record draft;
+  describe(draft, *task, call);
+  task->draft = draft.group == 0 ? nullptr : &draft;
+  const bool profiled = at::hasCallbacks();
+  WorkRef none;
+  const bool coalescing = collecting(none);
+  if (!call.async && !profiled && !coalescing) {
+    engine_->runInline(task);
+    return nullptr;
+  }
+  if (profiled) {
+    recordParameters(call, collectiveName(task->request.collective), engine_->sequence() + 1,
+                     false);
+  }
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title,
+                                                  std::optional<Tensors>(std::move(call.inputs)),
+                                                  std::move(call.outputs), 0);
+  auto tracked = std::make_shared<WorkTask>(std::move(task), work);
+  if (!call.async && !coalescing) {
+    // Inline, but the profiler sees the span of a work.
+    try {
+      engine_->runInline(tracked);
+    } catch (...) {
+      tracked->complete(std::current_exception());
+      throw;
+    }
+    work->setSequence(tracked->request.seq);
+    work->attach(engine_, tracked);
+    tracked->complete(nullptr);
+    return work;
+  }
+  work->attach(engine_, tracked);
+  try {
+    engine_->submit(tracked);
+  } catch (...) {
+    tracked->complete(std::current_exception());
+    throw;
+  }
+  work->setSequence(tracked->request.seq);
+  WorkRef result = work;
+  if (coalescing) collecting(result);
+  return result;
+}
+
+void ProcessGroupFastcoll::recordParameters(const Call& call, const char* name, std::uint64_t seq,
+                                            bool pointToPoint) const {
+  int64_t in = 0;
+  int64_t out = 0;
+  for (const auto& tensor : call.inputs) in += tensor.numel();
+  for (const auto& tensor : call.outputs) out += tensor.numel();
+  const auto type = call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type();
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(seq), pointToPoint),
+                          std::make_tuple(pg_uid_, pg_desc_), call.inputs, call.outputs, rank_,
+                          name, in, out, type, std::vector<int64_t>(), std::vector<int64_t>(), -1,
+                          -1, size_);
+}
+
+}  // namespace fastcoll
