@@ -122,6 +122,11 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void connect(Connect connect);
   std::shared_ptr<Network> network();
   void span(const Agreement& agreement, Milliseconds timeout);
+  struct HostWatch;
+  void watchHost();
+  void endHostWatch() noexcept;
+  bool lookAtHost() noexcept;
+  void failIdle(ErrorKind kind, const std::string& cause) noexcept;
   bool claim(std::unique_lock<std::mutex>& lock);
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
@@ -151,6 +156,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
   Spanning spanning_;
+  std::shared_ptr<HostWatch> hostWatch_;  // of a leader
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 

@@ -1,8 +1,10 @@
 // How a group fails, on this rank and, where memory is not shared, on the others.
+#include <mutex>
 #include <thread>
 
 #include "../base/fork.hpp"
 #include "cpu_engine.hpp"
+#include "worker_pool.hpp"
 
 namespace fastcoll {
 namespace {
@@ -126,6 +128,63 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   } catch (...) {
     log(LogLevel::Warn, concat("group '", config_.name, "': the abort itself failed"));
   }
+}
+
+// --- a fault of this host, while its leader calls nothing ----------------------------------------
+
+/// What the keeper thread knows of an engine; nothing when that is about to end.
+struct CpuEngine::HostWatch {
+  std::mutex mutex;
+  CpuEngine* engine;
+};
+
+/// Ranks of a host see each other's deaths and aborts in their calls. Another host waits for this
+/// one's leader, which may call nothing for a long time: so the leader looks now and then.
+void CpuEngine::watchHost() {
+  hostWatch_ = std::make_shared<HostWatch>();
+  hostWatch_->engine = this;
+  process_->watch([watch = hostWatch_] {
+    const std::lock_guard<std::mutex> lock(watch->mutex);
+    return watch->engine != nullptr && watch->engine->lookAtHost();
+  });
+}
+
+void CpuEngine::endHostWatch() noexcept {
+  if (hostWatch_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(hostWatch_->mutex);
+  hostWatch_->engine = nullptr;
+}
+
+/// By the keeper thread, which must not wait: false when there is no more to look for.
+bool CpuEngine::lookAtHost() noexcept {
+  ErrorKind kind = ErrorKind::Backend;
+  std::string cause;
+  for (const int peer : spanning_.hosts.local()) {
+    if (peer == config_.rank || !memory_->isDead(peer) || memory_->hasLeft(peer)) continue;
+    cause = memory_->causeOfSilence(peer);
+  }
+  if (memory_->aborted()) memory_->recorded(kind, cause);
+  if (cause.empty()) return true;
+  try {
+    runOnWorker([weak = weak_from_this(), kind, cause] {
+      if (const auto self = weak.lock()) self->failIdle(kind, cause);
+    });
+  } catch (const std::exception&) {  // no thread is to be had: a call will notice
+  }
+  return false;
+}
+
+/// Fails the group, and shows the other hosts that it has failed.
+void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
+  abort(kind, cause);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (running_ || closed_) return;  // a call that runs, or is to run, closes them
+    running_ = true;
+  }
+  spanning_.links->close();
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+  release(lock);
 }
 
 }  // namespace fastcoll

@@ -77,6 +77,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     });
     links->checkPeers = [this](const std::string& site) { checkPeers(site); };
     spanning_.links = std::move(links);
+    if (hosts.local().size() > 1) watchHost();
   }
   reason_ = agreement.reason;
   path_.store(Path::Spanning, std::memory_order_release);
@@ -130,6 +131,7 @@ void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
 
 void CpuEngine::shutdown() noexcept {
   if (forkGeneration_ != forkGeneration()) return;
+  endHostWatch();
   try {
     std::unique_lock<std::mutex> lock(mutex_);
     if (closed_) return;

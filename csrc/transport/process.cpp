@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,8 @@
 
 namespace fastcoll {
 namespace {
+
+constexpr int kWatch = 100;  // milliseconds from one look of watch()'s to the next
 
 constexpr int kHelloTimeoutMs = 5000;
 
@@ -93,12 +96,15 @@ LocalProcess::~LocalProcess() {
   }
   sayGoodbye();
   if (keeper_.joinable()) {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wakeKeeper();
     keeper_.join();
   }
   if (listener_ >= 0) ::close(listener_);
-  if (stopEvent_ >= 0) ::close(stopEvent_);
+  if (wakeEvent_ >= 0) ::close(wakeEvent_);
 }
 
 bool LocalProcess::started() const {
@@ -111,15 +117,39 @@ void LocalProcess::start(std::size_t arenaBytes) {
   if (listener_ >= 0) return;
   if (!keeper_.joinable()) startKeeper(arenaBytes);
   listener_ = listenAt(address_.socketName);
+  wakeKeeper();
+}
+
+void LocalProcess::wakeKeeper() const {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(stopEvent_, &one, sizeof one);
+  [[maybe_unused]] const auto written = ::write(wakeEvent_, &one, sizeof one);
+}
+
+void LocalProcess::watch(std::function<bool()> look) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  watches_.push_back(std::move(look));
+  wakeKeeper();
+}
+
+bool LocalProcess::lookAll() {
+  std::vector<std::function<bool()>> watches;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    watches.swap(watches_);
+  }
+  watches.erase(std::remove_if(watches.begin(), watches.end(), [](auto& look) { return !look(); }),
+                watches.end());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
+                  std::make_move_iterator(watches.end()));
+  return !watches_.empty();
 }
 
 void LocalProcess::startKeeper(std::size_t arenaBytes) {
   if (arena_ == nullptr) arena_ = Arena::create(arenaBytes);
   arena_->header()->nonce = address_.nonce;
-  if (stopEvent_ < 0) stopEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (stopEvent_ < 0) {
+  if (wakeEvent_ < 0) wakeEvent_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wakeEvent_ < 0) {
     throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
                                            "). Raise the limit on open files."));
   }
@@ -158,18 +188,20 @@ void LocalProcess::keep() {
   life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);
   ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
 
-  for (bool opened = false;;) {
-    pollfd waiting[2] = {{stopEvent_, POLLIN, 0}, {opened ? listener_ : -1, POLLIN, 0}};
-    if (::poll(waiting, 2, -1) < 0 && errno != EINTR) break;
+  int listener = -1;  // once there is one
+  for (bool watching = false;;) {
+    pollfd waiting[2] = {{wakeEvent_, POLLIN, 0}, {listener, POLLIN, 0}};
+    if (::poll(waiting, 2, watching ? kWatch : -1) < 0 && errno != EINTR) break;
     if ((waiting[0].revents & POLLIN) != 0) {
       std::uint64_t count = 0;
-      [[maybe_unused]] const auto got = ::read(stopEvent_, &count, sizeof count);
-      // The first event says that the socket is open, the next one that it is time to go.
-      if (opened || arena_->header()->bye.load(std::memory_order_acquire) != 0) break;
-      opened = true;
+      [[maybe_unused]] const auto got = ::read(wakeEvent_, &count, sizeof count);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) break;
+      listener = listener_;
     }
-    if (opened && (waiting[1].revents & POLLIN) != 0) {
-      const int connection = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    watching = lookAll();
+    if (listener >= 0 && (waiting[1].revents & POLLIN) != 0) {
+      const int connection = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
       if (connection >= 0) {
         serve(connection);
         ::close(connection);

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "../base/clock.hpp"
 #include "../base/topology.hpp"
@@ -78,6 +79,10 @@ class LocalProcess {
   /// does: it is asked now and then, from any thread.
   void hold(std::uint64_t offset, std::function<bool()> over);
 
+  /// Has `look` called ten times a second by the keeper thread, until it says false. It must not
+  /// wait for anything. Valid after start().
+  void watch(std::function<bool()> look);
+
   /// Marks a clean leave in the arena; called at exit too.
   void sayGoodbye() noexcept;
 
@@ -85,6 +90,8 @@ class LocalProcess {
   LocalProcess();
   void startKeeper(std::size_t arenaBytes);
   void keep();                 // body of the keeper thread
+  bool lookAll();              // calls the watches; whether there are any
+  void wakeKeeper() const;
   void serve(int connection);  // answers one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
 
@@ -93,10 +100,12 @@ class LocalProcess {
   mutable std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
   int listener_ = -1;
-  int stopEvent_ = -1;
+  int wakeEvent_ = -1;
+  bool stopping_ = false;
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<std::uint64_t, std::function<bool()>> held_;
+  std::vector<std::function<bool()>> watches_;
 };
 
 }  // namespace fastcoll

@@ -46,6 +46,43 @@ def test_a_death_is_named_on_both_hosts(jobs, victim):
     job.ended_well(but=[victim])
 
 
+def half_calls(rank: Rank, aborts: bool):
+    start(rank, 20.0)
+    if rank.rank >= 2:
+        rank.hear()
+        if aborts and rank.rank == 3:
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+            return None
+    return catch(dist.all_reduce, torch.ones(10))
+
+
+def test_a_death_on_a_host_that_calls_nothing_is_named_on_the_other(jobs):
+    job = jobs(4, half_calls, False)
+    job.hear_all()
+    time.sleep(0.2)
+    killed = job.kill(3)
+    for fault in (job.hear(0), job.hear(1)):
+        assert fault is not None and f"rank 3 (pid {job.pids[3]}, " in fault.text, fault
+        assert fault.at - killed < 2.0
+    job.tell(2)
+    fault = job.hear(2)
+    assert f"rank 3 (pid {job.pids[3]}, " in fault.text, fault
+    job.ended_well(but=[3])
+
+
+def test_an_abort_on_a_host_whose_leader_calls_nothing_reaches_the_other(jobs):
+    job = jobs(4, half_calls, True)
+    job.hear_all()
+    job.tell(3)
+    for fault in (job.hear(0), job.hear(1)):
+        assert fault is not None and "rank 3 aborted the group" in fault.text, fault
+        assert fault.seconds < 3.0
+    job.tell(2)
+    assert "rank 3 aborted the group" in job.hear(2).text
+    job.hear(3)
+    job.ended_well()
+
+
 def one_waits(rank: Rank, late):
     start(rank, 1.0)
     if rank.rank in late:
