@@ -334,11 +334,12 @@ class CudaEngine:
             op = self._reduction(kind, number, factor, where)
             communicator.reduce_scatter(source, target, out_count, dtype, op, stream)
         elif collective == _BROADCAST:
-            target = target or source  # in place on the root
-            communicator.broadcast(source, target, count or out_count, dtype, root, stream)
+            # Both on all ranks: NCCL registers what it is given, and all must give the same.
+            send, receive = source or target, target or source
+            communicator.broadcast(send, receive, count or out_count, dtype, root, stream)
         elif collective == _REDUCE:
             op = self._reduction(kind, number, factor, where)
-            communicator.reduce(source, target, count, dtype, op, root, stream)
+            communicator.reduce(source, target or source, count, dtype, op, root, stream)
         elif collective == _SEND:
             communicator.send(source, count, dtype, self._peer(root, pair), stream)
         elif collective == _RECV:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from fastcoll._requirements import nccl_packages
+from fastcoll._requirements import CUPY, nccl_packages
 
 __all__ = [
     "ENTRY_POINTS",
@@ -351,6 +351,11 @@ def _import_cupy() -> ModuleType:
             f"expected CuPy, through which NCCL is reached, and it cannot be imported ({error})",
             nccl_packages(),
         ) from error
+    if int(cupy.__version__.partition(".")[0]) < CUPY:
+        raise UnusableNccl(
+            f"expected CuPy {CUPY} or newer, got {cupy.__version__}, which cannot make a communicator of bytes",
+            nccl_packages(),
+        )
     if not nccl.available:
         reason = "for no reason given"
         try:

@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from nccl_ranks import StandIn, communicator
 from nccl_scripts import Script
 from world import Worlds
 
+from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 from fastcoll.cuda.nccl_library import MappedFile
 
 LOAD = """
+from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 try:
     nccl_library.load()
@@ -34,6 +37,7 @@ def test_path_version_and_addresses(script: Script, stand_in: str) -> None:
         """
 import ctypes
 from fastcoll import info
+from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 library = nccl_library.load()
 assert nccl_library.load() is library
@@ -70,6 +74,7 @@ import ctypes, sys
 import torch
 ctypes.CDLL(sys.argv[1])
 from fastcoll import info
+from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 assert len(nccl_library.mapped()) >= 2
 library = nccl_library.load()
@@ -120,7 +125,7 @@ def test_without_nccl_the_error_says_what_to_install(script: Script) -> None:
     process = script(LOAD, library=None)
     assert "fastcoll: expected CuPy 14" in process.stdout, process.stderr
     assert "to load NCCL, and it cannot (libnccl.so.2: " in process.stdout
-    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in process.stdout
+    assert "pip install 'cupy-cuda12x>=14' nvidia-nccl-cu12" in process.stdout
     assert process.stderr == ""  # nor a warning of CuPy's
 
 
@@ -129,7 +134,18 @@ def test_without_cupy_the_error_says_what_to_install(script: Script) -> None:
     assert (
         "expected CuPy, through which NCCL is reached, and it cannot be imported" in process.stdout
     )
-    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in process.stdout
+    assert "pip install 'cupy-cuda12x>=14' nvidia-nccl-cu12" in process.stdout
+
+
+def test_an_older_cupy_is_refused(script: Script) -> None:
+    process = script(f"import cupy; cupy.__version__ = '13.6.0'\n{LOAD}")
+    assert "expected CuPy 14 or newer, got 13.6.0" in process.stdout
+    assert "pip install 'cupy-cuda12x>=14'" in process.stdout
+
+
+def test_beside_a_torch_for_cuda_no_nccl_is_to_be_installed(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert nccl_packages() == "pip install 'cupy-cuda13x>=14'"
 
 
 def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
