@@ -345,7 +345,7 @@ def _run_rank(options: argparse.Namespace, plan: Plan) -> None:
             setattr(table, item.field, value)
             measured[item.field] = times
     if rank == 0:
-        record = {
+        record: dict[str, Any] = {
             "machine": tuning.machine_name(),
             "table": {name: getattr(table, name) for name in tuning.FIELDS},
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

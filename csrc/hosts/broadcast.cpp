@@ -3,9 +3,10 @@
 // Broadcast: a short message goes from the root's host to all others in frames (flat). Of a longer
 // one that fits H - 1 frames each other host gets a part, which it passes on to the rest of them
 // (scatter and all-gather). One that is longer still goes from host to host, beginning with the
-// root's, chunk by chunk: each passes a chunk on as soon as it has it (chain). selector.hpp chooses.
-// On the root's host all ranks read what the root publishes, elsewhere what the leader does.
-// Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B; B.
+// root's, chunk by chunk: each passes a chunk on as soon as it has it (chain). selector.hpp
+// chooses. On the root's host all ranks read what the root publishes, elsewhere what the leader
+// does. Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B;
+// B.
 #include <algorithm>
 #include <deque>
 

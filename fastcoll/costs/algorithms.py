@@ -31,8 +31,8 @@ class Algorithm:
     """An algorithm of one collective and its model.
 
     The formulas are Python expressions in the words of the package's docstring, with log2, and k the segments of the
-    tree or chain, p the parts of a pipeline, 2 or more. They hold for powers of two: of 4 or more ranks in one node (n) or,
-    hierarchical and pipelined ones, 4 or more nodes (N).
+    tree or chain, p the parts of a pipeline, 2 or more. They hold for powers of two: of 4 or more ranks in one node (n)
+    or, hierarchical and pipelined ones, 4 or more nodes (N).
 
     Attributes:
         name: Of the algorithm.

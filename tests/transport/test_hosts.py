@@ -108,7 +108,7 @@ def links(placement):
                 dist.broadcast(tensor, root, group=group)
                 assert_same(tensor, given[root])
             for dtype in (torch.float, torch.bfloat16):
-                tensor = given[rank].to(dtype)
+                tensor = given[rank].to(dtype, copy=True)
                 dist.all_reduce(tensor, group=group)
                 assert_same(tensor, reduced([one.to(dtype) for one in given], "SUM"))
             tensor = given[rank].clone()
