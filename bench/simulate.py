@@ -22,7 +22,7 @@ from typing import Any
 from fastcoll.bench import plot
 from fastcoll.bench.machine import describe_run
 from fastcoll.bench.options import parse_size
-from fastcoll.costs import ALGORITHMS, HGX_H200, Platform, nccl, predict
+from fastcoll.costs import HGX_H200, Platform, nccl, predict
 
 __all__ = ["asked", "main", "parse_counts", "parse_sizes", "record_of"]
 
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         help="world sizes: A, 2A, ... up to B, or a list (%(default)s)")  # fmt: skip
     add("--sizes", type=parse_sizes, default=_SIZES, metavar="A..B|A,B",
         help="bytes of the message, with K, M or G (%(default)s)")  # fmt: skip
-    add("--collective", choices=tuple(ALGORITHMS), default="all_reduce", help="(%(default)s)")
+    add("--collective", choices=nccl.COLLECTIVES, default="all_reduce", help="(%(default)s)")
     add("--per-node", type=int, default=HGX_H200.per_node, help="GPUs of a node (%(default)s)")
     add("--nvlink", type=float, default=HGX_H200.intra_bandwidth / 1e9, metavar="GB/s",
         help="of a GPU, each way (%(default)s)")  # fmt: skip

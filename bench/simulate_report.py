@@ -114,8 +114,9 @@ def print_formulas(stream: TextIO) -> None:
     console = _console(stream)
     console.print(
         "n ranks, R of a node, N nodes, S bytes of the message; a and b: latency and seconds per byte of a link in the "
-        "node, A and B: between nodes; c: seconds to reduce a byte; k: segments of the tree, p: parts of a pipeline, "
-        "both the best. Bytes: the most that a rank sends. Formulas for powers of two, flat algorithms in one node.",
+        "node, A and B: between nodes; c: seconds to reduce a byte; k: segments of the tree or chain, p: parts of a "
+        "pipeline, both the best. Bytes: the most that a rank sends. Formulas for powers of two, flat "
+        "algorithms in one node.",
         soft_wrap=True,
     )
     for collective, algorithms in ALGORITHMS.items():

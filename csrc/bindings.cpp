@@ -6,6 +6,7 @@
 #include "bindings_device.hpp"
 #include "bindings_roster.hpp"
 #include "bindings_trace.hpp"
+#include "hosts/selector.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
 #include "torch_error.hpp"
@@ -143,6 +144,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
       .def_readwrite("direct_bytes", &TuningTable::directBytes)
       .def_readwrite("direct_all_reduce_bytes", &TuningTable::directAllReduceBytes)
+      .def_readwrite("link_bytes", &TuningTable::linkBytes)
       .def_property_readonly("fingerprint", &TuningTable::fingerprint);
 
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
@@ -243,6 +245,15 @@ PYBIND11_MODULE(_C, m) {
     info["cplusplus"] = std::to_string(__cplusplus);
     return info;
   });
+  m.def(
+      "select_host_broadcast",
+      [](int hosts, std::size_t bytes, std::size_t linkBytes) {
+        constexpr const char* kNames[] = {"flat", "scatter_all_gather", "chain"};
+        return kNames[static_cast<int>(fastcoll::selectHostBroadcast(hosts, bytes, linkBytes))];
+      },
+      py::arg("hosts"), py::arg("bytes"), py::arg("link_bytes"));
+  m.def("reduces_in_one_step", &fastcoll::reducesInOneStep, py::arg("hosts"), py::arg("partial"),
+        py::arg("result"), py::arg("link_bytes"));
   m.def("_shutdown_all", &ProcessGroupFastcoll::shutdownAll,
         py::call_guard<py::gil_scoped_release>());
 

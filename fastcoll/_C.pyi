@@ -20,6 +20,8 @@ __all__ = [
     "groups",
     "leave_captures_alone",
     "reduce_isa",
+    "reduces_in_one_step",
+    "select_host_broadcast",
     "set_device_factory",
     "set_gloo_factory",
     "trace_dump",
@@ -126,6 +128,7 @@ class Tuning:
         streaming_bytes: From here on results are written past the caches.
         direct_bytes: From here on a message in shared memory is read by the peers where it is.
         direct_all_reduce_bytes: The same for all_reduce.
+        link_bytes: Latency times bandwidth of the link between hosts, which decides how many steps are taken there.
     """
 
     one_shot_bytes: int
@@ -135,6 +138,7 @@ class Tuning:
     streaming_bytes: int
     direct_bytes: int
     direct_all_reduce_bytes: int
+    link_bytes: int
 
     def __init__(self) -> None: ...
     @property
@@ -282,6 +286,12 @@ def leave_captures_alone() -> None:
 
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""
+
+def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) -> bool:
+    """Tells whether a sum is made in one step between hosts, and not in two: csrc/hosts/selector.hpp."""
+
+def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
+    """Returns the algorithm of a broadcast between hosts, by its name in fastcoll.costs."""
 
 def set_device_factory(
     factory: Callable[[Store, str, int, int, timedelta, str], object],

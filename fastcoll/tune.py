@@ -3,6 +3,7 @@
     python -m fastcoll.tune                  measure with 2 ranks, write the table of this host
     python -m fastcoll.tune --nproc 8 --output tuning.json       use it with FASTCOLL_TUNING=tuning.json
     python -m fastcoll.tune --nproc 8 --device cuda              the table's section on devices (fastcoll.tune_device)
+    torchrun --nnodes 2 ... -m fastcoll.tune --hosts             the network between hosts (fastcoll.tune_hosts)
 
 Each value is measured by groups that differ in nothing else, in turns, so that the machine's noise meets all
 alike; medians decide. Do it on an idle machine, with the number of ranks of the runs to come.
@@ -227,6 +228,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on (%(default)s)"
     )
     parser.add_argument(
+        "--hosts",
+        action="store_true",
+        help="measure the network between the hosts of ranks that torchrun has started",
+    )
+    parser.add_argument(
         "--output", type=Path, default=None, help=f"file to write ({tuning.host_path()})"
     )
     options = parser.parse_args(arguments)
@@ -234,19 +240,30 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--nproc: expected at least 2 ranks")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device")
+    if options.hosts and options.device == "cuda":
+        parser.error("--hosts: expected --device cpu, which the network between hosts serves")
+    if options.hosts and "RANK" not in os.environ:
+        parser.error(
+            "--hosts: expected ranks on several hosts, got a command without RANK. "
+            "Start it by torchrun on each host (docs/hosts.md)"
+        )
     if options.rounds < 1:
         parser.error("--rounds: expected at least 1")
     return options
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """Returns what a file holds that was written on this machine: each half of the table is measured by itself."""
+    """Returns what a file holds that was written on this machine: each part of the table is measured by itself."""
     try:
         record = json.loads(path.read_text())
         tuning.parse(json.dumps(record), path)
     except (OSError, ValueError):
         return {}
     return dict(record) if record["machine"] == tuning.machine_name() else {}
+
+
+def _shipped() -> dict[str, int]:
+    return dict(json.loads(tuning.SHIPPED.read_text())["table"])
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
@@ -258,40 +275,61 @@ def _write(path: Path, record: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def _run_device_rank(options: argparse.Namespace) -> None:
+def _join() -> Control:
+    """Makes the default group; it has the shipped table, for hosts may have different ones so far."""
+    store, rank, ranks = next(rendezvous("env://"))
+    dist.init_process_group(
+        "fastcoll",
+        store=PrefixStore("groups", store),
+        rank=rank,
+        world_size=ranks,
+        pg_options=C.Options(tuning=C.Tuning()),
+    )
+    return Control(PrefixStore("fastcoll.tune", store), rank, ranks)
+
+
+def _run_hosts_rank(options: argparse.Namespace, plan: Plan) -> None:
+    from fastcoll.tune_hosts import leaders_of, measure_link
+
+    control = _join()
+    leaders = leaders_of(control)
+    with progress_bar("fastcoll.tune", 2 * plan.turns, control.rank == 0) as advance:
+        link, section = measure_link(control, plan, leaders[:2], advance)
+    path = options.output or tuning.host_path()
+    # All ranks of a group must have one table: that of the first host.
+    record = control.all_gather(_kept(path))[0] or {"table": _shipped()}
+    record["table"]["link_bytes"] = link
+    for rank in leaders:  # in turns, for they may share a file
+        if rank == control.rank:
+            _write(path, {**record, "machine": tuning.machine_name(), "link": section})
+        control.barrier()
+    dist.destroy_process_group()
+
+
+def _run_device_rank(options: argparse.Namespace, plan: Plan) -> None:
     from fastcoll.tune_device import COUNTS, LIST_SIZES, SIZES, measure_device
 
-    store, rank, ranks = next(rendezvous("env://"))
-    control = Control(PrefixStore("fastcoll.tune", store), rank, ranks)
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
-    dist.init_process_group(
-        "fastcoll", store=PrefixStore("groups", store), rank=rank, world_size=ranks
-    )
-    plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
+    control = _join()
     turns = plan.turns * (4 * len(SIZES) + 2 * len(COUNTS) + 2 * len(LIST_SIZES))
-    with progress_bar("fastcoll.tune", turns, rank == 0) as advance:
+    with progress_bar("fastcoll.tune", turns, control.rank == 0) as advance:
         section = measure_device(control, plan, device, advance=advance)
-    if rank == 0:
+    if control.rank == 0:
         for name, value in section["table"].items():
             print(f"{name:20} {value:>20}", flush=True)
         path = options.output or tuning.host_path()
-        shipped = json.loads(tuning.SHIPPED.read_text())
-        basis = {"machine": tuning.machine_name(), "table": shipped["table"]}
+        basis = {"machine": tuning.machine_name(), "table": _shipped()}
         _write(path, {**basis, **_kept(path), "device": section})
     control.barrier()
     dist.destroy_process_group()
 
 
-def _run_rank(options: argparse.Namespace) -> None:
+def _run_rank(options: argparse.Namespace, plan: Plan) -> None:
     torch.set_num_threads(1)
-    store, rank, ranks = next(rendezvous("env://"))
-    control = Control(PrefixStore("fastcoll.tune", store), rank, ranks)
-    dist.init_process_group(
-        "fastcoll", store=PrefixStore("groups", store), rank=rank, world_size=ranks
-    )
+    control = _join()
+    rank, ranks = control.rank, control.world_size
     table = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED).table
-    plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
     todo = experiments(ranks)
     turns = plan.turns * sum(len(item.sizes) * len(item.values) for item in todo)
     measured: dict[str, Any] = {}
@@ -307,7 +345,7 @@ def _run_rank(options: argparse.Namespace) -> None:
             setattr(table, item.field, value)
             measured[item.field] = times
     if rank == 0:
-        record = {
+        record: dict[str, Any] = {
             "machine": tuning.machine_name(),
             "table": {name: getattr(table, name) for name in tuning.FIELDS},
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -317,8 +355,10 @@ def _run_rank(options: argparse.Namespace) -> None:
             "measured": measured,
         }
         path = options.output or tuning.host_path()
-        if section := _kept(path).get("device"):
-            record["device"] = section
+        kept = _kept(path)
+        record |= {name: kept[name] for name in ("device", "link") if name in kept}
+        if kept:
+            record["table"]["link_bytes"] = kept["table"]["link_bytes"]
         _write(path, record)
     control.barrier()
     dist.destroy_process_group()
@@ -328,7 +368,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Is one rank where RANK is set, and else starts ``--nproc`` of them; returns the exit status."""
     options = _options(arguments)
     if "RANK" in os.environ:
-        (_run_rank if options.device == "cpu" else _run_device_rank)(options)
+        plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
+        run = _run_rank if options.device == "cpu" else _run_device_rank
+        (_run_hosts_rank if options.hosts else run)(options, plan)
         return 0
     given = sys.argv[1:] if arguments is None else arguments
     return launch([sys.executable, "-m", "fastcoll.tune", *given], options.nproc)

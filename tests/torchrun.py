@@ -39,14 +39,15 @@ def torchrun(
     environment: dict[str, str] | None = None,
     deadline: float = 100.0,
 ) -> str:
-    """Run a script of ``features/scripts`` and return what it printed; raise if it fails.
+    """Run a script of ``features/scripts``, or a module, and return what it printed; raise if it fails.
 
     ``hosts``: as many agents, each on a pretended host of its own, with ``ranks`` each.
     """
+    program = [str(SCRIPTS / script)] if script.endswith(".py") else ["-m", script]
     command = [
         *[sys.executable, "-m", "torch.distributed.run", *_rendezvous(hosts)],
         *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
-        *["--monitor-interval=0.1", str(SCRIPTS / script), *map(str, arguments)],
+        *["--monitor-interval=0.1", *program, *map(str, arguments)],
     ]
     paths = [str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")]
     shared = {

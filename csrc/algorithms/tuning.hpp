@@ -25,11 +25,16 @@ struct TuningTable {
   /// write the result there too, from the second size on.
   std::size_t directBytes = 32 << 10;
   std::size_t directAllReduceBytes = 32 << 10;
+  /// Latency times bandwidth of the link between hosts: what it carries in the time of an empty
+  /// step, and so the bytes that one step less is worth (hosts/selector.hpp). An estimate: 1 Gbit/s
+  /// in 164 us, with which all_reduce and broadcast over three and four hosts take more steps from
+  /// 13 to 40 KiB on. `python -m fastcoll.tune --hosts` measures it.
+  std::size_t linkBytes = 20 << 10;
 
   std::uint64_t fingerprint() const {
     std::uint64_t hash = 14695981039346656037u;  // FNV-1a
     for (const std::size_t value : {oneShotBytes, segmentBytes, longSegmentBytes, longBytes,
-                                    streamingBytes, directBytes, directAllReduceBytes}) {
+                                    streamingBytes, directBytes, directAllReduceBytes, linkBytes}) {
       for (int shift = 0; shift < 64; shift += 8) {
         hash = (hash ^ ((value >> shift) & 0xff)) * 1099511628211u;
       }

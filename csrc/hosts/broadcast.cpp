@@ -1,14 +1,16 @@
 // Broadcast and barrier over several hosts.
 //
-// Broadcast: a short message goes from the root's host to all others in frames. Of a longer one
-// that fits H - 1 frames each other host gets a part, which it passes on to the rest of them. One
-// that is longer still goes from host to host, beginning with the root's, chunk by chunk: each
-// passes a chunk on as soon as it has it. On the root's host all ranks read what the root
-// publishes, elsewhere what the leader does.
-// Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B; B.
+// Broadcast: a short message goes from the root's host to all others in frames (flat). Of a longer
+// one that fits H - 1 frames each other host gets a part, which it passes on to the rest of them
+// (scatter and all-gather). One that is longer still goes from host to host, beginning with the
+// root's, chunk by chunk: each passes a chunk on as soon as it has it (chain). selector.hpp
+// chooses. On the root's host all ranks read what the root publishes, elsewhere what the leader
+// does. Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B;
+// B.
 #include <algorithm>
 #include <deque>
 
+#include "selector.hpp"
 #include "spanning.hpp"
 
 namespace fastcoll {
@@ -16,8 +18,6 @@ namespace {
 
 constexpr std::size_t kChunks = 8;
 constexpr std::size_t kLeastChunk = 64 * 1024;
-// Messages up to here go whole to each of two or more other hosts.
-constexpr std::size_t kWholeBytes = 16 * 1024;
 // Chunks that a leader sends, or is about to receive, at once.
 constexpr std::size_t kAhead = 3;
 
@@ -34,6 +34,7 @@ class SpanningBroadcast {
         request_(request),
         message_(root_ ? request.in[0] : request.out[0]),
         bytes_(message_.bytes()),
+        algorithm_(selectHostBroadcast(hosts_.count(), bytes_, spanning.tuning.linkBytes)),
         chunk_(std::max<std::size_t>(
             1, std::min({spanning.segmentBytes(), std::max(kLeastChunk, bytes_ / kChunks)}))),
         chunks_(std::max<std::size_t>(1, ceilDiv(bytes_, chunk_))) {
@@ -49,7 +50,7 @@ class SpanningBroadcast {
     }
     if (!hosts_.leads()) {
       for (std::size_t c = 0; c < chunks_; ++c) follow(c);
-    } else if (partOf(rootHost_ == 0 ? 1 : 0).count <= Links::kInlineBytes) {
+    } else if (algorithm_ != HostBroadcast::Chain) {
       inFrames();
     } else {
       along();
@@ -103,10 +104,9 @@ class SpanningBroadcast {
     return memory;
   }
 
-  /// The bytes that a host, not the root's, gets of it in a frame: in parts, the first is no
-  /// shorter than any other.
+  /// The bytes that a host, not the root's, gets of it in a frame.
   Piece partOf(int host) const {
-    if (hosts_.count() == 2 || bytes_ <= kWholeBytes) return {0, bytes_};
+    if (algorithm_ == HostBroadcast::Flat) return {0, bytes_};
     return pieceOf(bytes_, hosts_.count() - 1, host - (host > rootHost_ ? 1 : 0));
   }
 
@@ -141,7 +141,7 @@ class SpanningBroadcast {
     const std::uint8_t* data = links_->frameOf(rootHost_, own.count);
     std::vector<int> peers;
     for (const int host : links_->others()) {
-      if (host != rootHost_ && own.count < bytes_) peers.push_back(host);
+      if (host != rootHost_ && algorithm_ == HostBroadcast::ScatterAllGather) peers.push_back(host);
     }
     links_->sendFrames(peers, [&](int host) {
       std::copy(data, data + own.count, links_->frame(host));
@@ -226,6 +226,7 @@ class SpanningBroadcast {
   const Request& request_;
   const Message& message_;
   const std::size_t bytes_;
+  const HostBroadcast algorithm_;
   const std::size_t chunk_;
   const std::size_t chunks_;
   int publisher_ = 0;  // its place among the ranks of this host

@@ -5,9 +5,8 @@
 //         them up; where a chunk was split among the hosts, its parts are gathered by all of them
 //         (all-reduce), or by the root's host (reduce); the leader hands out the result.
 //         Chunks are in different phases at the same time, so that the network rests in none.
-// Steps between hosts: 1 where each sends all that it has to all others: two hosts, or a message
-//         that fits a frame; else 2. Two hosts take 2 where partial results are longer than the
-//         result.
+// Steps between hosts: 1 where each sends all that it has to all others, or 2: selector.hpp. Two
+//         hosts take 1 unless partial results are long, and longer than the result.
 // Bytes that a host sends, of H hosts, B the message: (H - 1) P in one step, (H - 1) / H (P + B) in
 //         two; reduce-scatter (H - 1) / H P. P, its partial results, are B times its number of
 //         blocks: 1 where the host's ranks are an aligned run of ranks; of 16-bit types they are
@@ -16,13 +15,12 @@
 #include <cstring>
 
 #include "block_sum.hpp"
+#include "selector.hpp"
 #include "spanning.hpp"
 
 namespace fastcoll {
 namespace {
 
-// Messages up to here go in one step over more than two hosts, as long as they fit a frame.
-constexpr std::size_t kOneStepBytes = 32 * 1024;
 // A message is cut into so many chunks at least, to be in several phases at once; for that none has
 // less than this for a host.
 constexpr std::size_t kChunks = 8;
@@ -44,7 +42,7 @@ class SpanningReduce {
         rootHost_(request.collective == Collective::Reduce ? hosts_.hostOf(request.root) : -1),
         messages_(scatters_ ? hosts_.size() : 1),
         total_(request.in[0].bytes() / element_),
-        oneStep_(scatters_ || isSmall() || (hosts_.count() == 2 && !resultIsShorter())),
+        oneStep_(scatters_ || takesOneStep()),
         lag_(oneStep_ ? 1 : 2),
         perChunk_(chunk()),
         chunks_(std::max<std::size_t>(1, ceilDiv(total_, perChunk_))),
@@ -79,18 +77,14 @@ class SpanningReduce {
   };
 
   bool leads() const { return hosts_.leads(); }
-  /// What a host sends of its operands is longer than the result: then two hosts send each other a
-  /// half of both.
-  bool resultIsShorter() const {
+  bool takesOneStep() const {
+    const std::size_t bytes = request_.in[0].bytes();
     std::size_t most = 0;
     for (int host = 0; host < hosts_.count(); ++host) {
-      most = std::max(most, sum_.blocks(host) * sum_.partialBytes(host, element_));
+      most = std::max(most, sum_.blocks(host) * sum_.partialBytes(host, bytes));
     }
-    return most > sum_.resultBytes(element_);
-  }
-  bool isSmall() const {
-    const std::size_t most = sum_.partialBytes(0, request_.in[0].bytes()) * hosts_.most();
-    return most <= kOneStepBytes;
+    return reducesInOneStep(hosts_.count(), most, sum_.resultBytes(bytes),
+                            spanning_.tuning.linkBytes);
   }
   std::size_t chunk() const {
     const std::size_t longest = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk;

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastcoll.costs import direct, double_tree, hierarchical, pairwise, pipelined, powers, ring
+from fastcoll.costs import (
+    broadcast,
+    direct,
+    double_tree,
+    hierarchical,
+    pairwise,
+    pipelined,
+    powers,
+    ring,
+)
 from fastcoll.costs.cost import Cost
 from fastcoll.costs.machine import Machine, Number
 from fastcoll.costs.schedule import Schedule
@@ -22,8 +31,8 @@ class Algorithm:
     """An algorithm of one collective and its model.
 
     The formulas are Python expressions in the words of the package's docstring, with log2, and k the segments of the
-    tree, p the parts of a pipeline, 2 or more. They hold for powers of two: of 4 or more ranks in one node (n) or,
-    hierarchical and pipelined ones, 4 or more nodes (N).
+    tree or chain, p the parts of a pipeline, 2 or more. They hold for powers of two: of 4 or more ranks in one node (n)
+    or, hierarchical and pipelined ones, 4 or more nodes (N).
 
     Attributes:
         name: Of the algorithm.
@@ -52,6 +61,7 @@ _THAKUR = "Thakur, Rabenseifner, Gropp 2005"
 _RABENSEIFNER = "Rabenseifner 2004"
 _SANDERS = "Sanders, Speck, Träff 2009"
 _JIA = "Jia et al. 2018"
+_PJESIVAC = "Pjesivac-Grbovic et al. 2007"
 
 _FLAT = {
     "all_reduce": [
@@ -118,6 +128,20 @@ _FLAT = {
         Algorithm(
             "pairwise", "n-1", "(n-1)/n*S", "(n-1)*a + (n-1)/n*S*b",
             _THAKUR, pairwise.all_gather, pairwise.schedule,
+        ),
+    ],
+    "broadcast": [
+        Algorithm(
+            "flat", "1", "(n-1)*S", "a + (n-1)*S*b",
+            _PJESIVAC, broadcast.flat, broadcast.flat_schedule, broadcast.unsupported,
+        ),
+        Algorithm(
+            "scatter_all_gather", "2", "S", "2*a + (1+(n-2)/(n-1))*S*b",
+            _CHAN, broadcast.scatter_all_gather, broadcast.scatter_all_gather_schedule, broadcast.unsupported,
+        ),
+        Algorithm(
+            "chain", "n+k-2", "S", "(n+k-2)*(a + S/k*b)",
+            _PJESIVAC, broadcast.chain, broadcast.chain_schedule,
         ),
     ],
 }  # fmt: skip
@@ -207,4 +231,4 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     }
     for collective, flat in _FLAT.items()
 }
-"""By collective and name; of the collectives that gradients and sharded parameters need."""
+"""By collective and name; of the collectives that gradients and sharded parameters need, and broadcast."""

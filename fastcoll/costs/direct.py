@@ -1,4 +1,4 @@
-"""Direct: every rank reads from all others at once, as over NVSwitch.
+"""Direct: every rank reads from all others at once, as over NVSwitch; or sends to them, where each has a node.
 
 Phases: one_shot: every rank reads all messages and reduces them. two_shot: every rank reads its chunk of all messages
         and reduces it, then reads the other reduced chunks. direct: one of these two halves.
@@ -7,7 +7,8 @@ Bytes:  one_shot (n - 1) S, two_shot 2 (n - 1) / n S, direct (n - 1) / n S.
 Time in a node: one_shot a + (n - 1) S (b + c); two_shot 2 a + 2 (n - 1) / n S b + (n - 1) / n S c.
 Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience",
 Concurrency Computat.: Pract. Exper. 19 (2007), with all messages of a step at once, as every rank maps all others'
-memory: that is why there is no model for several nodes. Each sum is made by one rank, with one rounding.
+memory: that is why there is no model for several nodes of several ranks. Each sum is made by one rank, with one
+rounding.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ __all__ = [
 def unsupported(ranks: int, machine: Machine) -> str:
     """Returns why there is no model, or ""."""
     nodes = machine.nodes(ranks)
-    return f"the ranks of {nodes} nodes do not map each other's memory" if nodes > 1 else ""
+    mixed = nodes > 1 and machine.per_node > 1
+    return f"the ranks of {nodes} nodes do not map each other's memory" if mixed else ""
 
 
 def one_shot(ranks: int, size: Number, machine: Machine) -> Cost:
@@ -62,8 +64,10 @@ def _cost(ranks: int, read: Number, machine: Machine, reduced: tuple[Number, ...
     if ranks == 1:
         return Cost((), 0)
     sent = (ranks - 1) * read
-    parts = tuple(Steps(1, sent, None, (ranks - 1) * size) for size in reduced)
-    return Cost(parts, len(parts) * sent)
+    crosses = machine.nodes(ranks) > 1
+    intra, inter = (None, sent) if crosses else (sent, None)
+    parts = tuple(Steps(1, intra, inter, (ranks - 1) * size) for size in reduced)
+    return Cost(parts, len(parts) * sent, len(parts) * sent if crosses else 0)
 
 
 def one_shot_schedule(collective: str, ranks: int, machine: Machine) -> Schedule:

@@ -22,7 +22,7 @@ def execute(schedule: Schedule, collective: str, size: Fraction | int, machine: 
 
     Args:
         schedule: What to play.
-        collective: "all_reduce", "reduce_scatter" or "all_gather".
+        collective: "all_reduce", "reduce_scatter", "all_gather" or "broadcast" (from rank 0).
         size: Bytes of the message.
         machine: Where the ranks are.
 
@@ -81,6 +81,8 @@ def _start(schedule: Schedule, collective: str, rank: int) -> list[int]:
     if collective == "all_gather":
         own = _own(schedule, rank)
         return [_value(rank, piece) if piece in own else 0 for piece in pieces]
+    if collective == "broadcast" and rank > 0:
+        return [0] * schedule.pieces
     return [_value(rank, piece) for piece in pieces]
 
 
@@ -89,11 +91,13 @@ def _end(schedule: Schedule, collective: str, rank: int) -> dict[int, int]:
     ranks, pieces = range(schedule.ranks), range(schedule.pieces)
     if collective == "all_gather":
         return {piece: _value(owner, piece) for owner in ranks for piece in _own(schedule, owner)}
+    if collective == "broadcast":
+        return {piece: _value(0, piece) for piece in pieces}
     if collective == "reduce_scatter":
         pieces = _own(schedule, rank)
     elif collective != "all_reduce":
         raise ValueError(
-            f"fastcoll.costs.execute: expected all_reduce, reduce_scatter or all_gather, got {collective!r}"
+            f"fastcoll.costs.execute: expected all_reduce, reduce_scatter, all_gather or broadcast, got {collective!r}"
         )
     return {piece: sum(_value(other, piece) for other in ranks) for piece in pieces}
 

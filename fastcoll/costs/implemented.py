@@ -1,7 +1,8 @@
 """Which model each of fastcoll's own algorithms follows.
 
-Not every model is of an algorithm that fastcoll has (the hierarchical ones are what several nodes would need), and the
-names differ where the literature's does: what the CUDA engine calls all_to_all is a pairwise exchange in both phases.
+Not every model is of an algorithm that fastcoll has (the hierarchical ones are what several nodes of devices would
+need), and the names differ where the literature's does: what the CUDA engine calls all_to_all is a pairwise exchange in
+both phases. Between hosts the ranks of a model are hosts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ def _cpu(collective: str, name: str, file: str, model: str, remark: str = "") ->
     return Implemented("CPU", collective, name, f"csrc/algorithms/{file}.cpp", (model,), remark)
 
 
+def _between_hosts(collective: str, file: str, model: str, remark: str = "") -> Implemented:
+    source = f"csrc/hosts/{file}.cpp"
+    return Implemented("CPU", collective, f"{model} between hosts", source, (model,), remark)
+
+
 _SEGMENTS = (
     "once for each segment, pipelined: the latencies of all but the first pass while bytes travel"
 )
@@ -59,5 +65,12 @@ IMPLEMENTED = (
     ),
     _cpu("reduce_scatter", "segments", "reduce_scatter", "direct", _SEGMENTS),
     _cpu("all_gather", "segments", "all_gather", "direct", _SEGMENTS),
+    _between_hosts("all_reduce", "reduce", "one_shot"),
+    _between_hosts("all_reduce", "reduce", "two_shot", _SEGMENTS),
+    _between_hosts("reduce_scatter", "reduce", "direct", _SEGMENTS),
+    _between_hosts("all_gather", "exchange", "direct", _SEGMENTS),
+    _between_hosts("broadcast", "broadcast", "flat"),
+    _between_hosts("broadcast", "broadcast", "scatter_all_gather"),
+    _between_hosts("broadcast", "broadcast", "chain", "k is that of chunks of 64 KiB or more"),
 )  # fmt: skip
-"""All that have a model: all-reduce, reduce-scatter and all-gather, which gradients and sharded parameters need."""
+"""All that have a model: of the collectives in ALGORITHMS."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["SOURCE", "NcclPrediction", "predict"]
+__all__ = ["COLLECTIVES", "SOURCE", "NcclPrediction", "predict"]
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 
 SOURCE = (
     "NVIDIA/nccl 5067397c (2.30.7), src/graph/tuning.cc: ncclTopoTuneModel, ncclTopoGetAlgoTime"
@@ -91,7 +93,7 @@ def predict(collective: str, ranks: int, size: int, per_node: int = 8) -> list[N
     Raises:
         ValueError: The collective is none of these, there is one rank, or the last of several nodes is not full.
     """
-    if collective not in ("all_reduce", "reduce_scatter", "all_gather"):
+    if collective not in COLLECTIVES:
         raise ValueError(f"fastcoll.costs.nccl: no model of {collective!r}")
     if ranks < 2:
         raise ValueError(f"fastcoll.costs.nccl: expected 2 ranks or more, got {ranks}")

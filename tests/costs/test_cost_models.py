@@ -8,7 +8,16 @@ from cost_cases import EVERY, exact_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll.costs import ALGORITHMS, HGX_H200, Link, Machine, double_tree, pipelined, predict
+from fastcoll.costs import (
+    ALGORITHMS,
+    HGX_H200,
+    Link,
+    Machine,
+    broadcast,
+    double_tree,
+    pipelined,
+    predict,
+)
 
 whole = st.integers(1, 10**6)
 sizes = st.builds(Fraction, st.integers(0, 1 << 34), st.integers(1, 3))
@@ -86,6 +95,9 @@ def test_printed_formulas_are_those_of_the_code(collective, algorithm, per_node)
             share, seen = (size / per_node, machine.spread()) if across else (size, machine)
             k = double_tree.best_segments(nodes if across else ranks, share, seen)
             assert k > 1
+        if algorithm.name == "chain":
+            k = broadcast.best_segments(ranks, size, machine)
+            assert k > 1
         p = 1
         if algorithm.name.startswith("pipelined"):
             flat = ALGORITHMS["all_reduce"][algorithm.name.removeprefix("pipelined_")]
@@ -129,6 +141,10 @@ def test_printed_formulas_are_those_of_the_code(collective, algorithm, per_node)
         ("reduce_scatter", "ring", 8, 7),
         ("all_gather", "recursive_doubling", 8, 3),
         ("all_gather", "hierarchical_ring", 64, 1 + 7),
+        ("broadcast", "flat", 8, 1),
+        ("broadcast", "scatter_all_gather", 8, 2),
+        ("broadcast", "scatter_all_gather", 2, 1),
+        ("broadcast", "chain", 8, 7),
     ],
 )
 def test_latencies_of_an_empty_message(collective, name, ranks, steps):
@@ -147,13 +163,20 @@ def test_a_ring_uses_every_network_card_and_a_pairwise_exchange_sends_all_of_it_
     assert cost["pairwise"] == Fraction(2 * 56, 64) * size
 
 
+@pytest.mark.parametrize(
+    ("best_segments", "cost"),
+    [
+        (double_tree.best_segments, double_tree.all_reduce),
+        (broadcast.best_segments, broadcast.chain),
+    ],
+)
 @settings(deadline=None)
 @given(ranks=st.integers(2, 5000), size=st.integers(1, 1 << 30))
-def test_the_best_number_of_segments_is_the_best(ranks, size):
+def test_the_best_number_of_segments_is_the_best(best_segments, cost, ranks, size):
     machine = exact_machine(per_node=1)
-    best = double_tree.best_segments(ranks, size, machine)
+    best = best_segments(ranks, Fraction(size), machine)
     times = {
-        k: double_tree.all_reduce(ranks, Fraction(size), machine, k).seconds(machine)
+        k: cost(ranks, Fraction(size), machine, k).seconds(machine)
         for k in {1, 2, 3, max(1, best - 1), best, best + 1, 2 * best}
     }
     assert min(times.values()) == times[best]

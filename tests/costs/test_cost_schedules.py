@@ -6,7 +6,15 @@ from fractions import Fraction
 import pytest
 from cost_cases import EVERY, exact_machine, placed
 
-from fastcoll.costs import ALGORITHMS, Schedule, Transfer, double_tree, execute, pipelined
+from fastcoll.costs import (
+    ALGORITHMS,
+    Schedule,
+    Transfer,
+    broadcast,
+    double_tree,
+    execute,
+    pipelined,
+)
 from fastcoll.costs.double_tree import height, parents
 
 SIZE = Fraction(997)  # a prime: no number of ranks divides it
@@ -49,6 +57,8 @@ def test_formula_is_what_the_schedule_does(collective, algorithm):
                 else:
                     formula = algorithm.cost(ranks, SIZE, machine_of_trees)
                     assert_same(counted, formula, machine)
+            elif algorithm.name == "chain":
+                assert_same(counted, broadcast.chain(ranks, SIZE, machine, 1), machine)
             elif algorithm.name.startswith("pipelined"):
                 flat = ALGORITHMS[collective][algorithm.name.removeprefix("pipelined_")]
                 assert_same(counted, in_parts_of(flat, ranks, machine, 1), machine)
@@ -66,6 +76,16 @@ def test_tree_with_segments(segments, per_node):
         plan = double_tree.schedule("all_reduce", ranks, machine, segments)
         counted = execute(plan, "all_reduce", SIZE, machine)
         assert_same(counted, double_tree.all_reduce(ranks, SIZE, machine, segments), machine)
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 7])
+@pytest.mark.parametrize("per_node", [1, 4, 64])
+def test_chain_with_segments(segments, per_node):
+    machine = exact_machine(per_node)
+    for ranks in (ranks for ranks in range(1, 33) if placed(ranks, per_node)):
+        plan = broadcast.chain_schedule("broadcast", ranks, machine, segments)
+        counted = execute(plan, "broadcast", SIZE, machine)
+        assert_same(counted, broadcast.chain(ranks, SIZE, machine, segments), machine)
 
 
 def in_parts_of(flat, ranks, machine, parts):
@@ -147,6 +167,8 @@ def test_another_collective_is_refused():
 
 
 def test_every_collective_has_algorithms():
-    assert set(ALGORITHMS) == {"all_reduce", "reduce_scatter", "all_gather"}
-    for algorithms in ALGORITHMS.values():
+    assert set(ALGORITHMS) == {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}
+    for collective, algorithms in ALGORITHMS.items():
+        if collective == "broadcast":
+            continue
         assert "ring" in algorithms and any(name.startswith("hierarchical") for name in algorithms)

@@ -23,7 +23,9 @@ const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "
 void everywhere(Rank& me) {
   Random random(1);
   for (const std::string placement : kPlacements) {
-    const Engine engine = me.group("hosts " + placement, onHosts(placement, me));
+    GroupOptions options = onHosts(placement, me);
+    if (placement == "alone") options.tuning.linkBytes = 1;  // more steps, for short messages too
+    const Engine engine = me.group("hosts " + placement, options);
     for (const Collective collective : kCollectives) {
       for (const std::size_t count : {0, 1, 7, 512, 1024, 3000, 40000, 70001}) {
         runChecked(me, *engine, draw(random, collective, count, me.size));

@@ -15,7 +15,7 @@ DEFAULT = dist.distributed_c10d.default_pg_timeout
 
 class Tuning:
     one_shot_bytes = segment_bytes = long_segment_bytes = long_bytes = 0
-    streaming_bytes = direct_bytes = direct_all_reduce_bytes = 0
+    streaming_bytes = direct_bytes = direct_all_reduce_bytes = link_bytes = 0
 
 
 class Options:

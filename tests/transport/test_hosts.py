@@ -90,6 +90,39 @@ def test_many_chunks(world, placement, ring_bytes):
     world(len(placement)).run(chunks, placement, ring_bytes)
 
 
+def links(placement):
+    """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
+    import fastcoll
+    from fastcoll._load import C
+
+    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    rank, size = here().rank, here().size
+    for link_bytes in (0, 20 << 10, 1 << 62):
+        table = C.Tuning()
+        table.link_bytes = link_bytes
+        group = dist.new_group(pg_options=fastcoll.Options(tuning=table))
+        for count in (0, 1, 15, 16, 17, 65, 300, 16_384, 16_385, 40_000):
+            given = [sample(r, (count,), torch.float) for r in range(size)]
+            for root in range(size):
+                tensor = given[rank].clone()
+                dist.broadcast(tensor, root, group=group)
+                assert_same(tensor, given[root])
+            for dtype in (torch.float, torch.bfloat16):
+                tensor = given[rank].to(dtype, copy=True)
+                dist.all_reduce(tensor, group=group)
+                assert_same(tensor, reduced([one.to(dtype) for one in given], "SUM"))
+            tensor = given[rank].clone()
+            dist.reduce(tensor, size - 1, group=group)
+            if rank == size - 1:
+                assert_same(tensor, reduced(given, "SUM"))
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("placement", ["0011", "0102", "012", "01234"])
+def test_no_link_changes_a_bit(world, placement):
+    world(len(placement)).run(links, placement)
+
+
 def wires(placement):
 
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]

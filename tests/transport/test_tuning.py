@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from oracle import assert_same, sample
+from torchrun import torchrun
 from world import here
 
 import fastcoll
@@ -181,3 +182,45 @@ def test_measuring_writes_a_table_that_is_used(host, tmp_path):
         assert set(written["measured"][item.field]) == {str(size) for size in item.sizes}
         assert item.field in answer.stdout
     assert written["table"]["segment_bytes"] in (65536, 131072, 262144, 524288)
+
+
+def test_the_link_between_hosts_is_measured_into_the_table(tmp_path):
+    path = tmp_path / "table.json"
+    kept = {**json.loads(record(tuning.machine_name(), one_shot_bytes=77)), "measured": {"a": 1}}
+    path.write_text(json.dumps(kept))
+    arguments = ("--hosts", "--rounds", 1, "--output", path)
+    printed = torchrun("fastcoll.tune", *arguments, ranks=2, hosts=2)
+    assert printed.count(f"written: {path}") == 2  # by each host
+    loaded, written = tuning.parse(path.read_text(), path), json.loads(path.read_text())
+    assert (loaded.machine, loaded.table.one_shot_bytes) == (tuning.machine_name(), 77)
+    assert written["measured"] == kept["measured"]
+    link = written["link"]
+    product = link["latency_seconds"] * link["bytes_per_second"]
+    assert loaded.table.link_bytes == round(product) > 0
+    assert link["ranks"] == [0, 2]
+    assert f"link_bytes {loaded.table.link_bytes} " in " ".join(printed.split())
+
+
+def one_host():
+    from fastcoll.bench.control import Control
+    from fastcoll.tune_hosts import leaders_of
+
+    store = dist.PrefixStore("tune", dist.distributed_c10d._get_default_store())
+    with pytest.raises(SystemExit, match="expected ranks on several hosts, got 2 on one"):
+        leaders_of(Control(store, dist.get_rank(), dist.get_world_size()))
+
+
+def test_one_host_has_no_link_to_measure(world):
+    world(2).run(one_host, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [([], "got a command without RANK"), (["--device", "cuda"], "expected --device cpu")],
+)
+def test_measuring_between_hosts_needs_a_launcher(flags, complaint, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(SystemExit):
+        tune.main(["--hosts", *flags])
+    assert complaint in capsys.readouterr().err

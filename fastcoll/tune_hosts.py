@@ -1,0 +1,106 @@
+"""The part of ``python -m fastcoll.tune`` that measures the network between hosts.
+
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m fastcoll.tune --hosts
+
+Two ranks, the first of the first two hosts, send each other a message and back, a short one and a long one, in turns.
+Half of a round trip is latency + bytes / bandwidth: Hockney, "The communication challenge for MPP", Parallel Computing
+20 (1994). Latency times bandwidth is what the selector between hosts needs (csrc/hosts/selector.hpp). Every host gets
+the same table: what the first one has, and the link.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastcoll.bench.control import Control
+from fastcoll.bench.timing import Plan, measure
+from fastcoll.bench.turn import TimedCall
+from fastcoll.env import Env
+
+__all__ = ["leaders_of", "measure_link"]
+
+_SHORT, _LONG = 1, 4 << 20  # bytes
+
+
+def leaders_of(control: Control) -> list[int]:
+    """Returns the first rank of each host.
+
+    Raises:
+        SystemExit: There is one host.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    host = Env.read().host_id or f"{boot} {os.readlink('/proc/self/ns/net')}"
+    hosts = control.all_gather(host)
+    leaders = [hosts.index(name) for name in dict.fromkeys(hosts)]
+    if len(leaders) == 1:
+        raise SystemExit(
+            f"fastcoll.tune: --hosts: expected ranks on several hosts, got {len(hosts)} on one. "
+            "Start it by torchrun on each host (docs/hosts.md)."
+        )
+    return leaders
+
+
+def _round_trip(size: int, ends: Sequence[int]) -> Callable[[], None]:
+    """Returns a call that takes a message from the first rank to the second and back; others have none to make."""
+    tensor, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
+
+    def call() -> None:
+        if rank == ends[0]:
+            dist.send(tensor, ends[1])
+            dist.recv(tensor, ends[1])
+        elif rank == ends[1]:
+            dist.recv(tensor, ends[0])
+            dist.send(tensor, ends[0])
+
+    return call
+
+
+def measure_link(
+    control: Control, plan: Plan, ends: Sequence[int], advance: Callable[[], None]
+) -> tuple[int, dict[str, Any]]:
+    """Measures the link between two hosts; all ranks call this.
+
+    Args:
+        control: Of all ranks.
+        plan: How many calls.
+        ends: Two ranks on two hosts.
+        advance: Called after each turn.
+
+    Returns:
+        Latency times bandwidth in bytes, and the record of both.
+
+    Raises:
+        RuntimeError: The long message took no longer than the short one.
+    """
+    cpu = torch.device("cpu")
+    calls = {str(size): TimedCall(_round_trip(size, ends), cpu) for size in (_SHORT, _LONG)}
+    timings, lost = measure(calls, control, plan, True, advance)
+    if lost:
+        raise RuntimeError(f"fastcoll.tune: {lost}")
+    short, long = (timings[str(size)].calls.median / 2e6 for size in (_SHORT, _LONG))
+    if long <= short:
+        raise RuntimeError(
+            f"fastcoll.tune: expected {_LONG} bytes to take longer than {short * 1e6:.0f} us, as {_SHORT} does, got "
+            f"{long * 1e6:.0f} us. Measure on idle hosts, with more --rounds."
+        )
+    bandwidth = (_LONG - _SHORT) / (long - short)
+    link = round(short * bandwidth)
+    if control.rank == 0:
+        print(
+            f"{'link_bytes':20} {link:>20}  ({short * 1e6:.0f} us, {bandwidth / 1e6:.0f} MB/s)",
+            flush=True,
+        )
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return link, {
+        "date": date,
+        "ranks": list(ends),
+        "latency_seconds": short,
+        "bytes_per_second": bandwidth,
+    }
