@@ -40,11 +40,21 @@ class PythonRoster {
     return found ? py::object(py::bytes(record)) : py::none();
   }
   py::list gather(const py::object& onLook) {
-    return bytesOf(run([&] { return roster_.gather(believes(), looker(onLook)); }));
+    return bytesOf(run([&] {
+      const Roster::Texts& records = roster_.gather(believes(), looker(onLook));
+      for (std::size_t rank = 0; rank < records.size(); ++rank) {  // those of rank 0's failure, too
+        if (!records[rank].empty()) believes()(static_cast<int>(rank), records[rank]);
+      }
+      for (const std::string& record : records) {
+        if (record.empty()) throw roster_.foreign("the roster");
+      }
+      return records;
+    }));
   }
   py::object exchange(const std::string& round, const std::string& text, const py::object& onLook,
                       bool watch) {
-    const auto over = [&] { return watch && roster_.changed(believes()); };
+    int look = 0;
+    const auto over = [&] { return watch && ++look % 8 == 0 && roster_.changed(believes()); };
     const auto said = run([&] { return roster_.exchange(round, text, looker(onLook), over); });
     return said ? py::object(bytesOf(*said)) : py::none();
   }
@@ -94,7 +104,8 @@ class PythonRoster {
 
 void bindRoster(py::module_& m) {
   py::class_<PythonRoster>(m, "Roster")
-      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, std::string, std::size_t>(),
+      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, std::string,
+                    std::size_t>(),
            py::arg("store"), py::arg("folder"), py::arg("rank"), py::arg("size"),
            py::arg("record") = "", py::arg("magic") = 0)
       .def("publish", &PythonRoster::publish)

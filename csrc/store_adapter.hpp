@@ -30,6 +30,12 @@ class StoreAdapter : public KeyValueStore {
     return found;
   }
 
+  bool has(const std::string& key) override {
+    bool found = false;
+    attempt([&] { found = store_->check({key}); });
+    return found;
+  }
+
   std::string setFirst(const std::string& key, const std::string& value) override {
     std::vector<std::uint8_t> there;
     try {

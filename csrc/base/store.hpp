@@ -13,6 +13,11 @@ class KeyValueStore {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// False while the key does not exist; does not wait.
   virtual bool tryGet(const std::string& key, std::string& value) = 0;
+  /// Whether the key exists; for one that may be erased meanwhile.
+  virtual bool has(const std::string& key) {
+    std::string value;
+    return tryGet(key, value);
+  }
   /// Sets a key that does not exist; returns what it holds then. One that cannot do both in one
   /// step may return a value that another process is about to replace.
   virtual std::string setFirst(const std::string& key, const std::string& value) {

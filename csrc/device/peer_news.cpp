@@ -128,7 +128,8 @@ void PeerNews::announce(const Telling& telling) {
           writeFault(*store_, faultKey(meeting.instance), {ErrorKind::Backend, mine});
       // What this rank saw may only be what became of that.
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (!telling.cause.empty() && first_.empty() && first.text.rfind(concat("rank ", rank_, ": "), 0) != 0) {
+      if (!telling.cause.empty() && first_.empty() &&
+          first.text.rfind(concat("rank ", rank_, ": "), 0) != 0) {
         first_ = first.text;
       }
     }

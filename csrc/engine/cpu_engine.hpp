@@ -17,9 +17,9 @@
 
 #include "../algorithms/algorithm.hpp"
 #include "../base/env.hpp"
+#include "../group/rendezvous.hpp"
 #include "../hosts/spanning.hpp"
 #include "../trace/trace.hpp"
-#include "../group/rendezvous.hpp"
 #include "first_fault.hpp"
 #include "point_to_point.hpp"
 

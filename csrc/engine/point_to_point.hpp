@@ -32,12 +32,12 @@
 #include <vector>
 
 #include "../base/clock.hpp"
+#include "../group/rendezvous.hpp"
 #include "../hosts/remote_channel.hpp"
 #include "../trace/trace.hpp"
 #include "../transport/group_memory.hpp"
 #include "../transport/message.hpp"
 #include "../transport/pair_ring.hpp"
-#include "../group/rendezvous.hpp"
 
 namespace fastcoll {
 

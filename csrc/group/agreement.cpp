@@ -23,6 +23,9 @@ constexpr int kGlooDescriptors = 6;
 // A rank that waits so long for the roster says that it has come.
 constexpr Milliseconds kSayThatCame{100};
 
+// For a connection when time is up, to say what is missing.
+constexpr Milliseconds kLastTry{50};
+
 std::string cameKey(std::uint64_t nonce) {
   return concat("fastcoll/c/", nonce);
 }
@@ -84,34 +87,39 @@ void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason)
 // --- the ranks' records -------------------------------------------------------------------------
 
 std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds timeout) {
-  const auto came = Clock::now();
+  const auto began = Clock::now();
   int look = 0;
   const auto& values = roster_.gather(believes(), [&] {
     throwIfCancelled();
-    lookWhileGathering(look++, came, deadline, timeout);
+    if (Clock::now() >= deadline) gatheredTooLate(timeout);
+    if (++look % 8 != 0) return;
+    sayThatCame(began, timeout);
+    requireToBeAlone();
+    lookAtNext();
   });
   std::vector<GroupRecord> records(values.size());
+  std::string missing;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     const auto i = static_cast<std::size_t>(rank);
+    if (values[i].empty()) missing += concat(missing.empty() ? "" : ", ", rank);
+    if (values[i].empty()) continue;
     (void)parse(rank, values[i], records[i]);  // rank 0 knows best what is stale
     require(rank, records[i]);
   }
-  return records;
+  if (missing.empty()) return records;
+  throw Error(ErrorKind::Store, concat(prefix(), "rank 0 gave up before rank(s) ", missing,
+                                       " had created the group; see its error"));
 }
 
-void Rendezvous::lookWhileGathering(int look, TimePoint came, TimePoint deadline,
-                                    Milliseconds timeout) {
-  const auto now = Clock::now();
-  if (now >= deadline) gatheredTooLate(timeout);
-  if (memory_.rank() == 0 || look % 8 != 7) return;
-  if (!saidThatCame_ && now - came >= std::min(kSayThatCame, timeout / 2)) {
-    store_.set(cameKey(own_.nonce), "");
-    saidThatCame_ = true;
-  }
-  GroupRecord first{};  // which makes the roster
-  if (!read(0, first)) return;
-  throwIfTold(faultKey(first.nonce));
-  if (processGone(first)) throwGone(first);
+/// For the others, should they have to say who is missing: when this rank has waited a while.
+void Rendezvous::sayThatCame(TimePoint since, Milliseconds timeout) {
+  if (saidThatCame_ || Clock::now() - since < std::min(kSayThatCame, timeout / 2)) return;
+  store_.set(cameKey(own_.nonce), "");
+  saidThatCame_ = true;
+}
+
+bool Rendezvous::hasCome(const GroupRecord& record) {
+  return record.nonce == own_.nonce || store_.has(cameKey(record.nonce));
 }
 
 /// Time is up: who has not created the group, or has not come to its first collective?
@@ -119,16 +127,86 @@ void Rendezvous::gatheredTooLate(Milliseconds timeout) {
   std::string without, late;
   for (int rank = 0; rank < memory_.size(); ++rank) {
     GroupRecord record{};
-    std::string came;
     if (!read(rank, record)) {
       without += concat(without.empty() ? "" : ", ", rank);
-    } else if (rank != memory_.rank() && !store_.tryGet(cameKey(record.nonce), came)) {
+    } else if (!hasCome(record)) {
       late += concat(late.empty() ? "" : "; ", "rank ", rank, " (", nameOf(record), stateOf(record),
                      ") has not arrived at the group's first collective");
     }
   }
-  if (!without.empty()) timedOut(concat("rank(s) ", without, " have not created the group"), timeout);
+  if (!without.empty())
+    timedOut(concat("rank(s) ", without, " have not created the group"), timeout);
   timedOut(late.empty() ? "rank 0 has not gathered the ranks' records" : late, timeout);
+}
+
+// --- the ranks of this host ---------------------------------------------------------------------
+
+/// Of a rank's process: ", state T" of one that is stopped.
+std::string Rendezvous::stateOf(const GroupRecord& record) const {
+  const int pid = static_cast<int>(record.pid);
+  return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
+}
+
+/// Which of the ranks cannot be bound when time is up.
+std::string Rendezvous::missingOf(const std::vector<int>& peers) {
+  std::string missing;
+  for (const int peer : peers) {
+    const auto& record = records_[static_cast<std::size_t>(peer)];
+    auto process = process_.connect(record.process, Clock::now() + kLastTry);
+    if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
+    std::string vote;
+    const bool voted = roster_.said(kVotes, peer, vote);
+    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
+                      stateOf(record), ") ",
+                      voted ? "cannot be reached over its unix socket"
+                            : "has not arrived at the group's first collective");
+  }
+  return missing;
+}
+
+// Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
+std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart) {
+  for (const int peer : peers) {
+    const auto& record = records_[static_cast<std::size_t>(peer)];
+    const auto began = Clock::now();
+    const auto patience = std::min(deadline, began + kStaleGrace);
+    for (int round = 0;;) {
+      auto process = process_.connect(record.process, deadline);
+      if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) break;
+      GroupRecord now{};
+      if (read(peer, now) && now.nonce != record.nonce) {
+        restart = true;
+        return "";
+      }
+      // A peer that has not used the group yet is waited for as long as the deadline allows, for as
+      // long as its record may still be replaced it is not held against it.
+      // Any member's death ends the wait, not only that of the one waited for: the others may have
+      // noticed it and gone.
+      for (const auto& member : records_) {
+        if (!processGone(member)) continue;
+        if (read(static_cast<int>(member.rank), now) && now.nonce != member.nonce) {
+          restart = true;
+          return "";
+        }
+        throwGone(member);
+      }
+      // One that cannot share memory has voted already, and will never listen; one that failed has
+      // told so.
+      if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
+      if (round % 8 == 7) {
+        throwIfTold(faultKey(roster_.id()));
+        lookAtNext();  // one may have failed before it had the roster
+        sayThatCame(began, kStaleGrace);
+      }
+      if (Clock::now() >= deadline) return missingOf(peers);
+      if (round > 20 && Clock::now() >= patience && changed()) {
+        restart = true;
+        return "";
+      }
+      pause(round);
+    }
+  }
+  return "";
 }
 
 // --- the decision -------------------------------------------------------------------------------
@@ -142,25 +220,24 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
     throwIfCancelled();
     if (Clock::now() >= deadline) {
       std::string missing;
-      for (const int rank : roster_.silent(kVotes)) {
+      for (const int rank : roster_.silent(kVotes)) {  // some may wait for others of their hosts
+        if (hasCome(records_[static_cast<std::size_t>(rank)])) continue;
         missing += concat(missing.empty() ? "" : ", ", rank);
       }
-      timedOut(missing.empty()
-                   ? "rank 0 has not collected the ranks' votes"
-                   : concat("rank(s) ", missing,
-                            " have not arrived at the group's first collective"),
+      timedOut(missing.empty() ? "not all ranks have said whether they share memory"
+                               : concat("rank(s) ", missing,
+                                        " have not arrived at the group's first collective"),
                timeout);
     }
     if (++look % 8 != 0) return;
-    throwIfTold(faultKey(roster_.id()));
-    if (memory_.rank() == 0) {
-      for (const int rank : roster_.silent(kVotes)) {  // one may have failed without the roster
-        throwIfTold(faultKey(records_[static_cast<std::size_t>(rank)].nonce));
-      }
-    }
     restart = changed();
+    if (restart) return;
+    throwIfTold(faultKey(roster_.id()));
+    lookAtNext();  // one may have failed before it had the roster
     for (const auto& record : records_) {
-      if (!restart && processGone(record)) throwGone(record);
+      GroupRecord now{};
+      if (!processGone(record) || !read(static_cast<int>(record.rank), now)) continue;
+      if (now.nonce == record.nonce) throwGone(record);
     }
   };
   auto votes = roster_.exchange(kVotes, own, onLook, [&] { return restart; });

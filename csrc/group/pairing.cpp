@@ -7,9 +7,6 @@
 namespace fastcoll {
 namespace {
 
-// A record that did not change within this time is not stale: its owner really cannot be reached.
-constexpr Milliseconds kStaleGrace{2000};
-
 /// Names a connection between two instances of a group; no other pair of ranks has it.
 std::string pairName(std::uint64_t low, std::uint64_t high) {
   char digits[34];
@@ -51,7 +48,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
-    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
+    throwIfTold(record);  // it may have failed before it could be met
     if (process == nullptr && processGone(record)) throwGone(record);
     return Met::Pairing;
   }
@@ -66,7 +63,7 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   if (!read(peer, record)) return Met::NotYet;
   memory_.nameMember(peer, nameOf(record));
   if (sharesHost(record)) return Met::Pairing;
-  throwIfTold(faultKey(record.nonce));
+  throwIfTold(record);
   if (processGone(record)) throwGone(record);
   const bool first = memory_.rank() < peer;
   name = pairName(first ? own_.nonce : record.nonce, first ? record.nonce : own_.nonce);

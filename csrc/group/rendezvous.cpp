@@ -23,13 +23,8 @@ std::string text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
-// A record that did not change within this time is not stale: its owner really cannot be reached,
-// or torchrun counts its restarts otherwise.
-constexpr Milliseconds kStaleGrace{2000};
 // In this process records of another generation were found not to be stale.
 std::atomic<bool> countsDiffer{false};
-// For a connection when time is up, to say what is missing.
-constexpr Milliseconds kLastTry{50};
 
 }  // namespace
 
@@ -94,11 +89,20 @@ void Rendezvous::throwGone(const GroupRecord& record) {
   // Another rank may have noticed a fault, told it, and gone: then that is what happened first.
   const auto keys = faultKeys();
   if (keys.size() > 1) throwIfTold(keys[0]);
+  throwIfTold(record);
   throw GroupLost(
       ErrorKind::Backend,
       concat(prefix(), "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
              "): connection closed by peer (process died) before the "
              "group's ranks had met"));
+}
+
+/// A fault that a rank has told by itself, not one of an earlier life of the group, whose record
+/// may still be there.
+void Rendezvous::throwIfTold(const GroupRecord& by) {
+  const std::string key = faultKey(by.nonce);
+  const auto fault = readFault(store_, key);
+  if (fault && fault->toldAt >= made_) throwIfTold(key);
 }
 
 void Rendezvous::throwIfTold(const std::string& key) {
@@ -163,8 +167,8 @@ void Rendezvous::publish() {
   roster_.publish();
 }
 
-/// Anybody who reaches the store can write there: nothing is believed before it is checked. False: it
-/// may be stale.
+/// Anybody who reaches the store can write there: nothing is believed before it is checked. False:
+/// it may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
     throw Error(ErrorKind::Store,
@@ -250,18 +254,30 @@ void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) cons
 }
 
 bool Rendezvous::changed() {
-  std::string mine;
-  if (roster_.read(memory_.rank(), mine) && mine.size() == sizeof own_) {
-    GroupRecord stored{};
-    std::memcpy(&stored, mine.data(), sizeof stored);
-    if (stored.generation == own_.generation && stored.nonce != own_.nonce) {
-      throw Error(ErrorKind::Backend,
-                  concat(prefix(), "another process (pid ", stored.pid, ", host ",
-                         text(stored.host), ") joined as rank ", memory_.rank(),
-                         " too. Give every process a rank of its own."));
-    }
-  }
+  requireToBeAlone();
   return roster_.changed(believes());
+}
+
+/// Throws where another process has put its record in the place of this rank's.
+void Rendezvous::requireToBeAlone() {
+  std::string mine;
+  if (!roster_.read(memory_.rank(), mine) || mine.size() != sizeof own_) return;
+  GroupRecord stored{};
+  std::memcpy(&stored, mine.data(), sizeof stored);
+  if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
+  throw Error(ErrorKind::Backend, concat(prefix(), "another process (pid ", stored.pid, ", host ",
+                                         text(stored.host), ") joined as rank ", memory_.rank(),
+                                         " too. Give every process a rank of its own."));
+}
+
+/// Looks at one other rank, the next one each time: whether it has failed, or its process has
+/// ended.
+void Rendezvous::lookAtNext() {
+  next_ = (next_ + 1) % memory_.size();
+  GroupRecord record{};
+  if (next_ == memory_.rank() || !read(next_, record)) return;
+  throwIfTold(record);
+  if (processGone(record)) throwGone(record);
 }
 
 /// Equal for ranks that share memory: processes of one user in one machine and network namespace,
@@ -323,72 +339,6 @@ bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
     if (here && record.rank != own_.rank) ranks.push_back(record.cores);
   }
   return hasCoreEach(ranks, 0, grantedCores());
-}
-
-/// Of a rank's process: ", state T" of one that is stopped.
-std::string Rendezvous::stateOf(const GroupRecord& record) const {
-  const int pid = static_cast<int>(record.pid);
-  return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
-}
-
-/// Which of the ranks cannot be bound when time is up.
-std::string Rendezvous::missingOf(const std::vector<int>& peers) {
-  std::string missing;
-  for (const int peer : peers) {
-    const auto& record = records_[static_cast<std::size_t>(peer)];
-    auto process = process_.connect(record.process, Clock::now() + kLastTry);
-    if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
-    std::string vote;
-    const bool voted = roster_.said(kVotes, peer, vote);
-    missing += concat(missing.empty() ? "" : "; ", "rank ", peer, " (", nameOf(record),
-                      stateOf(record), ") ",
-                      voted ? "cannot be reached over its unix socket"
-                            : "has not arrived at the group's first collective");
-  }
-  return missing;
-}
-
-// Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
-std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart) {
-  for (const int peer : peers) {
-    const auto& record = records_[static_cast<std::size_t>(peer)];
-    const auto patience = std::min(deadline, Clock::now() + kStaleGrace);
-    for (int round = 0;;) {
-      auto process = process_.connect(record.process, deadline);
-      if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) break;
-      GroupRecord now{};
-      if (read(peer, now) && now.nonce != record.nonce) {
-        restart = true;
-        return "";
-      }
-      // A peer that has not used the group yet is waited for as long as the deadline allows, for as
-      // long as its record may still be replaced it is not held against it.
-      // Any member's death ends the wait, not only that of the one waited for: the others may have
-      // noticed it and gone.
-      for (const auto& member : records_) {
-        if (!processGone(member)) continue;
-        if (read(static_cast<int>(member.rank), now) && now.nonce != member.nonce) {
-          restart = true;
-          return "";
-        }
-        throwGone(member);
-      }
-      // One that cannot share memory has voted already, and will never listen; one that failed has
-      // told so.
-      if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
-      if (round % 8 == 7) {
-        throwIfTold(faultKey(roster_.id()));
-        throwIfTold(faultKey(record.nonce));  // before it had the roster
-      }
-      if (Clock::now() >= deadline) return missingOf(peers);
-      if (round > 20 && Clock::now() >= patience && changed()) {
-        restart = true;
-        return "";
-      }
-      pause(round);
-    }
-  }
-  return "";
 }
 
 }  // namespace fastcoll

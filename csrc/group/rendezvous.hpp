@@ -11,9 +11,9 @@
 //   p/<pair>/<rank>  the rank wants to connect with the other of the pair, for point-to-point
 //   f/<H>            what some rank failed with; see told_fault.hpp
 //
-// H, the roster's id, is equal on all ranks that believe one roster. A rank that sees another roster
-// starts over with the new H. A key that names H cannot be stale, for H contains the reader's own
-// fresh nonce.
+// H, the roster's id, is equal on all ranks that believe one roster. A rank that sees another
+// roster starts over with the new H. A key that names H cannot be stale, for H contains the
+// reader's own fresh nonce.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,8 @@
 #include "../base/cores.hpp"
 #include "../base/error.hpp"
 #include "../base/store.hpp"
-#include "hosts.hpp"
 #include "../transport/group_memory.hpp"
+#include "hosts.hpp"
 #include "roster.hpp"
 #include "told_fault.hpp"
 
@@ -126,16 +126,20 @@ class Rendezvous {
   bool read(int rank, GroupRecord& record);
   Roster::Believes believes() const;
   std::vector<GroupRecord> gather(TimePoint deadline, Milliseconds timeout);
-  void lookWhileGathering(int look, TimePoint came, TimePoint deadline, Milliseconds timeout);
+  void lookAtNext();
+  void sayThatCame(TimePoint since, Milliseconds timeout);
+  bool hasCome(const GroupRecord& record);
   std::string stateOf(const GroupRecord& record) const;
   [[noreturn]] void gatheredTooLate(Milliseconds timeout);
   std::vector<std::string> vote(const std::string& own, TimePoint deadline, Milliseconds timeout);
   bool changed();
+  void requireToBeAlone();
   int processRuns(const GroupRecord& record) const;
   bool mayBeStale(const GroupRecord& record) const;
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
+  void throwIfTold(const GroupRecord& by);
   std::string cameLate(const ToldFault& fault) const;
   void requireDescriptors(int connections) const;
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
@@ -149,6 +153,9 @@ class Rendezvous {
   bool coreEach(const std::vector<GroupRecord>& records) const;
   std::string bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart);
   static constexpr char kVotes[] = "v";  // the round
+  // A record that did not change within this time is not stale: its owner really cannot be reached,
+  // or torchrun counts its restarts otherwise.
+  static constexpr Milliseconds kStaleGrace{2000};
   void throwIfCancelled() const;
   void pause(int& round) const;
   std::string missingOf(const std::vector<int>& peers);
@@ -162,6 +169,8 @@ class Rendezvous {
   Roster roster_;
   std::atomic<std::int64_t> came_{0};  // to agree(): milliseconds since 1970
   const std::size_t arenaBytes_;
+  const std::int64_t made_ = millisSince1970();
+  int next_ = 0;  // the rank that lookAtNext() asks for
   bool saidThatCame_ = false;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};

@@ -71,7 +71,8 @@ void Roster::put(Texts& keys, const std::string& key, const std::string& value) 
 }
 
 Error Roster::foreign(const std::string& what) const {
-  return Error(ErrorKind::Store, concat(what, " in the store is not fastcoll's, or of another "
+  return Error(ErrorKind::Store, concat(what,
+                                        " in the store is not fastcoll's, or of another "
                                         "version of it. Use the same version on all ranks, and a "
                                         "store that other programs do not write to."));
 }
@@ -130,7 +131,7 @@ const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLo
         return records_;
       }
     } else if (std::string encoded; lookForRoster(encoded, records)) {
-      if (encoded != encoded_ || looks > 0) {
+      if (encoded != encoded_) {
         take(std::move(records), encoded);
         return records_;
       }
@@ -200,9 +201,8 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
 
 std::vector<int> Roster::silent(const std::string& round) {
   std::vector<int> ranks;
-  std::string text;
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank != rank_ && !said(round, rank, text)) ranks.push_back(rank);
+    if (rank != rank_ && !store_.has(roundKey(round, rank))) ranks.push_back(rank);
   }
   return ranks;
 }

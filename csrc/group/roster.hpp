@@ -40,8 +40,7 @@ class Roster {
   void publish();
   /// A rank's record as the store has it now, also this rank's; false: none.
   bool read(int rank, std::string& record);
-  /// Waits for a roster. One that was gathered before is returned again if it is still there, after
-  /// a pause.
+  /// Waits for a roster other than the one that was gathered before.
   const Texts& gather(const Believes& believes, const OnLook& onLook);
   /// Of the roster; "" before there is one, when the folder must be of this life of the group.
   const std::string& id() const { return id_; }

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "../algorithms/algorithm.hpp"
+#include "../group/hosts.hpp"
 #include "../network/connection.hpp"
 #include "../transport/group_memory.hpp"
-#include "../group/hosts.hpp"
 
 namespace fastcoll {
 

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "../base/env.hpp"
 #include "../base/error.hpp"

@@ -89,8 +89,8 @@ class LocalProcess {
  private:
   LocalProcess();
   void startKeeper(std::size_t arenaBytes);
-  void keep();                 // body of the keeper thread
-  bool lookAll();              // calls the watches; whether there are any
+  void keep();     // body of the keeper thread
+  bool lookAll();  // calls the watches; whether there are any
   void wakeKeeper() const;
   void serve(int connection);  // answers one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);

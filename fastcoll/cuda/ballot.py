@@ -48,7 +48,7 @@ class Ballot:
                 raise self._member.fault("init", "the group was aborted")
             if time.monotonic() < end:
                 return
-            absent = self._roster.silent(what)
+            absent = self._roster.silent(what) or [0]  # which has not told what all say
             have = "have" if len(absent) > 1 else "has"
             raise self._member.fault(
                 "init",

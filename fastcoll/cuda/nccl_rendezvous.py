@@ -73,9 +73,7 @@ class Rendezvous:
         self._record = _RECORD.pack(_MAGIC, secrets.token_bytes(16), version)
         self._version = version
         folder = f"fastcoll/nccl/{member.group}/{generation}"
-        self._roster = C.Roster(
-            store, folder, member.rank, member.size, self._record, len(_MAGIC)
-        )
+        self._roster = C.Roster(store, folder, member.rank, member.size, self._record, len(_MAGIC))
 
     def exchange(self, make_id: Callable[[], bytes]) -> bytes:
         """Returns NCCL's unique id, the same on all ranks, when all ranks have come.
@@ -126,22 +124,29 @@ class Rendezvous:
 
     def _exchange(self, make_id: Callable[[], bytes]) -> bytes:
         self._roster.publish()
-        ready = None
-        while ready is None:
+        while True:
             records = self._roster.gather(lambda: self._look(None))
-            ready = self._roster.exchange("ready", b"", lambda: self._look("ready"), watch=True)
-        self._compare_versions(records)  # not before all are ready: a record may be an old one
-        text, failure = b"", None
-        if self._member.rank == 0:
+            if self._roster.exchange("ready", b"", lambda: self._look("ready"), True) is None:
+                continue
+            self._compare_versions(
+                records
+            )  # not before all are ready: one may have been an old one
+            text, failure = b"", None
+            if self._member.rank == 0:
+                try:
+                    text = _ID + make_id()
+                except Exception as error:
+                    text, failure = _NO_ID + str(error).encode(), error
             try:
-                text = _ID + make_id()
-            except Exception as error:
-                text, failure = _NO_ID + str(error).encode(), error
-        said = self._roster.exchange("id", text, lambda: self._look("id"))
-        if failure is not None:
-            raise failure
-        assert said is not None  # the roster is not watched any more
-        return self._unique_id(said[0])
+                said = self._roster.exchange("id", text, lambda: self._look("id"), True)
+            except Exception:
+                if failure is not None:
+                    raise failure from None
+                raise
+            if failure is not None:
+                raise failure
+            if said is not None:
+                return self._unique_id(said[0])
 
     def _look(self, round: str | None) -> None:
         """Called between two looks into the store: ends a wait for records (None) or for what all say in a round."""
@@ -156,9 +161,7 @@ class Rendezvous:
             absent = self._roster.silent(round)
         absent = absent or [0]  # which has not made the roster
         have = "have" if len(absent) > 1 else "has"
-        raise self.timed_out(
-            f"{names_of(absent)} {have} not come to create the NCCL communicator"
-        )
+        raise self.timed_out(f"{names_of(absent)} {have} not come to create the NCCL communicator")
 
     def _compare_versions(self, records: list[bytes]) -> None:
         for rank, record in enumerate(records):

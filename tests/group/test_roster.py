@@ -125,6 +125,16 @@ def test_a_fault_is_told_once() -> None:
     assert ones[0].told() == ones[1].told() == "rank 0: first"
 
 
+def test_a_fault_is_cut_between_letters() -> None:
+    one = roster(dist.HashStore(), 0, 1)
+    come_together(one, 0)
+    one.tell("a" + 600 * "\u00e9")
+    text = one.told()
+    assert text is not None
+    assert text.startswith("a" + 400 * "\u00e9")
+    assert set(text[1:].rstrip("?")) == {"\u00e9"}
+
+
 def test_what_ends_a_wait_comes_out() -> None:
     one = roster(dist.HashStore(), 0, 2)
     one.publish()
@@ -136,5 +146,7 @@ def test_a_list_of_somebody_else_is_refused() -> None:
     store = dist.HashStore()
     one = C.Roster(store, "g", 1, 2)
     store.set("g/first", "what is this")
-    with pytest.raises(dist.DistStoreError, match="the round 'first' in the store is not fastcoll's"):
+    with pytest.raises(
+        dist.DistStoreError, match="the round 'first' in the store is not fastcoll's"
+    ):
         one.exchange("first", b"", until(30))
