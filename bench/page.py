@@ -233,10 +233,8 @@ def _models() -> list[str]:
     return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
 
 
-def _hosts() -> list[str]:
-    records = {
-        name: _record(f"hosts_{name}_1000mbit_cpu.json") for name in ("2x2", "2x4", "3x2", "4x1")
-    }
+def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
+    records = {name: _record(f"hosts_{name}_{link}_cpu.json") for name in shapes}
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for name, record in records.items():
         for case in record["cases"]:
@@ -251,12 +249,12 @@ def _hosts() -> list[str]:
         [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
         for (call, size), found in cells.items()
     ]
-    shapes = (name.split("x") for name in records)
-    head = ["call", "message", *(f"{hosts} hosts of {each}" for hosts, each in shapes)]
+    counts = (name.split("x") for name in records)
+    head = ["call", "message", *(f"{hosts} hosts of {each}" for hosts, each in counts)]
     sources = [
         line
         for name, record in records.items()
-        for line in _source(f"hosts_{name}_1000mbit_cpu.json", record)
+        for line in _source(f"hosts_{name}_{link}_cpu.json", record)
     ]
     return [*_table(head, rows, 2), *sources]
 
@@ -274,7 +272,11 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "parity": _parity,
         "models": _models,
     },
-    "hosts.md": {"hosts": _hosts, "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.json")},
+    "hosts.md": {
+        "hosts": lambda: _hosts("1000mbit", ("2x2", "2x4", "3x2", "4x1")),
+        "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
+        "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.json"),
+    },
 }
 """What makes each table's lines, by its page and the name in its mark."""
 
