@@ -39,7 +39,7 @@ class SpanningExchange {
     among();
     begin();
     parcels_.tellSizes(stream_, spanning_.segmentBytes());
-    parcels_.cut(hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep);
+    parcels_.cut(2 * (hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep));
     const std::size_t steps = parcels_.steps();
     for (std::size_t k = 0; k <= steps; ++k) {
       if (k < steps) collect(k);

@@ -35,12 +35,18 @@ void Parcels::tellSizes(SegmentStream* stream, std::size_t segmentBytes) {
   }
 }
 
-/// Equal on all hosts: a rank's segment holds a slice of each of its parcels, the leader's one of
-/// each that comes.
+/// Equal on all hosts: in a step a rank's segment holds a slice of each of its parcels, and the
+/// leader's another one of each that comes.
 void Parcels::cut(std::size_t room) {
-  const int given = areShared() ? 1 : hosts_.count() - 1;
-  const int taken = request_.collective == Collective::Scatter ? 1 : hosts_.size();
-  slice_ = std::max<std::size_t>(1, room / static_cast<std::size_t>(std::max(given, taken)));
+  const bool one = areShared() || request_.collective == Collective::Gather;
+  const int given = one ? 1 : hosts_.count() - 1;
+  std::size_t least = hosts_.local().size();
+  for (int host = 0; host < hosts_.count(); ++host) {
+    least = std::min(least, hosts_.ranks(host).size());
+  }
+  const int taken =
+      request_.collective == Collective::Scatter ? 1 : hosts_.size() - static_cast<int>(least);
+  slice_ = std::max<std::size_t>(1, room / static_cast<std::size_t>(given + taken));
 }
 
 std::size_t Parcels::steps() const {

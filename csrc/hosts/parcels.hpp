@@ -21,7 +21,8 @@ class Parcels {
 
   /// All-to-all: every rank of this host tells the others what it sends and expects.
   void tellSizes(SegmentStream* stream, std::size_t segmentBytes);
-  /// Cuts them into slices, of which all that a rank has, and all that come to a host, fit `room`.
+  /// Cuts them into slices, of which those that a rank has and those that come to a host fit `room`
+  /// together.
   void cut(std::size_t room);
   /// Steps that this host takes part in.
   std::size_t steps() const;
