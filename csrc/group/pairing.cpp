@@ -48,7 +48,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
-    throwIfTold(record);  // it may have failed before it could be met
+    throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
     if (process == nullptr && processGone(record)) throwGone(record);
     return Met::Pairing;
   }
@@ -63,7 +63,7 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   if (!read(peer, record)) return Met::NotYet;
   memory_.nameMember(peer, nameOf(record));
   if (sharesHost(record)) return Met::Pairing;
-  throwIfTold(record);
+  throwIfTold(faultKey(record.nonce));
   if (processGone(record)) throwGone(record);
   const bool first = memory_.rank() < peer;
   name = pairName(first ? own_.nonce : record.nonce, first ? record.nonce : own_.nonce);

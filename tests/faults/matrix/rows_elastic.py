@@ -135,7 +135,7 @@ def garbled(record: bytes, chance: random.Random) -> list[bytes]:
     "garbage in the store where a rank's record or vote should be",
     "DistStoreError within 5 s, no crash",
     "test_votes.py::test_what_is_no_vote",
-    "test_votes.py::test_what_is_no_decision",
+    "test_votes.py::test_what_is_no_list_of_votes",
     quick=True,
 )
 def garbage_in_the_store(stage: Stage) -> Outcome:
