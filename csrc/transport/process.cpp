@@ -96,10 +96,7 @@ LocalProcess::~LocalProcess() {
   }
   sayGoodbye();
   if (keeper_.joinable()) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
+    stopping_ = true;
     wakeKeeper();
     keeper_.join();
   }
@@ -126,7 +123,7 @@ void LocalProcess::wakeKeeper() const {
 }
 
 void LocalProcess::watch(std::function<bool()> look) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.push_back(std::move(look));
   wakeKeeper();
 }
@@ -134,12 +131,12 @@ void LocalProcess::watch(std::function<bool()> look) {
 bool LocalProcess::lookAll() {
   std::vector<std::function<bool()>> watches;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(watchMutex_);
     watches.swap(watches_);
   }
   watches.erase(std::remove_if(watches.begin(), watches.end(), [](auto& look) { return !look(); }),
                 watches.end());
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(watchMutex_);
   watches_.insert(watches_.end(), std::make_move_iterator(watches.begin()),
                   std::make_move_iterator(watches.end()));
   return !watches_.empty();
@@ -195,7 +192,6 @@ void LocalProcess::keep() {
     if ((waiting[0].revents & POLLIN) != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const auto got = ::read(wakeEvent_, &count, sizeof count);
-      const std::lock_guard<std::mutex> lock(mutex_);
       if (stopping_) break;
       listener = listener_;
     }

@@ -4,6 +4,7 @@
 // Nothing is made before it is needed: a LocalProcess is a pair of random names until start().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -99,12 +100,13 @@ class LocalProcess {
   ProcessAddress address_;
   mutable std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
-  int listener_ = -1;
+  std::atomic<int> listener_{-1};
   int wakeEvent_ = -1;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<std::uint64_t, std::function<bool()>> held_;
+  std::mutex watchMutex_;  // the keeper must not wait for mutex_: who holds it may wait for a peer's
   std::vector<std::function<bool()>> watches_;
 };
 
