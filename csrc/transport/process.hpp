@@ -106,7 +106,8 @@ class LocalProcess {
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<std::uint64_t, std::function<bool()>> held_;
-  std::mutex watchMutex_;  // the keeper must not wait for mutex_: who holds it may wait for a peer's
+  // The keeper takes this one, never mutex_: who holds mutex_ may be waiting for a peer's keeper.
+  std::mutex watchMutex_;
   std::vector<std::function<bool()>> watches_;
 };
 
