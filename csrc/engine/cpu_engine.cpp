@@ -150,11 +150,13 @@ void CpuEngine::execute(const TaskRef& task) {
   } catch (const std::exception& error) {
     abort(ErrorKind::Backend, concat("rank ", config_.rank, " failed in ",
                                      describe(request.arrival()), ": ", error.what()));
+    takeConnectionsBack();
     trace::fail(task->trace, error.what());
     throw;
   } catch (...) {
     abort(ErrorKind::Backend,
           concat("rank ", config_.rank, " was interrupted in ", describe(request.arrival())));
+    takeConnectionsBack();
     trace::fail(task->trace, "interrupted");
     throw;
   }

@@ -122,6 +122,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void connect(Connect connect);
   std::shared_ptr<Network> network();
   void span(const Agreement& agreement, Milliseconds timeout);
+  PointToPoint& madePointToPoint();
   struct HostWatch;
   void watchHost();
   void endHostWatch() noexcept;
@@ -135,6 +136,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void throwIfUnusable(const char* call, std::uint64_t seq) const;
   std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error, bool connectionLost);
+  void takeConnectionsBack() noexcept;
   ToldFault tellPeers(const ToldFault& fault) noexcept;
   bool hasTold() const;
   void checkPeers(const std::string& prefix) const;

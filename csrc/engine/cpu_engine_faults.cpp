@@ -58,12 +58,7 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
 
 /// Why a connection for point-to-point broke: what the peer has told, or that it is gone.
 ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
-  ToldFault fault{
-      ErrorKind::Backend,
-      concat(memory_->memberName(peer),
-             ": connection closed by peer (the process died or left, or its host cannot "
-             "be reached; ",
-             text, ")")};
+  ToldFault fault{ErrorKind::Backend, brokeOff(memory_->memberName(peer), text)};
   try {
     const std::string key = rendezvous_->faultKeyOf(peer);
     for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
@@ -86,6 +81,7 @@ void CpuEngine::failHere(const Request& request, const Error& error, bool connec
   const std::string own = fault.text;
   if (connectionLost) fault = whoBroke(own);
   abort(fault.kind, fault.text);
+  takeConnectionsBack();
   const Path path = path_.load(std::memory_order_acquire);
   if (path == Path::Undecided || path == Path::Spanning) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -101,6 +97,16 @@ void CpuEngine::failHere(const Request& request, const Error& error, bool connec
 bool CpuEngine::hasTold() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return interrupted_;
+}
+
+/// Of a collective that has failed, and the group with it: before its caller hears of that.
+void CpuEngine::takeConnectionsBack() noexcept {
+  PointToPoint* pointToPoint = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pointToPoint = pointToPoint_.get();
+  }
+  if (pointToPoint != nullptr) pointToPoint->giveBack();
 }
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {

@@ -63,6 +63,8 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.hosts = agreement.hosts;
   spanning_.ringBytes = config_.ringBytes;
   spanning_.tuning = config_.tuning;
+  spanning_.memory = memory_.get();
+  spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
   const Hosts& hosts = spanning_.hosts;
   if (hosts.local().size() > 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), config_.ringBytes,
@@ -94,6 +96,10 @@ PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
     const std::lock_guard<std::mutex> lock(mutex_);
     throwIfUnusable(call, seq);
   }
+  return madePointToPoint();
+}
+
+PointToPoint& CpuEngine::madePointToPoint() {
   std::call_once(pointToPointMade_, [this] {
     PointToPoint::Setup setup;
     setup.ringBytes = config_.ringBytes;

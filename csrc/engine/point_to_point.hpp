@@ -33,6 +33,7 @@
 
 #include "../base/clock.hpp"
 #include "../group/rendezvous.hpp"
+#include "../hosts/long_messages.hpp"
 #include "../hosts/remote_channel.hpp"
 #include "../trace/trace.hpp"
 #include "../transport/group_memory.hpp"
@@ -75,7 +76,7 @@ class PointToPointOp {
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
 
-class PointToPoint {
+class PointToPoint : public PeerConnections {
  public:
   static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
   /// What goes to a receiver that may not want it yet.
@@ -105,7 +106,14 @@ class PointToPoint {
   };
   PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
                Setup setup);
-  ~PointToPoint();
+  ~PointToPoint() override;
+
+  // point_to_point_lending.cpp
+  bool borrow(int rank) override;
+  void awaitConnection(TimePoint until) override;
+  TransferRef sendTo(int rank, const void* data, std::size_t bytes) override;
+  TransferRef receiveFrom(int rank, void* data, std::size_t bytes) override;
+  void giveBack() noexcept override;
 
   /// Takes the operation and does at once what can be done without waiting.
   void submit(PointToPointRef op);
@@ -159,6 +167,8 @@ class PointToPoint {
     // Of a peer on another host.
     bool elsewhere = false;
     bool connecting = false;
+    bool asked = false;  // for, by a collective
+    bool lent = false;   // to it, which is one of the users
     std::unique_ptr<RemoteChannel> channel;
     bool reading = false;     // a thread waits for its next record
     int users = 0;            // threads that use the channel without the lock

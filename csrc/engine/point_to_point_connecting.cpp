@@ -58,7 +58,7 @@ void PointToPoint::connectPeers() {
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
       if (!peer.elsewhere || peer.channel || peer.connecting || !peer.lost.empty()) continue;
-      const bool named = peer.expects(false);
+      const bool named = peer.asked || peer.expects(false);
       if (named || anyReceives_ > 0) wanted.emplace_back(rank, named);
     }
     if (wanted.empty() || stopping_ || memory_.aborted()) break;

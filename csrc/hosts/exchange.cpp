@@ -1,9 +1,10 @@
 // All-gather, gather, scatter and all-to-all over several hosts.
 //
-// Phases: the ranks of a host serve each other as on one host. Beside that every rank has a parcel
-//         for each other host: what its ranks are to get from it. In each step the leader collects
-//         a slice of every parcel, exchanges them with the other leaders, and hands out those that
-//         have come; each rank takes from them what is for it.
+// Phases: the ranks of a host serve each other as on one host. A long message for one rank of
+//         another host goes there by itself (long_messages.hpp). Beside that every rank has a
+//         parcel for each other host: what else its ranks are to get from it. In each step the
+//         leader collects a slice of every parcel, exchanges them with the other leaders, and hands
+//         out those that have come; each rank takes from them what is for it.
 // Steps between hosts: 1 where the parcels fit frames, else 1 and 1 a step.
 // Bytes that a host sends: what the ranks of other hosts get from its ranks, once for each host:
 //         all-gather of B in all (H - 1) / H B.
@@ -28,7 +29,8 @@ class SpanningExchange {
         place_(static_cast<std::size_t>(hosts_.place())),
         ranks_(static_cast<std::size_t>(hosts_.size())),
         rank_(static_cast<std::size_t>(hosts_.local()[place_])),
-        parcels_(hosts_, request) {
+        parcels_(hosts_, request),
+        long_(spanning, request) {
     if (hosts_.leads()) {
       const std::size_t wanted = 2 * kSlots * static_cast<std::size_t>(hosts_.count());
       spanning.scratch.resize(std::max(spanning.scratch.size(), wanted));
@@ -36,6 +38,8 @@ class SpanningExchange {
   }
 
   void run() {
+    addLong();
+    long_.begin();
     among();
     begin();
     parcels_.tellSizes(stream_, spanning_.segmentBytes());
@@ -49,6 +53,7 @@ class SpanningExchange {
       for (auto& sends : sends_) settle(sends);
     }
     if (stream_ != nullptr) stream_->end();
+    long_.finish();
   }
 
  private:
@@ -60,6 +65,39 @@ class SpanningExchange {
     Segment in, out;
     Transfers receives;
   };
+
+  /// The messages of this rank that are in no parcel.
+  void addLong() {
+    for (int host = (here_ + 1) % hosts_.count(); host != here_;
+         host = (host + 1) % hosts_.count()) {
+      for (const int peer : hosts_.ranks(host)) {
+        const auto with = static_cast<std::size_t>(peer);
+        const bool root = static_cast<int>(rank_) == request_.root, toRoot = peer == request_.root;
+        switch (request_.collective) {
+          case Collective::AllToAll:
+            receiveLong(peer, request_.out[with]);
+            sendLong(peer, request_.in[with]);
+            break;
+          case Collective::Gather:
+            if (root) receiveLong(peer, request_.out[with]);
+            if (toRoot) sendLong(peer, request_.in[0]);
+            break;
+          case Collective::Scatter:
+            if (toRoot) receiveLong(peer, request_.out[0]);
+            if (root) sendLong(peer, request_.in[with]);
+            break;
+          default:
+            break;
+        }
+      }
+    }
+  }
+  void sendLong(int to, const Message& message) {
+    if (parcels_.isLong(message.bytes())) long_.send(to, message);
+  }
+  void receiveLong(int from, const Message& message) {
+    if (parcels_.isLong(message.bytes())) long_.receive(from, message);
+  }
 
   void begin() {
     if (stream_ == nullptr) return;
@@ -116,6 +154,7 @@ class SpanningExchange {
     for (const int peer : hosts_.ranks(to)) {
       if (length == 0) break;
       const Message& message = request_.in[static_cast<std::size_t>(peer)];
+      if (parcels_.isLong(message.bytes())) continue;
       overlap(at, message.bytes(), start, length,
               [&](std::size_t within, std::size_t from, std::size_t bytes) {
                 message.read(within, bytes, memory + from);
@@ -308,11 +347,12 @@ class SpanningExchange {
       default: {
         const bool scatter = request_.collective == Collective::Scatter;
         const Message& message = request_.out[scatter ? 0 : sender];
+        if (parcels_.isLong(message.bytes())) return;
         std::size_t at = place_ * message.bytes();  // in the parcel
         if (!scatter) {
           at = 0;
           for (std::size_t p = 0; p < place_; ++p)
-            at += parcels_.expected(p, static_cast<int>(sender));
+            at += parcels_.carried(parcels_.expected(p, static_cast<int>(sender)));
         }
         overlap(at, message.bytes(), start, length,
                 [&](std::size_t within, std::size_t from, std::size_t bytes) {
@@ -332,6 +372,7 @@ class SpanningExchange {
   const std::size_t ranks_;
   const std::size_t rank_;
   Parcels parcels_;
+  LongMessages long_;
   std::vector<int> peers_;  // hosts that this one has to do with
   bool gives_ = false;      // data to them, and gets none
   Step steps_[kSlots];

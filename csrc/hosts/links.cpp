@@ -34,12 +34,8 @@ auto Links::lost(int host, Call call) {
   try {
     return call();
   } catch (const ConnectionLost& error) {
-    throw ConnectionLost(
-        error.kind(),
-        concat(prefix_, memory_.memberName(hosts_.leader(host)),
-               ": connection closed by peer (the process ended or left, or its host cannot be "
-               "reached; ",
-               error.what(), ")"));
+    throw ConnectionLost(error.kind(),
+                         prefix_ + brokeOff(memory_.memberName(hosts_.leader(host)), error.what()));
   }
 }
 
@@ -279,12 +275,8 @@ void Links::wait(int host, TransferRef& transfer) {
     const auto until =
         std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
     if (lost(host, [&] { return transfer->wait(until); })) break;
-    check();
-    if (Clock::now() >= began + kLook) {
-      looked_ = (looked_ + 1) % others_.size();
-      lookAt(others_[looked_]);
-      if (transfer == nullptr) return;  // it was seen to have come
-    }
+    check(began);
+    if (transfer == nullptr) return;  // it was seen to have come
     if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
   }
   transfer.reset();
@@ -313,13 +305,16 @@ void Links::lookAt(int host) {
   }
 }
 
-void Links::check() {
+void Links::check(TimePoint began) {
   checkInterrupt();
   if (memory_.aborted()) {
     memory_.passOn();
     memory_.throwAborted(prefix_);
   }
   checkPeers(prefix_);
+  if (Clock::now() < began + kLook) return;
+  looked_ = (looked_ + 1) % others_.size();
+  lookAt(others_[looked_]);
 }
 
 void Links::late(int host) const {

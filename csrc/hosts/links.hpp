@@ -78,6 +78,9 @@ class Links {
   TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
   /// Waits until a transfer with the host has ended.
   void wait(int host, TransferRef& transfer);
+  /// To be called now and then while another wait lasts, which has begun then: throws when the
+  /// group has failed, or a host that is not waited for runs another collective.
+  void check(TimePoint began);
 
   /// The other hosts, beginning with the one behind this, so that not all send to one at once.
   const std::vector<int>& others() const { return others_; }
@@ -128,7 +131,6 @@ class Links {
   Head headAt(const Link& link, std::size_t ahead = 0) const;
   [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;
   void lookAt(int host);
-  void check();
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
   const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }

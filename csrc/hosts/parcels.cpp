@@ -63,15 +63,15 @@ std::size_t Parcels::parcel(int from, std::size_t place, int to) const {
     case Collective::AllGather:
       return request_.out[static_cast<std::size_t>(rank)].bytes();
     case Collective::Gather:
-      return to == hosts_.hostOf(request_.root) ? request_.in[0].bytes() : 0;
+      return to == hosts_.hostOf(request_.root) ? carried(request_.in[0].bytes()) : 0;
     case Collective::Scatter:
-      return rank == request_.root ? request_.out[0].bytes() * hosts_.ranks(to).size() : 0;
+      return rank == request_.root ? carried(request_.out[0].bytes()) * hosts_.ranks(to).size() : 0;
     default: {
       std::size_t sum = 0;
       if (from == here_) {
-        for (const int peer : hosts_.ranks(to)) sum += given(place, peer);
+        for (const int peer : hosts_.ranks(to)) sum += carried(given(place, peer));
       } else {
-        for (std::size_t p = 0; p < told_.size(); ++p) sum += expected(p, rank);
+        for (std::size_t p = 0; p < told_.size(); ++p) sum += carried(expected(p, rank));
       }
       return sum;
     }

@@ -28,6 +28,9 @@ class Parcels {
   std::size_t steps() const;
   std::size_t start(std::size_t k) const { return k * slice_; }
 
+  /// A message of so many bytes is in no parcel, but goes from rank to rank.
+  bool isLong(std::size_t bytes) const { return !areShared() && LongMessages::areLong(bytes); }
+  std::size_t carried(std::size_t bytes) const { return isLong(bytes) ? 0 : bytes; }
   bool isAllToAll() const { return request_.collective == Collective::AllToAll; }
   /// A rank's parcels for all hosts are one and the same.
   bool areShared() const { return request_.collective == Collective::AllGather; }

@@ -6,13 +6,18 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kRecords = 0;  // their tag; rests have those from 1 on
+constexpr int kRecords = 0;  // their tag; rests have those from 1 on, and long messages the others
 constexpr std::uint64_t kRestTags = std::uint64_t{1} << 30;
+constexpr std::uint64_t kLongTags = kRestTags - 2;
 // The network's own notice of what the peer has already taken.
 constexpr Milliseconds kNotice{1000};
 
 int restTag(std::uint64_t number) {
   return static_cast<int>(1 + number % kRestTags);
+}
+
+int longTag(std::uint64_t bytes) {
+  return static_cast<int>(1 + kRestTags + bytes % kLongTags);
 }
 
 }  // namespace
@@ -165,6 +170,14 @@ TransferRef RemoteChannel::sendRest(std::uint64_t number, const void* data, std:
 
 TransferRef RemoteChannel::receiveRest(std::uint64_t number, void* data, std::size_t bytes) {
   return connection_->receive(data, bytes, restTag(number));
+}
+
+TransferRef RemoteChannel::sendLong(const void* data, std::size_t bytes) {
+  return connection_->send(data, bytes, longTag(bytes));
+}
+
+TransferRef RemoteChannel::receiveLong(void* data, std::size_t bytes) {
+  return connection_->receive(data, bytes, longTag(bytes));
 }
 
 }  // namespace fastcoll

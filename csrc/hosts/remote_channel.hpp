@@ -58,6 +58,10 @@ class RemoteChannel {
   TransferRef sendRest(std::uint64_t number, const void* data, std::size_t bytes);
   TransferRef receiveRest(std::uint64_t number, void* data, std::size_t bytes);
 
+  /// A message of a collective, to a receive of its length.
+  TransferRef sendLong(const void* data, std::size_t bytes);
+  TransferRef receiveLong(void* data, std::size_t bytes);
+
  private:
   // A rank tells what it has taken when it has taken so many, if nothing else goes that way.
   static constexpr std::uint64_t kTellAfter = kSlots / 2;

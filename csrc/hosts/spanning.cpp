@@ -21,6 +21,7 @@ void run(Spanning& spanning, const Request& request) {
 }  // namespace
 
 void runSpanning(Spanning& spanning, const Request& request, const std::string& prefix) {
+  spanning.prefix = prefix;
   if (spanning.links == nullptr) return run(spanning, request);
   try {
     spanning.links->begin(request, prefix);

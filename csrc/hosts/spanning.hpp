@@ -13,6 +13,7 @@
 #include "../algorithms/algorithm.hpp"
 #include "../group/hosts.hpp"
 #include "links.hpp"
+#include "long_messages.hpp"
 
 namespace fastcoll {
 
@@ -42,6 +43,9 @@ struct Spanning {
   std::unique_ptr<Links> links;     // of the leader
   std::size_t ringBytes = 0;        // equal on all ranks
   TuningTable tuning;
+  GroupMemory* memory = nullptr;
+  std::function<PeerConnections&()> connections;  // of this rank, for long messages
+  std::string prefix;                             // of the present collective's errors
   /// What Gloo's threads may read and write while a collective is under way.
   std::vector<Scratch> scratch;
 

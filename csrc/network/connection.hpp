@@ -19,6 +19,13 @@ namespace fastcoll {
 struct ConnectionLost : Error {
   using Error::Error;
 };
+/// What is known when the connection to a peer breaks.
+inline std::string brokeOff(const std::string& peer, const std::string& how) {
+  return concat(peer,
+                ": connection closed by peer (the process ended or left, or its host cannot be "
+                "reached; ",
+                how, ")");
+}
 
 /// A send or a receive under way. Its memory may be touched until it has ended or its connection is
 /// closed, whatever becomes of this object.

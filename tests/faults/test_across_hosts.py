@@ -191,3 +191,66 @@ def test_a_death_within_a_long_message_is_noticed(jobs):
     assert f"rank 1 (pid {job.pids[1]}, " in fault.text, fault.text
     assert fault.at - killed < 2.0
     job.ended_well(but=[1])
+
+
+def exchanges(rank: Rank, timeout):
+    """Messages that pass by the leaders, from rank to rank."""
+    start(rank, timeout)
+
+    def forever():
+        while True:
+            inputs = [torch.full((300_000,), float(rank.rank)) for _ in range(rank.size)]
+            outputs = [torch.empty_like(tensor) for tensor in inputs]
+            dist.all_to_all(outputs, inputs)
+            assert [tensor[-1].item() for tensor in outputs] == [0, 1, 2, 3]
+
+    fault = catch(forever)
+    return fault, rank.recover(
+        [r for r in (0, 2) if r != rank.rank]
+    ) if rank.rank % 2 == 0 else None
+
+
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_death_among_long_messages_is_named(jobs, victim):
+    job = jobs(4, exchanges, 20.0)
+    job.hear_all()
+    time.sleep(0.3)
+    killed = job.kill(victim)
+    for fault, after in job.hear_all(but=[victim]).values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert f"rank {victim} (pid {job.pids[victim]}, " in fault.text, fault.text
+        assert fault.at - killed < 2.0
+        assert after is None or after["left"] == []
+    job.ended_well(but=[victim])
+
+
+def test_a_timeout_among_long_messages_says_who_is_stopped(jobs):
+    job = jobs(4, exchanges, 1.0)
+    job.hear_all()
+    time.sleep(0.3)
+    job.signal(3, signal.SIGSTOP)
+    faults = {rank: job.hear(rank) for rank in (0, 1, 2)}
+    job.signal(3, signal.SIGCONT)
+    for fault, after in faults.values():
+        assert fault is not None and "timed out" in fault.text.lower(), fault
+        assert f"rank 3 (pid {job.pids[3]}, " in fault.text, fault.text
+        assert after is None or after["left"] == []
+    assert job.hear(3)[0] is not None
+    job.ended_well()
+
+
+def scatters(rank: Rank):
+    """One rank gives another part than the others expect."""
+    start(rank, 20.0)
+    parts = [torch.ones(100_001 if rank.rank == 3 else 100_000) for _ in range(rank.size)]
+    return catch(dist.scatter, torch.empty_like(parts[0]), parts if rank.rank == 3 else None, 3)
+
+
+def test_long_messages_of_other_lengths_than_expected_are_named(jobs):
+    job = jobs(4, scatters)
+    job.hear_all()
+    for fault in job.hear_all().values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert "mismatch between collectives on ranks" in fault.text, fault.text
+        assert fault.seconds < 5.0
+    job.ended_well()

@@ -1,0 +1,71 @@
+// The connections of point-to-point, lent to collectives.
+#include <algorithm>
+
+#include "point_to_point.hpp"
+
+namespace fastcoll {
+
+bool PointToPoint::borrow(int rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.lent) return true;
+  if (!peer.lost.empty()) throw ConnectionLost(ErrorKind::Backend, peer.lost);
+  // The ranks' agreement has found that it is on another host.
+  peer.known = peer.elsewhere = true;
+  anyElsewhere_ = true;
+  peer.asked = peer.channel == nullptr;
+  if (peer.asked) {
+    needConnections();
+    return false;
+  }
+  if (memory_.aborted() || stopping_) return false;  // about to be closed
+  peer.lent = true;
+  ++peer.users;
+  return true;
+}
+
+void PointToPoint::awaitConnection(TimePoint until) {
+  Lock lock(mutex_);
+  const auto came = [](const Peer& peer) {
+    return peer.asked && (peer.channel || !peer.lost.empty());
+  };
+  changed_.wait_until(lock, until, [&] {
+    return memory_.aborted() || std::any_of(peers_.begin(), peers_.end(), came);
+  });
+}
+
+TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peers_[static_cast<std::size_t>(rank)].channel->sendLong(data, bytes);
+}
+
+TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peers_[static_cast<std::size_t>(rank)].channel->receiveLong(data, bytes);
+}
+
+void PointToPoint::giveBack() noexcept {
+  Finished finished;
+  {
+    Lock lock(mutex_);
+    std::vector<const Peer*> lent;
+    for (Peer& peer : peers_) {
+      peer.asked = false;
+      if (!peer.lent) continue;
+      peer.lent = false;
+      --peer.users;
+      lent.push_back(&peer);
+    }
+    if (lent.empty()) return;
+    leave(finished);
+    // Its other users, which see the fault soon, close it with the last of them.
+    changed_.wait(lock, [&] {
+      return !memory_.aborted() || std::all_of(lent.begin(), lent.end(), [](const Peer* peer) {
+        return peer->channel == nullptr;
+      });
+    });
+  }
+  complete(finished);
+}
+
+}  // namespace fastcoll
