@@ -64,6 +64,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.ringBytes = config_.ringBytes;
   spanning_.tuning = config_.tuning;
   spanning_.memory = memory_.get();
+  spanning_.checkPeers = [this](const std::string& site) { checkPeers(site); };
   spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
   const Hosts& hosts = spanning_.hosts;
   if (hosts.local().size() > 1) {
@@ -77,7 +78,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
     connect([&] {
       links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace);
     });
-    links->checkPeers = [this](const std::string& site) { checkPeers(site); };
+    links->checkPeers = spanning_.checkPeers;
     spanning_.links = std::move(links);
     if (hosts.local().size() > 1) watchHost();
   }

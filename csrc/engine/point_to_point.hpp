@@ -15,7 +15,8 @@
 // To another host (see remote_channel.hpp) a message of up to kRecordsBytes goes in records, and
 // its send ends with the last; of a longer one the first kRemoteEagerBytes do, and the rest goes
 // from memory to memory. Records are read by a thread that waits for one, or by a pooled one while
-// something is expected and nobody waits; a rest is waited for by a pooled thread.
+// something is expected and nobody waits; a rest is waited for by a pooled thread. Collectives
+// borrow these connections for their long messages (hosts/long_messages.hpp).
 #pragma once
 
 #include <condition_variable>
@@ -168,7 +169,7 @@ class PointToPoint : public PeerConnections {
     bool elsewhere = false;
     bool connecting = false;
     bool asked = false;  // for, by a collective
-    bool lent = false;   // to it, which is one of the users
+    bool lent = false;   // to a collective, which counts as a user
     std::unique_ptr<RemoteChannel> channel;
     bool reading = false;     // a thread waits for its next record
     int users = 0;            // threads that use the channel without the lock

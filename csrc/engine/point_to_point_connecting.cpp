@@ -57,7 +57,8 @@ void PointToPoint::connectPeers() {
     std::vector<std::pair<int, bool>> wanted;
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-      if (!peer.elsewhere || peer.channel || peer.connecting || !peer.lost.empty()) continue;
+      if ((!peer.elsewhere && !peer.asked) || peer.channel || peer.connecting || !peer.lost.empty())
+        continue;
       const bool named = peer.asked || peer.expects(false);
       if (named || anyReceives_ > 0) wanted.emplace_back(rank, named);
     }

@@ -10,8 +10,6 @@ bool PointToPoint::borrow(int rank) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   if (peer.lent) return true;
   if (!peer.lost.empty()) throw ConnectionLost(ErrorKind::Backend, peer.lost);
-  // The ranks' agreement has found that it is on another host.
-  peer.known = peer.elsewhere = true;
   anyElsewhere_ = true;
   peer.asked = peer.channel == nullptr;
   if (peer.asked) {
@@ -48,21 +46,20 @@ void PointToPoint::giveBack() noexcept {
   Finished finished;
   {
     Lock lock(mutex_);
-    std::vector<const Peer*> lent;
+    bool lent = false;
     for (Peer& peer : peers_) {
       peer.asked = false;
       if (!peer.lent) continue;
       peer.lent = false;
       --peer.users;
-      lent.push_back(&peer);
+      lent = true;
     }
-    if (lent.empty()) return;
+    if (!lent) return;
     leave(finished);
-    // Its other users, which see the fault soon, close it with the last of them.
+    // Once the group has failed: the last user of a channel, which sees that soon, closes it.
+    const auto open = [](const Peer& peer) { return peer.channel != nullptr; };
     changed_.wait(lock, [&] {
-      return !memory_.aborted() || std::all_of(lent.begin(), lent.end(), [](const Peer* peer) {
-        return peer->channel == nullptr;
-      });
+      return !memory_.aborted() || std::none_of(peers_.begin(), peers_.end(), open);
     });
   }
   complete(finished);

@@ -91,7 +91,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
                      head.bytes, head.where,     Payload(), 0};
   const bool small = message.bytes <= length;
-  const bool odd = peer.channel != nullptr && head.asks &&
+  const bool odd = peer.elsewhere && head.asks &&
                    (head.where > kEagerBytes || head.where > head.bytes || length > head.where);
   if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends ", length,
@@ -205,7 +205,7 @@ void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
   const Peer& peer = peers_[static_cast<std::size_t>(message.source)];
-  op.unasked_ = peer.channel && message.asks ? message.where : message.bytes;
+  op.unasked_ = peer.elsewhere && message.asks ? message.where : message.bytes;
   trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
   throw Error(ErrorKind::Backend,
@@ -224,7 +224,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     return;
   }
   Peer& peer = peers_[static_cast<std::size_t>(message.source)];
-  if (peer.channel) {
+  if (peer.elsewhere) {
     if (op->moved_ < op->unasked_) peer.open.push_back(op);
     if (message.asks) receiveRest(op);
     return;

@@ -205,7 +205,7 @@ void PointToPoint::callReaders() {
   for (int rank = 0; rank < memory_.size(); ++rank) {
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
     const auto wanted = [this, &peer] {
-      return peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
+      return peer.elsewhere && peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
              !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
     };
     if (!wanted()) continue;

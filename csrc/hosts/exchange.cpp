@@ -43,7 +43,7 @@ class SpanningExchange {
     among();
     begin();
     parcels_.tellSizes(stream_, spanning_.segmentBytes());
-    parcels_.cut(2 * (hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep));
+    parcels_.cut(hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestStep);
     const std::size_t steps = parcels_.steps();
     for (std::size_t k = 0; k <= steps; ++k) {
       if (k < steps) collect(k);
@@ -52,14 +52,14 @@ class SpanningExchange {
     if (links_ != nullptr) {
       for (auto& sends : sends_) settle(sends);
     }
-    if (stream_ != nullptr) stream_->end();
     long_.finish();
+    if (stream_ != nullptr) stream_->end();
   }
 
  private:
   static constexpr std::size_t kSlots = 2;
   // Bytes of a step where no host has a segment to go through.
-  static constexpr std::size_t kLongestStep = std::size_t{2} << 20;
+  static constexpr std::size_t kLongestStep = std::size_t{4} << 20;
   using Transfers = std::vector<std::pair<int, TransferRef>>;
   struct Step {
     Segment in, out;
@@ -262,11 +262,15 @@ class SpanningExchange {
     const bool rooted = request_.root >= 0;
     const int rootHost = rooted ? hosts_.hostOf(request_.root) : -1;
     peers_ = rooted ? links_->around(rootHost) : links_->others();
-    gives_ = rooted && (request_.collective == Collective::Scatter) == (rootHost == here_);
+    const bool scatter = request_.collective == Collective::Scatter;
+    // Ranks with long messages wait for the other host anyway, and know by its answer that it runs
+    // this collective.
+    gives_ = rooted && scatter == (rootHost == here_) &&
+             !parcels_.isLong((scatter ? request_.out : request_.in)[0].bytes());
     const auto write = [this](int host) { return writeFrame(host); };
     if (gives_) {
       links_->give(peers_, write);
-    } else if (rooted) {
+    } else if (rooted && scatter != (rootHost == here_)) {
       for (const int host : peers_) links_->answer(host);
     } else {
       links_->sendFrames(peers_, write);

@@ -16,7 +16,7 @@ bool LongMessages::areLong(std::size_t bytes) {
 }
 
 LongMessages::LongMessages(Spanning& spanning, const Request& request)
-    : spanning_(spanning), memory_(*spanning.memory), request_(request) {}
+    : spanning_(spanning), request_(request) {}
 
 /// Names the rank whose connection broke.
 template <typename Call>
@@ -24,70 +24,78 @@ auto LongMessages::lost(int rank, Call call) const {
   try {
     return call();
   } catch (const ConnectionLost& error) {
-    throw ConnectionLost(error.kind(),
-                         spanning_.prefix + brokeOff(memory_.memberName(rank), error.what()));
+    throw ConnectionLost(
+        error.kind(),
+        spanning_.prefix + brokeOff(spanning_.memory->memberName(rank), error.what()));
   }
 }
 
 void LongMessages::begin() {
-  if (ways_.empty()) return;
+  if (pending_.empty()) return;
   if (connections_ == nullptr) connections_ = &spanning_.connections();
-  for (Way& way : ways_) {
-    if (!way.begun && lost(way.rank, [&] { return connections_->borrow(way.rank); })) begin(way);
+  for (Pending& one : pending_) {
+    if (one.transfer != nullptr) continue;
+    if (lost(one.rank, [&] { return connections_->borrow(one.rank); })) beginOne(one);
   }
 }
 
-void LongMessages::begin(Way& way) {
-  const std::size_t bytes = way.message->bytes();
-  std::uint8_t* const memory = way.message->contiguous(0, bytes);
+void LongMessages::beginOne(Pending& one) {
+  const std::size_t bytes = one.message->bytes();
+  std::uint8_t* memory = one.message->contiguous(0, bytes);
   if (memory == nullptr) {
-    throw Error(ErrorKind::Backend, spanning_.prefix + "a message to another host lies in pieces");
+    spanning_.copies.emplace_back(new std::uint8_t[bytes]);
+    one.copy = memory = spanning_.copies.back().get();
+    if (one.sends) one.message->read(0, bytes, memory);
   }
-  way.transfer = lost(way.rank, [&] {
-    return way.sends ? connections_->sendTo(way.rank, memory, bytes)
-                     : connections_->receiveFrom(way.rank, memory, bytes);
+  one.transfer = lost(one.rank, [&] {
+    return one.sends ? connections_->sendTo(one.rank, memory, bytes)
+                     : connections_->receiveFrom(one.rank, memory, bytes);
   });
-  way.begun = true;
 }
 
 void LongMessages::finish() {
   began_ = Clock::now();
-  const auto waits = [](const Way& way) { return !way.begun; };
+  const auto waits = [](const Pending& one) { return one.transfer == nullptr; };
   for (;;) {
-    const auto way = std::find_if(ways_.begin(), ways_.end(), waits);
-    if (way == ways_.end()) break;
+    const auto one = std::find_if(pending_.begin(), pending_.end(), waits);
+    if (one == pending_.end()) break;
     begin();
-    if (way->begun) continue;
+    if (one->transfer != nullptr) continue;
     connections_->awaitConnection(Clock::now() + kWaitSlice);
-    checkTime(*way);
+    checkTime(*one);
   }
-  for (Way& way : ways_) wait(way);
+  for (Pending& one : pending_) wait(one);
+  spanning_.copies.clear();
   if (connections_ != nullptr) connections_->giveBack();
 }
 
-void LongMessages::wait(Way& way) {
-  const auto ended = [&] { return way.transfer->wait(Clock::now() + kWaitSlice); };
-  while (!lost(way.rank, ended)) {
-    checkTime(way);
+void LongMessages::wait(Pending& one) {
+  const auto ended = [&] { return one.transfer->wait(Clock::now() + kWaitSlice); };
+  while (!lost(one.rank, ended)) {
+    checkTime(one);
   }
-  way.transfer.reset();
+  one.transfer.reset();
+  if (one.copy != nullptr && !one.sends) {
+    one.message->write(0, one.message->bytes(), one.copy);
+  }
 }
 
 /// Between waits: throws when the group has failed, or time is up, and with it the time for hosts
 /// to say who has kept them.
-void LongMessages::checkTime(const Way& way) {
+void LongMessages::checkTime(const Pending& one) {
   if (spanning_.links != nullptr) {
     spanning_.links->check(began_);
   } else {
     checkInterrupt();
     spanning_.stream->throwIfAborted();
+    spanning_.checkPeers(spanning_.prefix);  // its leader may have nothing to wait for
   }
   if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
   throw Error(
       ErrorKind::Timeout,
       concat(spanning_.prefix, "Timed out after ", request_.timeout.count(), " ms in ",
-             describe(request_.arrival()),
-             "; not arrived, or not heard of over the network: ", memory_.memberName(way.rank)));
+             describe(request_.arrival()), "; not arrived, or not heard of over the network: ",
+             spanning_.memory->memberName(one.rank)));
 }
 
 }  // namespace fastcoll

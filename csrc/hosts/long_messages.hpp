@@ -2,21 +2,18 @@
 // connection of the two and from memory to memory, past the leaders, which would copy it three
 // times more.
 //
-// A message goes only to a receive of its own length, so that ranks that disagree send each other
-// nothing that the other has no room for; leaders compare what their ranks say, and nobody reports
-// what has come before they have. Where the ranks are connected, messages are begun first and go
-// beside what the leaders do. The first time they are connected behind it: then both take part, and
-// agree.
+// A message goes only to a receive of its own length (less multiples of 2^30 - 2), so that ranks
+// that disagree send each other nothing that the other has no room for; leaders compare what their
+// ranks say, and nobody reports what has come before they have. Where the ranks are connected,
+// messages are begun first, and go beside what the leaders do. The first time they are connected
+// behind it: then both take part, and agree.
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "../algorithms/algorithm.hpp"
 #include "../network/connection.hpp"
-#include "../transport/group_memory.hpp"
 
 namespace fastcoll {
 
@@ -47,9 +44,11 @@ class LongMessages {
   LongMessages(Spanning& spanning, const Request& request);
 
   /// To be called for all messages before anything else.
-  void send(int to, const Message& message) { ways_.push_back({to, true, &message, {}, false}); }
+  void send(int to, const Message& message) {
+    pending_.push_back({to, true, &message, nullptr, {}});
+  }
   void receive(int from, const Message& message) {
-    ways_.push_back({from, false, &message, {}, false});
+    pending_.push_back({from, false, &message, nullptr, {}});
   }
   /// Begins the messages whose ranks are connected.
   void begin();
@@ -57,25 +56,24 @@ class LongMessages {
   void finish();
 
  private:
-  struct Way {
+  struct Pending {
     int rank;
     bool sends;
     const Message* message;
+    std::uint8_t* copy;  // of one that lies in pieces
     TransferRef transfer;
-    bool begun;
   };
 
-  void begin(Way& way);
-  void wait(Way& way);
-  void checkTime(const Way& way);
+  void beginOne(Pending& one);
+  void wait(Pending& one);
+  void checkTime(const Pending& one);
   template <typename Call>
   auto lost(int rank, Call call) const;
 
   Spanning& spanning_;
-  GroupMemory& memory_;
   const Request& request_;
   PeerConnections* connections_ = nullptr;
-  std::vector<Way> ways_;
+  std::vector<Pending> pending_;
   TimePoint began_;  // to wait
 };
 

@@ -28,8 +28,11 @@ class Parcels {
   std::size_t steps() const;
   std::size_t start(std::size_t k) const { return k * slice_; }
 
-  /// A message of so many bytes is in no parcel, but goes from rank to rank.
-  bool isLong(std::size_t bytes) const { return !areShared() && LongMessages::areLong(bytes); }
+  /// A message of so many bytes is in no parcel, but goes from rank to rank. In large groups none
+  /// does: each rank would need a connection to each.
+  bool isLong(std::size_t bytes) const {
+    return !areShared() && hosts_.size() <= kMostConnected && LongMessages::areLong(bytes);
+  }
   std::size_t carried(std::size_t bytes) const { return isLong(bytes) ? 0 : bytes; }
   bool isAllToAll() const { return request_.collective == Collective::AllToAll; }
   /// A rank's parcels for all hosts are one and the same.
@@ -65,6 +68,7 @@ class Parcels {
   void compareHead(const Links& links, int host) const;
 
  private:
+  static constexpr int kMostConnected = 128;
   using Sizes = std::vector<std::uint64_t>;
 
   std::size_t parcel(int from, std::size_t place, int to) const;

@@ -1,5 +1,7 @@
 #include "spanning.hpp"
 
+#include <utility>
+
 namespace fastcoll {
 namespace {
 
@@ -20,11 +22,11 @@ void run(Spanning& spanning, const Request& request) {
 
 }  // namespace
 
-void runSpanning(Spanning& spanning, const Request& request, const std::string& prefix) {
-  spanning.prefix = prefix;
+void runSpanning(Spanning& spanning, const Request& request, std::string prefix) {
+  spanning.prefix = std::move(prefix);
   if (spanning.links == nullptr) return run(spanning, request);
   try {
-    spanning.links->begin(request, prefix);
+    spanning.links->begin(request, spanning.prefix);
     run(spanning, request);
   } catch (...) {
     // Nobody touches memory any more, and the other hosts notice.

@@ -2,7 +2,8 @@
 // between the hosts' leaders, and over the network each byte once.
 //
 // Every rank of a host goes through the same segments of the host's stream: operands in, results
-// out. Its leader reads the operands, talks with the other leaders, and writes the results.
+// out. Its leader reads the operands, talks with the other leaders, and writes the results. Long
+// messages for one rank alone go past the leaders (long_messages.hpp).
 #pragma once
 
 #include <algorithm>
@@ -46,16 +47,21 @@ struct Spanning {
   GroupMemory* memory = nullptr;
   std::function<PeerConnections&()> connections;  // of this rank, for long messages
   std::string prefix;                             // of the present collective's errors
-  /// What Gloo's threads may read and write while a collective is under way.
+  /// Throws when a rank that shares no memory with this one has told of a fault.
+  std::function<void(const std::string& prefix)> checkPeers;
+  // What the network may read and write while a collective is under way, and if that fails until
+  // connections are closed.
   std::vector<Scratch> scratch;
+  std::vector<std::unique_ptr<std::uint8_t[]>> copies;  // of long messages that lie in pieces
 
-  /// Most bytes of a segment: several are under way at once in a ring.
-  std::size_t segmentBytes() const { return std::max<std::size_t>(ringBytes / 8, 64); }
+  /// Most bytes of a segment; see SegmentStream::ringBytes(). Every chunk costs leaders a wait for
+  /// the network, so that long ones are faster where the network is.
+  std::size_t segmentBytes() const { return std::max<std::size_t>(ringBytes / 4, 64); }
 };
 
-/// Runs the collective; after an exception no thread touches the request's memory. `prefix` begins
-/// the messages of errors.
-void runSpanning(Spanning& spanning, const Request& request, const std::string& prefix);
+/// Runs the collective. After an exception no thread touches the request's memory, as soon as what
+/// it has borrowed of `connections` is given back. `prefix` begins the messages of errors.
+void runSpanning(Spanning& spanning, const Request& request, std::string prefix);
 
 void spanningReduce(Spanning& spanning, const Request& request);
 void spanningBroadcast(Spanning& spanning, const Request& request);

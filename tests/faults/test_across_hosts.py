@@ -246,8 +246,38 @@ def scatters(rank: Rank):
     return catch(dist.scatter, torch.empty_like(parts[0]), parts if rank.rank == 3 else None, 3)
 
 
-def test_long_messages_of_other_lengths_than_expected_are_named(jobs):
-    job = jobs(4, scatters)
+def has_other_roots(rank: Rank):
+    """Each host has its own root, which is not its leader: so both leaders give, and the roots wait."""
+    start(rank, 20.0)
+    root = 1 if rank.rank < 2 else 3
+    tensor = torch.empty(100_000)
+    parts = [tensor] * rank.size if rank.rank == root else None
+    return catch(dist.scatter, tensor, parts, root) or catch(dist.barrier)
+
+
+def scatters_or_broadcasts(rank: Rank):
+    """One host broadcasts from a rank of its own, and waits for nobody; the other scatters."""
+    start(rank, 20.0)
+    tensor = torch.empty(100_000)
+    if rank.rank >= 2:
+        return catch(dist.broadcast, tensor, 3) or catch(dist.barrier)
+    parts = [tensor] * rank.size if rank.rank == 1 else None
+    return catch(dist.scatter, tensor, parts, 1) or catch(dist.barrier)
+
+
+def splits_differ(rank: Rank):
+    """In the group's first long messages, when ranks are not connected yet."""
+    start(rank, 20.0)
+    sizes = [[50_000 + ((s, r) == (0, 3)) for r in range(4)] for s in range(4)]
+    inputs = [torch.ones(size) for size in sizes[rank.rank]]
+    return catch(dist.all_to_all, [torch.empty(50_000) for _ in range(4)], inputs)
+
+
+@pytest.mark.parametrize(
+    "calls", [scatters, has_other_roots, scatters_or_broadcasts, splits_differ]
+)
+def test_calls_with_long_messages_that_differ_are_named(jobs, calls):
+    job = jobs(4, calls)
     job.hear_all()
     for fault in job.hear_all().values():
         assert fault is not None and fault.kind == "DistBackendError", fault
