@@ -148,6 +148,13 @@ class Rank:
         named = {"rank": self.rank, "world_size": self.size, "store": self.store(name)} | other
         dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), **named)
 
+    def meet(self, name: str = "meet") -> None:
+        """Wait in the store for all ranks: before a group whose timeout is shorter than a start."""
+        store = self.store(name)
+        store.add("come", 1)
+        while store.add("come", 0) < self.size:
+            time.sleep(0.005)
+
     def used(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
         """Make the default group and use it once, so that the ranks are connected."""
         self.init(name, timeout, **other)

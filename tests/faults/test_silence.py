@@ -63,6 +63,7 @@ def barrier(rank):
 
 
 def misses(rank: Rank, call, absent: list[int]):
+    rank.meet()
     rank.used(timeout=TIMEOUT)
     dist.all_reduce(torch.ones(3))
     rank.tell("ready")
@@ -75,6 +76,7 @@ def misses(rank: Rank, call, absent: list[int]):
 
 
 def misses_the_first(rank: Rank, absent: list[int]):
+    rank.meet()
     rank.used(timeout=TIMEOUT)
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
     if rank.rank in absent:

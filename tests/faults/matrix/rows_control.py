@@ -283,6 +283,7 @@ def waits_while_clock_steps(rank: Rank):
 
 
 def times_out_while_clock_steps(rank: Rank):
+    rank.meet()
     rank.used(timeout=1.0)
     if rank.rank == 1:
         rank.tell(None)
