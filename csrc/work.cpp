@@ -137,7 +137,7 @@ bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
   const auto engine = this->engine();
   if (engine == nullptr) return true;
   return translated(
-      [&] { return engine->pointToPoint().wait(*op_, until.value_or(TimePoint::max())); });
+      [&] { return engine->pointToPoint().wait(op_, until.value_or(TimePoint::max())); });
 }
 
 CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,

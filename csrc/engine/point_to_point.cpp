@@ -69,6 +69,7 @@ void PointToPoint::poll() {
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     progress(finished, true);
     callReaders();
+    callHelpers();
     lock.unlock();
   }
   complete(finished);

@@ -12,11 +12,11 @@
 //   longer              the first kEagerBytes so, the rest when the receiver has matched it
 //   in the arena        is read by the receiver where it lies; the send ends when it has been
 //
-// To another host (see remote_channel.hpp) a message of up to kRecordsBytes goes in records, and
-// its send ends with the last; of a longer one the first kRemoteEagerBytes do, and the rest goes
-// from memory to memory. Records are read by a thread that waits for one, or by a pooled one while
-// something is expected and nobody waits; a rest is waited for by a pooled thread. Collectives
-// borrow these connections for their long messages (hosts/long_messages.hpp).
+// To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record, and
+// its send ends with that; of a longer one the record only tells, and the body goes by itself, from
+// memory to memory. Who waits for a message reads the records of its peer, and waits on the network
+// for its body; pooled threads do both for messages that nobody waits for. Collectives borrow these
+// connections for their long messages (hosts/long_messages.hpp).
 #pragma once
 
 #include <condition_variable>
@@ -72,7 +72,10 @@ class PointToPointOp {
   std::size_t unasked_ = 0;    // bytes that go before the receiver has answered
   bool begun_ = false;         // of a send: its first record is written
   bool ended_ = false;         // and about to be told so
-  bool restUnderWay_ = false;  // a thread waits for what goes from memory to memory
+  bool bodyUnderWay_ = false;  // from memory to memory, to or from another host
+  bool bodyAwaited_ = false;   // a thread waits for `body_`, or is about to
+  TransferRef body_;           // until it has ended, or its channel is closed
+  std::atomic<int> waiters_{0};  // threads that wait for it, and so for its body
 };
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
@@ -85,9 +88,9 @@ class PointToPoint : public PeerConnections {
   /// Messages in the arena that are not copied into the ring are longer than this.
   static constexpr std::size_t kCopiedBytes = 16 * 1024;
 
-  /// To another host: what goes in records, and what of a longer message does.
-  static constexpr std::size_t kRecordsBytes = 4 * RemoteChannel::kPayloadBytes;
-  static constexpr std::size_t kRemoteEagerBytes = 3 * RemoteChannel::kPayloadBytes;
+  /// To another host: what goes in one record, also when the receiver holds much unexpected.
+  static constexpr std::size_t kRecordBytes = RemoteChannel::kPayloadBytes;
+  static constexpr std::size_t kRecordBytesWhenFull = 4096;
 
   struct Setup {
     /// Of the ring to each peer that is sent more than small messages; less in groups so large that
@@ -119,7 +122,7 @@ class PointToPoint : public PeerConnections {
   /// Takes the operation and does at once what can be done without waiting.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
-  bool wait(const PointToPointOp& op, TimePoint until);
+  bool wait(const PointToPointRef& op, TimePoint until);
   /// Makes progress without waiting, unless another thread is at it.
   void poll();
   /// Fails all operations with the group's fault; called after GroupMemory::abort.
@@ -176,7 +179,7 @@ class PointToPoint : public PeerConnections {
     std::string lost;         // how the connection broke
     bool explaining = false;  // a thread finds out why
     /// Something of it is awaited that comes in records.
-    bool expects(bool any) const { return any || receives > 0 || !open.empty() || !sends.empty(); }
+    bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
@@ -204,6 +207,7 @@ class PointToPoint : public PeerConnections {
   void failAllLocked(Finished& finished);
 
   // point_to_point_waiting.cpp
+  std::optional<bool> waitHere(const PointToPointOp& op, TimePoint until);
   bool sleep(const PointToPointOp* op, Finished& finished, std::chrono::nanoseconds most);
   void needBackground();
   void wakeBackground();
@@ -236,14 +240,15 @@ class PointToPoint : public PeerConnections {
   // point_to_point_remote.cpp
   using Lock = std::unique_lock<std::mutex>;
   bool advanceRemote(int rank, Finished& finished);
-  void beginRemote(Peer& peer, PointToPointOp& op);
-  void sendRest(const PointToPointRef& op);
-  void receiveRest(const PointToPointRef& op);
-  void awaitRest(int rank, const PointToPointRef& op, TransferRef transfer);
-  void read(int rank, TimePoint until, Lock& lock, Finished& finished);
+  void sendRemote(Peer& peer, PointToPointOp& op);
+  void receiveBody(PointToPointOp& op);
+  void awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
+  void callHelpers();
+  bool read(int rank, TimePoint until, Lock& lock, Finished& finished);
   void takeRemote(int rank, Finished& finished);
   void callReaders();
-  bool waitElsewhere(const PointToPointOp& op, TimePoint until);
+  std::optional<bool> waitElsewhere(const PointToPointRef& op, TimePoint until);
+  void waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock, Finished& finished);
   bool isElsewhere(const PointToPointOp& op);
   void noteLost(int rank, const std::string& text, Finished& finished);
   void leave(Finished& finished);

@@ -34,7 +34,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     const PointToPointRef op = *next++;
     // The network may still write to its memory: later, when the channel is closed.
     const int peer = op->send ? op->peer : op->source;
-    if (op->restUnderWay_ && peers_[static_cast<std::size_t>(peer)].channel) continue;
+    if (op->bodyUnderWay_ && peers_[static_cast<std::size_t>(peer)].channel) continue;
     try {
       const auto& id = memory_.identity();
       memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
@@ -117,9 +117,9 @@ bool PointToPoint::isGone(int rank, TimePoint now) {
 
 /// Why nobody will answer the operation, or "".
 std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
-  // All of a rest may have come, and its thread be about to say so.
+  // All of the body may have come, and its thread be about to say so.
   const int other = op.send ? op.peer : op.source;
-  if (op.restUnderWay_ && peers_[static_cast<std::size_t>(other)].lost.empty()) return "";
+  if (op.bodyUnderWay_ && peers_[static_cast<std::size_t>(other)].lost.empty()) return "";
   const bool any = op.peer == kAnySource;
   int absent = -1;
   int gone = 0;

@@ -91,8 +91,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
                      head.bytes, head.where,     Payload(), 0};
   const bool small = message.bytes <= length;
-  const bool odd = peer.elsewhere && head.asks &&
-                   (head.where > kEagerBytes || head.where > head.bytes || length > head.where);
+  const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);
   if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends ", length,
                                            " bytes of a message of ", message.bytes));
@@ -133,7 +132,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     }
     if (op->moved_ < op->unasked_) return;
     peer.open.erase(open);
-    if (!op->restUnderWay_) finish(op, finished);
+    finish(op, finished);
     return;
   }
   // Begun long ago or just now; the sender sends pieces of one such message at a time.
@@ -205,7 +204,7 @@ void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
   const Peer& peer = peers_[static_cast<std::size_t>(message.source)];
-  op.unasked_ = peer.elsewhere && message.asks ? message.where : message.bytes;
+  op.unasked_ = message.bytes;
   trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
   throw Error(ErrorKind::Backend,
@@ -225,8 +224,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
   }
   Peer& peer = peers_[static_cast<std::size_t>(message.source)];
   if (peer.elsewhere) {
-    if (op->moved_ < op->unasked_) peer.open.push_back(op);
-    if (message.asks) receiveRest(op);
+    receiveBody(*op);
     return;
   }
   if (message.where != 0) {

@@ -2,7 +2,7 @@
 // remote_channel.hpp for the protocol.
 //
 // The channel's waits run without the engine's lock, by threads that count as its users. Memory of
-// a message may be written as long as its rest is under way and the channel is open: so an
+// a message may be written as long as its body is under way and the channel is open: so an
 // operation that fails meanwhile is told so only when the last user has left and the channel is
 // closed.
 #include <algorithm>
@@ -23,6 +23,12 @@ constexpr Milliseconds kGoodbye{200};
 // For a slow link to take what the kernel still holds.
 constexpr Milliseconds kDrain{2000};
 
+std::uint8_t* inOnePiece(const Message& message) {
+  std::uint8_t* const start = message.contiguous(0, message.bytes());
+  if (start == nullptr) throw Error(ErrorKind::Backend, "a message to another host lies in pieces");
+  return start;
+}
+
 }  // namespace
 
 // --- sending -----------------------------------------------------------------------------------
@@ -41,22 +47,10 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
   try {
     while (!peer.sends.empty() && peer.channel->fits()) {
       const PointToPointRef op = peer.sends.front();
-      if (!op->begun_) {
-        beginRemote(peer, *op);
-        if (op->unasked_ < op->message.bytes()) sendRest(op);
-      } else {
-        RecordHead head{};
-        head.kind = PairRecord::kPiece;
-        head.where = op->number_;
-        const std::size_t take = std::min(op->unasked_ - op->moved_, RemoteChannel::kPayloadBytes);
-        head.length = static_cast<std::uint32_t>(take);
-        peer.channel->write(head, op->message, op->moved_);
-        op->moved_ += take;
-      }
+      sendRemote(peer, *op);
       moved = true;
-      if (op->moved_ < op->unasked_) continue;
       peer.sends.pop_front();
-      if (!op->restUnderWay_) end(op, finished);
+      if (!op->bodyUnderWay_) end(op, finished);
     }
   } catch (const ConnectionLost& error) {
     noteLost(rank, error.what(), finished);
@@ -64,86 +58,101 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
   return moved;
 }
 
-/// Writes a message's first record, for which there is room.
-void PointToPoint::beginRemote(Peer& peer, PointToPointOp& op) {
+/// Writes the message's record, for which there is room, and has its body go when that goes by
+/// itself.
+void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
   head.kind = PairRecord::kMessage;
   head.tag = op.tag;
   head.dtype = op.dtype;
   head.bytes = bytes;
-  const bool whole =
-      bytes <= (peer.channel->peerIsFull() ? RemoteChannel::kPayloadBytes / 16 : kRecordsBytes);
-  if (whole) {
-    op.unasked_ = bytes;
-    head.length = static_cast<std::uint32_t>(std::min(bytes, RemoteChannel::kPayloadBytes));
-  } else {
-    // The head goes alone, so that the receiver asks for the rest while the beginning is under way.
-    op.unasked_ = peer.channel->peerIsFull() ? 0 : kRemoteEagerBytes;
-    head.asks = true;
-    head.where = op.unasked_;
-  }
+  head.asks = bytes > (peer.channel->peerIsFull() ? kRecordBytesWhenFull : kRecordBytes);
+  if (!head.asks) head.length = static_cast<std::uint32_t>(bytes);
   peer.channel->write(head, op.message, 0);
   op.number_ = peer.sent++;
-  op.moved_ = head.length;
   op.begun_ = true;
   trace::start(op.trace);
+  if (!head.asks) return;
+  op.body_ = peer.channel->sendBody(op.number_, inOnePiece(op.message), bytes);
+  op.bodyUnderWay_ = true;
 }
 
-void PointToPoint::sendRest(const PointToPointRef& op) {
-  const std::size_t rest = op->message.bytes() - op->unasked_;
-  const std::uint8_t* const from = op->message.contiguous(op->unasked_, rest);
-  if (from == nullptr) throw Error(ErrorKind::Backend, "a message to another host lies in pieces");
-  RemoteChannel& channel = *peers_[static_cast<std::size_t>(op->peer)].channel;
-  awaitRest(op->peer, op, channel.sendRest(op->number_, from, rest));
+void PointToPoint::receiveBody(PointToPointOp& op) {
+  RemoteChannel& channel = *peers_[static_cast<std::size_t>(op.source)].channel;
+  op.body_ = channel.receiveBody(op.number_, inOnePiece(op.message), op.message.bytes());
+  op.bodyUnderWay_ = true;
 }
 
-void PointToPoint::receiveRest(const PointToPointRef& op) {
-  const std::size_t rest = op->message.bytes() - op->unasked_;
-  std::uint8_t* const into = op->message.contiguous(op->unasked_, rest);
-  if (into == nullptr) throw Error(ErrorKind::Backend, "a message to another host lies in pieces");
-  RemoteChannel& channel = *peers_[static_cast<std::size_t>(op->source)].channel;
-  awaitRest(op->source, op, channel.receiveRest(op->number_, into, rest));
-}
-
-/// Has a pooled thread wait for the transfer, and end the operation with it.
-void PointToPoint::awaitRest(int rank, const PointToPointRef& op, TransferRef transfer) {
+/// Waits for the message's body without the lock, and ends the operation with it.
+void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock,
+                             Finished& finished) {
+  const int rank = op->send ? op->peer : op->source;
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  startJob([this, rank, op, &peer, transfer = std::make_shared<TransferRef>(std::move(transfer))] {
-    bool ended = false;
-    std::string lost;
-    for (;;) {
-      try {
-        ended = (*transfer)->wait(Clock::now() + kSlice);
-      } catch (const ConnectionLost& error) {
-        lost = error.what();
-      }
-      if (ended || !lost.empty()) break;
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (stopping_ || memory_.aborted()) break;
-    }
-    transfer->reset();
-    Finished finished;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      --peer.users;
-      if (!lost.empty()) noteLost(rank, lost, finished);
-      if (ended && !memory_.aborted()) {
-        op->restUnderWay_ = false;
-        if (op->moved_ == op->unasked_) end(op, finished);
-      }
-      leave(finished);
-    }
-    complete(finished);
-  });
-  op->restUnderWay_ = true;
+  op->bodyAwaited_ = true;
   ++peer.users;
+  lock.unlock();
+  bool ended = false;
+  std::string lost;
+  try {
+    ended = op->body_->wait(until);
+  } catch (const ConnectionLost& error) {
+    lost = error.what();
+  }
+  lock.lock();
+  op->bodyAwaited_ = false;
+  if (!lost.empty()) {
+    // The peer's goodbye may have come before: then it has left, and is not lost.
+    while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye()) {
+      if (!read(rank, Clock::now(), lock, finished)) break;
+    }
+    noteLost(rank, lost, finished);
+  }
+  --peer.users;
+  if (ended && !memory_.aborted()) {
+    op->body_.reset();
+    op->bodyUnderWay_ = false;
+    end(op, finished);
+  }
+  leave(finished);
+}
+
+/// Has pooled threads wait for the bodies of operations that nobody waits for.
+void PointToPoint::callHelpers() {
+  if (!anyElsewhere_) return;
+  const auto unattended = [this](const PointToPointOp& op) {
+    if (!op.body_ || op.bodyAwaited_ || op.waiters_ > 0 || stopping_ || memory_.aborted()) {
+      return false;
+    }
+    return peers_[static_cast<std::size_t>(op.send ? op.peer : op.source)].lost.empty();
+  };
+  for (const PointToPointRef& op : all_) {
+    if (!unattended(*op)) continue;
+    try {
+      startJob([this, op, unattended] {
+        Lock lock(mutex_);
+        op->bodyAwaited_ = false;
+        while (unattended(*op)) {
+          Finished finished;
+          awaitBody(op, Clock::now() + kSlice, lock, finished);
+          if (finished.empty()) continue;
+          lock.unlock();
+          complete(finished);
+          lock.lock();
+        }
+      });
+    } catch (const std::exception&) {  // no thread is to be had: at the next look
+      return;
+    }
+    op->bodyAwaited_ = true;
+  }
 }
 
 // --- receiving ---------------------------------------------------------------------------------
 
 /// Waits for the peer's next record without the lock, and takes what has come.
-void PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
+/// False when none has.
+bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   RemoteChannel& channel = *peer.channel;
   peer.reading = true;
@@ -171,6 +180,7 @@ void PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
   }
   --peer.users;
   leave(finished);
+  return came;
 }
 
 void PointToPoint::takeRemote(int rank, Finished& finished) {
@@ -184,9 +194,6 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   switch (head.kind) {
     case PairRecord::kMessage:
       takeMessage(rank, head, payload, finished);
-      break;
-    case PairRecord::kPiece:
-      takePiece(rank, head, payload, finished);
       break;
     case PairRecord::kTaken:
     case PairRecord::kGoodbye:
@@ -215,6 +222,7 @@ void PointToPoint::callReaders() {
       while (wanted()) {
         Finished finished;
         read(rank, Clock::now() + kSlice, lock, finished);
+        callHelpers();
         if (finished.empty()) continue;
         lock.unlock();
         complete(finished);
@@ -235,17 +243,17 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   return peers_[static_cast<std::size_t>(op.peer)].elsewhere;
 }
 
-bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
+/// See wait(). For peers of other hosts; nothing when the peer is, or may be, on this one.
+std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimePoint until) {
   // Not one of waiters_, which see to the peers of this host themselves.
   const Counted<int> sleeps(sleepers_);
+  const Counted<int> waits(op->waiters_);
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
-  while (!op.done.load(std::memory_order_acquire)) {
-    const bool here = op.peer != kAnySource && !peers_[static_cast<std::size_t>(op.peer)].elsewhere;
-    if (memory_.isOpen() && (here || op.peer == kAnySource)) {
-      lock.unlock();
-      return wait(op, until);  // it was met meanwhile, and rings the bell
-    }
+  while (!op->done.load(std::memory_order_acquire)) {
+    const bool here =
+        op->peer == kAnySource || !peers_[static_cast<std::size_t>(op->peer)].elsewhere;
+    if (memory_.isOpen() && here) return std::nullopt;  // it was met meanwhile, and rings the bell
     const auto now = Clock::now();
     if (now >= until) return false;
     const bool look = now - looked >= kSlice;
@@ -253,18 +261,7 @@ bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
     Finished finished;
     const bool moved = progress(finished, look);
     if (finished.empty() && !moved) {
-      const TimePoint next = std::min<TimePoint>(until, now + kSlice);
-      Peer* const peer =
-          op.peer == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(op.peer)];
-      const bool reads = peer != nullptr && peer->channel && !peer->reading && peer->lost.empty() &&
-                         !peer->channel->heardGoodbye() && !op.restUnderWay_ && !op.ended_ &&
-                         !memory_.aborted();
-      if (reads) {
-        read(op.peer, next, lock, finished);
-      } else {
-        callReaders();
-        changed_.wait_until(lock, std::min<TimePoint>(next, lookAt_));
-      }
+      waitOnNetwork(op, std::min<TimePoint>(until, now + kSlice), lock, finished);
     }
     lock.unlock();
     complete(finished);
@@ -272,6 +269,28 @@ bool PointToPoint::waitElsewhere(const PointToPointOp& op, TimePoint until) {
     lock.lock();
   }
   return true;
+}
+
+/// Waits for what the operation lacks: a record of the peer's, its body, or what another thread does.
+void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
+                                 Finished& finished) {
+  const int rank = op->send ? op->peer : std::max(op->source, op->peer);
+  Peer* const peer = rank == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(rank)];
+  if (peer != nullptr && peer->channel && peer->lost.empty() && !op->ended_ && !stopping_ &&
+      !memory_.aborted()) {
+    if (!op->body_) {
+      const bool reads = !peer->reading && !peer->channel->heardGoodbye();
+      if (reads) {
+        read(rank, until, lock, finished);
+        return;
+      }
+    } else if (!op->bodyAwaited_) {
+      callReaders();  // for what else is expected
+      return awaitBody(op, until, lock, finished);
+    }
+  }
+  callReaders();
+  changed_.wait_until(lock, std::min<TimePoint>(until, lookAt_));
 }
 
 // --- the end -----------------------------------------------------------------------------------
@@ -316,6 +335,11 @@ void PointToPoint::leave(Finished& finished) {
 
 /// Closes the channels that no thread uses.
 void PointToPoint::closeUnused() {
+  for (const PointToPointRef& op : all_) {
+    if (!op->body_) continue;
+    const int rank = op->send ? op->peer : op->source;
+    if (peers_[static_cast<std::size_t>(rank)].users == 0) op->body_.reset();
+  }
   for (Peer& peer : peers_) {
     if (peer.users == 0) peer.channel.reset();
   }

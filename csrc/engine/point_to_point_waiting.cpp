@@ -26,8 +26,15 @@ constexpr std::chrono::microseconds kShortSleep{200};
 
 }  // namespace
 
-bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
-  if (isElsewhere(op)) return waitElsewhere(op, until);
+bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
+  for (;;) {
+    const auto done = isElsewhere(*op) ? waitElsewhere(op, until) : waitHere(*op, until);
+    if (done) return *done;
+  }
+}
+
+/// See wait(). For peers of this host, and any; nothing when the peer turns out to be elsewhere.
+std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
   const Counted<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(spinMicros_);
   int idle = 0;  // rounds since something moved
@@ -65,7 +72,7 @@ bool PointToPoint::wait(const PointToPointOp& op, TimePoint until) {
       continue;
     }
     checkInterrupt();
-    if (isElsewhere(op)) return waitElsewhere(op, until);  // it was met meanwhile
+    if (isElsewhere(op)) return std::nullopt;  // it was met meanwhile
     if (sleep(&op, finished, until - now)) idle = 0;
     if (spin.count() > 0 && idle != 0) idle = kBriefSpins + 1;
   }
@@ -87,6 +94,7 @@ bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     moved = progress(finished, true);
     callReaders();
+    callHelpers();
     slice = std::clamp<std::chrono::nanoseconds>(
         lookAt_ == TimePoint::max() ? std::chrono::nanoseconds::max() : lookAt_ - Clock::now(),
         kShortSleep, kWaitSlice);
@@ -103,8 +111,12 @@ void PointToPoint::stop() {
     std::unique_lock<std::mutex> lock(mutex_);
     stopping_ = true;
     background_.notify_all();
-    // Pooled threads wait in slices, but the store or the network may keep one longer.
-    changed_.wait_for(lock, kJobsEnd, [this] { return jobs_ == 0; });
+    // Threads wait in slices, but the store or the network may keep one longer.
+    changed_.wait_for(lock, kJobsEnd, [this] {
+      return jobs_ == 0 && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+               return peer.users == (peer.lent ? 1 : 0);
+             });
+    });
     closeUnused();
   }
   if (!thread_.joinable()) return;
@@ -150,6 +162,7 @@ void PointToPoint::serveInBackground() {
       } else {
         progress(finished, true);
         callReaders();
+        callHelpers();
         const auto next = std::min<TimePoint>(Clock::now() + kWaitSlice, lookAt_);
         if (finished.empty()) background_.wait_until(lock, next);
         lock.unlock();
@@ -168,6 +181,7 @@ void PointToPoint::serveInBackground() {
     const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
     tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
     callReaders();  // whoever waits or looks may do so for another peer
+    callHelpers();
     lock.unlock();
     setup_.met();
     lock.lock();

@@ -6,18 +6,18 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kRecords = 0;  // their tag; rests have those from 1 on, and long messages the others
-constexpr std::uint64_t kRestTags = std::uint64_t{1} << 30;
-constexpr std::uint64_t kLongTags = kRestTags - 2;
+constexpr int kRecords = 0;  // their tag; bodies have those from 1 on, and long messages the others
+constexpr std::uint64_t kBodyTags = std::uint64_t{1} << 30;
+constexpr std::uint64_t kLongTags = kBodyTags - 2;
 // The network's own notice of what the peer has already taken.
 constexpr Milliseconds kNotice{1000};
 
-int restTag(std::uint64_t number) {
-  return static_cast<int>(1 + number % kRestTags);
+int bodyTag(std::uint64_t number) {
+  return static_cast<int>(1 + number % kBodyTags);
 }
 
 int longTag(std::uint64_t bytes) {
-  return static_cast<int>(1 + kRestTags + bytes % kLongTags);
+  return static_cast<int>(1 + kBodyTags + bytes % kLongTags);
 }
 
 }  // namespace
@@ -31,7 +31,6 @@ struct RemoteChannel::Head {
   std::uint8_t asks;
   std::uint16_t full;
   std::uint64_t bytes;
-  std::uint64_t where;
   std::uint64_t taken;
 };
 
@@ -80,7 +79,6 @@ void RemoteChannel::put(Slot& slot, const RecordHead& head) {
                   head.asks ? std::uint8_t{1} : std::uint8_t{0},
                   full_ ? std::uint16_t{1} : std::uint16_t{0},
                   head.bytes,
-                  head.where,
                   taken_};
   std::memcpy(slot.data.get(), &wire, sizeof wire);
   slot.transfer = connection_->send(slot.data.get(), sizeof wire + head.length, kRecords);
@@ -138,7 +136,6 @@ RecordHead RemoteChannel::head() const {
   head.dtype = static_cast<DType>(wire.dtype);
   head.asks = wire.asks != 0;
   head.bytes = wire.bytes;
-  head.where = wire.where;
   return head;
 }
 
@@ -164,12 +161,12 @@ void RemoteChannel::advance() {
   }
 }
 
-TransferRef RemoteChannel::sendRest(std::uint64_t number, const void* data, std::size_t bytes) {
-  return connection_->send(data, bytes, restTag(number));
+TransferRef RemoteChannel::sendBody(std::uint64_t number, const void* data, std::size_t bytes) {
+  return connection_->send(data, bytes, bodyTag(number));
 }
 
-TransferRef RemoteChannel::receiveRest(std::uint64_t number, void* data, std::size_t bytes) {
-  return connection_->receive(data, bytes, restTag(number));
+TransferRef RemoteChannel::receiveBody(std::uint64_t number, void* data, std::size_t bytes) {
+  return connection_->receive(data, bytes, bodyTag(number));
 }
 
 TransferRef RemoteChannel::sendLong(const void* data, std::size_t bytes) {

@@ -3,9 +3,12 @@
 //
 // A record goes to one of kSlots receives that its receiver posted beforehand, so that it is on its
 // way at once; each record says how many the other side's were taken, which is what the other side
-// may send again. What a long message has beside the beginning that goes unasked (its rest) travels
-// by itself, from the sender's memory into the receiver's: the network lets it go when the receiver
-// has posted its receive, which it does as soon as it has matched the message.
+// may send again. The body of a message that is too long for a record travels by itself, from the
+// sender's memory into the receiver's: the network lets it go when the receiver has posted its
+// receive, which it does as soon as it has matched the message.
+//
+// One record, because each costs the receiver a wake-up, which takes longer than a copy of 256 KiB;
+// and not longer, because then the round trip that the body waits for is little beside it.
 #pragma once
 
 #include <array>
@@ -23,7 +26,7 @@ namespace fastcoll {
 
 class RemoteChannel {
  public:
-  static constexpr std::size_t kPayloadBytes = std::size_t{64} << 10;
+  static constexpr std::size_t kPayloadBytes = std::size_t{256} << 10;
   static constexpr std::uint64_t kSlots = 8;
 
   explicit RemoteChannel(std::unique_ptr<Connection> connection);
@@ -55,8 +58,8 @@ class RemoteChannel {
   bool heardGoodbye() const { return goodbye_; }
 
   /// What remains of the message of this number.
-  TransferRef sendRest(std::uint64_t number, const void* data, std::size_t bytes);
-  TransferRef receiveRest(std::uint64_t number, void* data, std::size_t bytes);
+  TransferRef sendBody(std::uint64_t number, const void* data, std::size_t bytes);
+  TransferRef receiveBody(std::uint64_t number, void* data, std::size_t bytes);
 
   /// A message of a collective, to a receive of its length.
   TransferRef sendLong(const void* data, std::size_t bytes);

@@ -25,7 +25,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    5;  // layout of shared memory, of frames, and of what is in the store
+    6;  // layout of shared memory, of frames, and of what is in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 

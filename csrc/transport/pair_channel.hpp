@@ -58,7 +58,7 @@ struct RecordHead {
   DType dtype;
   bool asks;
   std::uint64_t bytes;
-  std::uint64_t where;  // between hosts, kMessage: where the rest begins that travels by itself
+  std::uint64_t where;
 };
 
 struct PairChannel {

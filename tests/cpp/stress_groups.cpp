@@ -160,7 +160,7 @@ void staleNames(Rank& me) {
         p2p.submit(pair[i]);
       }
       for (const auto& op : pair) {
-        p2p.wait(*op, TimePoint::max());
+        p2p.wait(op, TimePoint::max());
         if (op->fault) std::rethrow_exception(op->fault);
       }
       REQUIRE(pair[1]->value == static_cast<std::uint8_t>(round), "WRONG DATA: round ", round);

@@ -11,8 +11,8 @@ namespace {
 void collect(PointToPoint& p2p, std::vector<TransferRef> transfers, Random& own) {
   std::shuffle(transfers.begin(), transfers.end(), own);
   for (const auto& transfer : transfers) {
-    while (chance(own, 4)) p2p.wait(*transfer, Clock::now() + Milliseconds(1));
-    REQUIRE(p2p.wait(*transfer, TimePoint::max()));
+    while (chance(own, 4)) p2p.wait(transfer, Clock::now() + Milliseconds(1));
+    REQUIRE(p2p.wait(transfer, TimePoint::max()));
     transfer->check();
   }
 }
@@ -85,10 +85,10 @@ void flood(Rank& me, const GroupOptions& options) {
     }
     for (const auto& transfer : transfers) {
       p2p.submit(transfer);
-      if (me.rank == 1) REQUIRE(p2p.wait(*transfer, TimePoint::max()));
+      if (me.rank == 1) REQUIRE(p2p.wait(transfer, TimePoint::max()));
     }
     for (const auto& transfer : transfers) {
-      REQUIRE(p2p.wait(*transfer, TimePoint::max()));
+      REQUIRE(p2p.wait(transfer, TimePoint::max()));
       transfer->check();
     }
   }
@@ -162,8 +162,8 @@ void manyWaiters(Rank& me, const GroupOptions& options) {
           auto in = std::make_shared<Transfer>(Letter{before, me.rank, t, bytes, seed}, false);
           p2p.submit(out);
           p2p.submit(in);
-          p2p.wait(*in, TimePoint::max());
-          p2p.wait(*out, TimePoint::max());
+          p2p.wait(in, TimePoint::max());
+          p2p.wait(out, TimePoint::max());
           in->check();
           out->check();
         }
@@ -185,8 +185,8 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
   auto& p2p = pointToPoint(*engine);
   Random own(71u + static_cast<unsigned>(me.rank));
   for (const std::size_t edge :
-       {std::size_t{1}, RemoteChannel::kPayloadBytes, 2 * RemoteChannel::kPayloadBytes,
-        PointToPoint::kRecordsBytes, std::size_t{1} << 20}) {
+       {std::size_t{1}, PointToPoint::kRecordBytesWhenFull, PointToPoint::kRecordBytes,
+        std::size_t{1} << 20}) {
     for (const std::size_t bytes : {edge - 1, edge, edge + 1}) {
       std::vector<TransferRef> transfers;
       for (int i = 0; i < 3; ++i) {
@@ -213,7 +213,7 @@ void onlyTwo(Rank& me, const GroupOptions& options) {
   for (const std::size_t bytes : {8, 500000}) {
     const auto transfer = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
     p2p.submit(transfer);
-    REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)));
+    REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)));
     transfer->check();
   }
   if (me.rank == 0) me.note("talked", "");
@@ -226,13 +226,13 @@ void leaveWithPending(Rank& me, const GroupOptions& options) {
     auto& p2p = pointToPoint(*engine);
     const auto first = std::make_shared<Transfer>(Letter{0, 1, 0, bytes, 9}, me.rank == 0);
     p2p.submit(first);
-    REQUIRE(p2p.wait(*first, Clock::now() + Milliseconds(20000)));
+    REQUIRE(p2p.wait(first, Clock::now() + Milliseconds(20000)));
     first->check();
     const auto never = std::make_shared<Transfer>(Letter{1, 0, 1, bytes, 9}, false);
     if (me.rank == 0) {
       p2p.submit(never);
       requireFault({"told to stop", "left the group"}, Milliseconds(3000), [&] {
-        p2p.wait(*never, TimePoint::max());
+        p2p.wait(never, TimePoint::max());
         never->check();
       });
     } else if (bytes == 100) {

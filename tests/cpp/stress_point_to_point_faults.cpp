@@ -25,11 +25,11 @@ void senderLeaves(Rank& me) {
     auto back = std::make_shared<Transfer>(Letter{0, 1, 7, 8, 3}, me.rank == 0);
     p2p.submit(hello);
     p2p.submit(back);
-    REQUIRE(p2p.wait(*hello, TimePoint::max()) && p2p.wait(*back, TimePoint::max()));
+    REQUIRE(p2p.wait(hello, TimePoint::max()) && p2p.wait(back, TimePoint::max()));
     if (me.rank == 1) loiter(own, 3000);
     auto transfers = post(me, p2p, letters, own);
     for (const auto& transfer : transfers) {
-      p2p.wait(*transfer, TimePoint::max());
+      p2p.wait(transfer, TimePoint::max());
       transfer->check();
     }
     engine->shutdown();
@@ -60,7 +60,7 @@ void abortStorm(Rank& me) {
     try {
       const auto transfers = post(me, p2p, letters, own, arenaOf(*engine));
       for (const auto& transfer : transfers) {
-        REQUIRE(p2p.wait(*transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
+        REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
         if (!transfer->fault()) transfer->verify();
         // A sender whose send has failed may write there at once. What a receiver then reads it
         // throws away; between threads that is a race by the letter.
@@ -84,7 +84,7 @@ void lateReceiver(Rank& me) {
         std::make_shared<Transfer>(Letter{0, 1, 0, 1000000, 1}, true, Milliseconds(300));
     requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
       p2p.submit(big);
-      p2p.wait(*big, TimePoint::max());
+      p2p.wait(big, TimePoint::max());
       big->check();
     });
   }
@@ -94,7 +94,7 @@ void lateReceiver(Rank& me) {
         std::make_shared<Transfer>(Letter{0, 1, 0, 1000000, 1}, false, Milliseconds(300));
     requireFault({"Timed out after 300 ms"}, Milliseconds(1500), [&] {
       p2p.submit(in);
-      p2p.wait(*in, TimePoint::max());
+      p2p.wait(in, TimePoint::max());
       in->check();
     });
   }
@@ -121,7 +121,7 @@ void senderDies(Rank& me) {
     const auto transfer = std::make_shared<Transfer>(letter, me.rank == 0, Milliseconds(60000),
                                                      i % 2 == 0 ? arena : nullptr);
     p2p.submit(transfer);
-    p2p.wait(*transfer, TimePoint::max());
+    p2p.wait(transfer, TimePoint::max());
     if (!transfer->fault()) {
       transfer->verify();
       continue;

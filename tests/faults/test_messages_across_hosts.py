@@ -9,7 +9,7 @@ import torch.distributed as dist
 from fault_rank import Rank, catch
 
 SMALL, LARGE = 8, 3_000_000
-"""Elements: in one record, and past what goes in records."""
+"""Elements: in one record, and with a body that goes by itself."""
 
 
 def start(rank: Rank, hosts: str, timeout: float = 20.0):
@@ -90,7 +90,7 @@ def killed_within(rank: Rank):
         return rank.hear()
     into = torch.zeros_like(tensor)
     work = dist.irecv(into, 0)
-    while into[200_000] == 0:  # past what goes in records
+    while into[200_000] == 0:
         time.sleep(0.0005)
     rank.tell("under way")
     fault = catch(work.wait)
@@ -109,6 +109,71 @@ def test_a_sender_that_dies_within_a_message(jobs):
         assert f"rank 0 (pid {job.pids[0]}, host" in fault.text, fault.text
     assert untouched
     job.ended_well(but=[0])
+
+
+def talk_unwatched(rank: Rank):
+    """Nobody waits: a long message each way is seen to by the backend's own threads."""
+    start(rank, "01")
+    other = 1 - rank.rank
+    into = torch.empty(LARGE)
+    works = [dist.isend(torch.full((LARGE,), float(rank.rank)), other), dist.irecv(into, other)]
+    end = time.monotonic() + 10
+    while not all(work.is_completed() for work in works) and time.monotonic() < end:
+        time.sleep(0.01)
+    completed = [work.is_completed() for work in works]
+    for work in works:
+        work.wait()
+    del work, works  # they keep the group
+    dist.destroy_process_group()
+    return completed, bool(torch.all(into == other))
+
+
+def from_anybody(rank: Rank):
+    start(rank, "011")
+    if rank.rank == 0:
+        into = torch.empty(LARGE)
+        came = sorted((dist.recv(into), int(into[-1])) for _ in range(4))
+        dist.destroy_process_group()
+        return came
+    for _ in range(2):
+        dist.send(torch.full((LARGE,), float(rank.rank)), 0)
+    dist.destroy_process_group()
+    return None
+
+
+def test_long_messages_that_nobody_waits_for_end(jobs):
+    job = jobs(2, talk_unwatched)
+    assert job.hear_all() == dict.fromkeys(range(2), ([True, True], True))
+    job.ended_well()
+
+
+def test_long_messages_from_any_rank(jobs):
+    job = jobs(3, from_anybody)
+    assert job.hear_all()[0] == [(1, 1), (1, 1), (2, 2), (2, 2)]
+    job.ended_well()
+
+
+def leaves_much_unread(rank: Rank, count):
+    """More long messages than the receiver has room for the heads of; it takes none of them."""
+    start(rank, "01")
+    if rank.rank == 1:
+        dist.recv(torch.ones(3), 0)
+        dist.destroy_process_group()
+        return rank.tell("left")
+    dist.send(torch.ones(3), 1)
+    tensor = torch.ones(LARGE)
+    works = [dist.isend(tensor, 1, tag=tag + 1) for tag in range(count)]
+    return catch(works[-1].wait)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_receiver_that_leaves_long_messages_unread_is_named(jobs, count):
+    job = jobs(2, leaves_much_unread, count)
+    assert job.hear(1) == "left"
+    fault = job.hear(0)
+    assert fault is not None and f"rank 1 (pid {job.pids[1]}, host" in fault.text, fault
+    assert "left the group" in fault.text and fault.seconds < 3.0, fault
+    job.ended_well()
 
 
 def nobody_sends(rank: Rank, peer):
