@@ -67,14 +67,14 @@ class PointToPointOp {
  private:
   friend class PointToPoint;
   std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // among all that are not done
-  std::uint64_t number_ = 0;   // of the message among those from its sender to its receiver
-  std::size_t moved_ = 0;      // bytes written to the ring, or to the receiver's tensor
-  std::size_t unasked_ = 0;    // bytes that go before the receiver has answered
-  bool begun_ = false;         // of a send: its first record is written
-  bool ended_ = false;         // and about to be told so
-  bool bodyUnderWay_ = false;  // from memory to memory, to or from another host
-  bool bodyAwaited_ = false;   // a thread waits for `body_`, or is about to
-  TransferRef body_;           // until it has ended, or its channel is closed
+  std::uint64_t number_ = 0;     // of the message among those from its sender to its receiver
+  std::size_t moved_ = 0;        // bytes written to the ring, or to the receiver's tensor
+  std::size_t unasked_ = 0;      // bytes that go before the receiver has answered
+  bool begun_ = false;           // of a send: its first record is written
+  bool ended_ = false;           // and about to be told so
+  bool bodyUnderWay_ = false;    // from memory to memory, to or from another host
+  bool bodyAwaited_ = false;     // a thread waits for `body_`, or is about to
+  TransferRef body_;             // until it has ended, or its channel is closed
   std::atomic<int> waiters_{0};  // threads that wait for it, and so for its body
 };
 

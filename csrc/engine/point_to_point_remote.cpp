@@ -271,7 +271,8 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
   return true;
 }
 
-/// Waits for what the operation lacks: a record of the peer's, its body, or what another thread does.
+/// Waits for what the operation lacks: a record of the peer's, its body, or what another thread
+/// does.
 void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
                                  Finished& finished) {
   const int rank = op->send ? op->peer : std::max(op->source, op->peer);

@@ -184,9 +184,8 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("remote edges", options);
   auto& p2p = pointToPoint(*engine);
   Random own(71u + static_cast<unsigned>(me.rank));
-  for (const std::size_t edge :
-       {std::size_t{1}, PointToPoint::kRecordBytesWhenFull, PointToPoint::kRecordBytes,
-        std::size_t{1} << 20}) {
+  for (const std::size_t edge : {std::size_t{1}, PointToPoint::kRecordBytesWhenFull,
+                                 PointToPoint::kRecordBytes, std::size_t{1} << 20}) {
     for (const std::size_t bytes : {edge - 1, edge, edge + 1}) {
       std::vector<TransferRef> transfers;
       for (int i = 0; i < 3; ++i) {
