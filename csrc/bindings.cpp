@@ -5,6 +5,7 @@
 #include "base/interrupt.hpp"
 #include "bindings_device.hpp"
 #include "bindings_roster.hpp"
+#include "bindings_symmetric.hpp"
 #include "bindings_trace.hpp"
 #include "hosts/selector.hpp"
 #include "process_group.hpp"
@@ -261,5 +262,6 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("atexit").attr("register")(m.attr("_shutdown_all"));
   fastcoll::bindDevice(m);
   fastcoll::bindRoster(m);
+  fastcoll::bindSymmetricMemory(m);
   fastcoll::bindTrace(m);
 }

@@ -293,6 +293,20 @@ def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) 
 def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
     """Returns the algorithm of a broadcast between hosts, by its name in fastcoll.costs."""
 
+def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
+    """Returns uint8 [bytes] of torch's symmetric memory, of which torch's groups and allocation ids know nothing."""
+
+def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> Any:
+    """Returns torch's ``_SymmetricMemory`` of a tensor of :func:`symmetric_empty`, when all ranks have called it.
+
+    Other threads run meanwhile. One call at a time in a process; `seconds` is how long one waits for another's end.
+    Ranks may be on devices of one index, and no multicast object is made, whatever the environment says.
+
+    Raises:
+        DistBackendError: Another call has not ended in time.
+        RuntimeError: What torch says.
+    """
+
 def set_device_factory(
     factory: Callable[[Store, str, int, int, timedelta, str], object],
 ) -> None: ...

@@ -58,7 +58,7 @@ class SharedFiles:
         memory.closing = weakref.finalize(memory, os.close, file)
         return memory
 
-    def map(self, memory, name, member, store) -> list[int]:
+    def map(self, memory, name, member, store, seconds) -> list[int]:
         if "map" in self.refuses:
             store.set(f"file/{member.rank}", memory.path)  # the others find it
             store.add("mapped", 1)

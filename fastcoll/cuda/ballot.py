@@ -21,15 +21,37 @@ class Ballot:
         member: This rank.
         timeout: Seconds that a round may take.
         aborted: Whether the group was aborted meanwhile.
+        dead: The ranks that are known to have died.
     """
 
     def __init__(
-        self, store: Store, member: Member, timeout: float, aborted: Callable[[], bool]
+        self,
+        store: Store,
+        member: Member,
+        timeout: float,
+        aborted: Callable[[], bool],
+        dead: Callable[[], list[int]] = list,
     ) -> None:
         self._roster = C.Roster(store, "ballot", member.rank, member.size)
         self._member = member
         self._timeout = timeout
         self._aborted = aborted
+        self._dead = dead
+
+    def look(self) -> None:
+        """Ends a wait that is of no use any more.
+
+        Raises:
+            DistBackendError: The group was aborted, or a rank has died.
+        """
+        if self._aborted():
+            raise self._member.fault("init", "the group was aborted")
+        if dead := self._dead():
+            raise self._member.fault(
+                "init",
+                f"{names_of(dead)} died before the ranks had mapped memory of each other. Look for the last that it "
+                "printed, or for a kill by the system, which says so in its log.",
+            )
 
     def gather(self, what: str, text: str) -> list[str]:
         """Returns what each rank has said, in rank order.
@@ -44,8 +66,7 @@ class Ballot:
         end = time.monotonic() + self._timeout
 
         def look() -> None:
-            if self._aborted():
-                raise self._member.fault("init", "the group was aborted")
+            self.look()
             if time.monotonic() < end:
                 return
             absent = self._roster.silent(what) or [0]  # which has not told what all say

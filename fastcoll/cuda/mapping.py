@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 
 __all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
@@ -41,8 +42,14 @@ class Mapper(Protocol):
     def allocate(self, size: int, device: torch.device) -> Tensor:
         """Returns uint8 [size] that can be mapped; of that device, as kernels name it."""
 
-    def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
-        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives."""
+    def map(
+        self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
+    ) -> Sequence[int]:
+        """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives.
+
+        Holds no GIL while it waits, which it may do for good where a rank has died: call it on a thread. `seconds` is
+        for what another group of this process is mapping.
+        """
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device by which kernels know memory of `device`."""
@@ -67,7 +74,7 @@ class TorchSymmetricMemory:
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             processes = os.readlink("/proc/self/ns/pid")
-            folder = os.stat(os.environ.get("TMPDIR") or "/tmp")
+            folder = os.stat(_socket_folder())
         except OSError:
             return os.uname().nodename
         return f"{boot} {processes} {folder.st_dev}:{folder.st_ino}"
@@ -100,15 +107,14 @@ class TorchSymmetricMemory:
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
         """Returns an allocation by itself: one from a pool may lie behind the start of what is mapped."""
-        from torch._C._distributed_c10d import _SymmetricMemory
+        return C.symmetric_empty(size, device).zero_()
 
-        memory: Tensor = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
-        return memory.zero_()
-
-    def map(self, memory: Tensor, name: str, member: Member, store: Store) -> Sequence[int]:
+    def map(
+        self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
+    ) -> Sequence[int]:
         """Returns the addresses of all ranks' memory."""
         with torch.cuda.device(memory.device):
-            handle = rendezvous(memory, name, member, store)
+            handle = rendezvous(memory, name, member, store, seconds)
         memory.symmetric_memory = handle  # type: ignore[attr-defined]
         return list(handle.buffer_ptrs)
 
@@ -121,29 +127,36 @@ class TorchSymmetricMemory:
         torch.cuda.synchronize(device)
 
 
-def rendezvous(memory: Tensor, name: str, member: Member, store: Store) -> Any:
-    """Returns torch's handle of memory that all ranks have mapped; all ranks call it.
+def _socket_folder() -> str:
+    """Returns where torch puts the sockets by which ranks pass memory on."""
+    names = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
+    return next((os.environ[name] for name in names if name in os.environ), "/tmp")
+
+
+def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds: float) -> Any:
+    """Returns torch's handle of memory that all ranks have mapped; all ranks call it. Holds no GIL meanwhile.
 
     Releases of torch look up the ranks and their store by the name of a process group, or in a table of their own.
     The caller's group may not be registered yet, so one is made for this.
 
     Args:
-        memory: From ``_SymmetricMemory.empty_strided_p2p``.
+        memory: From ``C.symmetric_empty``.
         name: Of no other group.
         member: This rank.
         store: For this call alone.
+        seconds: For what another group of this process is mapping.
     """
     c10d: Any = torch._C._distributed_c10d  # whose names for groups are types of their own
     group = dist.ProcessGroup(store, member.rank, member.size)  # the registry does not keep it
     c10d._register_process_group(name, group)
     try:
         try:
-            return c10d._SymmetricMemory.rendezvous(memory, name)
+            return C.symmetric_rendezvous(memory, name, seconds)
         except RuntimeError as error:
             if "no group info" not in str(error):
                 raise
         c10d._SymmetricMemory.set_group_info(name, member.rank, member.size, store)
-        return c10d._SymmetricMemory.rendezvous(memory, name)
+        return C.symmetric_rendezvous(memory, name, seconds)
     finally:
         c10d._unregister_process_group(name)
         del group

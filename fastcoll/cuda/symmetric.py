@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,15 +23,20 @@ from fastcoll.cuda import deadline
 from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.lives import Lives
 from fastcoll.cuda.mapping import MAPPERS, Mapper
 from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.env import Env
+
+Value = TypeVar("Value")
 
 __all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
 _PATIENCE = 60.0  # seconds for allocating and for mapping: all ranks are there, and NCCL would do
+
+_LOOK = 0.05  # seconds between two looks at the peers' lives
 
 _MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
 
@@ -134,6 +141,7 @@ class Region:
 def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str, Any]:
     """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
     found = {"triton": "", "missing": "", "host": "", "device": "", "wish": asdict(wish)}
+    found["pid"] = os.getpid()
     if mapper is None:
         found["missing"] = f"no way is known to map memory of {device.type} devices"
         return found
@@ -234,61 +242,77 @@ def open_region(
         DistBackendError: A rank has not come in time, or the ranks were told different things.
     """
     mapper = MAPPERS.get(device.type)
-    ballot = Ballot(store, member, timeout, aborted)
-    own = json.dumps(_record(mapper, device, wish))
-    records = [json.loads(text) for text in ballot.gather("record", own)]
-    _require_one_wish(member, records)
-    kernels = all(record["triton"] for record in records) and mapper is not None
-    reason = reason_against(records)
-    if member.size == 1 and wish.algorithm in ("auto", "nccl"):
-        reason = reason or "there is one rank"
-    if reason or mapper is None:
-        return _without(member, kernels, reason, library)
+    with Lives() as lives:
+        ballot = Ballot(store, member, timeout, aborted, lives.dead)
+        own = json.dumps(_record(mapper, device, wish))
+        records = [json.loads(text) for text in ballot.gather("record", own)]
+        _require_one_wish(member, records)
+        kernels = all(record["triton"] for record in records) and mapper is not None
+        reason = reason_against(records)
+        if member.size == 1 and wish.algorithm in ("auto", "nccl"):
+            reason = reason or "there is one rank"
+        if reason or mapper is None:
+            return _without(member, kernels, reason, library)
+        pids = {rank: record["pid"] for rank, record in enumerate(records)}
+        lives.watch({rank: pid for rank, pid in pids.items() if rank != member.rank})
+        found = _map_regions(store, member, device, timeout, wish.room, mapper, ballot, instance)
+    if isinstance(found, str):
+        return _without(member, kernels, found, library, unexpected=True)
+    topology = Topology(member.size, kernels, True, wish.room.bucket_bytes, library=library)
+    return Region(topology, found)
 
-    made: list[Any] = []
-    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
 
-    def vote(what: str, function: Callable[[], Any]) -> str:
-        """Returns why a rank could not, or "" if all could."""
-        refusal = ""
-        try:
-            call = deadline.start(function)  # it may hang where a peer has died
-            if not call.wait(patience):
-                raise TimeoutError(f"it has not ended after {patience:g} s")
-            made.append(call.result())
-        except Exception as error:
-            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
-        answers = ballot.gather(what, refusal)
-        return next((f"rank {rank}: {text}" for rank, text in enumerate(answers) if text), "")
-
+def _map_regions(
+    store: Store,
+    member: Member,
+    device: torch.device,
+    timeout: float,
+    room: Room,
+    mapper: Mapper,
+    ballot: Ballot,
+    instance: str,
+) -> PeerMemory | str:
+    """Returns the memory of all ranks, or why it is not mapped, which is the same on all ranks."""
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
-    room = wish.room
+    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
     layout = PeerLayout(room.channels, room.stage_bytes, room.slots, room.slot_bytes)
     bucket_at = -(-layout.bytes // 256) * 256
     where = mapper.kernel_device(device)
 
-    def allocate() -> Tensor:
-        return mapper.allocate(bucket_at + room.bucket_bytes, where)
+    def vote(what: str, function: Callable[[], Value]) -> Value | str:
+        """Returns what the function makes on this rank, or why one could not."""
+        made: list[Value] = []
+        refusal = ""
+        try:
+            call = deadline.start(function)  # it may hang where a peer has died
+            end = time.monotonic() + patience
+            while not call.wait(_LOOK):
+                ballot.look()
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"it has not ended after {patience:g} s")
+            made.append(call.result())
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+        answers = ballot.gather(what, refusal)
+        refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
+        return refusals[0] if refusals else made[0]
 
-    if reason := vote("allocated", allocate):
-        return _without(member, kernels, reason, library, unexpected=True)
-    memory: Tensor = made[0]
+    memory = vote("allocated", lambda: mapper.allocate(bucket_at + room.bucket_bytes, where))
+    if isinstance(memory, str):
+        return memory
 
     def map_all() -> PeerMemory:
         mapper.synchronize(
             where
         )  # the peers write flags: it must be zero before they know the address
         name = f"fastcoll/{member.group}/{instance}"
-        addresses = mapper.map(memory, name, member, PrefixStore("map", store))
+        addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
         spins = max(1, int(timeout * mapper.polls_per_second))
         buffers = PeerBuffers(member.rank, memory, addresses, layout, spins)
         return PeerMemory(buffers, memory, addresses, bucket_at)
 
-    if reason := vote("mapped", map_all):
-        return _without(member, kernels, reason, library, unexpected=True)
-    topology = Topology(member.size, kernels, True, room.bucket_bytes, library=library)
-    return Region(topology, made[1])
+    return vote("mapped", map_all)
 
 
 def _without(

@@ -12,14 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from peer_memory import DEVICE
-from torch._C import _distributed_c10d as c10d
 
 import fastcoll
 from fastcoll import info
 from fastcoll.cuda import symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.mapping import TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.symmetric import reason_against
 from fastcoll.cuda.thresholds import Thresholds
 
@@ -319,68 +317,3 @@ def test_a_ballot_ends_with_the_group():
     ballot = Ballot(store, Member("g", 0, 2), 30, lambda: True)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         ballot.gather("first", "")
-
-
-class OfRelease:
-    """torch's symmetric memory, as one release or another looks up the ranks: by a process group, or in a table."""
-
-    def __init__(self, by_table):
-        self.by_table = by_table
-        self.table = {}
-        self.found = []
-
-    def set_group_info(self, name, rank, size, store):
-        assert name not in self.table
-        self.table[name] = (rank, size)
-
-    def rendezvous(self, memory, name):
-        if self.by_table:
-            if name not in self.table:
-                raise RuntimeError(
-                    f"get_group_info: no group info associated with the group name {name}"
-                )
-            self.found.append(self.table[name])
-        else:
-            group = c10d._resolve_process_group(name)
-            self.found.append((group.rank(), group.size()))
-        return "handle"
-
-
-@pytest.mark.parametrize("by_table", [False, True])
-def test_the_ranks_are_found_by_every_release_of_torch(by_table, monkeypatch):
-    """No release for CUDA is at hand; what is asked of it is."""
-    release = OfRelease(by_table)
-    monkeypatch.setattr(c10d, "_SymmetricMemory", release)
-    for instance in ("first", "second"):
-        member = Member("g", 1, 3)
-        assert (
-            rendezvous(torch.zeros(1), f"fastcoll/g/{instance}", member, dist.HashStore())
-            == "handle"
-        )
-        with pytest.raises(RuntimeError, match="Could not resolve"):
-            c10d._resolve_process_group(f"fastcoll/g/{instance}")
-    assert release.found == [(1, 3)] * 2
-    assert len(release.table) == 2 * by_table
-
-
-def test_another_error_of_torch_is_passed_on(monkeypatch):
-    class Fails(OfRelease):
-        def rendezvous(self, memory, name):
-            raise RuntimeError("overlapping devices")
-
-    monkeypatch.setattr(c10d, "_SymmetricMemory", Fails(False))
-    with pytest.raises(RuntimeError, match="overlapping devices"):
-        rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore())
-    with pytest.raises(RuntimeError, match="Could not resolve"):
-        c10d._resolve_process_group("fastcoll/g/third")
-
-
-def test_what_ranks_have_in_common_that_can_pass_memory_on(monkeypatch, tmp_path):
-    mapper = TorchSymmetricMemory()
-    common = mapper.host()
-    assert common == mapper.host() and len(common.split()) == 3
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # another container's
-    assert mapper.host() != common
-    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
-    assert mapper.device_identity(torch.device("cuda", 0)) == ""
-    assert mapper.missing() == ""

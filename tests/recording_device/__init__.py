@@ -36,20 +36,24 @@ from . import torch_module
 from ._build import build, load_library
 
 __all__ = [
+    "add_symmetric_memory",
     "build",
     "clear",
     "cpu_view",
     "held",
+    "held_rendezvous",
     "hold",
     "join_threads",
     "judged_at_reuse",
     "launch",
     "load",
     "log",
+    "most_at_once",
     "name_of",
     "no_violations",
     "release",
     "set_patience",
+    "switches_seen",
     "violations",
 ]
 
@@ -147,6 +151,31 @@ def held(stream: torch.Stream) -> Iterator[None]:
         yield
     finally:
         release(token)
+
+
+def add_symmetric_memory() -> None:
+    """Have torch's symmetric memory serve the device; it maps nothing."""
+    _loaded().add_symmetric_memory()
+
+
+@contextlib.contextmanager
+def held_rendezvous() -> Iterator[None]:
+    """Have calls of symmetric memory's rendezvous wait inside, as for a peer that does not come."""
+    _loaded().hold_rendezvous(True)
+    try:
+        yield
+    finally:
+        _loaded().hold_rendezvous(False)
+
+
+def switches_seen() -> list[str]:
+    """Return what the last rendezvous found in the environment: overlapping devices, no multicast; "" if unset."""
+    return _loaded().switches_seen()
+
+
+def most_at_once() -> int:
+    """Return how many calls of rendezvous were under way together, at most."""
+    return _loaded().most_at_once()
 
 
 def set_patience(seconds: float) -> None:

@@ -7,6 +7,7 @@
 #include "current.hpp"
 #include "launch.hpp"
 #include "recorder.hpp"
+#include "symmetric.hpp"
 
 namespace py = pybind11;
 using namespace recording;  // NOLINT: the module is this namespace, seen from Python
@@ -81,6 +82,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              });
   module.def("name_of", [](int device, int64_t id) { return nameOf(known(device, id)); });
   module.def("cpu_view", &onCpu);
+  module.def("add_symmetric_memory", &addSymmetricMemory);
+  module.def("hold_rendezvous", &holdRendezvous);
+  module.def("switches_seen", &switchesSeen);
+  module.def("most_at_once", &mostAtOnce);
   module.attr("DEVICES") = kDevices;
   module.attr("POOL_SIZE") = kPoolSize;
 }

@@ -1,0 +1,83 @@
+// Memory that ranks map of each other, by torch's symmetric memory. torch's own binding holds the
+// GIL until all ranks have come: a rank that died before would freeze the others, their timeouts
+// and signal handlers included.
+#include "bindings_symmetric.hpp"
+
+#include <c10/util/env.h>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "torch_error.hpp"
+
+namespace py = pybind11;
+
+namespace fastcoll {
+namespace {
+
+using c10d::symmetric_memory::SymmetricMemory;
+
+/// An environment variable that is "1" while this lives.
+class Switched {
+ public:
+  explicit Switched(const char* name) : name_(name), before_(c10::utils::get_env(name)) {
+    c10::utils::set_env(name, "1");
+  }
+  ~Switched() {
+    if (before_) {
+      c10::utils::set_env(name_, before_->c_str());
+    } else {
+      ::unsetenv(name_);
+    }
+  }
+  Switched(const Switched&) = delete;
+  Switched& operator=(const Switched&) = delete;
+
+ private:
+  const char* const name_;
+  const std::optional<std::string> before_;
+};
+
+at::Tensor allocate(int64_t bytes, const c10::Device& device) {
+  return c10d::symmetric_memory::empty_strided_p2p({bytes}, {1}, at::kByte, device, std::nullopt,
+                                                   std::nullopt);
+}
+
+/// One at a time in a process: torch names the socket by which it passes memory on after the
+/// process alone, and reads the environment.
+c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const std::string& group,
+                                               double seconds) {
+  static std::timed_mutex one;
+  const std::unique_lock<std::timed_mutex> lock(one, std::chrono::duration<double>(seconds));
+  if (!lock) {
+    throw Error(ErrorKind::Backend,
+                concat("another group of this process has been mapping memory for ", seconds,
+                       " s, and has not ended"));
+  }
+  // torch compares devices by host and index, and refuses ranks that each see one GPU only, as
+  // index 0; who calls this has compared what tells GPUs apart. And no kernel of ours uses the
+  // multicast object, of which the making can hang.
+  const Switched overlapping("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES");
+  const Switched noMulticast("TORCH_SYMM_MEM_DISABLE_MULTICAST");
+  return c10d::symmetric_memory::rendezvous(memory, group);
+}
+
+}  // namespace
+
+void bindSymmetricMemory(py::module_& m) {
+  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.def("symmetric_empty", &allocate, py::arg("bytes"), py::arg("device"), Unlocked());
+  m.def(
+      "symmetric_rendezvous",
+      [](const at::Tensor& memory, const std::string& group, double seconds) {
+        return translated([&] { return rendezvous(memory, group, seconds); });
+      },
+      py::arg("memory"), py::arg("group"), py::arg("seconds"), Unlocked());
+}
+
+}  // namespace fastcoll

@@ -1,0 +1,221 @@
+"""torch's symmetric memory as the mapper asks for it, and what ends the wait for a peer that does not come."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from peer_memory import SharedFiles
+from torch._C import _distributed_c10d as c10d
+
+from fastcoll._load import C
+from fastcoll.cuda import deadline, symmetric
+from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.errors import Member
+from fastcoll.cuda.lives import Lives
+from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
+from fastcoll.cuda.thresholds import Thresholds
+
+SWITCHES = ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST"]
+
+
+def begin(name, seconds=30.0):
+    recording_device.add_symmetric_memory()
+    memory = C.symmetric_empty(1000, torch.device("recording", 0))
+    assert memory.numel() == 1000 and memory.dtype == torch.uint8
+    member, store = Member("g", 0, 1), dist.HashStore()
+    return deadline.start(
+        lambda: rendezvous(memory, f"fastcoll/g/{name}", member, store, seconds)
+    )
+
+
+def other_threads_run():
+    with recording_device.held_rendezvous():
+        call = begin("held")
+        ended = call.wait(0.3)  # with the GIL held, nobody would ever come to the end of this block
+    assert call.wait(30)
+    call.result()
+    return ended
+
+
+def test_a_peer_that_does_not_come_freezes_nobody(device_world):
+    assert device_world(1).run(other_threads_run) == [False]
+
+
+def switches(before):
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    for name in SWITCHES:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+    call = begin("switches")
+    assert call.wait(30)
+    call.result()
+    return recording_device.switches_seen(), [getenv(name.encode()) for name in SWITCHES]
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(
+    device_world, before
+):
+    after = None if before is None else before.encode()
+    assert device_world(1).run(switches, before) == [(["1", "1"], [after, after])]
+
+
+def two_groups():
+    with recording_device.held_rendezvous():
+        first = begin("first")
+        while recording_device.most_at_once() == 0:
+            time.sleep(0.01)
+        second = begin("second", seconds=0.1)
+        assert second.wait(30)
+        with pytest.raises(dist.DistBackendError, match="another group of this process has been"):
+            second.result()
+        third = begin("third")
+    for call in (first, third):
+        assert call.wait(30)
+        call.result()
+    return recording_device.most_at_once()
+
+
+def test_groups_of_a_process_map_one_after_the_other(device_world):
+    assert device_world(1).run(two_groups) == [1]
+
+
+# --- a rank that dies ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process():
+    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield started
+    started.kill()
+    started.wait()
+
+
+def await_death(lives):
+    end = time.monotonic() + 30
+    while not (dead := lives.dead()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return dead
+
+
+def test_a_death_is_seen_before_anybody_waits_for_the_process(process):
+    with Lives() as lives:
+        lives.watch({0: os.getpid(), 2: process.pid})
+        assert lives.dead() == []
+        process.kill()
+        assert await_death(lives) == [2]
+    process.wait()
+    with Lives() as lives:
+        lives.watch({3: process.pid})
+        assert lives.dead() == [3]
+
+
+class Waits(SharedFiles):
+    """Maps when the peers do, which is never."""
+
+    def map(self, memory, name, member, store, seconds):
+        self.mapping.set()
+        threading.Event().wait(60)
+
+
+def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
+    mapper = Waits()
+    mapper.mapping = threading.Event()
+    monkeypatch.setitem(MAPPERS, "cpu", mapper)
+    store, device = dist.HashStore(), torch.device("cpu")
+    wish = symmetric.Wish("one_shot", Thresholds(), symmetric.Room(1 << 20, 3, 2048, 4, 1024))
+
+    def peer():
+        ballot = Ballot(store, Member("g", 1, 2), 30, lambda: False)
+        record = symmetric._record(mapper, device, wish)
+        ballot.gather("record", json.dumps({**record, "pid": process.pid}))
+        ballot.gather("allocated", "")
+        mapper.mapping.wait(30)
+        process.kill()
+
+    playing = deadline.start(peer)
+    with pytest.raises(
+        dist.DistBackendError, match=r"rank 0/2\]: rank 1 died before the ranks had mapped memory"
+    ):
+        symmetric.open_region(store, Member("g", 0, 2), device, 30, wish, lambda: False)
+    assert playing.wait(30)
+    playing.result()
+
+
+# --- releases of torch ---------------------------------------------------------------------------
+
+
+class OfRelease:
+    """torch's symmetric memory, as one release or another looks up the ranks: by a process group, or in a table."""
+
+    def __init__(self, by_table):
+        self.by_table = by_table
+        self.table = {}
+        self.found = []
+
+    def set_group_info(self, name, rank, size, store):
+        assert name not in self.table
+        self.table[name] = (rank, size)
+
+    def rendezvous(self, memory, name, seconds):
+        if self.by_table:
+            if name not in self.table:
+                raise RuntimeError(
+                    f"get_group_info: no group info associated with the group name {name}"
+                )
+            self.found.append(self.table[name])
+        else:
+            group = c10d._resolve_process_group(name)
+            self.found.append((group.rank(), group.size()))
+        return "handle"
+
+
+@pytest.mark.parametrize("by_table", [False, True])
+def test_the_ranks_are_found_by_every_release_of_torch(by_table, monkeypatch):
+    """No release for CUDA is at hand; what is asked of it is."""
+    release = OfRelease(by_table)
+    monkeypatch.setattr(c10d, "_SymmetricMemory", release)
+    monkeypatch.setattr(C, "symmetric_rendezvous", release.rendezvous)
+    for instance in ("first", "second"):
+        member = Member("g", 1, 3)
+        assert (
+            rendezvous(torch.zeros(1), f"fastcoll/g/{instance}", member, dist.HashStore(), 1)
+            == "handle"
+        )
+        with pytest.raises(RuntimeError, match="Could not resolve"):
+            c10d._resolve_process_group(f"fastcoll/g/{instance}")
+    assert release.found == [(1, 3)] * 2
+    assert len(release.table) == 2 * by_table
+
+
+def test_another_error_of_torch_is_passed_on(monkeypatch):
+    class Fails(OfRelease):
+        def rendezvous(self, memory, name, seconds):
+            raise RuntimeError("overlapping devices")
+
+    monkeypatch.setattr(C, "symmetric_rendezvous", Fails(False).rendezvous)
+    with pytest.raises(RuntimeError, match="overlapping devices"):
+        rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore(), 1)
+    with pytest.raises(RuntimeError, match="Could not resolve"):
+        c10d._resolve_process_group("fastcoll/g/third")
+
+
+def test_what_ranks_have_in_common_that_can_pass_memory_on(monkeypatch, tmp_path):
+    mapper = TorchSymmetricMemory()
+    common = mapper.host()
+    assert common == mapper.host() and len(common.split()) == 3
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # another container's
+    assert mapper.host() != common
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    assert mapper.device_identity(torch.device("cuda", 0)) == ""
+    assert mapper.missing() == ""
