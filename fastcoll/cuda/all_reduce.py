@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from fastcoll.cuda.algorithms.call import Call
 from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.peer_watch import PeerWatch, watch
-from fastcoll.cuda.plans import CudaGraphs, PlanCache, Recorder
+from fastcoll.cuda.plans import PlanCache
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
 from fastcoll.cuda.thresholds import Thresholds
@@ -58,7 +59,7 @@ class AllReduces:
     Attributes:
         region: As given.
         plans: What is repeated.
-        recorder: What captures plans as graphs; None where nothing can.
+        is_recording: Whether a stream, the current one if it is None, is being captured into a graph.
         chosen: Name of the algorithm of the last call that came here, for tests and tools.
     """
 
@@ -75,7 +76,7 @@ class AllReduces:
     ) -> None:
         self.region = region
         self.plans = PlanCache()
-        self.recorder: Recorder | None = CudaGraphs(device) if device.type == "cuda" else None
+        self.is_recording = _is_captured if device.type == "cuda" else _is_never_captured
         self.chosen = ""
         self._communicator = communicator
         self._device = device
@@ -113,12 +114,17 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
+        if len(tasks) > 1 and options.fuse is None and options.wire_dtype is None:
+            # A bucket's tables cannot be copied to the device during a capture, and whether they are there is each
+            # rank's own: so no rank makes one then.
+            if self.is_recording(None):
+                options = replace(options, fuse=False)
         kind = _kind_of(tasks, options)
         if kind in self._plain:
             return list(range(len(tasks)))
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
-        recording = self.recorder is not None and self.recorder.is_recording()
+        recording = self.is_recording(None)
         if plan is None:
             chosen, left = self._chosen(tasks, options)
             if not chosen:
@@ -131,7 +137,7 @@ class AllReduces:
             self.plans.pin(plan)
         if plan.prepared.uses_peers:
             self._follow(recording)
-        plan.run(None if recording else self.recorder)
+        plan.run()
         return plan.left
 
     def close(self) -> None:
@@ -228,7 +234,6 @@ class AllReduces:
             tuple(launch for part in parts for launch in part.launches),
             [part.held for part in parts],
             any(part.uses_peers for part in parts),
-            any(part.uses_nccl for part in parts),
         )
 
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
@@ -250,10 +255,21 @@ class AllReduces:
         if last is None or last[0] == current:
             return
         # What a graph captures waits for nothing outside it, nor the other way: when it runs is the user's affair.
-        if recording and (self.recorder is None or not self.recorder.is_recording(last[0])):
+        if recording and not self.is_recording(last[0]):
             return
         if last[1] == recording:
             current.wait_stream(last[0])
+
+
+def _is_captured(stream: torch.Stream | None) -> bool:
+    if stream is None:
+        return torch.cuda.is_current_stream_capturing()
+    with stream:
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _is_never_captured(stream: torch.Stream | None) -> bool:
+    return False
 
 
 def _kind_of(tasks: Sequence[Task], options: CallOptions) -> Hashable:

@@ -18,43 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll
-from fastcoll.cuda.plans import CAPTURE_AFTER
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 from fastcoll.ddp.reduction import reduce_bucket
-
-WARM_UP = CAPTURE_AFTER + 1
-
-
-class Graphs:
-    """In place of CUDA graphs: what was recorded is replayed as it was then.
-
-    Attributes:
-        recorded: How many launches each graph has.
-        replays: How many times one was run.
-        captured: Whether the user captures the current stream.
-    """
-
-    def __init__(self):
-        self.recorded = []
-        self.replays = 0
-        self.captured = False
-
-    def record(self, launches):
-        kept = list(launches)
-        self.recorded.append(len(kept))
-
-        def replay():
-            if self.captured:  # as CUDA does, and the capture is lost
-                raise RuntimeError("operation not permitted when stream is capturing")
-            self.replays += 1
-            for launch in kept:
-                launch()
-
-        return replay
-
-    def is_recording(self, stream=None):
-        return self.captured
-
 
 def network():
     torch.manual_seed(0)
@@ -166,42 +131,21 @@ def steps_by_list(device):
     return seen
 
 
-def captured_steps(algorithm):
+def planned_steps(algorithm):
     os.environ["FASTCOLL_ALGO"] = algorithm
     expected = steps_by_list("cpu")
     dist.all_reduce(torch.ones(3, device=DEVICE))
-    reduces = peer_memory.reduces_of()
-    reduces.recorder = graphs = Graphs()
     with recording_device.no_violations():
         found = steps_by_list(DEVICE)
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(ours, theirs), step
-    return graphs.recorded, graphs.replays, reduces.plans.built
+    return peer_memory.reduces_of().plans.built
 
 
 @pytest.mark.parametrize("algorithm", ["two_shot"])
-def test_captured_plans_give_no_wrong_result_when_gradients_change(peer_world, algorithm):
-    for recorded, replays, built in peer_world(2).run(captured_steps, algorithm, fresh=True):
-        assert len(recorded) >= 3 and set(recorded) == {
-            2
-        }  # each phase with gradients in place has one
-        assert replays >= len(recorded)
+def test_plans_give_no_wrong_result_when_gradients_change(peer_world, algorithm):
+    for built in peer_world(2).run(planned_steps, algorithm, fresh=True):
         assert built >= 4
-
-
-def nccl_is_not_captured():
-    os.environ["FASTCOLL_ALGO"] = "nccl"
-    dist.all_reduce(torch.ones(3, device=DEVICE))
-    reduces = peer_memory.reduces_of()
-    reduces.recorder = graphs = Graphs()
-    tensors = [torch.ones(70, device=DEVICE) for _ in range(9)]
-    for _ in range(6):
-        fastcoll.all_reduce_coalesced(tensors, dist.ReduceOp.AVG)
-    assert reduces.plans.built == 1 and graphs.recorded == []
-
-
-def test_what_calls_nccl_is_not_captured(peer_world):
-    peer_world(2).run(nccl_is_not_captured, fresh=True)
 
 
 def streams_in_turn():
@@ -228,35 +172,39 @@ def test_launches_on_different_streams_follow_each_other(peer_world):
 
 
 def captured_by_the_user():
-    """What was prepared before may be captured, and is kept; what copies tables to the device may not be new.
-
-    A user warms up more than once: by then the plan may have become a graph, which none that is captured can hold.
-    """
+    """A graph gets plain lists tensor by tensor on all ranks, whatever each has prepared before."""
     dist.all_reduce(torch.ones(3, device=DEVICE))
     reduces = peer_memory.reduces_of()
+    captured = False
+    reduces.is_recording = lambda stream: captured
     tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    reduces.recorder = graphs = Graphs()
-    for _ in range(WARM_UP):
+    wired = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    for _ in range(3):
         fastcoll.all_reduce_coalesced(tensors)
-    assert graphs.recorded == [2] and graphs.replays == WARM_UP - CAPTURE_AFTER + 1
-    graphs.captured = True
-    for _ in range(5):
-        fastcoll.all_reduce_coalesced(tensors)
-    graphs.captured = False
-    fastcoll.all_reduce_coalesced(tensors)  # outside of it by the graph again
-    assert graphs.replays == WARM_UP - CAPTURE_AFTER + 2
-    assert all(tensor.cpu().eq(2.0 ** (WARM_UP + 6)).all() for tensor in tensors)
-    assert graphs.recorded == [2] and len(reduces.plans._pinned) == 1
-    graphs.captured = True
+        fastcoll.all_reduce_coalesced(wired, wire_dtype=torch.bfloat16)
+    assert reduces.plans.built == 3 and len(reduces.plans._pinned) == 0
+    if dist.get_rank() == 1:
+        tensors = [tensor.clone() for tensor in tensors]
+    captured = True
+    fastcoll.all_reduce_coalesced(tensors)
+    (plan,) = reduces.plans._pinned
+    assert len(plan.prepared.launches) == 6 and reduces.plans.built == 4
+    fastcoll.all_reduce_coalesced(wired, wire_dtype=torch.bfloat16)
+    captured = False
+    fastcoll.all_reduce_coalesced(tensors)
+    assert reduces.plans.built == 4 + dist.get_rank()
+    assert all(tensor.cpu().eq(2.0**5).all() for tensor in tensors)
+    assert all(tensor.cpu().eq(2.0**4).all() for tensor in wired)
+    captured = True
     single = torch.ones(77, device=DEVICE)
     dist.all_reduce(single)  # one launch needs no table
-    assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 2
+    assert single.cpu().eq(2).all() and len(reduces.plans._pinned) == 3
     others = [torch.ones(20, device=DEVICE) for _ in range(6)]
     with pytest.raises(
         ValueError, match="expected a call that was made before on the stream that is captured"
     ):
-        fastcoll.all_reduce_coalesced(others)
-    reduces.recorder = None
+        fastcoll.all_reduce_coalesced(others, wire_dtype=torch.bfloat16)
+    captured = False
     fastcoll.all_reduce_coalesced(others)  # the group is as good as before
     assert all(tensor.cpu().eq(2).all() for tensor in others)
 

@@ -115,8 +115,8 @@ def test_one_rounding_over_nccl(gpu_peer_world, size):
 SIZES = (5, 300, 9001, 1, 16, 70_000)
 
 
-def lists_are_captured(algorithm, captured):
-    """Tensors that stay where they are: the plan becomes a graph; others that lie elsewhere get a plan of their own."""
+def lists_are_planned(algorithm):
+    """Tensors that stay where they are share a plan; others that lie elsewhere get one of their own."""
     group = forced_group(algorithm)
     lists = [values(size, torch.float32, seed) for seed, size in enumerate(SIZES)]
     expected = [oracle(each, "avg", 1.0, torch.bfloat16, algorithm) for each in lists]
@@ -133,10 +133,10 @@ def lists_are_captured(algorithm, captured):
         for tensor, right in zip(tensors, expected, strict=True):
             assert torch.equal(tensor.cpu(), right)
 
+    built = plans.built
     for _ in range(6):
         check(tensors)
-    plan = plans._plans[next(reversed(plans._plans))]
-    assert plan.uses == 6 and plan.is_captured == captured
+    assert plans.built == built + 1
     elsewhere = [torch.empty_like(tensor) for tensor in tensors]
     for _ in range(6):
         check(elsewhere)
@@ -145,9 +145,8 @@ def lists_are_captured(algorithm, captured):
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "nccl"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_lists_are_captured(gpu_peer_world, size, algorithm):
-    """One rank makes no call of NCCL, which would not be captured."""
-    gpu_peer_world(size).run(lists_are_captured, algorithm, algorithm != "nccl" or size == 1)
+def test_lists_are_planned(gpu_peer_world, size, algorithm):
+    gpu_peer_world(size).run(lists_are_planned, algorithm)
 
 
 def in_a_graph_of_the_users(algorithm):
@@ -156,29 +155,27 @@ def in_a_graph_of_the_users(algorithm):
     x, many = torch.ones(3000, device=DEVICE), [torch.ones(50, device=DEVICE) for _ in range(8)]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(
-        stream
-    ):  # tables are made before the capture, on the stream that is captured, and plans become graphs
+    with torch.cuda.stream(stream):
         for _ in range(4):
             dist.all_reduce(x, group=group)
             fastcoll.all_reduce_coalesced(many, group=group)
-    plans = reduces_of(group).plans
-    assert plans._plans[next(reversed(plans._plans))].is_captured
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    new = [torch.ones(50, device=DEVICE) for _ in range(8)]
     with torch.cuda.graph(graph, stream=stream):
         dist.all_reduce(x, group=group)
         fastcoll.all_reduce_coalesced(many, group=group)
+        fastcoll.all_reduce_coalesced(new, group=group)
         x += 1
     x.fill_(1)
-    for tensor in many:
+    for tensor in (*many, *new):
         tensor.fill_(1)
     expected = 1.0
     for _ in range(3):
         graph.replay()
         expected = size * expected + 1
     assert x.cpu().eq(expected).all()
-    assert all(tensor.cpu().eq(float(size**3)).all() for tensor in many)
+    assert all(tensor.cpu().eq(float(size**3)).all() for tensor in (*many, *new))
     torch.cuda.synchronize()
     dist.all_reduce(x, group=group)
     assert x.cpu().eq(size * expected).all()

@@ -89,13 +89,11 @@ class Prepared:
         launches: In this order.
         held: What must live as long.
         uses_peers: Whether a launch works on the peers' memory.
-        uses_nccl: Whether a launch is a call of NCCL.
     """
 
     launches: tuple[Launch, ...]
     held: object = None
     uses_peers: bool = False
-    uses_nccl: bool = False
 
 
 class Algorithm(abc.ABC):

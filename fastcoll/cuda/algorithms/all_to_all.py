@@ -102,7 +102,7 @@ class AllToAll(Algorithm):
             communicator.all_gather(own_share, gathered, share, wire, stream)
 
         launches: tuple[Launch, ...] = (*before, exchange, summed, gather, *behind)
-        return Prepared(launches, held=(memory, reduce), uses_nccl=True)
+        return Prepared(launches, held=(memory, reduce))
 
     @staticmethod
     def _needs_no_copy(call: Call, ranks: int) -> bool:

@@ -59,7 +59,7 @@ class Nccl(Algorithm):
             def reduce() -> None:
                 communicator.all_reduce(piece.source, piece.out, piece.count, dtype, op, stream)
 
-            return Prepared((reduce,), uses_nccl=True)
+            return Prepared((reduce,))
         from fastcoll.cuda.algorithms._flat import copy_in, copy_out, layout_of
 
         elements = layout_of(call.sizes).elements
@@ -75,4 +75,4 @@ class Nccl(Algorithm):
             reduce_bucket,
             copy_out(pieces, dtype, bucket, site, call.scale),
         )
-        return Prepared(launches, held=memory, uses_nccl=True)
+        return Prepared(launches, held=memory)
