@@ -163,7 +163,8 @@ class AddressTable:
     """Addresses on a device, copied there only when they are others than last time.
 
     A table is never changed once a kernel may read it: other addresses, or another stream, get a new one.
-    So its memory is only ever used on the stream for which it was allocated.
+    So its memory is only ever used on the stream for which it was allocated. Threads may share this: each gets
+    the table of what it asked for.
 
     Args:
         device: Where kernels read the table.
@@ -171,9 +172,8 @@ class AddressTable:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._addresses: list[int] | None = None
-        self._stream = -1
-        self._table: Tensor | None = None
+        # One object, so that no thread sees a part of what another one sets.
+        self._last: tuple[list[int], int, Tensor] | None = None
         self.copies = 0
 
     def refresh(self, addresses: list[int]) -> Tensor:
@@ -187,11 +187,12 @@ class AddressTable:
         stream = 0
         if self._device.type == "cuda":
             stream = torch.cuda.current_stream(self._device).cuda_stream
-        if addresses != self._addresses or stream != self._stream:
-            self._table = self._copy(addresses)
-            self._addresses, self._stream = list(addresses), stream
-        assert self._table is not None
-        return self._table
+        last = self._last
+        if last is not None and last[0] == addresses and last[1] == stream:
+            return last[2]
+        table = self._copy(addresses)
+        self._last = (list(addresses), stream, table)
+        return table
 
     def _copy(self, addresses: list[int]) -> Tensor:
         self.copies += 1

@@ -1,5 +1,8 @@
 """BucketLayout and AddressTable: the arithmetic on the host."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,3 +98,22 @@ def test_addresses_are_copied_only_when_they_change() -> None:
     second = table.refresh([1, 3])
     assert second.tolist() == [1, 3] and table.copies == 2
     assert first.tolist() == [1, 2]  # a kernel may still read it
+
+
+def test_threads_that_share_a_table_get_what_they_asked_for() -> None:
+    table = AddressTable(CPU)
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def ask(thread: int) -> int:
+        wrong = 0
+        for turn in range(2000):
+            addresses = [thread, turn // 4]
+            wrong += table.refresh(addresses).tolist() != addresses
+        return wrong
+
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            assert list(threads.map(ask, range(6))) == [0] * 6
+    finally:
+        sys.setswitchinterval(switch)
