@@ -16,7 +16,16 @@ import triton.language as tl
 from fastcoll.kernels._arithmetic import combine_group, finish
 from fastcoll.kernels._dtypes import narrow, widen
 
-__all__ = ["GRAIN_ELEMENTS", "GROUP", "NARROW", "copy_piece", "pointer", "reduce_piece", "whole"]
+__all__ = [
+    "GRAIN_ELEMENTS",
+    "GROUP",
+    "NARROW",
+    "copy_four",
+    "copy_piece",
+    "pointer",
+    "reduce_piece",
+    "whole",
+]
 
 GROUP = tl.constexpr(4)
 """Peers whose blocks are in flight at a time."""
@@ -70,6 +79,61 @@ def copy_piece(
         _copy_block(
             source, target, start, length, SOURCE, TARGET, ACCUMULATE, False, BLOCK // NARROW
         )
+
+
+@triton.jit
+def _load_wide(source, at, most, SOURCE: tl.constexpr):
+    return tl.load(pointer(source, SOURCE, True) + at, mask=at < most, cache_modifier=".cg")
+
+
+@triton.jit
+def _store_wide(
+    value, target, at, most,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    if SOURCE != TARGET:
+        value = narrow(widen(value, SOURCE, ACCUMULATE), TARGET)
+    tl.store(pointer(target, TARGET, True) + at, value, mask=at < most)
+
+
+@triton.jit
+def _copy_tail(
+    source, target, most, length,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    for start in range(most, length, BLOCK):
+        _copy_block(source, target, start, length, SOURCE, TARGET, ACCUMULATE, False, BLOCK)
+
+
+@triton.jit
+def copy_four(
+    sources, targets, lengths, aligned,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copies up to four pieces of different peers, whose loads are in flight together; each argument has four.
+
+    Like :func:`copy_piece`; a piece of no elements may have any addresses.
+    """
+    most0 = whole(lengths[0], aligned[0])
+    most1 = whole(lengths[1], aligned[1])
+    most2 = whole(lengths[2], aligned[2])
+    most3 = whole(lengths[3], aligned[3])
+    most = tl.maximum(tl.maximum(most0, most1), tl.maximum(most2, most3))
+    for start in range(0, most, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value0 = _load_wide(sources[0], at, most0, SOURCE)
+        value1 = _load_wide(sources[1], at, most1, SOURCE)
+        value2 = _load_wide(sources[2], at, most2, SOURCE)
+        value3 = _load_wide(sources[3], at, most3, SOURCE)
+        _store_wide(value0, targets[0], at, most0, SOURCE, TARGET, ACCUMULATE)
+        _store_wide(value1, targets[1], at, most1, SOURCE, TARGET, ACCUMULATE)
+        _store_wide(value2, targets[2], at, most2, SOURCE, TARGET, ACCUMULATE)
+        _store_wide(value3, targets[3], at, most3, SOURCE, TARGET, ACCUMULATE)
+    tail: tl.constexpr = BLOCK // NARROW
+    _copy_tail(sources[0], targets[0], most0, lengths[0], SOURCE, TARGET, ACCUMULATE, tail)
+    _copy_tail(sources[1], targets[1], most1, lengths[1], SOURCE, TARGET, ACCUMULATE, tail)
+    _copy_tail(sources[2], targets[2], most2, lengths[2], SOURCE, TARGET, ACCUMULATE, tail)
+    _copy_tail(sources[3], targets[3], most3, lengths[3], SOURCE, TARGET, ACCUMULATE, tail)
 
 
 @triton.jit

@@ -11,7 +11,9 @@ flag sees them. In SASS: BAR, MEMBAR.ALL.SYS, ATOMG.EXCH.STRONG.SYS.
 
 **Waiting.** One lane per peer adds 0 to its flag with acquire semantics at system scope (ATOMG.ADD.STRONG.SYS, then
 CCTL.IVALL, which empties the L1 cache of the multiprocessor), and a barrier of the program's threads follows. Loads
-after it are ordered behind the peers' stores, for all threads. What peers wrote is read with `.cg`, past the L1
+after it are ordered behind the peers' stores, for all threads. While a flag is behind it is polled relaxed, for other
+programs of the multiprocessor want their cache, and acquired once it is there: the acquire reads the value that the
+poll saw or, as a flag only grows, one that its source released later. What peers wrote is read with `.cg`, past the L1
 cache, though the model asks for no more than a plain load: such data is read once, and nothing then rests on how L1
 is invalidated. `.cg` loads keep their 128 bits, volatile ones would not.
 
@@ -110,11 +112,14 @@ def wait(flags, there, number, spins):
     nothing = tl.zeros([LANES], tl.int64)
     seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
     behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
-    polls = tl.zeros([], tl.int64)
-    while (behind < LANES) & (polls < spins):
+    if behind < LANES:
+        polls = tl.zeros([], tl.int64)
+        while (behind < LANES) & (polls < spins):
+            seen = tl.atomic_add(flags, nothing, mask=there, sem="relaxed", scope="sys")
+            behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
+            polls += 1
         seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
         behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
-        polls += 1
     tl.debug_barrier()
     return tl.where(behind < LANES, behind, -1)
 

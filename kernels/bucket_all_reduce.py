@@ -44,7 +44,7 @@ from fastcoll.kernels._peer_launch import (
     double_bits,
     signature_of,
 )
-from fastcoll.kernels._pieces import copy_piece, reduce_piece
+from fastcoll.kernels._pieces import copy_four, reduce_piece
 from fastcoll.kernels._sides import Scattered, require_apart
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
@@ -67,6 +67,22 @@ def _place(
     length = tl.minimum(tl.load(addressed(sizes, tl.int64) + tensor) - start, PIECE)
     offset = tl.load(addressed(bucket_row, tl.int64) + tensor) + start * size
     return offset, tl.load(addressed(output_row, tl.int64) + tensor) + start * item, length
+
+
+@triton.jit
+def _peers_block(
+    block_map, sizes, bucket_row, output_row, buckets, rank, world,
+    block, blocks, turn, item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Returns where its owner has the block, where it goes, its elements (none if there is no such block, or it is
+    this rank's), and whether it is aligned."""
+    owner = turn % world
+    offset, out, length = _place(
+        block_map, sizes, bucket_row, output_row, tl.minimum(block, blocks - 1), item, size, PIECE
+    )
+    source = tl.load(buckets + owner) + offset
+    length = tl.where((block < blocks) & (owner != rank), length, 0)
+    return source, out, length, ((source | out) % 16 == 0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -115,16 +131,31 @@ def bucket_kernel(
         turn = tl.zeros([], tl.int64)
         block = channel.to(tl.int64)
         while (block < blocks) & alive:
-            owner = turn % world
-            if owner != rank:
-                offset, out, length = _place(
-                    block_map, sizes, bucket_row, output_row, block, item, size, PIECE
-                )
-                source = tl.load(buckets + owner) + offset
-                wide = ((source | out) % 16 == 0).to(tl.int32)
-                copy_piece(source, out, length, wide, WIRE, OUTPUT, ACCUMULATE, BLOCK)
-            turn += 1
-            block += channels
+            source0, out0, length0, wide0 = _peers_block(
+                block_map, sizes, bucket_row, output_row, buckets, rank, world,
+                block, blocks, turn, item, size, PIECE,
+            )  # fmt: skip
+            source1, out1, length1, wide1 = _peers_block(
+                block_map, sizes, bucket_row, output_row, buckets, rank, world,
+                block + channels, blocks, turn + 1, item, size, PIECE,
+            )  # fmt: skip
+            source2, out2, length2, wide2 = _peers_block(
+                block_map, sizes, bucket_row, output_row, buckets, rank, world,
+                block + 2 * channels, blocks, turn + 2, item, size, PIECE,
+            )  # fmt: skip
+            source3, out3, length3, wide3 = _peers_block(
+                block_map, sizes, bucket_row, output_row, buckets, rank, world,
+                block + 3 * channels, blocks, turn + 3, item, size, PIECE,
+            )  # fmt: skip
+            copy_four(
+                (source0, source1, source2, source3),
+                (out0, out1, out2, out3),
+                (length0, length1, length2, length3),
+                (wide0, wide1, wide2, wide3),
+                WIRE, OUTPUT, ACCUMULATE, BLOCK,
+            )  # fmt: skip
+            turn += 4
+            block += 4 * channels
     if alive:
         number += 1
         alive = meet(peers, world, rank, channel, READY, 3, number, spins)

@@ -33,12 +33,27 @@ from fastcoll.kernels._peer_launch import (
     configuration_of,
     prepare,
 )
-from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_piece, reduce_piece
+from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
 from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = ["all_reduce", "configurations", "prepare_all_reduce"]
+
+
+@triton.jit
+def _share_of(
+    bases, offset, out, rank, world, step, share, length, size: tl.constexpr, item: tl.constexpr
+):
+    """Returns where the share of the rank `step` behind this one lies, where it goes, and its elements.
+
+    None for a step past the last rank.
+    """
+    peer = (rank + step) % world
+    first = peer * share
+    count = tl.minimum(share, tl.maximum(length - first, 0))
+    count = tl.where(step < world, count, 0)
+    return tl.load(bases + peer) + offset + first * size, out + first * item, count
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -87,16 +102,30 @@ def two_shot_kernel(
                 )  # fmt: skip
             alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
         if alive:
-            for step in range(1, world):
-                peer = (rank + step) % world
-                first = peer * share
-                theirs = tl.minimum(share, tl.maximum(length - first, 0))
-                if STAGED:
-                    address = tl.load(peers + world + peer) + half
-                else:
-                    address = tl.load(table_at(messages) + peer) + start * size
-                copy_piece(
-                    address + first * size, out + (start + first) * item, theirs, aligned,
+            if STAGED:
+                bases = peers + world
+                offset = half
+            else:
+                bases = table_at(messages)
+                offset = start * size
+            for step in range(1, world, 4):
+                source0, target0, length0 = _share_of(
+                    bases, offset, out + start * item, rank, world, step, share, length, size, item
+                )
+                source1, target1, length1 = _share_of(
+                    bases, offset, out + start * item, rank, world, step + 1, share, length, size, item
+                )
+                source2, target2, length2 = _share_of(
+                    bases, offset, out + start * item, rank, world, step + 2, share, length, size, item
+                )
+                source3, target3, length3 = _share_of(
+                    bases, offset, out + start * item, rank, world, step + 3, share, length, size, item
+                )
+                copy_four(
+                    (source0, source1, source2, source3),
+                    (target0, target1, target2, target3),
+                    (length0, length1, length2, length3),
+                    (aligned, aligned, aligned, aligned),
                     WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
             if not STAGED:
