@@ -233,7 +233,8 @@ PYBIND11_MODULE(_C, m) {
       .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
       // Ranks outside a split have nothing to do: there is no communicator to take part in.
       .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})
-      .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout);
+      .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout,
+           py::call_guard<py::gil_scoped_release>());
 
   m.def("set_gloo_factory", &setGlooFactory, py::arg("factory"));
   m.def("groups", &groups);

@@ -35,6 +35,7 @@ std::string textOf(const py::error_already_set& error) {
 ///   prepare(device, pair, captured)       makes a communicator
 ///   split(device, color, key, child)      divides it; `child` is another such object, or None
 ///   issue(requests, stream, device, pair)
+///   set_timeout(timedelta)                from the next call on
 ///   close()
 ///   communicators: Communicators
 class PythonIssuer : public DeviceIssuer {
@@ -91,6 +92,15 @@ class PythonIssuer : public DeviceIssuer {
       }
       const auto handle = reinterpret_cast<std::uintptr_t>(stream.native_handle());
       (*issue_)(all, handle, static_cast<int>(stream.device_index()), pair);
+    } catch (const py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
+
+  void setTimeout(Milliseconds timeout) override {
+    const py::gil_scoped_acquire gil;
+    try {
+      engine_->attr("set_timeout")(timeout);
     } catch (const py::error_already_set& error) {
       rethrow(error);
     }

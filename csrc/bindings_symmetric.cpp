@@ -4,8 +4,8 @@
 #include "bindings_symmetric.hpp"
 
 #include <c10/util/env.h>
-#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <chrono>
 #include <cstdlib>

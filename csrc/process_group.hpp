@@ -57,7 +57,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   const std::string getBackendName() const override { return "fastcoll"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   c10::intrusive_ptr<Options> options() const { return options_; }
-  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+    if (const auto engine = device()) engine->setTimeout(timeout);
+  }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override;
   void eagerConnectSingleDevice(at::Device device) override;

@@ -74,8 +74,10 @@ def _peers_block(
     block_map, sizes, bucket_row, output_row, buckets, rank, world,
     block, blocks, turn, item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Returns where its owner has the block, where it goes, its elements (none if there is no such block, or it is
-    this rank's), and whether it is aligned."""
+    """Returns where its owner has the block, where it goes, its elements, and whether it is aligned.
+
+    It has no elements if there is no such block, or it is this rank's.
+    """
     owner = turn % world
     offset, out, length = _place(
         block_map, sizes, bucket_row, output_row, tl.minimum(block, blocks - 1), item, size, PIECE

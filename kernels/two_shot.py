@@ -108,18 +108,19 @@ def two_shot_kernel(
             else:
                 bases = table_at(messages)
                 offset = start * size
+            here = out + start * item
             for step in range(1, world, 4):
                 source0, target0, length0 = _share_of(
-                    bases, offset, out + start * item, rank, world, step, share, length, size, item
+                    bases, offset, here, rank, world, step, share, length, size, item
                 )
                 source1, target1, length1 = _share_of(
-                    bases, offset, out + start * item, rank, world, step + 1, share, length, size, item
+                    bases, offset, here, rank, world, step + 1, share, length, size, item
                 )
                 source2, target2, length2 = _share_of(
-                    bases, offset, out + start * item, rank, world, step + 2, share, length, size, item
+                    bases, offset, here, rank, world, step + 2, share, length, size, item
                 )
                 source3, target3, length3 = _share_of(
-                    bases, offset, out + start * item, rank, world, step + 3, share, length, size, item
+                    bases, offset, here, rank, world, step + 3, share, length, size, item
                 )
                 copy_four(
                     (source0, source1, source2, source3),

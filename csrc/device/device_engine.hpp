@@ -97,6 +97,7 @@ class DeviceEngine {
   /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent. Throws, at its
   /// end, a fault that nobody was told of, and what interrupted the waiting.
   void shutdown(Milliseconds grace);
+  void setTimeout(Milliseconds timeout) { issuer_->setTimeout(timeout); }
   /// The same where there is nobody to tell: at the end of the process, with little grace.
   void end() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const { return watchdog_->faulted(kind); }

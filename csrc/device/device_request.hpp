@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "../base/clock.hpp"
 #include "../base/collective.hpp"
 #include "../base/dtype.hpp"
 #include "communicators.hpp"
@@ -50,6 +51,9 @@ class DeviceIssuer {
   /// nothing was put on the stream, on any rank that makes this call.
   virtual void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
                      int pair) = 0;
+  /// How long ranks wait for each other from the next call on, where they have no limit of their
+  /// own: communicators, and kernels that wait on the device. From any thread.
+  virtual void setTimeout(Milliseconds timeout) = 0;
   /// What of it can be asked and ended without Python.
   virtual std::shared_ptr<Communicators> communicators() = 0;
   /// Gives the library's state back, after the last operation.

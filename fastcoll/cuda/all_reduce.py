@@ -55,8 +55,10 @@ class AllReduces:
         forced: FASTCOLL_ALGO.
         aborted: Whether the group was aborted.
         report: Tells the watchdog of a fault.
+        timeout: Seconds that a kernel waits for a peer; see below.
 
     Attributes:
+        timeout: May be set by any thread; counts from the next call on.
         region: As given.
         plans: What is repeated.
         is_recording: Whether a stream, the current one if it is None, is being captured into a graph.
@@ -73,7 +75,9 @@ class AllReduces:
         forced: str,
         aborted: Callable[[], bool],
         report: Callable[[str], None],
+        timeout: float,
     ) -> None:
+        self.timeout = self._timeout = timeout
         self.region = region
         self.plans = PlanCache()
         self.is_recording = _is_captured if device.type == "cuda" else _is_never_captured
@@ -114,14 +118,16 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
-        if len(tasks) > 1 and options.fuse is None and options.wire_dtype is None:
+        plain = len(tasks) > 1 and options.fuse is None and options.wire_dtype is None
+        if plain and self.is_recording(None):
             # A bucket's tables cannot be copied to the device during a capture, and whether they are there is each
             # rank's own: so no rank makes one then.
-            if self.is_recording(None):
-                options = replace(options, fuse=False)
+            options = replace(options, fuse=False)
         kind = _kind_of(tasks, options)
         if kind in self._plain:
             return list(range(len(tasks)))
+        if self.timeout != self._timeout:
+            self._take_timeout()
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
         recording = self.is_recording(None)
@@ -153,6 +159,12 @@ class AllReduces:
         self.plans.clear()
         self._workspaces.clear()
         self.region = Region(self.region.topology)
+
+    def _take_timeout(self) -> None:
+        self._timeout = self.timeout
+        if self.region.peers is not None:
+            self.region.peers.limit_waits(self._timeout)
+        self.plans.forget()
 
     def _chosen(
         self, tasks: Sequence[Task], options: CallOptions

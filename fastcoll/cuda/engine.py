@@ -184,6 +184,12 @@ class CudaEngine:
             if pair < 0:
                 self._open_region(device)
 
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Has ranks wait so long for each other from the next call on."""
+        self._timeout = timeout
+        for reduces in list(self.all_reduces.values()):
+            reduces.timeout = timeout.total_seconds()
+
     def _open_region(self, device: int) -> None:
         """Finds out with the other ranks what they can do beside NCCL; the communicator is there."""
         communicator = self._known[device, -1]
@@ -209,6 +215,7 @@ class CudaEngine:
             wish.algorithm,
             self._over.is_set,
             self.communicators.report,
+            self._timeout.total_seconds(),
         )
 
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:

@@ -72,6 +72,10 @@ class PlanCache:
             self._plans.popitem(last=False)
         return plan
 
+    def forget(self) -> None:
+        """Drops the plans that no graph has."""
+        self._plans.clear()
+
     def pin(self, plan: Plan) -> None:
         """Keeps a plan that a graph of the user's has captured: what its launches read must live as long."""
         if plan not in self._pinned:

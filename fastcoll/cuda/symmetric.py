@@ -87,6 +87,7 @@ class PeerMemory:
         memory: This rank's region; keeps the peers' mapped.
         addresses: Of all ranks' regions.
         bucket_at: Where the bucket begins in a region, in bytes.
+        polls_per_second: Of a wait, at most.
 
     Attributes:
         buffers: As given.
@@ -99,9 +100,11 @@ class PeerMemory:
         memory: Tensor,
         addresses: Sequence[int],
         bucket_at: int,
+        polls_per_second: int,
     ) -> None:
         from fastcoll.kernels._peer_checks import Registered
 
+        self._polls_per_second = polls_per_second
         self.buffers = buffers
         self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
         self._bucket = memory[bucket_at:]
@@ -119,6 +122,15 @@ class PeerMemory:
                 f"expected a bucket of at most {self._bucket.numel()} bytes, got {size}. Use fewer tensors."
             )
         return self._bucket[:size].view(dtype)
+
+    @staticmethod
+    def polls_in(seconds: float, polls_per_second: int) -> int:
+        """Returns the polls of a wait that ends after that time, not before."""
+        return max(1, int(seconds * polls_per_second))
+
+    def limit_waits(self, seconds: float) -> None:
+        """Sets how long the waits of launches last that are prepared from now on; those prepared before refuse."""
+        self.buffers.spins = self.polls_in(seconds, self._polls_per_second)
 
     def close(self) -> None:
         """Launches nothing more; to be called when nothing is under way."""
@@ -140,7 +152,13 @@ class Region:
 
 def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str, Any]:
     """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
-    found = {"triton": "", "missing": "", "host": "", "device": "", "wish": asdict(wish)}
+    found: dict[str, Any] = {
+        "triton": "",
+        "missing": "",
+        "host": "",
+        "device": "",
+        "wish": asdict(wish),
+    }
     found["pid"] = os.getpid()
     if mapper is None:
         found["missing"] = f"no way is known to map memory of {device.type} devices"
@@ -308,9 +326,11 @@ def _map_regions(
         )  # the peers write flags: it must be zero before they know the address
         name = f"fastcoll/{member.group}/{instance}"
         addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
-        spins = max(1, int(timeout * mapper.polls_per_second))
-        buffers = PeerBuffers(member.rank, memory, addresses, layout, spins)
-        return PeerMemory(buffers, memory, addresses, bucket_at)
+        polls = mapper.polls_per_second
+        buffers = PeerBuffers(
+            member.rank, memory, addresses, layout, PeerMemory.polls_in(timeout, polls)
+        )
+        return PeerMemory(buffers, memory, addresses, bucket_at, polls)
 
     return vote("mapped", map_all)
 

@@ -31,9 +31,7 @@ def begin(name, seconds=30.0):
     memory = C.symmetric_empty(1000, torch.device("recording", 0))
     assert memory.numel() == 1000 and memory.dtype == torch.uint8
     member, store = Member("g", 0, 1), dist.HashStore()
-    return deadline.start(
-        lambda: rendezvous(memory, f"fastcoll/g/{name}", member, store, seconds)
-    )
+    return deadline.start(lambda: rendezvous(memory, f"fastcoll/g/{name}", member, store, seconds))
 
 
 def other_threads_run():
@@ -63,9 +61,7 @@ def switches(before):
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(
-    device_world, before
-):
+def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(device_world, before):
     after = None if before is None else before.encode()
     assert device_world(1).run(switches, before) == [(["1", "1"], [after, after])]
 

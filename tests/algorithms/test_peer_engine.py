@@ -3,6 +3,8 @@
 Ranks are processes over shared memory with interpreted kernels; results are compared with the kernels' oracle.
 """
 
+from datetime import timedelta
+
 import peer_memory
 import pytest
 import recording_device
@@ -184,3 +186,24 @@ def sixteen_bits_over_nccl(sizes):
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_a_sum_over_nccl_with_one_rounding(peer_world, size):
     peer_world(size).run(sixteen_bits_over_nccl, (1, 16, 17, 48 * 8, 5000))
+
+
+def timeout_is_set():
+    from fastcoll.cuda.engine import engine_of
+
+    x = torch.ones(40, device=DEVICE)
+    dist.all_reduce(x)
+    reduces = peer_memory.reduces_of()
+    buffers = reduces.region.peers.buffers
+    before, built = buffers.spins, reduces.plans.built
+    dist.group.WORLD.set_timeout(timedelta(seconds=17))
+    for _ in range(2):
+        dist.all_reduce(x)
+    assert x.cpu().eq(8).all()
+    assert reduces.plans.built == built + 1
+    assert buffers.spins == 17 * peer_memory.MAPPER.polls_per_second != before
+    assert engine_of(dist.group.WORLD.group_name)._timeout == timedelta(seconds=17)
+
+
+def test_a_timeout_that_is_set_later_counts_on_the_device_too(peer_world):
+    peer_world(2).run(timeout_is_set, fresh=True)

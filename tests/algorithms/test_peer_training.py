@@ -21,6 +21,7 @@ import fastcoll
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 from fastcoll.ddp.reduction import reduce_bucket
 
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
