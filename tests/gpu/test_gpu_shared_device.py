@@ -12,7 +12,7 @@ from test_gpu_peers import (
     calls_are_the_oracle,
     forced_group,
     in_a_graph_of_the_users,
-    lists_are_captured,
+    lists_are_planned,
     oracle,
     reduces_of,
     values,
@@ -28,8 +28,8 @@ def test_calls_are_the_oracle_without_nccl(gpu_shared_world, size, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
-def test_lists_are_captured_without_nccl(gpu_shared_world, algorithm):
-    gpu_shared_world(2).run(lists_are_captured, algorithm, True)
+def test_lists_are_planned_without_nccl(gpu_shared_world, algorithm):
+    gpu_shared_world(2).run(lists_are_planned, algorithm)
 
 
 def test_in_a_graph_of_the_users_without_nccl(gpu_shared_world):
