@@ -103,7 +103,7 @@ def released():
     assert buffers.closed
     assert reduces.region.peers is None and not len(reduces.plans)
     with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
-        plan.run(None)
+        plan.run()
     del plan, buffers, reduces, group
     gc.collect()
     assert memory() is None, gc.get_referrers(memory())
