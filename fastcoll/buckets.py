@@ -149,7 +149,8 @@ class BucketLayout:
         table = self._tables.get(key)
         if table is None:
             # From pageable memory: the copy is over when this returns, so any stream may read it.
-            table = self._tables[key] = build().contiguous().to(device)
+            # Of two threads that make one, both get the first: launches keep its address alone.
+            table = self._tables.setdefault(key, build().contiguous().to(device))
         return table
 
     def __repr__(self) -> str:

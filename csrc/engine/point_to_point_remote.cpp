@@ -100,14 +100,15 @@ void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& l
     lost = error.what();
   }
   lock.lock();
-  op->bodyAwaited_ = false;
   if (!lost.empty()) {
     // The peer's goodbye may have come before: then it has left, and is not lost.
-    while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye()) {
+    while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye() &&
+           !memory_.aborted() && !stopping_) {
       if (!read(rank, Clock::now(), lock, finished)) break;
     }
     noteLost(rank, lost, finished);
   }
+  op->bodyAwaited_ = false;
   --peer.users;
   if (ended && !memory_.aborted()) {
     op->body_.reset();
@@ -277,8 +278,8 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
                                  Finished& finished) {
   const int rank = op->send ? op->peer : std::max(op->source, op->peer);
   Peer* const peer = rank == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(rank)];
-  if (peer != nullptr && peer->channel && peer->lost.empty() && !op->ended_ && !stopping_ &&
-      !memory_.aborted()) {
+  if (peer != nullptr && peer->elsewhere && peer->channel && peer->lost.empty() && !op->ended_ &&
+      !stopping_ && !memory_.aborted()) {
     if (!op->body_) {
       const bool reads = !peer->reading && !peer->channel->heardGoodbye();
       if (reads) {

@@ -14,7 +14,7 @@ __all__ = ["Lives"]
 class Lives:
     """Processes of this host, by descriptors that become readable when one ends, also before it is waited for.
 
-    Where the kernel has none (before Linux 5.3, or in a sandbox) nobody is known to have died.
+    Where there are none (before Linux 5.3, in a sandbox, or a Python built without them) nobody is known to have died.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Lives:
             except ProcessLookupError:
                 self._ended.append(rank)
                 continue
-            except OSError:
+            except (OSError, AttributeError):
                 continue
             self._ranks[file] = rank
             self._poll.register(file, select.POLLIN)

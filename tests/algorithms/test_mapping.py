@@ -116,6 +116,13 @@ def test_a_death_is_seen_before_anybody_waits_for_the_process(process):
         assert lives.dead() == [3]
 
 
+def test_a_python_without_such_descriptors_knows_of_no_death(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    with Lives() as lives:
+        lives.watch({1: os.getpid()})
+        assert lives.dead() == []
+
+
 class Waits(SharedFiles):
     """Maps when the peers do, which is never."""
 
