@@ -118,15 +118,15 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         options = current_options()
-        plain = len(tasks) > 1 and options.fuse is None and options.wire_dtype is None
-        if plain and self.is_recording(None):
+        plain = options.fuse is None and options.wire_dtype is None and options.scale == 1.0
+        if plain and len(tasks) > 1 and self.is_recording(None):
             # A bucket's tables cannot be copied to the device during a capture, and whether they are there is each
             # rank's own: so no rank makes one then.
             options = replace(options, fuse=False)
         kind = _kind_of(tasks, options)
         if kind in self._plain:
             return list(range(len(tasks)))
-        if self.timeout != self._timeout:
+        if self.timeout != self._timeout and not self.is_recording(None):
             self._take_timeout()
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
