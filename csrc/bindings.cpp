@@ -195,14 +195,20 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "all_reduce_list",
           [](ProcessGroupFastcoll& g, std::vector<at::Tensor> tensors, c10d::ReduceOp op,
-             bool async) {
+             bool async, std::optional<at::ScalarType> wire, double scale, std::string algorithm,
+             std::optional<bool> fuse) {
             c10d::AllreduceCoalescedOptions opts;
             opts.reduceOp = std::move(op);
             opts.asyncOp = async;
-            return g.allreduceList(tensors, opts);
+            fastcoll::AllReduceOptions options{std::nullopt, scale, std::move(algorithm), fuse};
+            if (wire) options.wire = fastcoll::dtypeOf(*wire);
+            if (options == fastcoll::AllReduceOptions{}) return g.allreduceList(tensors, opts);
+            return g.allreduceList(
+                tensors, opts, std::make_shared<fastcoll::AllReduceOptions>(std::move(options)));
           },
-          py::arg("tensors"), py::arg("op"), py::arg("async_op") = false,
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("tensors"), py::arg("op"), py::arg("async_op") = false, py::kw_only(),
+          py::arg("wire_dtype") = std::nullopt, py::arg("scale") = 1.0, py::arg("algorithm") = "",
+          py::arg("fuse") = std::nullopt, py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce_fused",
           [](ProcessGroupFastcoll& g, const std::vector<at::Tensor>& tensors, c10d::ReduceOp op,

@@ -1,13 +1,19 @@
-// What Python sees of the device engine: the handles of communicators, and the way by which the
+// What Python sees of the device engine: calls of NCCL, communicators, and the way by which the
 // engine calls fastcoll.cuda.engine.
 #include "bindings_device.hpp"
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <unordered_set>
 
 #include "device/capture.hpp"
 #include "device/communicators.hpp"
+#include "device/nccl.hpp"
 #include "process_group.hpp"
+#include "torch_error.hpp"
 
 namespace py = pybind11;
 
@@ -31,10 +37,14 @@ std::string textOf(const py::error_already_set& error) {
   throw Error(kindOf(error), textOf(error));
 }
 
-/// The engine's library in Python: an object with
+/// The engine's library: NCCL's calls are made here, and what is made once, or served by a kernel,
+/// by an object in Python with
 ///   prepare(device, pair, captured)       makes a communicator
 ///   split(device, color, key, child)      divides it; `child` is another such object, or None
-///   issue(requests, stream, device, pair)
+///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve
+///   all_reduce(tasks, options, stream, device)   by kernels; returns which tasks are left to NCCL,
+///                                         or None: all, whenever such tasks come
+///   refuse(call)                          raises why there is no NCCL for it
 ///   set_timeout(timedelta)                from the next call on
 ///   close()
 ///   communicators: Communicators
@@ -42,18 +52,18 @@ class PythonIssuer : public DeviceIssuer {
  public:
   explicit PythonIssuer(py::object engine)
       : engine_(std::make_unique<py::object>(std::move(engine))),
-        issue_(std::make_unique<py::object>(engine_->attr("issue"))),
+        allReduce_(std::make_unique<py::object>(engine_->attr("all_reduce"))),
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
 
   ~PythonIssuer() override {
     // The interpreter may be gone, and with it whoever could free them.
     if (Py_IsInitialized() == 0) {
       engine_.release();
-      issue_.release();
+      allReduce_.release();
       return;
     }
     const py::gil_scoped_acquire gil;
-    issue_.reset();
+    allReduce_.reset();
     engine_.reset();
   }
 
@@ -61,6 +71,7 @@ class PythonIssuer : public DeviceIssuer {
     const py::gil_scoped_acquire gil;
     try {
       engine_->attr("prepare")(static_cast<int>(device.index()), pair, captured);
+      if (pair < 0) askHowFar(device);
     } catch (const py::error_already_set& error) {
       rethrow(error);
     }
@@ -73,6 +84,7 @@ class PythonIssuer : public DeviceIssuer {
       auto* part = dynamic_cast<PythonIssuer*>(child);
       const py::object theirs = part != nullptr ? *part->engine_ : py::object(py::none());
       engine_->attr("split")(static_cast<int>(device.index()), color, key, theirs);
+      if (part != nullptr) part->askHowFar(device);
     } catch (const py::error_already_set& error) {
       rethrow(error);
     }
@@ -81,20 +93,16 @@ class PythonIssuer : public DeviceIssuer {
   void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
              int pair) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
-    const py::gil_scoped_acquire gil;
-    try {
-      py::list all(requests.size());
-      for (std::size_t i = 0; i < requests.size(); ++i) {
-        const DeviceRequest& one = requests[i];
-        all[i] = py::make_tuple(static_cast<int>(one.collective), static_cast<int>(one.dtype),
-                                static_cast<int>(one.op), one.root, one.factor, one.factorOnDevice,
-                                one.in.address, one.in.count, one.out.address, one.out.count);
-      }
-      const auto handle = reinterpret_cast<std::uintptr_t>(stream.native_handle());
-      (*issue_)(all, handle, static_cast<int>(stream.device_index()), pair);
-    } catch (const py::error_already_set& error) {
-      rethrow(error);
+    if (communicators_->aborted()) throw Error(ErrorKind::Backend, "the group was aborted");
+    const std::vector<bool> served = pair < 0 ? byKernels(requests, stream) : std::vector<bool>();
+    if (std::find(served.begin(), served.end(), true) == served.end()) {
+      return byNccl(requests, stream, pair);
     }
+    std::vector<DeviceRequest> left;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (!served[i]) left.push_back(requests[i]);
+    }
+    if (!left.empty()) byNccl(left, stream, pair);
   }
 
   void setTimeout(Milliseconds timeout) override {
@@ -119,9 +127,124 @@ class PythonIssuer : public DeviceIssuer {
   }
 
  private:
+  using Indices = std::vector<std::size_t>;
+
+  /// Takes note of which all-reduces NCCL serves, whatever they are of.
+  void askHowFar(c10::Device device) {
+    const int index = device.index();
+    const auto bytes = engine_->attr("kernel_bytes")(index).cast<std::int64_t>();
+    const std::lock_guard<std::mutex> lock(kernelBytesMutex_);
+    kernelBytes_[index] = bytes;
+  }
+
+  void byNccl(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair) {
+    const auto calls = communicators_->find(stream.device_index(), pair);
+    if (calls != nullptr) return calls->issue(requests, handleOf(stream));
+    if (communicators_->aborted()) throw Error(ErrorKind::Backend, "the group was aborted");
+    const py::gil_scoped_acquire gil;
+    try {
+      engine_->attr("refuse")(collectiveName(requests[0].collective));
+    } catch (const py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
+
+  /// Has kernels serve the all-reduces that are theirs; those that were made with the same options
+  /// together. Empty: none was.
+  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
+                              const c10::Stream& stream) {
+    std::int64_t limit = 0;
+    {
+      const std::lock_guard<std::mutex> lock(kernelBytesMutex_);
+      const auto found = kernelBytes_.find(stream.device_index());
+      if (found != kernelBytes_.end()) limit = found->second;
+    }
+    std::vector<Indices> together;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const DeviceRequest& one = requests[i];
+      if (one.collective != Collective::AllReduce) continue;
+      if (limit == 0 && one.options == nullptr) continue;
+      const auto like = std::find_if(together.begin(), together.end(), [&](const Indices& those) {
+        const auto& options = requests[those[0]].options;
+        if (options == nullptr || one.options == nullptr) return options == one.options;
+        return *options == *one.options;
+      });
+      like != together.end() ? like->push_back(i) : together.push_back({i});
+    }
+    std::vector<bool> served;
+    for (const Indices& those : together) {
+      if (those.size() == 1 && requests[those[0]].options == nullptr &&
+          bytesOf(requests[those[0]]) > limit)
+        continue;
+      const std::string kind = kindOf(requests, those);
+      if (!kind.empty() && plain_.count(kind) != 0) continue;
+      const auto left = ask(requests, those, stream);
+      if (!left) {
+        if (kind.empty()) continue;
+        if (plain_.size() >= kMostKinds) plain_.clear();
+        plain_.insert(kind);
+        continue;
+      }
+      served.resize(requests.size());
+      for (const std::size_t i : those) served[i] = true;
+      for (const std::size_t i : *left) served[those.at(i)] = false;
+    }
+    return served;
+  }
+
+  /// Which of these are left to NCCL; nullopt: all, always.
+  std::optional<Indices> ask(const std::vector<DeviceRequest>& requests, const Indices& those,
+                             const c10::Stream& stream) {
+    const py::gil_scoped_acquire gil;
+    try {
+      py::tuple tasks(those.size());
+      for (std::size_t i = 0; i < those.size(); ++i) {
+        const DeviceRequest& one = requests[those[i]];
+        tasks[i] = py::make_tuple(static_cast<int>(one.dtype), static_cast<int>(one.op),
+                                  one.in.address, one.out.address, one.in.count);
+      }
+      py::object options = py::none();
+      if (const auto& given = requests[those[0]].options) {
+        options = py::make_tuple(given->wire ? static_cast<int>(*given->wire) : -1, given->scale,
+                                 given->algorithm, given->fuse);
+      }
+      return (*allReduce_)(tasks, options, handleOf(stream),
+                           static_cast<int>(stream.device_index()))
+          .cast<std::optional<Indices>>();
+    } catch (const py::error_already_set& error) {
+      rethrow(error);
+    }
+  }
+
+  /// All of these all-reduces that a choice depends on; empty: they are not worth to be known.
+  static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) {
+    std::string kind;
+    for (const std::size_t i : those) {
+      const DeviceRequest& one = requests[i];
+      if (one.options != nullptr) return "";
+      kind += static_cast<char>(one.dtype);
+      kind += static_cast<char>(one.op);
+      kind.append(reinterpret_cast<const char*>(&one.in.count), sizeof(one.in.count));
+    }
+    return kind;
+  }
+
+  static std::int64_t bytesOf(const DeviceRequest& request) {
+    return request.in.count * static_cast<std::int64_t>(elementSize(request.dtype));
+  }
+
+  static std::uintptr_t handleOf(const c10::Stream& stream) {
+    return reinterpret_cast<std::uintptr_t>(stream.native_handle());
+  }
+
+  static constexpr std::size_t kMostKinds = 4096;
+
   std::unique_ptr<py::object> engine_;
-  std::unique_ptr<py::object> issue_;
+  std::unique_ptr<py::object> allReduce_;
   const std::shared_ptr<Communicators> communicators_;
+  std::mutex kernelBytesMutex_;
+  std::map<int, std::int64_t> kernelBytes_;  // by device; 0: NCCL serves all that has no options
+  std::unordered_set<std::string> plain_;    // kinds that NCCL serves; under calling()
 };
 
 void setDeviceFactory(py::object factory) {
@@ -151,17 +274,52 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
 }  // namespace
 
 void bindDevice(py::module_& m) {
-  py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
-      .def(py::init([](const std::map<std::string, std::uintptr_t>& functions) {
-             return std::make_shared<Communicators>(LibraryFunctions{
-                 functions.at("ncclCommAbort"), functions.at("ncclCommGetAsyncError"),
-                 functions.at("ncclGetErrorString"), functions.at("ncclGroupStart"),
-                 functions.at("ncclGroupEnd")});
+  py::class_<NcclFunctions, std::shared_ptr<NcclFunctions>>(m, "NcclFunctions")
+      .def(py::init<const std::map<std::string, std::uintptr_t>&, int>(), py::arg("addresses"),
+           py::arg("version"))
+      .def("describe", &NcclFunctions::describe, py::arg("status"));
+  py::class_<NcclCalls, std::shared_ptr<NcclCalls>>(m, "NcclCalls")
+      .def(py::init([](std::shared_ptr<NcclFunctions> functions, std::uintptr_t communicator,
+                       int ranks, Milliseconds patience) {
+             return std::make_shared<NcclCalls>(std::move(functions), communicator, ranks,
+                                                patience);
            }),
-           py::arg("functions"))
-      .def("add", &Communicators::add, py::arg("handle"), py::arg("name"), py::arg("instance"),
-           py::arg("peer"), py::call_guard<py::gil_scoped_release>())
-      .def("remove", &Communicators::remove, py::arg("handle"),
+           py::arg("functions"), py::arg("communicator"), py::arg("ranks"), py::arg("patience"))
+      .def_property_readonly("communicator", &NcclCalls::communicator)
+      .def(
+          "issue",
+          [](NcclCalls& calls, int collective, int dtype, int op, int root, double factor,
+             std::uintptr_t factorOnDevice, std::uintptr_t in, std::int64_t inCount,
+             std::uintptr_t out, std::int64_t outCount, std::uintptr_t stream) {
+            DeviceRequest request;
+            request.collective = static_cast<Collective>(collective);
+            request.dtype = static_cast<DType>(dtype);
+            request.op = static_cast<ReduceOp>(op);
+            request.root = root;
+            request.factor = factor;
+            request.factorOnDevice = factorOnDevice;
+            request.in = {in, inCount};
+            request.out = {out, outCount};
+            translated([&] { calls.issue({request}, stream); });
+          },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "begin_group", [](NcclCalls& calls) { translated([&] { calls.beginGroup(); }); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_group", [](NcclCalls& calls) { translated([&] { calls.endGroup(); }); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "settle", [](NcclCalls& calls) { translated([&] { calls.settle(); }); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("end", &NcclCalls::end);
+  py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
+      .def(py::init<>())
+      .def("add", &Communicators::add, py::arg("calls"), py::arg("device"), py::arg("name"),
+           py::arg("instance"), py::arg("peer"), py::call_guard<py::gil_scoped_release>())
+      .def("remove", &Communicators::remove, py::arg("calls"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("find", &Communicators::find, py::arg("device"), py::arg("peer"),
            py::call_guard<py::gil_scoped_release>())
       .def("report", &Communicators::report, py::arg("text"),
            py::call_guard<py::gil_scoped_release>())

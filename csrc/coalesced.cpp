@@ -38,11 +38,16 @@ WorkRef ProcessGroupFastcoll::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkRef ProcessGroupFastcoll::allreduceList(Tensors& tensors,
-                                            const c10d::AllreduceCoalescedOptions& opts) {
+                                            const c10d::AllreduceCoalescedOptions& opts,
+                                            std::shared_ptr<const AllReduceOptions> onDevice) {
   return guarded([&] {
     const CallSite site = this->site("all_reduce_coalesced");
     if (tensors.empty()) {
       refuse(site, "at least one tensor", "an empty list");
+    }
+    if (onDevice != nullptr && tensors[0].is_cpu()) {
+      refuse(site, "device tensors for a wire dtype, a factor, an algorithm or a bucket",
+             "CPU tensors");
     }
     auto task = newTask(site, Collective::AllReduce);
     for (const auto& indices : byType(tensors)) {
@@ -57,8 +62,9 @@ WorkRef ProcessGroupFastcoll::allreduceList(Tensors& tensors,
       setReduction(site, *task, request, opts.reduceOp);
       task->parts.push_back(std::move(request));
     }
-    return launch(std::move(task), {c10d::OpType::ALLREDUCE_COALESCED, "fastcoll:all_reduce",
-                                    opts.asyncOp, opts.timeout, tensors, tensors});
+    return launch(std::move(task),
+                  {c10d::OpType::ALLREDUCE_COALESCED, "fastcoll:all_reduce", opts.asyncOp,
+                   opts.timeout, tensors, tensors, std::move(onDevice)});
   });
 }
 

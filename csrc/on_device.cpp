@@ -154,6 +154,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   } else {
     for (const Request& part : task->parts) planOnDevice(part, rank_, one.requests);
   }
+  for (DeviceRequest& request : one.requests) request.options = call.options;
   task->prepare();  // on the caller's stream
   one.used = task->memoryOf();
   one.after = [task] { task->finish(); };

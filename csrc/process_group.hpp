@@ -93,7 +93,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef allreduce_coalesced(Tensors& tensors,
                               const c10d::AllreduceCoalescedOptions& opts) override;
   /// As allreduce_coalesced; the tensors may have several dtypes.
-  WorkRef allreduceList(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
+  WorkRef allreduceList(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts,
+                        std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
   /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp).
   /// `wire`: float32 travels as it, is summed in float32, and rounded once more. `squares`: one
   /// float64 for the sum of the squares of this rank's share of the result.
@@ -146,8 +147,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
     const char* title;
     bool async;
     std::chrono::milliseconds timeout;
-    Tensors inputs;   // for the profiler
-    Tensors outputs;  // value of the future
+    Tensors inputs;                                             // for the profiler
+    Tensors outputs;                                            // value of the future
+    std::shared_ptr<const AllReduceOptions> options = nullptr;  // of device tensors
   };
 
   // traced.cpp

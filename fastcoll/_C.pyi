@@ -12,6 +12,8 @@ __all__ = [
     "DTYPES",
     "REDUCE_OPS",
     "Communicators",
+    "NcclCalls",
+    "NcclFunctions",
     "Options",
     "ProcessGroupFastcoll",
     "Roster",
@@ -37,24 +39,78 @@ DTYPES: tuple[str, ...]
 REDUCE_OPS: tuple[str, ...]
 """The names of ReduceOp's members, by number."""
 
+class NcclFunctions:
+    """The functions of a NCCL that is loaded, for callers in C++."""
+
+    def __init__(self, addresses: dict[str, int], version: int) -> None:
+        """Takes their addresses by name, and the library's version, such as 22907."""
+
+    def describe(self, status: int) -> str:
+        """Returns a status in words: NCCL's for it, NCCL's for the last error, and what to do."""
+
+class NcclCalls:
+    """The calls of one communicator; see csrc/device/nccl.hpp. The GIL is free during each.
+
+    Args:
+        functions: Of the library.
+        communicator: NCCL's handle.
+        ranks: That it has.
+        patience: How long a call is waited for in which NCCL does not block.
+    """
+
+    def __init__(
+        self, functions: NcclFunctions, communicator: int, ranks: int, patience: timedelta
+    ) -> None: ...
+    @property
+    def communicator(self) -> int: ...
+    def issue(
+        self,
+        collective: int,
+        dtype: int,
+        op: int,
+        root: int,
+        factor: float,
+        factor_on_device: int,
+        given: int,
+        given_count: int,
+        result: int,
+        result_count: int,
+        stream: int,
+        /,
+    ) -> None:
+        """Puts one operation on a stream: numbers as in COLLECTIVES, DTYPES, REDUCE_OPS; addresses and elements."""
+
+    def begin_group(self) -> None:
+        """Begins a group: what this thread calls until end_group goes together."""
+
+    def end_group(self) -> None:
+        """Ends it."""
+
+    def settle(self) -> None:
+        """Waits for a call in which NCCL does not block."""
+
+    def end(self) -> None:
+        """Makes every later call an error, without a call of NCCL."""
+
 class Communicators:
-    """The library's handles of a group's communicators, for the watchdog, which never takes the GIL."""
+    """A group's communicators, for the engine and for the watchdog, which never take the GIL."""
 
-    def __init__(self, functions: dict[str, int]) -> None:
-        """Takes the addresses of NCCL's functions, by name."""
-
-    def add(self, handle: int, name: str, instance: str, peer: int) -> bool:
-        """Shows a communicator to the watchdog; False if the group was aborted already.
+    def add(self, calls: NcclCalls, device: int, name: str, instance: str, peer: int) -> bool:
+        """Takes a communicator; False if the group was aborted already.
 
         Args:
-            handle: NCCL's.
+            calls: Of it.
+            device: Index of its device.
             name: For messages.
             instance: Equal on all its ranks, and of no other; "" if there is none.
             peer: The one other rank that has it; -1: all ranks of the group.
         """
 
-    def remove(self, handle: int) -> bool:
+    def remove(self, calls: NcclCalls) -> bool:
         """Takes a communicator back, to be ended by the caller; False if it was aborted."""
+
+    def find(self, device: int, peer: int) -> NcclCalls | None:
+        """Returns the calls of the communicator of a device, or of a pair of ranks; None if there is none."""
 
     def report(self, text: str) -> None:
         """Tells the watchdog, which then fails the group, of an error that NCCL does not know of."""
@@ -209,8 +265,23 @@ class ProcessGroupFastcoll(Backend):
         tensors: list[torch.Tensor],
         op: ReduceOp | ReduceOp.RedOpType,
         async_op: bool = False,
+        *,
+        wire_dtype: torch.dtype | None = None,
+        scale: float = 1.0,
+        algorithm: str = "",
+        fuse: bool | None = None,
     ) -> Work | None:
-        """Reduces tensors of one or several dtypes in place, as torch's allreduce_coalesced does those of one."""
+        """Reduces tensors of one or several dtypes in place, as torch's allreduce_coalesced does those of one.
+
+        Args:
+            tensors: At least one.
+            op: The operation.
+            async_op: Whether to return a work at once.
+            wire_dtype: Device tensors: what messages of a wider floating-point dtype travel as.
+            scale: Device tensors: factor of the results, applied before they are rounded.
+            algorithm: Device tensors: in place of FASTCOLL_ALGO.
+            fuse: Device tensors: whether they are reduced as one bucket; None: if they are many and small.
+        """
 
     def all_reduce_fused(
         self,

@@ -113,10 +113,8 @@ def all_reduce_coalesced(
     if plain:
         return _ended(backend.all_reduce_list(tensors, op, async_op), async_op)
     if device.type != "cpu":
-        from fastcoll.cuda.call_options import call_options
-
-        with call_options(wire_dtype=wire_dtype, scale=scale):
-            return _ended(backend.all_reduce_list(tensors, op, async_op), async_op)
+        work = backend.all_reduce_list(tensors, op, async_op, wire_dtype=wire_dtype, scale=scale)
+        return _ended(work, async_op)
     return _ended(_on_cpu(tensors, op, backend, wire_dtype, scale), async_op)
 
 

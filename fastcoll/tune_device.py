@@ -22,9 +22,7 @@ import torch.distributed as dist
 from fastcoll.bench.control import Control
 from fastcoll.bench.timing import Plan, measure
 from fastcoll.bench.turn import TimedCall
-from fastcoll.coalesced import all_reduce_coalesced
 from fastcoll.cuda.algorithms import ALGORITHMS, Call
-from fastcoll.cuda.call_options import call_options
 from fastcoll.cuda.engine import engine_of
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
@@ -157,13 +155,17 @@ def measure_device(
 
 
 def _one(tensor: torch.Tensor, algorithm: str) -> None:
-    with call_options(algorithm=algorithm):
-        dist.all_reduce(tensor)
+    _backend(tensor).all_reduce_list([tensor], dist.ReduceOp.SUM, algorithm=algorithm)
 
 
 def _many(tensors: list[torch.Tensor], fuse: bool) -> None:
-    with call_options(fuse=fuse):
-        all_reduce_coalesced(tensors)
+    _backend(tensors[0]).all_reduce_list(tensors, dist.ReduceOp.SUM, fuse=fuse)
+
+
+def _backend(tensor: torch.Tensor) -> Any:
+    """Returns the default group's for a tensor."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD._get_backend(tensor.device)
 
 
 def _lists(count: int, size: int, device: torch.device) -> dict[str, Callable[[], object]]:

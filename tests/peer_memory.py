@@ -122,10 +122,10 @@ def _report_accesses() -> None:
     ]
     serve = AllReduces.serve
 
-    def reporting(self, tasks, stream):
-        left = serve(self, tasks, stream)
+    def reporting(self, tasks, stream, options):
+        left = serve(self, tasks, stream, options)
         for index, (dtype, _, source, out, count) in enumerate(tasks):
-            if index not in left:
+            if left is not None and index not in left:
                 report(stream, source, count * dtype.itemsize, 0, b"kernels")
                 report(stream, out, count * dtype.itemsize, 1, b"kernels")
         return left

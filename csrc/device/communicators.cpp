@@ -10,37 +10,41 @@ namespace fastcoll {
 namespace {
 
 constexpr int kSuccess = 0;
-constexpr std::chrono::milliseconds kCalls{500};
 constexpr int kInProgress = 7;
+constexpr std::chrono::milliseconds kCalls{500};
 
-using Abort = int (*)(void*);
-using GetAsyncError = int (*)(void*, int*);
-using GetErrorString = const char* (*)(int);
-using Group = int (*)();
-
-template <typename Function>
-Function functionAt(std::uintptr_t address) {
-  return reinterpret_cast<Function>(address);
+void* handleOf(const NcclCalls& calls) {
+  return reinterpret_cast<void*>(calls.communicator());
 }
 
 }  // namespace
 
-bool Communicators::add(std::uintptr_t handle, std::string name, std::string instance, int peer) {
+bool Communicators::add(std::shared_ptr<NcclCalls> calls, int device, std::string name,
+                        std::string instance, int peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (aborted()) return false;
-  all_.push_back({handle, std::move(name)});
+  all_.push_back({std::move(calls), device, peer, std::move(name)});
   const std::lock_guard<std::mutex> also(meetingsMutex_);
   if (!instance.empty()) meetings_.push_back({std::move(instance), peer});
   return true;
 }
 
-bool Communicators::remove(std::uintptr_t handle) {
+bool Communicators::remove(const std::shared_ptr<NcclCalls>& calls) {
+  const std::lock_guard<std::mutex> notAsked(asking_);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found =
-      std::find_if(all_.begin(), all_.end(), [&](const One& one) { return one.handle == handle; });
+      std::find_if(all_.begin(), all_.end(), [&](const One& one) { return one.calls == calls; });
   if (found == all_.end()) return false;
   all_.erase(found);
   return true;
+}
+
+std::shared_ptr<NcclCalls> Communicators::find(int device, int peer) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const One& one : all_) {
+    if (one.device == device && one.peer == peer) return one.calls;
+  }
+  return nullptr;
 }
 
 void Communicators::abortAll() noexcept {
@@ -50,14 +54,16 @@ void Communicators::abortAll() noexcept {
     aborted_.store(true, std::memory_order_release);
     all.swap(all_);
   }
-  // Whoever is about to make the next call sees aborted(), and gives up.
+  if (all.empty()) return;
+  for (const One& one : all) one.calls->end();
+  // Whoever is about to make the next call sees that it has ended, and gives up.
   if (calling_.try_lock_for(kCalls)) calling_.unlock();
+  const std::lock_guard<std::mutex> notAsked(asking_);
+  const NcclFunctions& nccl = all.front().calls->functions();
   // Several at once: the end of one may wait for what another one's kernels keep from running.
-  if (all.size() > 1) functionAt<Group>(functions_.groupStart)();
-  for (const One& one : all) {
-    functionAt<Abort>(functions_.commAbort)(reinterpret_cast<void*>(one.handle));
-  }
-  if (all.size() > 1) functionAt<Group>(functions_.groupEnd)();
+  if (all.size() > 1) nccl.groupStart();
+  for (const One& one : all) nccl.commAbort(handleOf(*one.calls));
+  if (all.size() > 1) nccl.groupEnd();
 }
 
 std::vector<Meeting> Communicators::meetings() const {
@@ -75,16 +81,20 @@ std::string Communicators::asyncError() const {
     const std::lock_guard<std::mutex> lock(reportedMutex_);
     if (!reported_.empty()) return reported_;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const One& one : all_) {
+  const std::lock_guard<std::mutex> asking(asking_);
+  std::vector<One> all;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all = all_;
+  }
+  for (const One& one : all) {
+    const NcclFunctions& nccl = one.calls->functions();
     int status = kSuccess;
-    const int asked = functionAt<GetAsyncError>(functions_.commGetAsyncError)(
-        reinterpret_cast<void*>(one.handle), &status);
+    const int asked = nccl.commGetAsyncError(handleOf(*one.calls), &status);
     if (asked != kSuccess) status = asked;
     if (status == kSuccess || status == kInProgress) continue;
     return concat("NCCL reported an error on communicator ", one.name, ": ",
-                  functionAt<GetErrorString>(functions_.getErrorString)(status), " (status ",
-                  status, ")");
+                  nccl.getErrorString(status), " (status ", status, ")");
   }
   return "";
 }

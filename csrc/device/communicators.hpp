@@ -1,23 +1,16 @@
-// The communicators of a group, as the library's own handles, so that the watchdog can ask for
-// errors and abort them while another thread holds Python's lock for ever.
+// The communicators of a group, so that calls are made on them, and the watchdog can ask for errors
+// and abort them, while another thread holds Python's lock for ever.
 #pragma once
 
 #include <atomic>
-#include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-namespace fastcoll {
+#include "nccl.hpp"
 
-/// Addresses of the library's functions, of the types of nccl.h.
-struct LibraryFunctions {
-  std::uintptr_t commAbort = 0;          // int (comm)
-  std::uintptr_t commGetAsyncError = 0;  // int (comm, int*)
-  std::uintptr_t getErrorString = 0;     // const char* (int)
-  std::uintptr_t groupStart = 0;         // int ()
-  std::uintptr_t groupEnd = 0;           // int ()
-};
+namespace fastcoll {
 
 /// Where ranks can tell each other of faults.
 struct Meeting {
@@ -27,13 +20,14 @@ struct Meeting {
 
 class Communicators {
  public:
-  explicit Communicators(LibraryFunctions functions) : functions_(functions) {}
-
-  /// Shows a communicator to the watchdog; `name` is for messages, `peer` as in Meeting. False
-  /// after abortAll(): then it is the caller's to abort.
-  bool add(std::uintptr_t handle, std::string name, std::string instance, int peer);
+  /// Takes the communicator of a device, or of a pair of ranks on it (`peer` as in Meeting); `name`
+  /// is for messages. False after abortAll(): then it is the caller's to abort.
+  bool add(std::shared_ptr<NcclCalls> calls, int device, std::string name, std::string instance,
+           int peer);
   /// Called before the owner ends it; false when it was aborted, so that it must not be touched.
-  bool remove(std::uintptr_t handle);
+  bool remove(const std::shared_ptr<NcclCalls>& calls);
+  /// The calls of one of them; nullptr: there is none, or it was aborted.
+  std::shared_ptr<NcclCalls> find(int device, int peer) const;
   /// Aborts all, and returns when the library does, which may be never. Those who add later, or
   /// look at aborted(), know at once.
   void abortAll() noexcept;
@@ -50,17 +44,19 @@ class Communicators {
 
  private:
   struct One {
-    std::uintptr_t handle;
+    std::shared_ptr<NcclCalls> calls;
+    int device;
+    int peer;
     std::string name;
   };
-  const LibraryFunctions functions_;
   std::atomic<bool> aborted_{false};
   std::timed_mutex calling_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // never held while the library is asked, which may hang
   std::vector<One> all_;
+  mutable std::mutex asking_;  // before mutex_: none is ended while it is asked
   mutable std::mutex reportedMutex_;
   std::string reported_;
-  mutable std::mutex meetingsMutex_;  // never held while the library is asked, which may hang
+  mutable std::mutex meetingsMutex_;
   std::vector<Meeting> meetings_;
 };
 

@@ -184,6 +184,9 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
   OfDevice& own = ofDevice(impl, flight->device);
   const c10::Stream stream = streamFor(impl, own, first);
   std::vector<DeviceRequest> requests;
+  if (pair >= 0) {  // of whose communicator the lower rank is 0
+    for (DeviceRequest& request : calls[0].requests) request.root = pair > config_.watchdog.rank;
+  }
   std::vector<at::Tensor> used;
   bool apart = false;
   bool together = true;

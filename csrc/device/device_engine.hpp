@@ -26,6 +26,7 @@
 
 #include "../base/error.hpp"
 #include "../base/store.hpp"
+#include "communicators.hpp"
 #include "device_request.hpp"
 #include "event_pool.hpp"
 #include "flight.hpp"

@@ -1,24 +1,41 @@
 // What the engine of device tensors asks of the library that moves them: addresses and counts, no
-// tensors. The library is reached in Python (fastcoll/cuda/engine.py), which picks the algorithm.
+// tensors.
 #pragma once
 
 #include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "../base/clock.hpp"
 #include "../base/collective.hpp"
 #include "../base/dtype.hpp"
-#include "communicators.hpp"
 
 namespace fastcoll {
+
+class Communicators;
 
 /// A run of elements in a device's memory.
 struct DeviceSpan {
   std::uintptr_t address = 0;
   std::int64_t count = 0;
+};
+
+/// What an all-reduce is to do beside what torch's own arguments say; equal on all ranks.
+struct AllReduceOptions {
+  /// What messages of a wider floating-point type travel as.
+  std::optional<DType> wire;
+  double scale = 1.0;        // factor of the result, applied before it is rounded
+  std::string algorithm;     // its name; empty: FASTCOLL_ALGO's
+  std::optional<bool> fuse;  // a list as one bucket; nullopt: if its tensors are many and small
+
+  bool operator==(const AllReduceOptions& other) const {
+    return wire == other.wire && scale == other.scale && algorithm == other.algorithm &&
+           fuse == other.fuse;
+  }
 };
 
 /// One operation of the library. Counts are of elements; of all ranks' together for the output of
@@ -33,6 +50,7 @@ struct DeviceRequest {
   std::uintptr_t factorOnDevice = 0;  // where the factor is, of `dtype`, if not 0
   DeviceSpan in;
   DeviceSpan out;
+  std::shared_ptr<const AllReduceOptions> options;  // nullptr: there are none
 };
 
 /// The way to the library. No call of it may hold a lock of the engine's that the watchdog takes.

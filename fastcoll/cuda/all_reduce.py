@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Prepared, Site
 from fastcoll.cuda.algorithms.call import Call
-from fastcoll.cuda.call_options import CallOptions, current_options
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.peer_watch import PeerWatch, watch
 from fastcoll.cuda.plans import PlanCache
@@ -19,11 +19,10 @@ from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
 from fastcoll.cuda.thresholds import Thresholds
 
-__all__ = ["AllReduces", "Task"]
+__all__ = ["AllReduces", "CallOptions", "Task"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-_MOST_CHOICES = 4096
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # what kernels of a failed group may still read, and who ends them
 
@@ -31,14 +30,24 @@ Task = tuple[torch.dtype, str, int, int, int]
 """One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
 
 
-class _Known(set[Hashable]):
-    """Calls that are NCCL's own, by dtypes, operations, elements and options: found faster than they are chosen."""
+@dataclass(frozen=True)
+class CallOptions:
+    """What an all-reduce is to do beside what torch's own arguments say; equal on all ranks.
 
-    def add(self, what: Hashable) -> None:
-        """Adds it, and forgets the others when they are too many."""
-        if len(self) >= _MOST_CHOICES:
-            self.clear()
-        super().add(what)
+    Attributes:
+        wire_dtype: What messages of a wider floating-point dtype travel as; None for their own.
+        scale: Factor of the result, applied before it is rounded.
+        algorithm: Name of the algorithm; "" leaves it to FASTCOLL_ALGO.
+        fuse: Whether tensors that are reduced together are reduced as one bucket; None: if they are many and small.
+    """
+
+    wire_dtype: torch.dtype | None = None
+    scale: float = 1.0
+    algorithm: str = ""
+    fuse: bool | None = None
+
+
+_NO_OPTIONS = CallOptions()
 
 
 class AllReduces:
@@ -88,7 +97,6 @@ class AllReduces:
         self._thresholds = thresholds
         self._forced = forced
         self._aborted = aborted
-        self._plain = _Known()
         self._workspaces: dict[int, Tensor] = {}
         # Stream of the last launch with peers, and whether a graph has it.
         self._last: tuple[torch.Stream, bool] | None = None
@@ -98,44 +106,50 @@ class AllReduces:
             watch(self._watch)
 
     @property
-    def is_idle(self) -> bool:
-        """Whether NCCL alone serves every call that has no options."""
+    def kernel_bytes(self) -> int:
+        """Size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all of them."""
         topology = self.region.topology
-        return topology.library and not topology.kernels and self._forced in ("auto", "nccl")
+        if topology.library and self._forced in ("auto", "nccl"):
+            if not topology.kernels:
+                return 0
+            if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
+                return 1  # lists are fused by kernels, tensors are not
+            limits = self._thresholds
+            return max(limits.one_shot_bytes, limits.two_shot_bytes, limits.ring_bytes, 1)
+        return sys.maxsize
 
-    def serve(self, tasks: Sequence[Task], stream: int) -> list[int]:
+    def serve(
+        self, tasks: Sequence[Task], stream: int, options: CallOptions = _NO_OPTIONS
+    ) -> list[int] | None:
         """Puts all-reduces on the current stream that are not NCCL's own.
 
         Args:
             tasks: Made together: nobody relies on an order among them.
             stream: Handle of the current stream.
+            options: Of all of them.
 
         Returns:
-            Which of them are left, to be put there by NCCL as they are.
+            Which of them are left, to be put there by NCCL as they are; None: all, wherever their tensors lie.
 
         Raises:
             ValueError: No algorithm, or not the forced one, can serve a call; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
-        options = current_options()
+        recording = self.is_recording(None)
         plain = options.fuse is None and options.wire_dtype is None and options.scale == 1.0
-        if plain and len(tasks) > 1 and self.is_recording(None):
+        unfused = plain and len(tasks) > 1 and recording
+        if unfused:
             # A bucket's tables cannot be copied to the device during a capture, and whether they are there is each
             # rank's own: so no rank makes one then.
             options = replace(options, fuse=False)
-        kind = _kind_of(tasks, options)
-        if kind in self._plain:
-            return list(range(len(tasks)))
-        if self.timeout != self._timeout and not self.is_recording(None):
+        if self.timeout != self._timeout and not recording:
             self._take_timeout()
         key = (tuple(tasks), stream, options)
         plan = self.plans.find(key)
-        recording = self.is_recording(None)
         if plan is None:
             chosen, left = self._chosen(tasks, options)
             if not chosen:
-                self._plain.add(kind)
-                return left
+                return left if unfused else None
             plan = self.plans.add(
                 key, lambda: self._prepared(chosen, tasks, stream, recording), left
             )
@@ -282,14 +296,6 @@ def _is_captured(stream: torch.Stream | None) -> bool:
 
 def _is_never_captured(stream: torch.Stream | None) -> bool:
     return False
-
-
-def _kind_of(tasks: Sequence[Task], options: CallOptions) -> Hashable:
-    """Returns all of a call that a choice depends on."""
-    if len(tasks) == 1:  # most are, and building a list of one takes as long as looking it up
-        dtype, op, _, _, count = tasks[0]
-        return dtype, op, count, options
-    return tuple((dtype, op, count) for dtype, op, _, _, count in tasks), options
 
 
 def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:

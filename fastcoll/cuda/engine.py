@@ -1,14 +1,15 @@
-"""The engine of device tensors, its half in Python: operations become kernels and calls of NCCL on a stream.
+"""The engine of device tensors, its half in Python: what is made once, and the all-reduces that kernels serve.
 
-The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls
-:meth:`CudaEngine.issue` with the stream current. Nothing here looks at a tensor or waits for a stream. All-reduces
-go to :mod:`fastcoll.cuda.all_reduce` first, which leaves to NCCL what is best done by it.
+The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It comes here
+for communicators, and with all-reduces, the stream current, to :meth:`CudaEngine.all_reduce`: where
+:mod:`fastcoll.cuda.all_reduce` leaves a call to NCCL whatever its tensors are, it does not come with such a call again.
+Nothing here looks at a tensor or waits for a stream.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import logging
 import threading
 import time
@@ -18,56 +19,29 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
-from fastcoll.cuda.all_reduce import AllReduces, Task
-from fastcoll.cuda.call_options import NO_OPTIONS, current_options
+from fastcoll.cuda.all_reduce import AllReduces, CallOptions
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.nccl_reductions import FactorOnDevice
-from fastcoll.cuda.nccl_types import Reduction, reduced
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
-__all__ = ["CudaEngine", "Operation", "engine_of", "engines"]
+__all__ = ["CudaEngine", "engine_of", "engines"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-Operation = tuple[int, int, int, int, float, int, int, int, int, int]
-"""What csrc/device/device_request.hpp describes: collective, dtype and op (indices into ``C.COLLECTIVES``,
-``C.DTYPES``, ``C.REDUCE_OPS``), root or peer, factor and where it lies on the device if it does, then address and
-elements of the input and of the output."""
+Numbers = tuple[int, int, int, int, int]
+"""An all-reduce in numbers: dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS``, addresses of source
+and result, elements."""
 
 # "opaque" elements are bytes.
 _DTYPES = tuple(getattr(torch, name, torch.uint8) for name in C.DTYPES)
-_OPS = tuple(getattr(dist.ReduceOp, name, None) for name in C.REDUCE_OPS)
-_PREMUL_SUM = C.REDUCE_OPS.index("PREMUL_SUM")
-(
-    _ALL_REDUCE,
-    _BROADCAST,
-    _REDUCE,
-    _ALL_GATHER,
-    _REDUCE_SCATTER,
-    _SEND,
-    _RECV,
-) = (
-    C.COLLECTIVES.index(name)
-    for name in (
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "reduce_scatter",
-        "send",
-        "recv",
-    )
-)
 
 _engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictionary()
 
@@ -101,6 +75,14 @@ class _Aborted:
         while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.05))
         return self.is_set()
+
+
+@functools.lru_cache(maxsize=256)
+def _options(given: tuple[int, float, str, bool | None] | None) -> CallOptions:
+    if given is None:
+        return CallOptions()
+    wire, scale, algorithm, fuse = given
+    return CallOptions(None if wire < 0 else _DTYPES[wire], scale, algorithm, fuse)
 
 
 class CudaEngine:
@@ -140,7 +122,8 @@ class CudaEngine:
         self.all_reduces: dict[int, AllReduces] = {}
         self._thresholds_on = thresholds_on
         self._algorithm = algorithm
-        self.communicators = C.Communicators(nccl_library.load().entry_points())
+        nccl_library.load()
+        self.communicators = C.Communicators()
         self._over = _Aborted(self.communicators)
         self._store = store
         self._member = Member(group, rank, size)
@@ -150,7 +133,6 @@ class CudaEngine:
         self._of_all = threading.Lock()
         self._made: Counter[int] = Counter()
         self._splits = 0
-        self._reductions: dict[tuple[int, int], Reduction] = {}
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
         _engines[group] = self
 
@@ -224,7 +206,7 @@ class CudaEngine:
         if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
             added = not self._over.is_set()
         else:
-            added = self.communicators.add(made.handle, name, instance, pair)
+            added = self.communicators.add(made.calls, device, name, instance, pair)
         if not added:
             made.abort("the group was aborted")
             raise self._member.fault("init", "the group was aborted")
@@ -257,57 +239,55 @@ class CudaEngine:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
             child._open_region(device)
 
-    def issue(self, operations: Sequence[Operation], stream: int, device: int, pair: int) -> None:
-        """Puts operations on a stream, together where they are several.
+    def kernel_bytes(self, device: int) -> int:
+        """Returns the size of the largest all-reduce without options that a kernel may serve on a device.
 
         Args:
-            operations: What to do, at least one.
+            device: Its index.
+        """
+        return self.all_reduces[device].kernel_bytes
+
+    def all_reduce(
+        self,
+        numbers: Sequence[Numbers],
+        options: tuple[int, float, str, bool | None] | None,
+        stream: int,
+        device: int,
+    ) -> list[int] | None:
+        """Puts the all-reduces on a stream that kernels serve; they were made together.
+
+        Args:
+            numbers: Of each.
+            options: Wire dtype as an index into ``C.DTYPES``, or -1, factor, algorithm, and whether they are to be
+                one bucket; None: there are none.
             stream: Handle of the stream, which is current.
             device: Index of its device.
-            pair: As it was prepared.
+
+        Returns:
+            Which of them are left to NCCL; None: all, whenever as many elements of these dtypes come.
 
         Raises:
-            TypeError: NCCL has no such reduction; nothing was put on the stream.
             ValueError: No algorithm can serve a call as it is asked for; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
-        communicator = self._known[device, pair]
-        if pair < 0:
-            operations = self._left_to_nccl(operations, stream, device)
-        if not operations:
-            return
-        if len(operations) == 1:
-            self._call(communicator, operations[0], stream, pair)
-        else:
-            with communicator.group():
-                for operation in operations:
-                    self._call(communicator, operation, stream, pair)
+        tasks = [
+            (_DTYPES[kind], C.REDUCE_OPS[op], source, target, count)
+            for kind, op, source, target, count in numbers
+        ]
+        return self.all_reduces[device].serve(tasks, stream, _options(options))
 
-    def _left_to_nccl(
-        self, operations: Sequence[Operation], stream: int, device: int
-    ) -> Sequence[Operation]:
-        """Puts the all-reduces on the stream that are not NCCL's own, and returns the other operations."""
-        reduces = self.all_reduces[device]
-        if reduces.is_idle:
-            options = current_options()
-            if options is NO_OPTIONS or options == NO_OPTIONS:
-                return operations
-        if len(operations) == 1:
-            collective, kind, number, _, _, _, source, count, target, _ = operations[0]
-            if collective != _ALL_REDUCE:
-                return operations
-            task = (_DTYPES[kind], C.REDUCE_OPS[number], source, target, count)
-            return operations if reduces.serve((task,), stream) else ()
-        indices = [index for index, one in enumerate(operations) if one[0] == _ALL_REDUCE]
-        if not indices:
-            return operations
-        tasks: list[Task] = []
-        for index in indices:
-            _, kind, number, _, _, _, source, count, target, _ = operations[index]
-            tasks.append((_DTYPES[kind], C.REDUCE_OPS[number], source, target, count))
-        left = {indices[at] for at in reduces.serve(tasks, stream)}
-        taken = set(indices) - left
-        return [one for index, one in enumerate(operations) if index not in taken]
+    def refuse(self, what: str) -> None:
+        """Raises why a call cannot be made on a device without a communicator of NCCL.
+
+        Raises:
+            ValueError: Always.
+        """
+        for communicator in self._known.values():
+            if isinstance(communicator, SharedDevice):
+                raise communicator.refused(what)
+        raise ValueError(
+            self._member.says(what, "expected a communicator of NCCL, and there is none")
+        )
 
     def close(self) -> None:
         """Destroys what lives; what was aborted is left alone."""
@@ -317,7 +297,7 @@ class CudaEngine:
         for communicator in self._known.values():
             if isinstance(communicator, SharedDevice):
                 communicator.destroy()
-            elif communicator.closed is None and self.communicators.remove(communicator.handle):
+            elif communicator.closed is None and self.communicators.remove(communicator.calls):
                 communicator.ended_elsewhere = None
                 try:
                     communicator.destroy()
@@ -326,53 +306,6 @@ class CudaEngine:
             else:
                 communicator.forget("the group was aborted")
         self._known.clear()
-
-    def _call(
-        self, communicator: NcclCommunicator, operation: Operation, stream: int, pair: int
-    ) -> None:
-        collective, kind, number, root, factor, where, source, count, target, out_count = operation
-        dtype = _DTYPES[kind]
-        if collective == _ALL_REDUCE:
-            op = self._reduction(kind, number, factor, where)
-            communicator.all_reduce(source, target, count, dtype, op, stream)
-        elif collective == _ALL_GATHER:
-            communicator.all_gather(source, target, count, dtype, stream)
-        elif collective == _REDUCE_SCATTER:
-            op = self._reduction(kind, number, factor, where)
-            communicator.reduce_scatter(source, target, out_count, dtype, op, stream)
-        elif collective == _BROADCAST:
-            # Both on all ranks: NCCL registers what it is given, and all must give the same.
-            send, receive = source or target, target or source
-            communicator.broadcast(send, receive, count or out_count, dtype, root, stream)
-        elif collective == _REDUCE:
-            op = self._reduction(kind, number, factor, where)
-            communicator.reduce(source, target or source, count, dtype, op, root, stream)
-        elif collective == _SEND:
-            communicator.send(source, count, dtype, self._peer(root, pair), stream)
-        elif collective == _RECV:
-            communicator.receive(target, out_count, dtype, self._peer(root, pair), stream)
-        else:
-            raise ValueError(
-                self._member.says(
-                    C.COLLECTIVES[collective], "expected an operation of NCCL, got another"
-                )
-            )
-
-    def _peer(self, rank: int, pair: int) -> int:
-        """Returns the peer's rank in the communicator."""
-        return rank if pair < 0 else int(rank > self._member.rank)
-
-    def _reduction(self, kind: int, number: int, factor: float, where: int) -> object:
-        """Returns what a communicator takes; looked up once, as it costs as much as the call of NCCL."""
-        known = self._reductions.get((kind, number))
-        if known is not None:
-            return known
-        if number == _PREMUL_SUM:
-            return FactorOnDevice(where) if where else dist._make_nccl_premul_sum(factor)  # type: ignore[attr-defined]
-        op = _OPS[number]
-        with contextlib.suppress(TypeError):  # which the communicator raises, in its own name
-            self._reductions[kind, number] = reduced(_DTYPES[kind], op)
-        return op
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
         generation = self._generation(-1)

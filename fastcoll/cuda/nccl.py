@@ -25,7 +25,7 @@ from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
-from fastcoll.cuda.nccl_status import async_status, said, status_of
+from fastcoll.cuda.nccl_status import async_status, status_of
 
 __all__ = ["NcclCommunicator", "group"]
 
@@ -167,7 +167,9 @@ class NcclCommunicator(DataCalls):
                 return self.member.fault("nccl", str(error))
             if status in (0, IN_PROGRESS):
                 return None
-            return self.member.fault("nccl", f"asynchronous error: {said(self.library, status)}")
+            return self.member.fault(
+                "nccl", f"asynchronous error: {self.library.functions.describe(status)}"
+            )
 
     def abort(
         self, reason: str = "the communicator was aborted", seconds: float | None = None
@@ -200,6 +202,7 @@ class NcclCommunicator(DataCalls):
         with self._lock:
             busy = self._closed is not None
             self._closed = self._closed or "the process ends"
+        self.calls.end()
         if not busy:
             self._raw.abort()
 
@@ -222,6 +225,7 @@ class NcclCommunicator(DataCalls):
                 return True
             if self._ending is None:
                 self._closed = self._closed or reason
+                self.calls.end()
                 self._ending = deadline.start(function)
             call = self._ending
         if not call.wait(limit):

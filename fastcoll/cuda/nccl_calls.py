@@ -1,26 +1,33 @@
-"""The calls of a communicator that move data, thin over CuPy's: addresses, counts, torch's dtypes, a stream.
+"""The calls of a communicator that move data: addresses, counts, torch's dtypes, a stream.
 
-They know no tensors and wait for no stream, and release the GIL.
+They know no tensors and wait for no stream, and release the GIL. C++ makes them (csrc/device/nccl.cpp), as it does for
+the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import NcclLibrary, StatusError
-from fastcoll.cuda.nccl_reductions import PreMulSums
-from fastcoll.cuda.nccl_status import finish, translated
-from fastcoll.cuda.nccl_types import AVG, PREMUL_SUM, Reduction, moved, reduced
-from fastcoll.cuda.one_rank import FIXED_IN, whole_pieces
+from fastcoll.cuda.nccl_status import translated
 
 __all__ = ["DataCalls", "group"]
+
+_KINDS = {
+    getattr(torch, name): number for number, name in enumerate(C.DTYPES) if hasattr(torch, name)
+}
+_BYTES = len(C.DTYPES) - 1  # as which any other dtype is moved
+_COLLECTIVES = {name: number for number, name in enumerate(C.COLLECTIVES)}
+_OPS = {name: number for number, name in enumerate(C.REDUCE_OPS)}
+_NO_OP = len(C.REDUCE_OPS)
 
 _NAME = dist.ReduceOp.RedOpType  # what dist.ReduceOp.SUM is; a work's options hold a dist.ReduceOp
 
@@ -35,18 +42,20 @@ class DataCalls:
         library: The NCCL behind it.
 
     Attributes:
+        calls: The same for callers in C++.
         ended_elsewhere: Returns why it is no more, if NCCL was told so by others than this object.
     """
 
     def __init__(self, raw: Any, member: Member, timeout: float, library: NcclLibrary) -> None:
         self.member = member
         self.library = library
+        self.calls = C.NcclCalls(
+            library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
+        )
         self._raw = raw
         self._timeout = timeout
         self._closed: str | None = None
         self.ended_elsewhere: Callable[[], str | None] | None = None
-        self._factors = PreMulSums(library)
-        self._drops_ends = member.size == 1 and library.version < FIXED_IN
 
     @property
     def handle(self) -> int:
@@ -75,16 +84,14 @@ class DataCalls:
             receive: Address of the result.
             count: Elements.
             dtype: Theirs.
-            op: A ``dist.ReduceOp`` or one of its names, or what ``nccl_types.reduced`` says of it and ``dtype``; AVG
-                is NCCL's own and truncates integers.
+            op: A ``dist.ReduceOp`` or one of its names; AVG is NCCL's own and truncates integers.
             stream: Handle of the CUDA stream.
 
         Raises:
             TypeError: NCCL has no such reduction of this dtype.
             DistBackendError: NCCL failed.
         """
-        what = "all_reduce"
-        self._reduce(what, self._raw.allReduce, (send, receive), count, dtype, op, stream)
+        self._issue("all_reduce", dtype, (send, count), (receive, count), stream, op=op)
 
     def reduce(
         self,
@@ -97,14 +104,14 @@ class DataCalls:
         stream: int,
     ) -> None:
         """Like :meth:`all_reduce`, with the result on ``root`` alone; elsewhere ``receive`` may be 0."""
-        self._reduce("reduce", self._raw.reduce, (send, receive), count, dtype, op, root, stream)
+        self._issue("reduce", dtype, (send, count), (receive, count), stream, root, op)
 
     def reduce_scatter(
         self, send: int, receive: int, count: int, dtype: torch.dtype, op: Any, stream: int
     ) -> None:
         """Reduces ``count`` elements for each rank, ``size * count`` in all, and leaves each its own."""
-        what = "reduce_scatter"
-        self._reduce(what, self._raw.reduceScatter, (send, receive), count, dtype, op, stream)
+        given = (send, self.member.size * count)
+        self._issue("reduce_scatter", dtype, given, (receive, count), stream, op=op)
 
     def broadcast(
         self, send: int, receive: int, count: int, dtype: torch.dtype, root: int, stream: int
@@ -122,29 +129,22 @@ class DataCalls:
         Raises:
             DistBackendError: NCCL failed.
         """
-        code, parts = moved(dtype)
-        args = (send, receive, count * parts, code, root, stream)
-        self._call("broadcast", self._raw.broadcast, args)
+        self._issue("broadcast", dtype, (send, count), (receive, count), stream, root)
 
     def all_gather(
         self, send: int, receive: int, count: int, dtype: torch.dtype, stream: int
     ) -> None:
         """Copies every rank's ``count`` elements, in rank order, to ``receive`` on all ranks."""
-        code, parts = moved(dtype)
-        args = (send, receive, count * parts, code, stream)
-        self._call("all_gather", self._raw.allGather, args)
+        gathered = (receive, self.member.size * count)
+        self._issue("all_gather", dtype, (send, count), gathered, stream)
 
     def send(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
         """Sends ``count`` elements to a rank, which calls :meth:`receive` with the same count and dtype."""
-        code, parts = moved(dtype)
-        args = (address, count * parts, code, peer, stream)
-        self._call("send", self._raw.send, args)
+        self._issue("send", dtype, (address, count), (0, 0), stream, peer)
 
     def receive(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
         """Receives what ``peer`` sends."""
-        code, parts = moved(dtype)
-        args = (address, count * parts, code, peer, stream)
-        self._call("recv", self._raw.recv, args)
+        self._issue("recv", dtype, (0, 0), (address, count), stream, peer)
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
@@ -180,68 +180,59 @@ class DataCalls:
         if (closed := self.closed) is not None:
             raise self.member.fault(what, closed)
 
-    def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, int, int]:
-        """Returns NCCL's numbers: of the type, of its elements for one of the dtype's, of the operation."""
-        if type(op) is Reduction:
-            return op
-        try:
-            found = reduced(dtype, op if type(op) is _NAME else op.op)
-            if found.op != PREMUL_SUM:
-                return found
-            code, parts, _ = found
-            return code, parts, self._factors.number(self.handle, op, dtype, code)
-        except TypeError as error:
-            raise TypeError(self.member.says(what, str(error))) from None
-        except StatusError as error:
-            raise self._translated(what, error) from None
-
-    def _reduce(
+    def _issue(
         self,
         what: str,
-        function: Callable[..., None],
-        addresses: tuple[int, int],
-        count: int,
         dtype: torch.dtype,
-        op: Any,
-        *rest: int,
+        given: tuple[int, int],
+        result: tuple[int, int],
+        stream: int,
+        root: int = -1,
+        op: Any = None,
     ) -> None:
-        code, parts, number = self._reduction(what, dtype, op)
-        send, receive = addresses
-        count *= parts
-        # What an average of one rank leaves as it was is right.
-        if not self._drops_ends or number < AVG or (number == AVG and send == receive):
-            self._call(what, function, (send, receive, count, code, number, *rest))
-            return
-        item = dtype.itemsize // parts
-        for first, some in whole_pieces(count, item):
-            at = first * item
-            self._call(what, function, (send + at, receive + at, some, code, number, *rest))
+        """Makes a call; what is given, and where the result goes, are addresses and elements."""
+        self._check(what)
+        kind = _KINDS.get(dtype, _BYTES)
+        if kind == _BYTES:
+            given, result = (
+                (address, count * dtype.itemsize) for address, count in (given, result)
+            )
+        number, factor, where = (_NO_OP, 1.0, 0) if op is None else self._reduction(what, dtype, op)
+        numbers = (_COLLECTIVES[what], kind, number, root, factor, where)
+        with self._naming(what):
+            self.calls.issue(*numbers, *given, *result, stream)
 
-    def _call(self, what: str, function: Callable[..., None], arguments: tuple[int, ...]) -> None:
-        if (closed := self.closed) is not None:
-            raise self.member.fault(what, closed)
+    def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, float, int]:
+        """Returns the operation's number, a factor, and where it lies if it is a tensor."""
+        kind = op if type(op) is _NAME else op.op
+        if kind.name != "PREMUL_SUM":
+            return _OPS[kind.name], 1.0, 0
+        factor: float | torch.Tensor | None = None
+        if type(op) is not _NAME:
+            with contextlib.suppress(RuntimeError):  # torch's, for an operation without its factor
+                factor = op.__getstate__()[1]
+        problem = ""
+        real = dtype.to_real() if dtype.is_complex else dtype
+        if factor is None:
+            problem = "expected PREMUL_SUM with a factor: torch's _make_nccl_premul_sum(factor)"
+        elif isinstance(factor, torch.Tensor) and (factor.dtype != real or factor.numel() != 1):
+            problem = f"expected a factor of one element of {real}, got {factor.numel()} of {factor.dtype}"
+        if factor is None or problem:
+            raise TypeError(self.member.says(what, problem))
+        if isinstance(factor, torch.Tensor):
+            return _OPS[kind.name], 1.0, factor.data_ptr()
+        return _OPS[kind.name], float(factor), 0
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Gives errors of C++ the head that says whose they are."""
         try:
-            function(*arguments)
-        except Exception as error:
-            self._settle(what, error)
-
-    def _settle(self, what: str, error: Exception) -> None:
-        """Raises what a call's error means, or waits for the call that goes on."""
-        if (closed := self.closed) is not None:
-            raise self.member.fault(what, closed) from None
-
-        def failed() -> None:
-            raise error
-
-        def late(text: str) -> dist.DistBackendError:
-            return self.member.fault(what, f"timed out after {self._timeout * 1000:.0f} ms: {text}")
-
-        end = time.monotonic() + self._timeout
-        try:
-            finish(self.library, self.member, what, self._raw, failed, end, late)
-        except dist.DistBackendError:
+            yield
+        except TypeError as error:
+            raise TypeError(self.member.says(what, str(error))) from None
+        except dist.DistBackendError as error:
             self._check(what)  # the error of an abort meanwhile is its reason
-            raise
+            raise self.member.fault(what, str(error)) from None
 
     @contextlib.contextmanager
     def _translating(self, what: str) -> Iterator[None]:
@@ -269,14 +260,11 @@ def group(*communicators: DataCalls) -> Iterator[None]:
     """
     if not communicators:
         raise ValueError("fastcoll.group: expected the communicators that the group uses, got none")
-    first = communicators[0]
-    nccl = first.library.cupy
     for one in communicators:
         one._check("group")
-    try:
-        nccl.groupStart()
-    except Exception as error:
-        raise first._translated("group", error) from None
+    first, *others = communicators
+    with first._naming("group"):
+        first.calls.begin_group()
     try:
         yield
     except BaseException:
@@ -286,10 +274,10 @@ def group(*communicators: DataCalls) -> Iterator[None]:
             with contextlib.suppress(Exception):
                 first._raw.allReduce(0, 0, 0, -1, 0, 0)
         with contextlib.suppress(Exception):
-            nccl.groupEnd()
+            first.calls.end_group()
         raise
-    try:
-        nccl.groupEnd()
-    except Exception as error:
-        for one in communicators:
-            one._settle("group", error)
+    with first._naming("group"):
+        first.calls.end_group()
+    for one in others:
+        with one._naming("group"):
+            one.calls.settle()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from fastcoll._load import C
 from fastcoll._requirements import CUPY, nccl_packages
 
 __all__ = [
@@ -57,8 +58,6 @@ _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.
 # The arguments of what is called from here, and the first NCCL that has it. All return a status.
 _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclGetVersion": ([_OUT_INT], "2.4"),
-    "ncclRedOpCreatePreMulSum": ([_OUT_INT, _POINTER, _INT, _INT, _POINTER], "2.11"),
-    "ncclRedOpDestroy": ([_INT, _POINTER], "2.11"),
     "ncclCommFinalize": ([_POINTER], "2.14"),
     "ncclCommRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER], "2.19"),
     "ncclCommDeregister": ([_POINTER, _POINTER], "2.19"),
@@ -152,6 +151,7 @@ class NcclLibrary:
     Attributes:
         path: The file it was loaded from.
         version: Its number, such as 22907.
+        functions: Those that C++ calls.
         cupy: CuPy's module over it.
     """
 
@@ -160,10 +160,6 @@ class NcclLibrary:
         self.cupy = cupy
         self._library = _already_loaded(path)
         self._functions = {name: self._function(name) for name in _FUNCTIONS}
-        self._last_error = self._library.ncclGetLastError
-        self._last_error.argtypes, self._last_error.restype = [_POINTER], ctypes.c_char_p
-        self._error_string = self._library.ncclGetErrorString
-        self._error_string.argtypes, self._error_string.restype = [_INT], ctypes.c_char_p
         version = ctypes.c_int()
         self._call("ncclGetVersion", ctypes.byref(version))
         self.version = version.value
@@ -173,53 +169,14 @@ class NcclLibrary:
                 f"{version_text(cupy.get_version())}",
                 f"Start with LD_PRELOAD={path}, or uninstall what brings the other one",
             )
+        self.functions = C.NcclFunctions(self.entry_points(), self.version)
 
     def entry_points(self) -> dict[str, int]:
-        """Returns the addresses of :data:`ENTRY_POINTS`, for callers in C++."""
-        library = self._library
+        """Returns the addresses of :data:`ENTRY_POINTS`."""
         return {
-            name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+            name: ctypes.cast(getattr(self._library, name), _POINTER).value or 0
             for name in ENTRY_POINTS
         }
-
-    def last_error(self) -> str:
-        """Returns what NCCL says of the last error in this process; empty if nothing."""
-        return (self._last_error(None) or b"").decode(errors="replace").strip()
-
-    def error_string(self, status: int) -> str:
-        """Returns NCCL's words for a status."""
-        return (self._error_string(status) or b"").decode(errors="replace")
-
-    def create_pre_mul_sum(self, handle: int, scalar: bytes | int, type_code: int) -> int:
-        """Makes an operation that multiplies each rank's input by a factor and sums.
-
-        Args:
-            handle: The communicator that it is for.
-            scalar: The factor's bytes, or the address on the device where the collective finds it.
-            type_code: NCCL's number of the type, of the factor and of the collective.
-
-        Returns:
-            The operation's number, to be given to :meth:`destroy_op`.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        op = ctypes.c_int()
-        on_host = isinstance(scalar, bytes)
-        address = ctypes.c_char_p(scalar) if isinstance(scalar, bytes) else ctypes.c_void_p(scalar)
-        pointer = ctypes.cast(address, ctypes.c_void_p)
-        self._call(
-            "ncclRedOpCreatePreMulSum", ctypes.byref(op), pointer, type_code, int(on_host), handle
-        )
-        return op.value
-
-    def destroy_op(self, handle: int, op: int) -> None:
-        """Frees an operation; the calls that it was given to need not have ended.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        self._call("ncclRedOpDestroy", op, handle)
 
     def finalize(self, handle: int) -> None:
         """Waits for the communicator's operations. Only its destruction may follow.

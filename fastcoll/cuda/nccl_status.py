@@ -10,19 +10,10 @@ from typing import Any
 import torch.distributed as dist
 
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError, version_text
+from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 
-__all__ = ["async_status", "finish", "said", "status_of", "translated"]
+__all__ = ["async_status", "finish", "status_of", "translated"]
 
-_REMEDIES = {
-    1: "A CUDA call failed, perhaps an earlier kernel: CUDA_LAUNCH_BLOCKING=1 shows which.",
-    2: "The system or the network refused something: NCCL_DEBUG=WARN shows what.",
-    3: "NCCL_DEBUG=WARN shows more.",
-    4: "Check that all ranks make the same call with sound arguments: NCCL_DEBUG=WARN shows more.",
-    5: "Check that all ranks make the same call in the same order: NCCL_DEBUG=WARN shows more.",
-    6: "Another rank, or the network to it, failed: look for the first error in the ranks' logs.",
-    8: "A rank is late: look in the ranks' logs for the one that stands still.",
-}
 _SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two looks at a call in progress
 
 
@@ -50,19 +41,10 @@ def async_status(cupy: ModuleType, raw: Any) -> int:
     return 0
 
 
-def said(library: NcclLibrary, status: int) -> str:
-    """Returns a status in words: NCCL's for it, NCCL's for the last error, and what to do."""
-    last = library.last_error()
-    return (
-        f"NCCL {version_text(library.version)} reports {library.error_string(status)} (status {status})"
-        f"{': ' + last if last else ''}. {_REMEDIES.get(status, 'NCCL_DEBUG=WARN shows more.')}"
-    )
-
-
 def translated(library: NcclLibrary, member: Member, what: str, error: Exception) -> Exception:
     """Returns the exception that callers see in place of CuPy's; itself if it is not about a status."""
     status = status_of(library.cupy, error)
-    return error if status is None else member.fault(what, said(library, status))
+    return error if status is None else member.fault(what, library.functions.describe(status))
 
 
 def finish(
@@ -102,4 +84,4 @@ def finish(
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     if status:
-        raise member.fault(what, said(library, status))
+        raise member.fault(what, library.functions.describe(status))

@@ -87,13 +87,6 @@ def _instance_of_sharing(
     return instance if len(set(devices)) < member.size else ""
 
 
-class _NoCalls:
-    """Has every function of CuPy's communicator; none is ever called."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
 class SharedDevice(NcclCommunicator):
     """What stands in for the communicator: it has a name and a device, and refuses every call.
 
@@ -109,14 +102,10 @@ class SharedDevice(NcclCommunicator):
         self.instance = instance
         self.ended_elsewhere = None
         self._closed = None
-        self._raw = _NoCalls()
         self._lock = threading.Lock()
 
-    def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, int, int]:
-        raise self._refused(what)
-
-    def _call(self, what: str, function: Any, arguments: tuple[int, ...]) -> None:
-        raise self._refused(what)
+    def _issue(self, what: str, *arguments: Any, **options: Any) -> None:
+        raise self.refused(what)
 
     @property
     def handle(self) -> int:
@@ -134,7 +123,7 @@ class SharedDevice(NcclCommunicator):
         Raises:
             ValueError: Always.
         """
-        raise self._refused("nccl_split")
+        raise self.refused("nccl_split")
 
     def abort(self, reason: str = "the group was aborted", seconds: float | None = None) -> bool:
         """Makes every use an error."""
@@ -145,7 +134,8 @@ class SharedDevice(NcclCommunicator):
         """Makes every use an error."""
         return self.abort("the group was destroyed")
 
-    def _refused(self, what: str) -> ValueError:
+    def refused(self, what: str) -> ValueError:
+        """Returns why a call cannot be made."""
         return ValueError(
             self.member.says(
                 what,

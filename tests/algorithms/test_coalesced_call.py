@@ -1,7 +1,9 @@
 """fastcoll.all_reduce_coalesced on CPU and device tensors."""
 
 import math
+import os
 
+import device_calls
 import peer_memory
 import pytest
 import recording_device
@@ -76,23 +78,20 @@ def few_ones():
 
 def left_to_nccl():
     """What NCCL does as it is, tensor by tensor, is decided once for lists too, wherever they lie."""
-    from fastcoll.cuda.call_options import call_options
-
-    dist.all_reduce(torch.ones(3, device=peer_memory.DEVICE))
-    reduces = peer_memory.reduces_of()
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3, device=peer_memory.DEVICE), group=group)
+    reduces = peer_memory.reduces_of(group)
     built, decided, decide = reduces.plans.built, [], reduces._chosen
     reduces._chosen = lambda tasks, options: decided.append(len(tasks)) or decide(tasks, options)
     me = dist.get_rank()
     for _ in range(3):
         tensors = [torch.full((k,), me + 1.0, device=peer_memory.DEVICE) for k in (9, 0, 7)]
-        with call_options(algorithm="nccl", fuse=False):
-            fastcoll.all_reduce_coalesced(tensors)
+        fastcoll.all_reduce_coalesced(tensors, group=group)
         assert all(tensor.cpu().eq(3).all() for tensor in tensors)
     assert decided == [2] and reduces.chosen == "nccl" and reduces.plans.built == built
-    with call_options(algorithm="nccl", fuse=False):
-        fastcoll.all_reduce_coalesced(tensors[::-1])  # other sizes in their places
-    with call_options(algorithm="nccl", fuse=True):
-        fastcoll.all_reduce_coalesced(tensors)
+    fastcoll.all_reduce_coalesced(tensors[::-1], group=group)  # other sizes in their places
+    device_calls.all_reduce(tensors, group=group, algorithm="nccl", fuse=True)
     assert decided == [2, 2, 2] and reduces.plans.built == built + 1
     assert all(tensor.cpu().eq(12).all() for tensor in tensors)
 

@@ -11,6 +11,7 @@ import peer_memory
 import pytest
 import torch
 import torch.distributed as dist
+from device_ranks import called
 from peer_memory import DEVICE
 
 import fastcoll
@@ -99,7 +100,7 @@ def without_peers(change):
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        group = dist.new_group()
+        group, before = dist.new_group(), called("allReduce")
         for _ in range(2):
             x = torch.full((100,), 1.0 + dist.get_rank(), device=DEVICE)
             dist.all_reduce(x, group=group)
@@ -109,7 +110,8 @@ def without_peers(change):
         mapper.refuses, mapper.on_host, mapper.identity = set(), "one host", ""
         symmetric._PATIENCE = 60.0
     reduces = peer_memory.reduces_of(group)
-    assert reduces.chosen == "nccl" and reduces.region.peers is None
+    assert called("allReduce") == before + 2
+    assert reduces.chosen == "" and reduces.region.peers is None
     said = [text for text in records if "by NCCL alone" in text]
     assert len(said) == (dist.get_rank() == 0)
     told = {each["name"]: each.get("devices") for each in info.groups()}
@@ -160,13 +162,14 @@ def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout(peer_world):
 
 def forced(algorithm):
     os.environ["FASTCOLL_ALGO"] = algorithm
-    group = dist.new_group()
+    group, before = dist.new_group(), called("allReduce")
     ranks = dist.get_world_size()
     x = torch.full((50,), 1.0, device=DEVICE)
     dist.all_reduce(x, group=group)
     assert x.cpu().eq(ranks).all()
     reduces = peer_memory.reduces_of(group)
-    assert reduces.chosen == algorithm
+    assert reduces.chosen == ("" if algorithm == "nccl" else algorithm)
+    assert called("allReduce") - before == (algorithm == "nccl")
     assert (reduces.region.peers is None) == (algorithm == "nccl")
     # Calls for which there is one way only are none of its business.
     dist.broadcast(x, 0, group=group)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
 
+import device_calls
 import peer_memory
 import pytest
 import recording_device
@@ -87,10 +88,7 @@ def eight():
         group = dist.new_group()
         inputs = inputs_of(count, dtype, seed)
         x = inputs[dist.get_rank()].to(peer_memory.DEVICE)
-        from fastcoll.cuda.call_options import call_options
-
-        with call_options(wire_dtype=wire):
-            dist.all_reduce(x, dist.ReduceOp.AVG, group=group)
+        device_calls.all_reduce(x, dist.ReduceOp.AVG, group, wire_dtype=wire)
         assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, wire))
         lists = lists_of(dtype, seed, (1, 17, 0, 1000, 3))
         tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]

@@ -5,6 +5,7 @@ Ranks are processes over shared memory with interpreted kernels; results are com
 
 from datetime import timedelta
 
+import device_calls
 import peer_memory
 import pytest
 import recording_device
@@ -46,16 +47,14 @@ EACH = [
 
 
 def every_case(algorithm, async_op):
-    from fastcoll.cuda.call_options import call_options
-
     reduces = None
     recording_device.clear()
     with recording_device.no_violations():
         for seed, (dtype, count, op) in enumerate(EACH):
             inputs = inputs_of(count, dtype, seed)
             x = inputs[dist.get_rank()].to(DEVICE)
-            with call_options(algorithm=algorithm):
-                work = dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=async_op)
+            number = getattr(dist.ReduceOp, op)
+            work = device_calls.all_reduce(x, number, async_op=async_op, algorithm=algorithm)
             if async_op:
                 work.wait()
             x += 0  # on the caller's stream
@@ -66,8 +65,8 @@ def every_case(algorithm, async_op):
         for wire, count in ((torch.bfloat16, 1100), (torch.float16, 17)):
             inputs = inputs_of(count, torch.float32, count)
             x = inputs[dist.get_rank()].to(DEVICE)
-            with call_options(algorithm=algorithm, wire_dtype=wire, scale=0.5):
-                work = dist.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op)
+            options = {"algorithm": algorithm, "wire_dtype": wire, "scale": 0.5}
+            work = device_calls.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op, **options)
             if async_op:
                 work.wait()
             expected = oracle(inputs, "avg", 0.5, wire, algorithm)
@@ -89,30 +88,14 @@ def lists_of(dtype, seed, sizes=LIST):
             for rank in range(dist.get_world_size())]  # fmt: skip
 
 
-def reduce_list(tensors, op, how):
-    """By each of torch's ways to reduce tensors together."""
-    if how == "coalesced":
-        options = dist.AllreduceCoalescedOptions()
-        options.reduceOp = op
-        dist.group.WORLD.allreduce_coalesced(tensors, options).wait()
-        return
-    with dist.distributed_c10d._coalescing_manager(async_ops=how == "async manager") as manager:
-        for tensor in tensors:
-            dist.all_reduce(tensor, op)
-    if how == "async manager":
-        manager.wait()
-
-
 def every_list(algorithm, sizes):
-    from fastcoll.cuda.call_options import call_options
-
     recording_device.clear()
     with recording_device.no_violations():
         for seed, (dtype, wire, how) in enumerate((
-            (torch.float32, None, "coalesced"),
-            (torch.bfloat16, None, "manager"),
-            (torch.float32, torch.bfloat16, "async manager"),
-            (torch.float64, None, "coalesced"),
+            (torch.float32, None, "list"),
+            (torch.bfloat16, None, "batch"),
+            (torch.float32, torch.bfloat16, "async batch"),
+            (torch.float64, None, "list"),
         )):  # fmt: skip
             if algorithm == "all_to_all" and dtype == torch.float64:
                 continue
@@ -120,8 +103,12 @@ def every_list(algorithm, sizes):
                 continue
             lists = lists_of(dtype, 10 * seed, sizes)
             tensors = [tensor.to(DEVICE) for tensor in lists[dist.get_rank()]]
-            with call_options(algorithm=algorithm, wire_dtype=wire, fuse=True):
-                reduce_list(tensors, dist.ReduceOp.AVG, how)
+            options = {"algorithm": algorithm, "wire_dtype": wire, "fuse": True}
+            if how == "list":
+                device_calls.all_reduce(tensors, dist.ReduceOp.AVG, **options)
+            else:
+                asynchronous = how == "async batch"
+                device_calls.together(tensors, dist.ReduceOp.AVG, asynchronous, **options)
             reduces = peer_memory.reduces_of()
             assert reduces.chosen == algorithm
             assert reduces.plans.built
@@ -165,8 +152,6 @@ def test_lists_are_fused_on_one_rank(peer_world, algorithm):
 
 
 def sixteen_bits_over_nccl(sizes):
-    from fastcoll.cuda.call_options import call_options
-
     for seed, (dtype, wire, count) in enumerate(
         (d, w, c) for c in sizes for d, w in (
             (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
@@ -175,8 +160,8 @@ def sixteen_bits_over_nccl(sizes):
         inputs = inputs_of(count, dtype, seed)
         for scale in (1.0, 0.3):
             x = inputs[dist.get_rank()].to(DEVICE)
-            with call_options(algorithm="all_to_all", wire_dtype=wire, scale=scale):
-                dist.all_reduce(x, dist.ReduceOp.AVG, async_op=True).wait()
+            options = {"algorithm": "all_to_all", "wire_dtype": wire, "scale": scale}
+            device_calls.all_reduce(x, dist.ReduceOp.AVG, async_op=True, **options).wait()
             assert torch.equal(x.cpu(), oracle(inputs, "avg", scale, wire)), (dtype, wire, count)
     if dist.get_world_size() == 1:
         plans = peer_memory.reduces_of().plans._plans.values()

@@ -8,6 +8,7 @@ import weakref
 from datetime import timedelta
 from functools import partial
 
+import device_calls
 import peer_memory
 import pytest
 import torch
@@ -30,8 +31,6 @@ def error_of_next_call(group):
 
 def gives_up(algorithm):
     """The limit of polls is reached before the group's timeout."""
-    from fastcoll.cuda.call_options import call_options
-
     peer_memory.MAPPER.polls_per_second = 10
     try:
         group = dist.new_group(timeout=timedelta(seconds=30))
@@ -40,8 +39,7 @@ def gives_up(algorithm):
     finally:
         peer_memory.MAPPER.polls_per_second = 100_000
     if dist.get_rank() != 1:
-        with call_options(algorithm=algorithm):
-            dist.all_reduce(x, group=group)
+        device_calls.all_reduce(x, group=group, algorithm=algorithm)
     failed(group)
     text = error_of_next_call(group)
     y = torch.ones(5, device=DEVICE)

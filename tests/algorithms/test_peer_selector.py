@@ -6,7 +6,6 @@ import torch
 from fastcoll import env
 from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology
 from fastcoll.cuda.algorithms.algorithm import bucket_elements
-from fastcoll.cuda.call_options import CallOptions, call_options, current_options
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
@@ -119,16 +118,6 @@ def test_a_call_says_what_it_is() -> None:
     text = str(call(96, wire=torch.bfloat16, scale=0.5, tensors=3))
     assert text == "SUM of 3 tensors of float32[24] over bfloat16, times 0.5"
     assert bucket_elements((1, 16, 17)) == 64
-
-
-def test_options_are_those_of_the_innermost_body() -> None:
-    assert current_options() == CallOptions()
-    with call_options(wire_dtype=torch.bfloat16), pytest.raises(KeyError):
-        with call_options(scale=2):
-            assert current_options() == CallOptions(scale=2.0)
-        assert current_options().wire_dtype == torch.bfloat16
-        raise KeyError
-    assert current_options() == CallOptions()
 
 
 def test_the_variable_is_checked() -> None:

@@ -39,15 +39,19 @@ def differing(path: str, what: str) -> str:
 def wrong_arguments(path: str) -> None:
     with communicator(path) as made:
         call, tensor = Tensors(made), torch.ones(8)
+
+        def raw(*arguments: int) -> None:
+            try:
+                made._raw.allReduce(*arguments)
+            except Exception as error:
+                raise made._translated("all_reduce", error) from None
+
         for use, text in (
             (lambda: call.broadcast(tensor, tensor, 1), "invalid rank 1 of 1"),
             (lambda: call.send(tensor, -1), "invalid rank -1 of 1"),
             (lambda: made.all_reduce(0, 0, 4, torch.float, SUM, 0), "a buffer is NULL"),
-            (lambda: made._call("x", made._raw.allReduce, (1, 1, 0, 12, 0, 0)), "invalid type 12"),
-            (
-                lambda: made._call("x", made._raw.allReduce, (1, 1, 0, 7, 9, 0)),
-                "unknown operation 9",
-            ),
+            (lambda: raw(1, 1, 0, 12, 0, 0), "invalid type 12"),
+            (lambda: raw(1, 1, 0, 7, 9, 0), "unknown operation 9"),
         ):
             with pytest.raises(dist.DistBackendError, match=text):
                 use()

@@ -205,5 +205,7 @@ def test_what_nccl_does_not_reduce_is_refused_with_what_to_do(world: Worlds, sta
     world(1).run(refusals, stand_in, init=False)
 
 
-def test_factors_are_kept_and_read_where_they_are(world: Worlds, stand_in: str) -> None:
-    assert world(1).run(factors, stand_in, init=False) == [["allReduce"]]
+def test_factors_are_read_where_they_are(world: Worlds, stand_in: str) -> None:
+    assert world(1).run(factors, stand_in, init=False) == [
+        ["redOpCreatePreMulSum", "allReduce", "redOpDestroy"]
+    ]

@@ -150,9 +150,9 @@ def engine_of(name: str, timeout: float = 30) -> CudaEngine:
 def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int = -1) -> None:
     address, count = tensor.data_ptr(), tensor.numel()
     kinds = C.COLLECTIVES.index("all_reduce"), C.DTYPES.index("float32"), C.REDUCE_OPS.index("SUM")
-    engine.issue(
-        [(*kinds, -1, 1.0, 0, address, count, address, count)], stream=0, device=device, pair=pair
-    )
+    calls = engine.communicators.find(device, pair)
+    assert calls is not None
+    calls.issue(*kinds, -1, 1.0, 0, address, count, address, count, 0)
 
 
 def devices(path: str) -> None:
@@ -192,9 +192,12 @@ def an_aborted_group(path: str) -> None:
     engine, tensor = engine_of("aborted"), torch.ones(1)
     engine.prepare(0, -1, False)
     communicator = engine._known[0, -1]
+    calls = communicator.calls
+    assert engine.communicators.find(0, -1) is calls
     engine.communicators.abort_all()
+    assert engine.communicators.find(0, -1) is None
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
-        reduce(engine, tensor)
+        calls.issue(C.COLLECTIVES.index("send"), 0, 0, 0, 1.0, 0, 0, 0, 0, 0, 0)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):
         Tensors(communicator).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
     with pytest.raises(dist.DistBackendError, match="the group was aborted"):

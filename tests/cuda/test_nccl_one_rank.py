@@ -1,13 +1,18 @@
 """Sums of one rank with a factor: whole with every NCCL, also with those whose kernel drops the end of a message."""
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
 from nccl_ranks import StandIn, Tensors, communicator
+from nccl_recorder import RecordedNccl
 
-from fastcoll.cuda.one_rank import whole_pieces
+from fastcoll._load import C
+
+BASE = 0x10000
 
 
 def written(count: int, itemsize: int) -> int:
@@ -17,22 +22,30 @@ def written(count: int, itemsize: int) -> int:
     return min(count, blocks * (-(-(count // blocks) // pack) * pack))
 
 
+def pieces(count: int, itemsize: int) -> list[tuple[int, int]]:
+    """Where the calls for a message of one rank begin, and their elements."""
+    nccl = RecordedNccl(version=22906, ranks=1)
+    dtype = {1: "float8_e5m2", 2: "bfloat16", 4: "float32", 8: "float64"}[itemsize]
+    nccl.issue("all_reduce", (BASE, count), (BASE, count), "PREMUL_SUM", dtype)
+    assert all(one[0] == one[1] for _, one in nccl.calls)
+    return [((one[0] - BASE) // itemsize, one[2]) for _, one in nccl.calls]
+
+
 @given(st.integers(1, 1 << 22), st.sampled_from([1, 2, 4, 8]))
 @example(32 * 8192 + 1, 2)
 @example(8191, 2)
 @example(1, 8)
 def test_pieces_are_whole(count: int, itemsize: int) -> None:
-    pieces = list(whole_pieces(count, itemsize))
-    assert [first for first, _ in pieces] == [0, *[some for _, some in pieces[:-1]]]
-    assert sum(some for _, some in pieces) == count
-    assert all(written(some, itemsize) == some for _, some in pieces)
+    made = pieces(count, itemsize)
+    assert [first for first, _ in made] == [0, *[some for _, some in made[:-1]]]
+    assert sum(some for _, some in made) == count
+    assert all(written(some, itemsize) == some for _, some in made)
 
 
 def test_a_whole_message_would_not_be() -> None:
     assert written(1_024_006, 2) == 1_024_000
-    assert list(whole_pieces(1_024_006, 2)) == [(0, 1_024_000), (1_024_000, 6)]
-    assert list(whole_pieces(8192 * 32, 2)) == [(0, 8192 * 32)]
-    assert list(whole_pieces(0, 2)) == []
+    assert pieces(1_024_006, 2) == [(0, 1_024_000), (1_024_000, 6)]
+    assert pieces(8192 * 32, 2) == [(0, 8192 * 32)]
 
 
 COUNT = 100_003
@@ -42,8 +55,8 @@ def called(path: str, drops: bool) -> list[list[int]]:
     """The counts of NCCL's calls for each of ours."""
     counts = []
     with communicator(path) as made:
-        assert made._drops_ends == (made.library.version < 22907)
-        made._drops_ends = drops
+        functions = C.NcclFunctions(made.library.entry_points(), 22906 if drops else 22907)
+        made.calls = C.NcclCalls(functions, made.handle, 1, timedelta(seconds=30))
         call = Tensors(made)
         twice = dist._make_nccl_premul_sum(2.0)
         x, y = torch.arange(COUNT).float(), torch.zeros(COUNT)
@@ -78,10 +91,7 @@ def test_messages_are_called_in_pieces_where_they_must(world, stand_in, drops) -
     assert counts == [way for way in ways for _ in range(3)]
 
 
-def two_ranks(path: str) -> bool:
-    with communicator(path) as made:
-        return made._drops_ends
-
-
-def test_several_ranks_have_another_kernel(world, stand_in) -> None:
-    assert world(2).run(two_ranks, stand_in) == [False, False]
+def test_several_ranks_have_another_kernel() -> None:
+    nccl = RecordedNccl(version=22906, ranks=2)
+    nccl.issue("all_reduce", (BASE, COUNT), (BASE, COUNT), "PREMUL_SUM")
+    assert [one[2] for _, one in nccl.calls] == [COUNT]

@@ -11,10 +11,11 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_calls import all_reduce
 from device_ranks import called, inject, until
 from torch._C._distributed_c10d import ErrorType
 
-from fastcoll.cuda.engine import CudaEngine
+from fastcoll.cuda.all_reduce import AllReduces
 
 DEVICE = "recording:0"
 
@@ -69,10 +70,10 @@ def an_interrupt_in_a_call():
     own = group()
     if dist.get_rank() == 0:
         with (
-            mock.patch.object(CudaEngine, "_call", side_effect=KeyboardInterrupt),
+            mock.patch.object(AllReduces, "serve", side_effect=KeyboardInterrupt),
             pytest.raises(KeyboardInterrupt),
         ):
-            reduce(own)
+            all_reduce(torch.ones(3, device=DEVICE), group=own, algorithm="nccl")
         assert "was interrupted" in fault_of(lambda: reduce(own))[0]
     else:
         assert "was interrupted" in fault_of(lambda: reduce(own))[0]

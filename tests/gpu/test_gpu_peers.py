@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from device_calls import all_reduce
 from torch import nn
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
@@ -59,8 +60,6 @@ def oracle(inputs, op, scale, wire, algorithm):
 
 
 def calls_are_the_oracle(algorithm):
-    from fastcoll.cuda.call_options import call_options
-
     group = forced_group(algorithm)
     me = dist.get_rank()
     cases = (
@@ -76,10 +75,8 @@ def calls_are_the_oracle(algorithm):
         inputs = values(count, dtype, seed)
         for async_op in (False, True):
             x = inputs[me].to(DEVICE)
-            with call_options(wire_dtype=wire, scale=0.5):
-                work = dist.all_reduce(
-                    x, getattr(dist.ReduceOp, op), group=group, async_op=async_op
-                )
+            number = getattr(dist.ReduceOp, op)
+            work = all_reduce(x, number, group, async_op, wire_dtype=wire, scale=0.5)
             if async_op:
                 work.wait()
             expected = oracle(inputs, op.lower(), 0.5, wire, algorithm)
@@ -94,16 +91,14 @@ def test_calls_are_the_oracle(gpu_peer_world, size, algorithm):
 
 
 def one_rounding_over_nccl():
-    from fastcoll.cuda.call_options import call_options
-
     group = forced_group("nccl")
     for seed, (dtype, wire, count) in enumerate(
         [(torch.float32, torch.bfloat16, 5001), (torch.bfloat16, None, 32 * 48), (torch.float16, None, 7)]
     ):  # fmt: skip
         inputs = values(count, dtype, seed)
         x = inputs[dist.get_rank()].to(DEVICE)
-        with call_options(wire_dtype=wire, algorithm="all_to_all"):
-            dist.all_reduce(x, dist.ReduceOp.AVG, group=group, async_op=True).wait()
+        options = {"wire_dtype": wire, "algorithm": "all_to_all"}
+        all_reduce(x, dist.ReduceOp.AVG, group, True, **options).wait()
         assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, wire, "all_to_all"))
 
 

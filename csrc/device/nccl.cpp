@@ -1,0 +1,345 @@
+#include "nccl.hpp"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "../base/error.hpp"
+#include "nccl_types.hpp"
+
+namespace fastcoll {
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kInProgress = 7;
+
+// ncclScalarResidence_t.
+constexpr int kOnDevice = 0;
+constexpr int kOnHost = 1;
+
+/// Groups that this thread has begun and not ended; the library counts by thread, too.
+thread_local int groups = 0;
+
+/// A factor as an element of `dtype`.
+class Scalar {
+ public:
+  Scalar(double value, DType dtype) {
+    const auto narrow = static_cast<float>(value);
+    if (dtype == DType::Float16) {
+      set(c10::Half(narrow));
+    } else if (dtype == DType::BFloat16) {
+      set(c10::BFloat16(narrow));
+    } else if (dtype == DType::Float8E4M3FN) {
+      set(c10::Float8_e4m3fn(narrow));
+    } else if (dtype == DType::Float8E5M2) {
+      set(c10::Float8_e5m2(narrow));
+    } else if (dtype == DType::Float64) {
+      set(value);
+    } else {
+      set(narrow);
+    }
+  }
+  void* address() { return bytes_.data(); }
+
+ private:
+  template <typename T>
+  void set(T value) {
+    std::memcpy(bytes_.data(), &value, sizeof(value));
+  }
+  alignas(8) std::array<char, 8> bytes_{};
+};
+
+// Sums of one rank with a factor, which NCCL before 2.29.7 leaves short of their last elements:
+// there it runs one kernel, over all of the message, for AVG and PREMUL_SUM. It deals the message
+// out to as many blocks as it has 16 KiB, at most 32, in equal parts that it rounds down, so that
+// what is left over is neither scaled nor copied (NVIDIA/nccl#1950). A message that divides evenly
+// is whole; so one that does not is called as two that do.
+constexpr int kEndsAreWhole = 22907;
+constexpr std::size_t kBlockBytes = 16 << 10;
+constexpr std::size_t kMostBlocks = 32;
+constexpr std::size_t kPackBytes = 16;  // parts are multiples of that
+
+/// How much of `count` elements goes in the first call.
+std::size_t firstWhole(std::size_t count, std::size_t itemSize) {
+  const std::size_t ofBlock = kBlockBytes / itemSize;
+  const std::size_t step =
+      count < kMostBlocks * ofBlock ? ofBlock : kMostBlocks * (kPackBytes / itemSize);
+  return count / step * step;
+}
+
+const char* remedyFor(int status) {
+  switch (status) {
+    case 1:
+      return "A CUDA call failed, perhaps an earlier kernel: CUDA_LAUNCH_BLOCKING=1 shows which.";
+    case 2:
+      return "The system or the network refused something: NCCL_DEBUG=WARN shows what.";
+    case 4:
+      return "Check that all ranks make the same call with sound arguments: NCCL_DEBUG=WARN shows "
+             "more.";
+    case 5:
+      return "Check that all ranks make the same call in the same order: NCCL_DEBUG=WARN shows "
+             "more.";
+    case 6:
+      return "Another rank, or the network to it, failed: look for the first error in the ranks' "
+             "logs.";
+    case 8:
+      return "A rank is late: look in the ranks' logs for the one that stands still.";
+    default:
+      return "NCCL_DEBUG=WARN shows more.";
+  }
+}
+
+std::string trimmed(const char* text) {
+  const std::string all = text != nullptr ? text : "";
+  const auto first = all.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos) return "";
+  return all.substr(first, all.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+template <typename Function>
+void find(Function*& function, const std::map<std::string, std::uintptr_t>& addresses,
+          const char* name) {
+  function = reinterpret_cast<Function*>(addresses.at(name));
+}
+
+}  // namespace
+
+// --- the library ---------------------------------------------------------------------------------
+
+NcclFunctions::NcclFunctions(const std::map<std::string, std::uintptr_t>& addresses, int version)
+    : version(version) {
+  find(allReduce, addresses, "ncclAllReduce");
+  find(reduce, addresses, "ncclReduce");
+  find(reduceScatter, addresses, "ncclReduceScatter");
+  find(allGather, addresses, "ncclAllGather");
+  find(broadcast, addresses, "ncclBroadcast");
+  find(send, addresses, "ncclSend");
+  find(recv, addresses, "ncclRecv");
+  find(createPreMulSum, addresses, "ncclRedOpCreatePreMulSum");
+  find(destroyOp, addresses, "ncclRedOpDestroy");
+  find(groupStart, addresses, "ncclGroupStart");
+  find(groupEnd, addresses, "ncclGroupEnd");
+  find(commAbort, addresses, "ncclCommAbort");
+  find(commGetAsyncError, addresses, "ncclCommGetAsyncError");
+  find(getErrorString, addresses, "ncclGetErrorString");
+  find(getLastError, addresses, "ncclGetLastError");
+}
+
+std::string NcclFunctions::describe(int status) const {
+  const std::string last = trimmed(getLastError(nullptr));
+  return concat("NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100, " reports ",
+                getErrorString(status), " (status ", status, ")", last.empty() ? "" : ": ", last,
+                ". ", remedyFor(status));
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+struct NcclCalls::Prepared {
+  Collective collective;
+  int root;
+  nccl::WireType type;
+  int op = nccl::kSum;
+  bool inTwo = false;  // see kEndsAreWhole
+  const void* in = nullptr;
+  void* out = nullptr;
+  std::size_t count = 0;  // of elements of `type`, for one rank where each has its own
+  std::size_t itemSize = 1;
+};
+
+/// The operations that were made for factors. They may go as soon as the calls have returned.
+class NcclCalls::Operations {
+ public:
+  explicit Operations(const NcclCalls& calls) : calls_(calls) {}
+  ~Operations() {
+    if (calls_.ended_.load(std::memory_order_acquire)) return;  // gone with the communicator
+    for (const int op : made_) calls_.functions_->destroyOp(op, handle());
+  }
+  Operations(const Operations&) = delete;
+  Operations& operator=(const Operations&) = delete;
+
+  int make(const DeviceRequest& request, int type) {
+    Scalar scalar(request.factor, partOf(request.dtype));
+    const bool there = request.factorOnDevice != 0;
+    void* const address =
+        there ? reinterpret_cast<void*>(request.factorOnDevice) : scalar.address();
+    int op = 0;
+    const int status = calls_.functions_->createPreMulSum(&op, address, type,
+                                                          there ? kOnDevice : kOnHost, handle());
+    if (status != kSuccess) throw Error(ErrorKind::Backend, calls_.functions_->describe(status));
+    made_.push_back(op);
+    return op;
+  }
+
+ private:
+  void* handle() const { return reinterpret_cast<void*>(calls_.communicator_); }
+  const NcclCalls& calls_;
+  std::vector<int> made_;
+};
+
+NcclCalls::NcclCalls(std::shared_ptr<const NcclFunctions> functions, std::uintptr_t communicator,
+                     int ranks, Milliseconds patience)
+    : functions_(std::move(functions)),
+      communicator_(communicator),
+      ranks_(ranks),
+      patience_(patience) {}
+
+void NcclCalls::issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream) {
+  throwIfEnded();
+  Operations operations(*this);
+  std::vector<Prepared> all;
+  all.reserve(requests.size());
+  for (const DeviceRequest& request : requests) all.push_back(prepare(request, operations));
+  void* const on = reinterpret_cast<void*>(stream);
+  if (all.size() == 1) return finish(call(all[0], on));
+  beginGroup();
+  int failed = kSuccess;
+  for (const Prepared& one : all) {
+    const int status = call(one, on);
+    if (status != kSuccess && status != kInProgress) {
+      failed = status;
+      break;
+    }
+  }
+  if (failed == kSuccess) return endGroup();
+  --groups;
+  const std::string text = functions_->describe(failed);
+  functions_->groupEnd();  // which drops the group
+  throwIfEnded();
+  throw Error(ErrorKind::Backend, text);
+}
+
+void NcclCalls::beginGroup() {
+  throwIfEnded();
+  const int status = functions_->groupStart();
+  if (status != kSuccess) throw Error(ErrorKind::Backend, functions_->describe(status));
+  ++groups;
+}
+
+void NcclCalls::endGroup() {
+  --groups;
+  finish(functions_->groupEnd());
+}
+
+void NcclCalls::settle() {
+  finish(kInProgress);
+}
+
+NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations& operations) const {
+  const Collective collective = request.collective;
+  const bool reduces = collective == Collective::AllReduce || collective == Collective::Reduce ||
+                       collective == Collective::ReduceScatter;
+  const bool moves = collective == Collective::AllGather || collective == Collective::Broadcast ||
+                     collective == Collective::Send || collective == Collective::Recv;
+  if (!reduces && !moves) {
+    throw Error(ErrorKind::Value,
+                concat("expected an operation of NCCL, got ", collectiveName(collective)));
+  }
+  Prepared made;
+  made.collective = collective;
+  made.root = request.root;
+  made.in = reinterpret_cast<const void*>(request.in.address);
+  made.out = reinterpret_cast<void*>(request.out.address);
+  if (collective == Collective::Broadcast || collective == Collective::Reduce) {
+    // Both on all ranks: NCCL registers what it is given, and all must give the same.
+    if (request.in.address == 0) made.in = made.out;
+    if (request.out.address == 0) made.out = reinterpret_cast<void*>(request.in.address);
+  }
+  std::int64_t count = std::max(request.in.count, request.out.count);
+  if (collective == Collective::AllGather) count = request.in.count;
+  if (collective == Collective::ReduceScatter) count = request.out.count;
+  if (reduces) {
+    const auto type = nccl::computed(request.dtype);
+    if (!type) {
+      throw Error(ErrorKind::Type,
+                  concat("expected a dtype that NCCL reduces, got torch.", dtypeName(request.dtype),
+                         ". Convert the tensor to a wider dtype first."));
+    }
+    made.type = *type;
+    made.op = nccl::numberOf(request.dtype, request.op);
+    made.inTwo =
+        ranks_ == 1 && functions_->version < kEndsAreWhole &&
+        // What an average of one rank leaves as it was is right.
+        (made.op == nccl::kMadeForFactor || (made.op == nccl::kAvg && made.in != made.out));
+    if (made.op == nccl::kMadeForFactor) made.op = operations.make(request, type->code);
+  } else {
+    made.type = nccl::moved(request.dtype);
+  }
+  made.count = static_cast<std::size_t>(count) * made.type.parts;
+  made.itemSize = elementSize(request.dtype) / made.type.parts;
+  return made;
+}
+
+int NcclCalls::call(const Prepared& one, void* stream) const {
+  const NcclFunctions& nccl = *functions_;
+  void* const comm = reinterpret_cast<void*>(communicator_);
+  const int type = one.type.code;
+  const auto reduction = [&](const void* in, void* out, std::size_t count) {
+    if (one.collective == Collective::AllReduce) {
+      return nccl.allReduce(in, out, count, type, one.op, comm, stream);
+    }
+    if (one.collective == Collective::Reduce) {
+      return nccl.reduce(in, out, count, type, one.op, one.root, comm, stream);
+    }
+    return nccl.reduceScatter(in, out, count, type, one.op, comm, stream);
+  };
+  switch (one.collective) {
+    case Collective::AllReduce:
+    case Collective::Reduce:
+    case Collective::ReduceScatter: {
+      const std::size_t first = one.inTwo ? firstWhole(one.count, one.itemSize) : one.count;
+      if (first == 0 || first == one.count) return reduction(one.in, one.out, one.count);
+      const int status = reduction(one.in, one.out, first);
+      if (status != kSuccess) return status;
+      const std::size_t at = first * one.itemSize;
+      return reduction(static_cast<const char*>(one.in) + at, static_cast<char*>(one.out) + at,
+                       one.count - first);
+    }
+    case Collective::AllGather:
+      return nccl.allGather(one.in, one.out, one.count, type, comm, stream);
+    case Collective::Broadcast:
+      return nccl.broadcast(one.in, one.out, one.count, type, one.root, comm, stream);
+    case Collective::Send:
+      return nccl.send(one.in, one.count, type, one.root, comm, stream);
+    default:
+      return nccl.recv(one.out, one.count, type, one.root, comm, stream);
+  }
+}
+
+/// Waits for a call that NCCL goes on with after it has returned; in a group its end is waited for.
+void NcclCalls::finish(int status) const {
+  if (status == kSuccess || (status == kInProgress && groups > 0)) return;
+  auto pause = std::chrono::microseconds(100);
+  const auto end = std::chrono::steady_clock::now() + patience_;
+  while (status == kInProgress) {
+    throwIfEnded();
+    const int asked =
+        functions_->commGetAsyncError(reinterpret_cast<void*>(communicator_), &status);
+    if (asked != kSuccess) status = asked;
+    if (status != kInProgress) break;
+    if (std::chrono::steady_clock::now() >= end) {
+      throw Error(ErrorKind::Timeout,
+                  concat("timed out after ", patience_.count(),
+                         " ms: NCCL is still at it; NCCL_DEBUG=INFO shows what it waits for"));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(20000));
+  }
+  if (status == kSuccess) return;
+  throwIfEnded();
+  throw Error(ErrorKind::Backend, functions_->describe(status));
+}
+
+void NcclCalls::throwIfEnded() const {
+  if (ended_.load(std::memory_order_acquire)) {
+    throw Error(ErrorKind::Backend, "the group was aborted");
+  }
+}
+
+}  // namespace fastcoll

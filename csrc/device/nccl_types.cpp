@@ -1,0 +1,121 @@
+#include "nccl_types.hpp"
+
+#include <array>
+#include <string>
+
+#include "../base/error.hpp"
+
+namespace fastcoll::nccl {
+namespace {
+
+constexpr int kProduct = 1;
+constexpr int kMax = 2;
+constexpr int kMin = 3;
+
+bool isComplex(DType dtype) {
+  return dtype == DType::Complex32 || dtype == DType::Complex64 || dtype == DType::Complex128;
+}
+
+bool isFloating(DType dtype) {
+  switch (dtype) {
+    case DType::Float16:
+    case DType::BFloat16:
+    case DType::Float32:
+    case DType::Float64:
+    case DType::Float8E5M2:
+    case DType::Float8E4M3FN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+struct KnownOp {
+  ReduceOp op;
+  int number;
+};
+constexpr std::array<KnownOp, 6> kOps{{{ReduceOp::Sum, kSum},
+                                       {ReduceOp::Product, kProduct},
+                                       {ReduceOp::Max, kMax},
+                                       {ReduceOp::Min, kMin},
+                                       {ReduceOp::Avg, kAvg},
+                                       {ReduceOp::PreMulSum, kMadeForFactor}}};
+constexpr std::array<KnownOp, 3> kOfComplex{
+    {{ReduceOp::Sum, kSum}, {ReduceOp::Avg, kAvg}, {ReduceOp::PreMulSum, kMadeForFactor}}};
+// "Or" and "and", as torch does it: of bytes that are 0 or 1.
+constexpr std::array<KnownOp, 6> kOfBools{{{ReduceOp::Sum, kMax},
+                                           {ReduceOp::Product, kMin},
+                                           {ReduceOp::Max, kMax},
+                                           {ReduceOp::Min, kMin},
+                                           {ReduceOp::BitOr, kMax},
+                                           {ReduceOp::BitAnd, kMin}}};
+
+template <typename Table>
+int lookedUp(const Table& table, DType dtype, ReduceOp op) {
+  std::string names;
+  for (const KnownOp& known : table) {
+    if (known.op == op) return known.number;
+    names += concat(names.empty() ? "" : ", ", reduceOpName(known.op));
+  }
+  throw Error(ErrorKind::Type,
+              concat("expected an operation that NCCL has for torch.", dtypeName(dtype), " (",
+                     names, "), got ", reduceOpName(op),
+                     ". Use one of these, or gather the tensors and reduce them with torch."));
+}
+
+}  // namespace
+
+std::optional<WireType> computed(DType dtype) {
+  switch (dtype) {
+    case DType::Int8:
+      return WireType{0, 1};
+    case DType::UInt8:
+    case DType::Bool:
+      return WireType{1, 1};
+    case DType::Int32:
+      return WireType{2, 1};
+    case DType::UInt32:
+      return WireType{3, 1};
+    case DType::Int64:
+      return WireType{4, 1};
+    case DType::UInt64:
+      return WireType{5, 1};
+    case DType::Float16:
+      return WireType{6, 1};
+    case DType::Complex32:
+      return WireType{6, 2};
+    case DType::Float32:
+      return WireType{7, 1};
+    case DType::Complex64:
+      return WireType{7, 2};
+    case DType::Float64:
+      return WireType{8, 1};
+    case DType::Complex128:
+      return WireType{8, 2};
+    case DType::BFloat16:
+      return WireType{9, 1};
+    case DType::Float8E4M3FN:
+      return WireType{10, 1};
+    case DType::Float8E5M2:
+      return WireType{11, 1};
+    default:
+      return std::nullopt;
+  }
+}
+
+WireType moved(DType dtype) {
+  return computed(dtype).value_or(WireType{1, elementSize(dtype)});
+}
+
+int numberOf(DType dtype, ReduceOp op) {
+  if (dtype == DType::Bool) return lookedUp(kOfBools, dtype, op);
+  if (isComplex(dtype)) return lookedUp(kOfComplex, dtype, op);
+  if (op == ReduceOp::PreMulSum && !isFloating(dtype)) {
+    throw Error(ErrorKind::Type,
+                concat("expected a floating-point or complex dtype for PREMUL_SUM, got torch.",
+                       dtypeName(dtype), ". Use SUM."));
+  }
+  return lookedUp(kOps, dtype, op);
+}
+
+}  // namespace fastcoll::nccl

@@ -1,0 +1,61 @@
+"""A NCCL of Python functions, which only keep what they are called with."""
+
+import ctypes
+from datetime import timedelta
+
+from fastcoll._load import C
+from fastcoll.cuda.nccl_library import ENTRY_POINTS
+
+__all__ = ["RecordedNccl"]
+
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_REDUCTION = [_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER]
+_ARGUMENTS = {
+    "ncclAllReduce": _REDUCTION,
+    "ncclReduceScatter": _REDUCTION,
+    "ncclReduce": [*_REDUCTION[:5], _INT, *_REDUCTION[5:]],
+    "ncclBroadcast": _REDUCTION,
+    "ncclAllGather": [*_REDUCTION[:4], *_REDUCTION[5:]],
+}
+
+
+class RecordedNccl:
+    """Its functions succeed.
+
+    Attributes:
+        calls: Names and arguments of what was called with data, in order: addresses and elements come first.
+    """
+
+    def __init__(self, version: int = 23000, ranks: int = 2) -> None:
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self._functions = {name: self._function(name) for name in ENTRY_POINTS}
+        addresses = {
+            name: ctypes.cast(function, ctypes.c_void_p).value or 0
+            for name, function in self._functions.items()
+        }
+        functions = C.NcclFunctions(addresses, version)
+        self._calls = C.NcclCalls(functions, 0x77, ranks, timedelta(seconds=5))
+
+    def issue(
+        self,
+        collective: str,
+        source: tuple[int, int],
+        target: tuple[int, int],
+        op: str = "SUM",
+        dtype: str = "float32",
+        root: int = 0,
+    ) -> None:
+        """Makes a call, of addresses and elements."""
+        number = C.REDUCE_OPS.index(op)
+        kinds = C.COLLECTIVES.index(collective), C.DTYPES.index(dtype), number
+        self._calls.issue(*kinds, root, 2.0, 0, *source, *target, 0)
+
+    def _function(self, name: str) -> object:
+        kinds = _ARGUMENTS.get(name, [])
+
+        def call(*arguments: int | None) -> int:
+            if kinds:
+                self.calls.append((name, tuple(one or 0 for one in arguments)))
+            return 0
+
+        return ctypes.CFUNCTYPE(_INT, *kinds)(call)

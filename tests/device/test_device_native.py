@@ -1,0 +1,117 @@
+"""Calls that NCCL serves run no line of Python and never take the GIL, from the process group's entry to its return.
+
+The caller here holds no GIL either, as DDP's reducer does not: TorchScript runs a loop without it.
+"""
+
+import ctypes
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from device_ranks import DEVICE, build_stand_in
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+import fastcoll
+
+CALLS = 50
+SECONDS = 20
+PACKAGE = str(Path(fastcoll.__file__).parent)
+
+
+@torch.jit.script
+def reduce_often(x: torch.Tensor, count: int, group: str):
+    for _ in range(count):
+        torch.ops._c10d_functional.all_reduce_(x, "sum", group)
+
+
+def waited_for(x):
+    """The calls' works are torch's until then; its own wait has a kernel in Python."""
+    return torch.ops._c10d_functional.wait_tensor(x)
+
+
+def beside_a_thread_that_keeps_the_gil():
+    """Returns how many calls NCCL got while this thread kept the GIL, and the sums."""
+    count = ctypes.PyDLL(str(build_stand_in())).fakeNcclCallCount  # keeps the GIL
+    group = dist.group.WORLD.group_name
+    x = torch.ones(8, device=DEVICE)
+    reduce_often(x, 2, group)  # what is made once, and TorchScript's own compilation
+    reduce_often(waited_for(x), 2, group)
+    waited_for(x).fill_(1)
+    caller = threading.Thread(target=reduce_often, args=(x, CALLS, group))
+    before, interval = count(), sys.getswitchinterval()
+    caller.start()
+    while count() == before:  # it has the GIL until it is in TorchScript
+        time.sleep(0)
+    sys.setswitchinterval(1000)
+    try:
+        first, end = count() - before, time.monotonic() + SECONDS
+        while count() - before < CALLS and time.monotonic() < end:
+            pass  # no other thread gets the GIL meanwhile
+        kept = count() - before
+    finally:
+        sys.setswitchinterval(interval)
+    caller.join()
+    return first, kept, waited_for(x).cpu().tolist()
+
+
+def lines_run():
+    """Returns the lines of the package that calls run, and those that a first call runs."""
+    seen: list[str] = []
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            seen.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            return trace
+        return None
+
+    def traced(*calls):
+        seen.clear()
+        sys.settrace(trace)
+        try:
+            for call in calls:
+                call()
+        finally:
+            sys.settrace(None)
+        return list(seen)
+
+    own, ranks = dist.new_group(), dist.get_world_size()
+    x = torch.ones(8, device=DEVICE)
+    whole = torch.ones(8 * ranks, device=DEVICE)
+    right, left = (dist.get_rank() + 1) % ranks, (dist.get_rank() - 1) % ranks
+
+    def messages():
+        with _coalescing_manager(own, torch.device(DEVICE, 0), async_ops=True) as manager:
+            dist.isend(x, right, own)
+            dist.irecv(torch.empty_like(x), left, own)
+        manager.wait()
+
+    calls = (
+        lambda: dist.all_reduce(x, group=own),
+        lambda: dist.all_reduce(x, dist.ReduceOp.MAX, own, async_op=True).wait(),
+        lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5), own),
+        lambda: dist.broadcast(x, 0, own),
+        lambda: dist.reduce(x, 0, group=own),
+        lambda: dist.all_gather_into_tensor(whole, x, own),
+        lambda: dist.reduce_scatter_tensor(x, whole, group=own),
+        lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=own),
+        messages,
+    )
+    return traced(*calls), traced(*calls)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_call_takes_the_gil(nccl_world, size):
+    for first, kept, sums in nccl_world(size).run(beside_a_thread_that_keeps_the_gil):
+        assert first < CALLS, "all calls were made before the GIL was kept"
+        assert kept == CALLS
+        assert sums == [float(size) ** CALLS] * 8
+
+
+def test_calls_run_no_line_of_python(nccl_world):
+    for first, others in nccl_world(2).run(lines_run):
+        assert first, "the first call makes the communicator, in Python"
+        assert others == []
