@@ -53,6 +53,9 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   config.watchdog.name = name_;
   config.watchdog.rank = rank_;
   config.watchdog.size = size_;
+  const Environment env = Environment::read();
+  config.watchdog.tearsDown = env.tearsDown;
+  config.watchdog.heartbeat = std::chrono::seconds(env.heartbeatSeconds);
   config.highPriority = options_->highPriorityStream;
   // A group fails as one: its CPU tensors' engine tells the ranks of this host at once. On another
   // thread, for it calls back those who wait there.

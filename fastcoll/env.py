@@ -129,6 +129,21 @@ class Env:
         least=0,
         most=86400,
     )
+    error_handling: str = _variable(
+        "ERROR_HANDLING",
+        "teardown",
+        "What a fault of device tensors does that the program is not told of within a second: teardown ends the "
+        "process, raise leaves it to the group's next call. Unset, TORCH_NCCL_ASYNC_ERROR_HANDLING says it.",
+        ("teardown", "raise"),
+    )
+    heartbeat_seconds: int = _variable(
+        "HEARTBEAT_SECONDS",
+        480,
+        "How long a watchdog of device tensors may stand still before the process is ended, in seconds; 0: for ever. "
+        "Unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and TORCH_NCCL_ENABLE_MONITORING say it.",
+        least=0,
+        most=86400,
+    )
     isa: str = _variable(
         "ISA",
         "auto",

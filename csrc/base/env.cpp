@@ -104,6 +104,22 @@ Environment Environment::read() {
     env.linkSeconds = static_cast<int>(integer("FASTCOLL_LINK_SECONDS", text, 0, 86400));
     env.linkSecondsIsSet = true;
   }
+  if (auto text = variable("FASTCOLL_ERROR_HANDLING"); !text.empty()) {
+    if (text != "teardown" && text != "raise") {
+      reject("FASTCOLL_ERROR_HANDLING", text, "teardown or raise");
+    }
+    env.tearsDown = text == "teardown";
+  } else if (const auto stock = variable("TORCH_NCCL_ASYNC_ERROR_HANDLING"); !stock.empty()) {
+    env.tearsDown = stock != "0" && stock != "2";
+  }
+  if (auto text = variable("FASTCOLL_HEARTBEAT_SECONDS"); !text.empty()) {
+    env.heartbeatSeconds = static_cast<int>(integer("FASTCOLL_HEARTBEAT_SECONDS", text, 0, 86400));
+  } else if (variable("TORCH_NCCL_ENABLE_MONITORING") == "0") {
+    env.heartbeatSeconds = 0;
+  } else if (const int stock = std::atoi(variable("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC").c_str());
+             stock > 0) {
+    env.heartbeatSeconds = stock;
+  }
   if (auto text = variable("FASTCOLL_SPIN_US"); !text.empty()) {
     env.spinMicros = static_cast<int>(integer("FASTCOLL_SPIN_US", text, -1, 1000000));
     env.spinMicrosIsSet = true;

@@ -30,6 +30,13 @@ struct Environment {
   /// FASTCOLL_LINK_SECONDS: of silence, after which another host counts as lost; 0: TCP's bounds.
   int linkSeconds = 10;
   bool linkSecondsIsSet = false;
+  /// FASTCOLL_ERROR_HANDLING=teardown|raise: whether a fault of device tensors that nobody is told
+  /// of ends the process. Unset: TORCH_NCCL_ASYNC_ERROR_HANDLING, where 0 and 2 are raise.
+  bool tearsDown = true;
+  /// FASTCOLL_HEARTBEAT_SECONDS: how long a watchdog of device tensors may stand still before the
+  /// process is ended; 0: for ever. Unset: TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, or 0 where
+  /// TORCH_NCCL_ENABLE_MONITORING is 0.
+  int heartbeatSeconds = 480;
   /// FASTCOLL_ISA=auto|avx512|avx2|baseline: instruction set of the reductions.
   std::string isa = "auto";
   /// FASTCOLL_ARENA_BYTES: address space (not memory) reserved for a process's shared arena.

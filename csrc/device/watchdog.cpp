@@ -3,8 +3,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <thread>
 #include <utility>
@@ -29,6 +31,8 @@ constexpr Milliseconds kIdle{1000};
 // How long asking the device's events may take before it counts as hanging.
 constexpr Milliseconds kStall{5000};
 constexpr Milliseconds kSlice{50};
+// How long the program has to hear of a fault by a call of its own.
+constexpr Milliseconds kUntold{1000};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
 
 using Callbacks = std::vector<std::function<void()>>;
@@ -135,11 +139,13 @@ void Watchdog::watch() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closed_) {
     const bool awaited = phase_ == Phase::Failing || closing_;
-    changed_.wait_for(lock, awaited ? kSoon : flights_.empty() ? kIdle : config_.tick);
+    const bool idle = flights_.empty() && phase_ == Phase::Healthy;
+    changed_.wait_for(lock, awaited ? kSoon : idle ? kIdle : config_.tick);
     if (closed_) break;
     const Phase phase = phase_;
     const bool late = phase == Phase::Failing && Clock::now() >= verdictBy_;
     lock.unlock();
+    endProcessIfDue();
     if (phase == Phase::Healthy) {
       look();
     } else if (phase == Phase::Failing) {
@@ -154,6 +160,7 @@ void Watchdog::watch() noexcept {
 
 /// Called on another thread: a driver may keep this one from ever answering.
 void Watchdog::lookAtThread() noexcept {
+  endProcessIfDue();
   std::string late;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -167,6 +174,42 @@ void Watchdog::lookAtThread() noexcept {
     }
   }
   if (!late.empty()) fail(ErrorKind::Timeout, late, false);
+}
+
+/// What the program computes from results that never came is wrong, and it may wait for ever on a
+/// device: where no call has told it of the fault, the process ends, as that of torch's own NCCL
+/// backend does. Called on both threads, as a driver may hold up this one.
+void Watchdog::endProcessIfDue() noexcept {
+  std::string why;
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!config_.tearsDown || closing_) return;
+    const auto now = Clock::now();
+    const bool told = told_->load(std::memory_order_relaxed);
+    if (phase_ == Phase::Failed && !told && now >= failedAt_ + kUntold) {
+      why = cause_ + ". No call has told the program of it";
+    } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
+               now >= *lookingSince_ + config_.heartbeat) {
+      why = concat("the watchdog has waited ", config_.heartbeat.count(),
+                   " ms for the device's driver");
+    } else {
+      return;
+    }
+  } catch (const std::exception&) {
+    return;
+  }
+  try {
+    const std::string text =
+        concat("[fastcoll] group '", config_.name, "', rank ", config_.rank, "/", config_.size,
+               ": the process is ended: ", why,
+               ", and what it computes is wrong. FASTCOLL_ERROR_HANDLING=raise keeps it, so that "
+               "the group's next call raises this.\n");
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
+    if (!Environment::read().traceDump.empty()) trace::write(why);
+  } catch (const std::exception& error) {
+    log(LogLevel::Warn, concat("the trace was not written: ", error.what()));
+  }
+  std::abort();
 }
 
 void Watchdog::look() {
@@ -310,6 +353,7 @@ void Watchdog::giveVerdict(const std::string& answers) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (phase_ != Phase::Failing) return;
     phase_ = Phase::Failed;
+    failedAt_ = Clock::now();
     cause_ += answers;
     for (const FlightRef& flight : flights_) {
       const auto error =

@@ -36,6 +36,10 @@ struct WatchdogConfig {
   int size = 1;
   /// How often it looks at what is under way.
   Milliseconds tick{100};
+  /// Whether a fault that nobody is told of ends the process; and how long the watchdog's thread
+  /// may stand still before that does, 0: for ever.
+  bool tearsDown = false;
+  Milliseconds heartbeat{0};
 };
 
 /// How long a fault's text may take, from when its calls can only fail.
@@ -86,6 +90,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   void watch() noexcept;
   void lookAtThread() noexcept;
+  void endProcessIfDue() noexcept;
   void look();
   void lookAtFlights();
   void giveVerdict(const std::string& answers);
@@ -113,6 +118,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   ErrorKind kind_ = ErrorKind::Backend;
   std::string cause_;
   TimePoint verdictBy_;
+  TimePoint failedAt_;
   const std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
 };
 
