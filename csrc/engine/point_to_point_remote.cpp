@@ -217,19 +217,23 @@ void PointToPoint::callReaders() {
              !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
     };
     if (!wanted()) continue;
-    startJob([this, rank, &peer, wanted] {
-      Lock lock(mutex_);
-      peer.reading = false;
-      while (wanted()) {
-        Finished finished;
-        read(rank, Clock::now() + kSlice, lock, finished);
-        callHelpers();
-        if (finished.empty()) continue;
-        lock.unlock();
-        complete(finished);
-        lock.lock();
-      }
-    });
+    try {
+      startJob([this, rank, &peer, wanted] {
+        Lock lock(mutex_);
+        peer.reading = false;
+        while (wanted()) {
+          Finished finished;
+          read(rank, Clock::now() + kSlice, lock, finished);
+          callHelpers();
+          if (finished.empty()) continue;
+          lock.unlock();
+          complete(finished);
+          lock.lock();
+        }
+      });
+    } catch (const std::exception&) {  // no thread is to be had: at the next look
+      return;
+    }
     peer.reading = true;  // by the thread that is about to
   }
 }

@@ -169,6 +169,8 @@ class CudaEngine:
     def set_timeout(self, timeout: timedelta) -> None:
         """Has ranks wait so long for each other from the next call on."""
         self._timeout = timeout
+        for communicator in list(self._known.values()):
+            communicator.timeout = timeout.total_seconds()
         for reduces in list(self.all_reduces.values()):
             reduces.timeout = timeout.total_seconds()
 
@@ -199,6 +201,7 @@ class CudaEngine:
             self.communicators.report,
             self._timeout.total_seconds(),
         )
+        self.all_reduces[device].timeout = self._timeout.total_seconds()  # if it was set meanwhile
 
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Notes a communicator, and shows it to the watchdog."""

@@ -131,10 +131,10 @@ class NcclCommunicator(DataCalls):
 
         call = deadline.start(divide)
         try:
-            if not call.wait(self._timeout):
+            if not call.wait(self.timeout):
                 raise self.member.fault(
                     "nccl_split",
-                    f"timed out after {self._timeout * 1000:.0f} ms: not all ranks of the group have split it. "
+                    f"timed out after {self.timeout * 1000:.0f} ms: not all ranks of the group have split it. "
                     "Call split on every rank, with color -1 where none is wanted.",
                 )
         except BaseException as error:
@@ -154,7 +154,7 @@ class NcclCommunicator(DataCalls):
             return None
         part, rank, size = divided
         member = Member(group, rank, size)
-        return NcclCommunicator(part, member, self.device, self._timeout, self.library)
+        return NcclCommunicator(part, member, self.device, self.timeout, self.library)
 
     def async_error(self) -> dist.DistBackendError | None:
         """Returns what has gone wrong since the calls returned, or None; it does not block."""

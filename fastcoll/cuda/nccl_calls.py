@@ -38,11 +38,13 @@ class DataCalls:
     Args:
         raw: CuPy's communicator.
         member: Group, rank and size.
-        timeout: How many seconds a call is waited for that NCCL does not block in; few communicators are such.
+        timeout: How many seconds the other ranks are waited for in a split, and a call that NCCL does not block in,
+            which few communicators have.
         library: The NCCL behind it.
 
     Attributes:
         calls: The same for callers in C++.
+        timeout: How many seconds a split waits for the other ranks.
         ended_elsewhere: Returns why it is no more, if NCCL was told so by others than this object.
     """
 
@@ -53,7 +55,7 @@ class DataCalls:
             library.functions, int(raw.comm), member.size, timedelta(seconds=timeout)
         )
         self._raw = raw
-        self._timeout = timeout
+        self.timeout = timeout
         self._closed: str | None = None
         self.ended_elsewhere: Callable[[], str | None] | None = None
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
@@ -208,6 +209,32 @@ def captured_by_the_user():
     captured = False
     fastcoll.all_reduce_coalesced(others)  # the group is as good as before
     assert all(tensor.cpu().eq(2).all() for tensor in others)
+
+
+def captured_with_a_factor_and_a_new_timeout():
+    """A list with a factor is one bucket in a capture as before it, and no capture makes its plan anew."""
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    captured = False
+    reduces.is_recording = lambda stream: captured
+    scaled = [torch.ones(20, device=DEVICE) for _ in range(6)]
+    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    built, spins = reduces.plans.built, reduces.region.peers.buffers.spins
+    captured = True
+    dist.group.WORLD.set_timeout(timedelta(seconds=17))
+    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    (plan,) = reduces.plans._pinned
+    assert len(plan.prepared.launches) == 2 and reduces.plans.built == built
+    assert reduces.region.peers.buffers.spins == spins
+    captured = False
+    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
+    assert reduces.plans.built == built + 1
+    assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
+
+
+def test_captures_with_a_factor_and_a_new_timeout(peer_world):
+    peer_world(2).run(captured_with_a_factor_and_a_new_timeout, fresh=True)
 
 
 def test_captures_of_the_user(peer_world):
