@@ -38,16 +38,17 @@ REPLACEABLE = ("gloo", "nccl")
 class ServedName(str):
     """The name of the backend that serves a group, which is equal to the name that the group was asked for by, too."""
 
+    served: str  # itself: str() of a subclass cannot be compiled by torch 2.11
     asked: str
 
     def __new__(cls, served: str, asked: str) -> ServedName:
         """Makes the name ``served``, equal to ``asked``."""
         name = super().__new__(cls, served)
-        name.asked = asked
+        name.served, name.asked = served, asked
         return name
 
     def __eq__(self, other: object) -> bool:
-        return str(self) == other or self.asked == other
+        return self.served == other or self.asked == other
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -55,7 +56,7 @@ class ServedName(str):
     __hash__ = str.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ServedName, (str(self), self.asked)
+        return ServedName, (self.served, self.asked)
 
 
 _replaced: set[str] = set()

@@ -56,8 +56,8 @@ void PointToPoint::giveBack() noexcept {
     }
     if (!lent) return;
     leave(finished);
-    // Once the group has failed: the last user of a channel, which sees that soon, closes it; or this
-    // thread does, where the abort came when there was none.
+    // Once the group has failed: the last user of a channel, which sees that soon, closes it; or
+    // this thread does, where the abort came when there was none.
     const auto open = [](const Peer& peer) { return peer.channel != nullptr; };
     while (memory_.aborted() && std::any_of(peers_.begin(), peers_.end(), open)) {
       changed_.wait_for(lock, Milliseconds(20));

@@ -80,7 +80,11 @@ def changed(later: bool) -> dict[str, list[bool]]:
     found = {}
     for name, (tensors, call) in calls().items():
         before = [tensor._version for tensor in tensors]
-        work = call(later)
+        try:
+            work = call(later)
+        except RuntimeError as error:  # torch 2.11's gloo has no all_to_all of lists
+            assert str(error) == "Backend gloo does not support alltoall", error
+            continue
         if later:
             work.wait()
         found[name] = [tensor._version > old for tensor, old in zip(tensors, before, strict=True)]
@@ -95,7 +99,8 @@ def as_gloo_does(later: bool) -> None:
         gloos = changed(later)
     finally:
         dist.distributed_c10d.GroupMember.WORLD = world
-    assert ours == gloos
+    assert len(ours) - len(gloos) <= 1
+    assert {name: ours[name] for name in gloos} == gloos
     dist.destroy_process_group(group)
 
 
