@@ -38,7 +38,7 @@ def bound(ranks: int) -> float:
     Two ranks have one order of a sum only: not at all. With more, gloo sums in an order of its own, so that
     last bits differ, and a training makes more of them step by step. In float64 tensor parallelism on 4 ranks
     ends within 2e-16 of gloo's, in float32 within 1e-4. DDP that lacks the gradients of one rank is off by
-    more than this bound in its second step.
+    more than three times this bound within ten steps.
     """
     return 0.0 if ranks <= 2 else 1e-3
 
