@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from fastcoll._built_for import UnusableBuild, needed_torch
+from fastcoll._requirements import nccl_owners
 
 __all__ = ["CHECKS", "Answer", "allowed_cores", "installed_version", "run_checks"]
 
@@ -186,7 +187,10 @@ def check_nccl() -> Answer:
         library = nccl_library.load()
     except nccl_library.UnusableNccl as error:
         return Answer(part, False, error.detail, error.remedy)
-    return Answer(part, True, f"{nccl_library.version_text(library.version)}, {library.path}")
+    owners = nccl_owners(library.path)
+    origin = f"of {' and '.join(owners)}" if owners else "of no package of NCCL"
+    version = nccl_library.version_text(library.version)
+    return Answer(part, True, f"{version}, {library.path}, {origin}")
 
 
 def check_triton() -> Answer:

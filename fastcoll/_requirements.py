@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from importlib import metadata
 
-__all__ = ["CUPY", "nccl_packages"]
+__all__ = ["CUPY", "nccl_owners", "nccl_packages"]
 
 CUPY = 14
 """The least major release of CuPy: earlier ones take no unique id of bytes, and cannot split a communicator."""
@@ -24,6 +25,27 @@ def nccl_packages() -> str:
     major = (torch.version.cuda or _cuda_of_cupy() or _NEWEST).partition(".")[0]
     library = "" if torch.version.cuda else f" nvidia-nccl-cu{major}"
     return f"pip install 'cupy-cuda{major}x>={CUPY}'{library}"
+
+
+def nccl_owners(path: str) -> list[str]:
+    """Returns the installed packages that brought a copy of NCCL, each with its version.
+
+    They are several where one overwrote the other's file.
+
+    Args:
+        path: Of the library.
+    """
+    owners = []
+    for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        files = (file for file in package.files or () if file.name.startswith("libnccl.so"))
+        brought = (os.path.realpath(str(package.locate_file(file))) for file in files)
+        if os.path.realpath(path) in brought:
+            owners.append(f"{name} {package.version}")
+    return owners
 
 
 def _cuda_of_cupy() -> str | None:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from fastcoll import env
 from fastcoll._checks import installed_version, run_checks
+from fastcoll._requirements import nccl_owners
 from fastcoll._version import __version__
 from fastcoll.cuda.nccl_library import mapped, used
 
@@ -178,6 +179,12 @@ def collect() -> dict[str, Any]:
             "Two copies of NCCL are loaded, which is a known source of trouble: keep one of the packages "
             "that brings it, or start with LD_PRELOAD set to the path of the one to use."
         )
+    notes += [
+        f"{' and '.join(owners)} install one file, {path}, so that one has overwritten the other's: uninstall both, "
+        "and install anew the torch that is to be used."
+        for path in loaded["libnccl"]
+        if len(owners := nccl_owners(path)) > 1
+    ]
     return {
         "versions": _versions(),
         "libraries": loaded,

@@ -13,7 +13,7 @@ from nccl_ranks import StandIn, communicator
 from nccl_scripts import Script
 from world import Worlds
 
-from fastcoll._requirements import nccl_packages
+from fastcoll._requirements import nccl_owners, nccl_packages
 from fastcoll.cuda import nccl_library
 from fastcoll.cuda.nccl_library import MappedFile
 
@@ -32,6 +32,25 @@ def test_importing_fastcoll_imports_no_cupy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_who_brought_the_library(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libnccl.so.2").touch()
+    for major, version in ((12, "2.27.5"), (13, "2.29.7")):
+        about = tmp_path / f"nvidia_nccl_cu{major}-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: nvidia-nccl-cu{major}\nVersion: {version}\n"
+        )
+        (about / "RECORD").write_text("nvidia/nccl/lib/libnccl.so.2,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    both = ["nvidia-nccl-cu12 2.27.5", "nvidia-nccl-cu13 2.29.7"]
+    assert nccl_owners(str(folder / "libnccl.so.2")) == both
+    (tmp_path / "link.so").symlink_to(folder / "libnccl.so.2")
+    assert nccl_owners(str(tmp_path / "link.so")) == both
+    assert nccl_owners("/lib/libnccl.so.2") == []
+
+
 def test_path_version_and_addresses(script: Script, stand_in: str) -> None:
     process = script(
         """
@@ -43,7 +62,8 @@ library = nccl_library.load()
 assert nccl_library.load() is library
 report = info.collect()
 (answer,) = [one for one in report["available"] if one["part"] == "NCCL, through CuPy"]
-assert answer == {"part": answer["part"], "available": True, "detail": f"2.30.7, {library.path}", "remedy": ""}
+detail = f"2.30.7, {library.path}, of no package of NCCL"
+assert answer == {"part": answer["part"], "available": True, "detail": detail, "remedy": ""}
 assert report["versions"]["NCCL as loaded"] == "2.30.7"
 assert report["libraries"]["libnccl"] == [library.path]
 addresses = library.entry_points()
