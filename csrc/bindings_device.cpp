@@ -176,7 +176,7 @@ class PythonIssuer : public DeviceIssuer {
       if (those.size() == 1 && requests[those[0]].options == nullptr &&
           bytesOf(requests[those[0]]) > limit)
         continue;
-      const std::string kind = kindOf(requests, those);
+      const std::string kind = kindOf(requests, those, stream.device_index());
       if (!kind.empty() && plain_.count(kind) != 0) continue;
       const auto left = ask(requests, those, stream);
       if (!left) {
@@ -217,8 +217,9 @@ class PythonIssuer : public DeviceIssuer {
   }
 
   /// All of these all-reduces that a choice depends on; empty: they are not worth to be known.
-  static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those) {
-    std::string kind;
+  static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those,
+                            c10::DeviceIndex device) {
+    std::string kind(1, static_cast<char>(device));
     for (const std::size_t i : those) {
       const DeviceRequest& one = requests[i];
       if (one.options != nullptr) return "";

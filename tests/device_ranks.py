@@ -1,6 +1,7 @@
 """What makes a rank serve tensors of the recording device by fastcoll's engine over the stand-in for NCCL."""
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -59,7 +60,8 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def prepare() -> None:
-    """Readies a rank: device, library, and the engine's way to both."""
+    """Readies a rank: device, library, and the engine's way to both; it is to live on after a fault."""
+    os.environ.setdefault("FASTCOLL_ERROR_HANDLING", "raise")
     recording_device.load()
     stand_in()
     from fastcoll._load import C

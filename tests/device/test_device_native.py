@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
 
-CALLS = 50
+CALLS = 2000  # a tenth of a second
 SECONDS = 20
 PACKAGE = str(Path(fastcoll.__file__).parent)
 
@@ -25,7 +25,7 @@ PACKAGE = str(Path(fastcoll.__file__).parent)
 @torch.jit.script
 def reduce_often(x: torch.Tensor, count: int, group: str):
     for _ in range(count):
-        torch.ops._c10d_functional.all_reduce_(x, "sum", group)
+        torch.ops._c10d_functional.all_reduce_(x, "avg", group)
 
 
 def waited_for(x):
@@ -34,24 +34,26 @@ def waited_for(x):
 
 
 def beside_a_thread_that_keeps_the_gil():
-    """Returns how many calls NCCL got while this thread kept the GIL, and the sums."""
-    count = ctypes.PyDLL(str(build_stand_in())).fakeNcclCallCount  # keeps the GIL
+    """Returns how many calls NCCL had got when this thread began to keep the GIL and when it ended, and the result."""
+    library = ctypes.PyDLL(str(build_stand_in()))  # whose functions keep the GIL
+    count = library.fakeNcclCallCount
     group = dist.group.WORLD.group_name
     x = torch.ones(8, device=DEVICE)
     reduce_often(x, 2, group)  # what is made once, and TorchScript's own compilation
     reduce_often(waited_for(x), 2, group)
-    waited_for(x).fill_(1)
+    waited_for(x).fill_(1 + dist.get_rank())
     caller = threading.Thread(target=reduce_often, args=(x, CALLS, group))
-    before, interval = count(), sys.getswitchinterval()
+    library.fakeNcclClearCalls()  # there is room for so many
+    interval = sys.getswitchinterval()
     caller.start()
-    while count() == before:  # it has the GIL until it is in TorchScript
+    while count() == 0:  # it has the GIL until it is in TorchScript
         time.sleep(0)
     sys.setswitchinterval(1000)
     try:
-        first, end = count() - before, time.monotonic() + SECONDS
-        while count() - before < CALLS and time.monotonic() < end:
+        first, end = count(), time.monotonic() + SECONDS
+        while count() < CALLS and time.monotonic() < end:
             pass  # no other thread gets the GIL meanwhile
-        kept = count() - before
+        kept = count()
     finally:
         sys.setswitchinterval(interval)
     caller.join()
@@ -105,10 +107,10 @@ def lines_run():
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_no_call_takes_the_gil(nccl_world, size):
-    for first, kept, sums in nccl_world(size).run(beside_a_thread_that_keeps_the_gil):
+    for first, kept, result in nccl_world(size).run(beside_a_thread_that_keeps_the_gil):
         assert first < CALLS, "all calls were made before the GIL was kept"
         assert kept == CALLS
-        assert sums == [float(size) ** CALLS] * 8
+        assert result == [(1 + size) / 2] * 8
 
 
 def test_calls_run_no_line_of_python(nccl_world):

@@ -18,7 +18,10 @@ HEAD = """
 import ctypes, os, tempfile, time
 from datetime import timedelta
 import device_ranks
+given = os.environ.get("FASTCOLL_ERROR_HANDLING")
 device_ranks.prepare()
+if given is None:
+    del os.environ["FASTCOLL_ERROR_HANDLING"]
 import recording_device, torch
 import torch.distributed as dist
 if os.environ.get("HANGS"):

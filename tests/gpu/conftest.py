@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "device"))
 
 _ENVIRON = {
     "FASTCOLL_TEST_DEVICE": "cuda:0",
+    "FASTCOLL_ERROR_HANDLING": "raise",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NET": "Socket",
@@ -54,6 +55,7 @@ def gpu_shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
     environ = {
+        "FASTCOLL_ERROR_HANDLING": "raise",
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
