@@ -20,6 +20,7 @@ __all__ = [
     "GRAIN_ELEMENTS",
     "GROUP",
     "NARROW",
+    "as_mask",
     "copy_four",
     "copy_piece",
     "pointer",
@@ -50,6 +51,16 @@ def pointer(address, TYPE: tl.constexpr, WIDE: tl.constexpr):
 def whole(length, aligned):
     """Returns how many of `length` elements go in wide blocks: none unless `aligned` (0 or 1)."""
     return tl.multiple_of(length // GRAIN_ELEMENTS * aligned * GRAIN_ELEMENTS, 16)
+
+
+@triton.jit
+def as_mask(condition):
+    """Returns a condition of lanes of which a part is a scalar, such as ``there & sends``, as a mask.
+
+    The interpreter makes integers of such a scalar, and Triton 3.9's takes no mask of integers. Nothing of it is
+    compiled.
+    """
+    return condition != 0
 
 
 @triton.jit
@@ -141,7 +152,7 @@ def _load_of(addresses, peer, world, offset, at, there, WIRE: tl.constexpr, WIDE
     address = tl.load(addresses + tl.minimum(peer, world - 1)) + offset
     return tl.load(
         pointer(address, WIRE, WIDE) + at,
-        mask=there & (peer < world),
+        mask=as_mask(there & (peer < world)),
         other=0.0,
         cache_modifier=".cg",
     )

@@ -30,7 +30,7 @@ from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
 from fastcoll.kernels._exchange import begin, end, part_of, state_of, table_at
 from fastcoll.kernels._peer_launch import INTEGERS
-from fastcoll.kernels._pieces import NARROW, pointer, whole
+from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
 from fastcoll.kernels._signals import (
     ARRIVED,
     CONSUMED,
@@ -73,18 +73,18 @@ def _block(
             partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
             value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
         result = narrow(finish(value, scale, average), WIRE)
-        tl.store(outgoing + at, result, mask=there & sends)
+        tl.store(outgoing + at, result, mask=as_mask(there & sends))
         tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
     elif PHASE == 2:
         result = tl.load(incoming + at, mask=there, cache_modifier=".cg")
-        tl.store(outgoing + at, result, mask=there & sends)
+        tl.store(outgoing + at, result, mask=as_mask(there & sends))
         if WIRE == MESSAGE:
             tl.store(out + at, result, mask=there)
         else:
             tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
     else:
         result = tl.load(message + at, mask=there)
-        tl.store(outgoing + at, result, mask=there & sends)
+        tl.store(outgoing + at, result, mask=as_mask(there & sends))
         tl.store(out + at, result, mask=there)
 
 
@@ -128,7 +128,7 @@ def _wait_for_neighbours(
         flag_of(base, channel, FILLED, left + lanes * 0),
         flag_of(base, channel, CONSUMED, right + lanes * 0),
     )
-    there = ((lanes == 0) & receives) | ((lanes == 1) & sends)
+    there = as_mask(((lanes == 0) & receives) | ((lanes == 1) & sends))
     numbers = tl.where(lanes == 0, filled, consumed)
     missing = wait(address.to(tl.pointer_type(tl.int64)), there, numbers, spins)
     if missing >= 0:
@@ -144,7 +144,7 @@ def _wait_for_neighbours(
 def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receives, sends):
     """Posts to the right that its slot is filled, and to the left that its segment was consumed."""
     lanes = tl.arange(0, LANES)
-    there = ((lanes == 0) & sends) | ((lanes == 1) & receives)
+    there = as_mask(((lanes == 0) & sends) | ((lanes == 1) & receives))
     base = tl.load(peers + tl.where(lanes == 0, right, left), mask=there, other=0)
     address = tl.where(
         lanes == 0,

@@ -22,18 +22,6 @@ polls = [0]
 """How often flags have been polled."""
 
 
-def _take_any_mask(name: str, place: int) -> None:
-    """Has a method of the interpreter take its mask, the argument at `place`, in any type."""
-    method = getattr(interpreter.InterpreterBuilder, name)
-
-    def with_booleans(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        mask = arguments[place]
-        booleans = interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
-        return method(self, *arguments[:place], booleans, *arguments[place + 1 :], **keywords)
-
-    setattr(interpreter.InterpreterBuilder, name, with_booleans)
-
-
 @functools.cache
 def install() -> None:
     """Makes this process's interpreter quick; polls of flags give way to the other ranks."""
@@ -54,14 +42,6 @@ def install() -> None:
     interpreter.InterpretedFunction.__call__ = call
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-
-    # A mask of several conditions is made of integers, which the loads of Triton 3.9 refuse.
-    for name, place in (
-        ("create_masked_load", 1),
-        ("create_masked_store", 2),
-        ("create_atomic_rmw", 3),
-    ):
-        _take_any_mask(name, place)
 
     atomic = interpreter.InterpreterBuilder.create_atomic_rmw
 
