@@ -7,6 +7,7 @@ import device_ranks
 import pytest
 import torch
 import torch.distributed as dist
+from backend import TORCH
 from device_ranks import called
 from world_rank import here
 
@@ -40,9 +41,10 @@ def divided():
     y = x.clone()
     dist.all_reduce(x, group=part)
     assert x.tolist() == [{0: 4.0, 1: 2.0, 2: 4.0}[rank]] * 4
-    assert (last is None) == (rank == 1)
-    if last is not None:
-        sorts = "sorted(split_group)" in inspect.getsource(dist.split_group)  # before torch 2.15
+    outside = last is (dist.GroupMember.NON_GROUP_MEMBER if TORCH >= (2, 14) else None)
+    assert outside == (rank == 1)
+    if not outside:
+        sorts = "sorted(split_group)" in inspect.getsource(dist.split_group)  # before torch 2.14
         assert dist.get_rank(last) == ((rank == 0) != sorts)
         dist.all_reduce(y, group=last)
         assert y.tolist() == [4.0] * 4
