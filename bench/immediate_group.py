@@ -46,6 +46,10 @@ class ImmediateGroup(dist.ProcessGroup):
                     output.copy_(own)
         return self._done(outputs)
 
+    def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> dist.Work:
+        """Does so for an output that holds all ranks' parts, which torch 2.15 gathers objects into."""
+        return self.allgather([output.chunk(self.size())], [own], opts)
+
     def alltoall_base(
         self, output: Any, source: Any, output_sizes: Any, input_sizes: Any, opts: Any = None
     ) -> dist.Work:

@@ -41,6 +41,8 @@ _OUT = "the buckets are read and written to the gradients, 2 S in P"
 _PLAIN_IN = "DDP copies each gradient into its bucket, 2 S in P launches"
 _NARROW = "a bucket is read and written as bfloat16, 1.5 S, and back, 1.5 S"
 _BATCHED = "a bucket's gradients are copied at once, 2 S, and the bucket divided, 2 S"
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+_BATCHED_OUT = "the buckets are copied back at once, 2 S" if _TORCH >= (2, 15) else _OUT
 
 
 def _stock(name: str, why: str) -> list[GradientPath]:
@@ -56,7 +58,7 @@ _narrow_synchronized = partial(synchronized, wire_dtype=_BF16)
 GRADIENT_PATHS = [
     *_stock("stock DDP", f"{_IN}; {_OUT}"),
     *_stock("stock DDP, bucket views", _IN),
-    *_stock("stock DDP, batched_grad_copy", f"{_BATCHED}; {_OUT}"),
+    *_stock("stock DDP, batched_grad_copy", f"{_BATCHED}; {_BATCHED_OUT}"),
     *_stock("stock DDP, batched_grad_copy, bucket views", _BATCHED),
     *_stock(
         "bf16_compress_hook",
