@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,14 +21,19 @@ namespace fastcoll {
 
 class PatientStore : public c10d::Store {
  public:
-  explicit PatientStore(c10::intrusive_ptr<c10d::Store> store)
-      : c10d::Store(store->getTimeout()), store_(std::move(store)) {}
+  using Flag = std::shared_ptr<const std::atomic<bool>>;
+
+  /// Waits end with an error when the flag is set, and what was set here is taken back, so that no
+  /// peer finds it and connects.
+  PatientStore(c10::intrusive_ptr<c10d::Store> store, Flag stopped)
+      : c10d::Store(store->getTimeout()), store_(std::move(store)), stopped_(std::move(stopped)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<PatientStore>(store_->clone());
+    return c10::make_intrusive<PatientStore>(store_->clone(), stopped_);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
+    own_.push_back(key);
   }
   std::vector<std::uint8_t> get(const std::string& key) override {
     wait({key});
@@ -44,6 +51,10 @@ class PatientStore : public c10d::Store {
     const auto deadline = deadlineAfter(Clock::now(), timeout);
     for (int micros = 50; !store_->check(keys); micros = std::min(2 * micros, 10000)) {
       checkInterrupt();
+      if (*stopped_) {
+        for (const std::string& key : own_) store_->deleteKey(key);
+        throw Error(ErrorKind::Backend, "the group was destroyed");
+      }
       if (Clock::now() >= deadline) {
         throw Error(ErrorKind::Timeout, concat("nobody set ", keys.empty() ? "" : keys[0],
                                                " within ", timeout.count(), " ms"));
@@ -54,6 +65,8 @@ class PatientStore : public c10d::Store {
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
+  const Flag stopped_;
+  std::vector<std::string> own_;
 };
 
 }  // namespace fastcoll

@@ -55,9 +55,10 @@ CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
   return [store, silence] {
     const auto start = [store]() -> GlooNetwork::MakeBackend {
       return
-          [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout) {
+          [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout,
+                                          const GlooNetwork::Flag& stopped) {
             auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store));
+                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store, stopped));
             return make(prefix, rank, 2, timeout);
           };
     };

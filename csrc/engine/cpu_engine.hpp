@@ -121,6 +121,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   template <typename Connect>
   void connect(Connect connect);
   std::shared_ptr<Network> network();
+  void stopConnecting();
   void span(const Agreement& agreement, Milliseconds timeout);
   PointToPoint& madePointToPoint();
   struct HostWatch;

@@ -59,6 +59,12 @@ std::shared_ptr<Network> CpuEngine::network() {
   return network_;
 }
 
+/// Whoever waits for a peer that does not come waits no longer.
+void CpuEngine::stopConnecting() {
+  const std::lock_guard<std::mutex> lock(networkMutex_);
+  if (network_ != nullptr) network_->stopConnecting();
+}
+
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.hosts = agreement.hosts;
   spanning_.ringBytes = config_.ringBytes;
@@ -155,9 +161,10 @@ void CpuEngine::shutdown() noexcept {
     }
     PointToPoint* const pointToPoint = pointToPoint_.get();
     lock.unlock();
-    bool keep = false;
+    const bool keep =
+        pointToPoint != nullptr && !pointToPoint->flush(Clock::now() + Milliseconds(500));
+    stopConnecting();
     if (pointToPoint != nullptr) {
-      keep = !pointToPoint->flush(Clock::now() + Milliseconds(500));
       pointToPoint->stop();
       if (pointToPoint->hasPending()) {
         abort(ErrorKind::Backend,

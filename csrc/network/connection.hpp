@@ -57,6 +57,8 @@ class Network {
   /// other end. Waits for it, `timeout` at most; throws ConnectionLost.
   virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,
                                               Milliseconds timeout) = 0;
+  /// Ends the waits of connect, those to come too.
+  virtual void stopConnecting() = 0;
 };
 
 }  // namespace fastcoll

@@ -203,7 +203,7 @@ GlooNetwork::~GlooNetwork() = default;
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
                                                  Milliseconds timeout) {
   try {
-    auto gloo = makeBackend_(name, first ? 0 : 1, timeout);
+    auto gloo = makeBackend_(name, first ? 0 : 1, timeout, stopped_);
     gloo->setTimeout(kNever);
     sockets_.tune(silence_);
     return std::make_unique<GlooConnection>(alarm_, std::move(gloo), first ? 1 : 0);

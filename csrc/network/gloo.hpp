@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,9 +16,11 @@ namespace fastcoll {
 
 class GlooNetwork : public Network {
  public:
-  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own.
-  using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& name,
-                                                                      int rank, Milliseconds)>;
+  using Flag = std::shared_ptr<const std::atomic<bool>>;
+  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own. Gives
+  /// up when the flag is set.
+  using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const std::string& name, int rank, Milliseconds, const Flag& stopped)>;
   /// `start` makes a device and returns what makes backends on it. `silence`: after which a peer's
   /// host counts as lost; 0: never.
   GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence);
@@ -25,6 +28,7 @@ class GlooNetwork : public Network {
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first,
                                       Milliseconds timeout) override;
+  void stopConnecting() override { *stopped_ = true; }
   void drain(TimePoint until) override { sockets_.drain(until); }
 
  private:
@@ -37,6 +41,7 @@ class GlooNetwork : public Network {
   const LoopSockets sockets_;
   const Milliseconds silence_;
   std::shared_ptr<Alarm> alarm_;
+  const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace fastcoll

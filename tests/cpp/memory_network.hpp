@@ -27,6 +27,7 @@ class MemoryNetwork : public fastcoll::Network {
     }
     return std::make_unique<End>(wire, first ? 0 : 1);
   }
+  void stopConnecting() override {}
 
  private:
   struct Op {

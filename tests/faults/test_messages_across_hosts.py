@@ -1,6 +1,7 @@
 """Point-to-point between hosts, pretended by FASTCOLL_HOST_ID: who takes part, and what a fault is called."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -45,6 +46,53 @@ def test_two_ranks_talk_though_the_third_has_not_come(jobs, hosts):
     job.tell(2)
     for found in job.hear_all().values():
         assert found == ([3.0] * 3, [])
+    job.ended_well()
+
+
+class HidesLinks(dist.Store):
+    """A store without what ranks tell each other to connect."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.store, self.hidden = store, threading.Event()
+
+    def set(self, key, value):
+        self.store.set(key, value)
+
+    def get(self, key):
+        return self.store.get(key)
+
+    def add(self, key, value):
+        return self.store.add(key, value)
+
+    def delete_key(self, key):
+        return self.store.delete_key(key)
+
+    def check(self, keys):
+        if any("fastcoll/link" in key for key in keys):
+            self.hidden.set()
+            return False
+        return self.store.check(keys)
+
+
+def leaves_while_it_connects(rank: Rank):
+    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
+    store = HidesLinks(rank.store("first"))
+    rank.init(store=store)
+    work = dist.irecv(torch.ones(3), 1 - rank.rank)
+    waited = store.hidden.wait(20)
+    rank.tell("connects")
+    rank.hear()
+    del work
+    dist.destroy_process_group()
+    return waited, rank.left()
+
+
+def test_a_group_that_is_destroyed_waits_for_no_connection(jobs):
+    job = jobs(2, leaves_while_it_connects)
+    assert set(job.hear_all().values()) == {"connects"}
+    job.tell_all()
+    assert list(job.hear_all().values()) == [(True, [])] * 2
     job.ended_well()
 
 
