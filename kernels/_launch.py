@@ -187,29 +187,36 @@ class Launcher:
         """
         self.pack(current_stream(self.device), grid, arguments)()
 
-    def pack(self, stream: int, grid: int, arguments: tuple[Any, ...]) -> Callable[[], None]:
+    def pack(
+        self, stream: int, grid: int, arguments: tuple[Any, ...], place: int = 0
+    ) -> Callable[..., None]:
         """Returns a call that launches with these arguments, on the stream with this handle.
 
         It must be the current one when the call is made: Triton has no other way to say which it is when it
-        launches more slowly.
+        launches more slowly. What is given to the call stands for the arguments from `place` on.
         """
         if not self.is_fast:
-            return partial(self._call_slowly, grid, arguments)
+            return partial(self._call_slowly, grid, arguments, place)
         every = arguments + self._constants
         # Grid, stream, code; then metadata and hooks for profilers, of which there are none here.
-        packed = (grid, 1, 1, stream, self._function, self._metadata, None, None, None, *every)
+        head = (grid, 1, 1, stream, self._function, self._metadata, None, None, None)
+        packed = head + every
         index, run = self._index, self._run
         current_device = torch._C._cuda_getDevice
+        begin = len(head) + place
 
-        def launch() -> None:
+        def launch(*given: Any) -> None:
+            called = packed
+            if given:
+                called = packed[:begin] + given + packed[begin + len(given) :]
             enter, leave = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
             if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-                self._call_with_hooks(stream, grid, every)
+                self._call_with_hooks(stream, grid, called[len(head) :])
             elif current_device() == index:
-                run(*packed)
+                run(*called)
             else:
                 with torch.cuda.device(index):
-                    run(*packed)
+                    run(*called)
 
         return launch
 
@@ -222,7 +229,8 @@ class Launcher:
                 *(metadata, enter, leave, *every),
             )
 
-    def _call_slowly(self, grid: int, arguments: tuple[Any, ...]) -> None:
+    def _call_slowly(self, grid: int, arguments: tuple[Any, ...], place: int, *given: Any) -> None:
+        arguments = arguments[:place] + given + arguments[place + len(given) :]
         configuration = self.configuration
         options: dict[str, object] = {}
         if not is_interpreted(configuration.kernel):

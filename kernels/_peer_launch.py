@@ -213,13 +213,17 @@ class PreparedCollective(PreparedLaunch):
         arguments: tuple[int, ...],
         held: object,
         peers: PeerBuffers,
+        place: int = 0,
     ) -> None:
-        super().__init__(run, grid, arguments, held)
+        super().__init__(run, grid, arguments, held, place=place)
         self._peers = peers
         self._spins = peers.spins
 
-    def __call__(self) -> None:
+    def __call__(self, *addresses: int) -> None:
         """Launches.
+
+        Args:
+            addresses: As for :class:`PreparedLaunch`.
 
         Raises:
             RuntimeError: The current stream is not the one on which this was prepared, the buffers are closed, or
@@ -228,7 +232,7 @@ class PreparedCollective(PreparedLaunch):
         peers = self._peers
         if peers.closed or peers.spins != self._spins:
             self._refuse()
-        super().__call__()
+        super().__call__(*addresses)
 
     def _refuse(self) -> None:
         self._peers.require_open()

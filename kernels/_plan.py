@@ -169,8 +169,15 @@ class Plan:
         return statistics.address
 
     def _prepared(
-        self, arguments: tuple[int, ...], statistics: Statistics | None, *tables: object
+        self,
+        arguments: tuple[int, ...],
+        statistics: Statistics | None,
+        *tables: object,
+        place: int = 0,
     ) -> PreparedLaunch:
+        """Returns the launch; `place`: which of the arguments is the table of the tensors' addresses."""
         clear = statistics.clear if statistics is not None else None
         held = (self.layout, statistics, *tables)
-        return PreparedLaunch(self._launcher, self._grid, (*self._tables, *arguments), held, clear)
+        every = (*self._tables, *arguments)
+        place += len(self._tables)
+        return PreparedLaunch(self._launcher, self._grid, every, held, clear, place)

@@ -272,4 +272,4 @@ class BucketAllReduce:
             *(peers.spins, int(shares)),
         )
         held = (self._tables, self._buckets, row)
-        return PreparedCollective(self._launcher, programs, arguments, held, peers)
+        return PreparedCollective(self._launcher, programs, arguments, held, peers, place=6)

@@ -151,7 +151,7 @@ class Unflatten(Plan):
             int(accumulate),
             self._statistics(statistics),
         )
-        return self._prepared(arguments, statistics, row)
+        return self._prepared(arguments, statistics, row, place=2)
 
     def __call__(
         self,

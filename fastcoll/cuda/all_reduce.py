@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Prepared, Site
+from fastcoll.buckets import AddressTable
+from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Place, Site
 from fastcoll.cuda.algorithms.call import Call
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.peer_watch import PeerWatch, watch
-from fastcoll.cuda.plans import PlanCache
+from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
 from fastcoll.cuda.thresholds import Thresholds
@@ -23,6 +24,7 @@ __all__ = ["AllReduces", "CallOptions", "Task"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
+_ALIGNED = 16  # bytes: what kernels load at once
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # what kernels of a failed group may still read, and who ends them
 
@@ -144,20 +146,29 @@ class AllReduces:
             options = replace(options, fuse=False)
         if self.timeout != self._timeout and not recording:
             self._take_timeout()
-        key = (tuple(tasks), stream, options)
-        plan = self.plans.find(key)
-        if plan is None:
-            chosen, left = self._chosen(tasks, options)
-            if not chosen:
-                return left if unfused else None
-            plan = self.plans.add(
-                key, lambda: self._prepared(chosen, tasks, stream, recording), left
-            )
+        exact = (tuple(tasks), stream, options)
+        run = self.plans.lists.find(exact)
+        if run is None:
+            kinds = tuple([
+                (dtype, op, count, (source | out) % _ALIGNED == 0, source == out)
+                for dtype, op, source, out, count in tasks
+            ])  # fmt: skip
+            plan = self.plans.find((kinds, stream, options))
+            if plan is None:
+                chosen, left = self._chosen(tasks, options)
+                if not chosen:
+                    return left if unfused else None
+                plan = Plan(self._prepared(chosen, tasks, stream, recording), left)
+                self.plans.add((kinds, stream, options), plan)
+            run = self._placed(plan, tasks, recording)
+            if run.tables:
+                self.plans.lists.add(exact, run)
+        plan = run.plan
         if recording:
-            self.plans.pin(plan)
-        if plan.prepared.uses_peers:
+            self.plans.pin(run if run.tables else plan)
+        if plan.uses_peers:
             self._follow(recording)
-        plan.run()
+        plan.run(run.places)
         return plan.left
 
     def close(self) -> None:
@@ -234,8 +245,7 @@ class AllReduces:
 
     def _prepared(
         self, chosen: Sequence[_Chosen], tasks: Sequence[Task], stream: int, recording: bool
-    ) -> Prepared:
-        """Returns the launches of all calls, one behind the other."""
+    ) -> list[Part]:
         site = Site(
             self._communicator,
             stream,
@@ -246,21 +256,43 @@ class AllReduces:
         parts = []
         for algorithm, call, indices in chosen:
             if recording and algorithm.launches(call) > 1:
-                raise ValueError(
-                    self._communicator.member.says(
-                        "all_reduce",
-                        f"expected a call that was made before on the stream that is captured, got a first {call} by "
-                        f"{algorithm.name}, whose tables cannot be copied to the device during a capture. Make the "
-                        "same call, with the same tensors, once before the capture on the same stream.",
-                    )
-                )
+                raise self._uncaptured(call, algorithm.name)
             pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
-            parts.append(algorithm.prepare(call, pieces, site))
-        return Prepared(
-            tuple(launch for part in parts for launch in part.launches),
-            [part.held for part in parts],
-            any(part.uses_peers for part in parts),
+            prepared = algorithm.prepare(call, pieces, site)
+            parts.append(Part(algorithm.name, call, tuple(indices), prepared))
+        return parts
+
+    def _uncaptured(self, call: Call, algorithm: str) -> ValueError:
+        return ValueError(
+            self._communicator.member.says(
+                "all_reduce",
+                f"expected a call that was made before on the stream that is captured, got a first {call} by "
+                f"{algorithm}, whose tables cannot be copied to the device during a capture. Make the same call, with "
+                "the same tensors, once before the capture on the same stream.",
+            )
         )
+
+    def _placed(self, plan: Plan, tasks: Sequence[Task], recording: bool) -> Placed:
+        """Returns a plan with where the tensors lie, on tables if it reads them there."""
+        places: list[Place] = []
+        tables: list[Tensor] = []
+        for part in plan.parts:
+            if not part.prepared.tables:
+                places.append(Place(*tasks[part.indices[0]][2:4]))
+                continue
+            from fastcoll.kernels._sides import require_apart
+
+            call = part.call
+            if recording:
+                raise self._uncaptured(call, part.algorithm)
+            sources = [tasks[index][2] for index in part.indices]
+            outs = [tasks[index][3] for index in part.indices]
+            require_apart(call.sizes, outs, call.dtype.itemsize, "tensors")
+            read = AddressTable(self._kernel_device).refresh(sources)
+            written = AddressTable(self._kernel_device).refresh(outs) if outs != sources else read
+            places.append(Place(read.data_ptr(), written.data_ptr()))
+            tables += (read, written)
+        return Placed(plan, tuple(places), tuple(tables))
 
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
         """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""

@@ -41,7 +41,7 @@ def test_the_same_bits_on_cpu_and_device(peer_world, size, device, wire, async_o
 
 
 def kept():
-    """A list that comes again is not prepared again; one that lies elsewhere is."""
+    """A list that comes again is not prepared again, wherever it lies."""
     lists = lists_of(torch.float32, 4)
     tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
     reduces = None
@@ -56,13 +56,50 @@ def kept():
             assert torch.equal(tensor.cpu(), oracle(inputs))
     moved = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
     fastcoll.all_reduce_coalesced(moved)
-    assert built[0] == built[2] and reduces.plans.built == built[0] + 1
+    assert built[0] == built[2] == reduces.plans.built
     for tensor, inputs in zip(moved, zip(*lists, strict=True), strict=True):
         assert torch.equal(tensor.cpu(), oracle(inputs))
 
 
-def test_a_plan_is_kept_for_the_tensors_it_was_made_for(peer_world):
+def test_a_plan_is_kept_for_lists_of_its_kind(peer_world):
     peer_world(2).run(kept, fresh=True)
+
+
+def many_places():
+    """One plan serves all tensors of a kind; those that begin elsewhere than at 16 bytes are of another."""
+    whole = torch.zeros(300 * 60, device=peer_memory.DEVICE)
+    dist.all_reduce(whole[:60])
+    reduces = peer_memory.reduces_of()
+    for shift, count, kinds in ((0, 290, 1), (1, 9, 2)):
+        for at in range(shift, count * 60, 60):
+            x = whole[at : at + 60].fill_(at + dist.get_rank())
+            dist.all_reduce(x)
+            assert x.cpu().eq(2 * at + 1).all()
+        assert reduces.plans.built == kinds
+    for lists in range(3):
+        parts = whole[60 * lists :].split(60)[:9]
+        fastcoll.all_reduce_coalesced([part.fill_(lists) for part in parts])
+        assert all(part.cpu().eq(2 * lists).all() for part in parts)
+    assert reduces.plans.built == 3 and len(reduces.plans.lists) == 3
+
+
+def test_a_plan_serves_all_tensors_of_its_kind(peer_world):
+    peer_world(2).run(many_places, fresh=True)
+
+
+def overlapping():
+    """Lists whose tensors overlap are refused, also when such a list was reduced before; the group lives on."""
+    whole = torch.ones(2000, device=peer_memory.DEVICE)
+    fastcoll.all_reduce_coalesced(list(whole[:900].split(100)))
+    overlap = [whole[at : at + 100] for at in range(0, 810, 90)]
+    with pytest.raises(ValueError, match="tensors apart from one another"):
+        fastcoll.all_reduce_coalesced(overlap)
+    fastcoll.all_reduce_coalesced(list(whole[900:1800].split(100)))
+    assert whole.cpu().eq(torch.tensor([2.0] * 1800 + [1.0] * 200)).all()
+
+
+def test_lists_that_overlap_are_refused(peer_world):
+    peer_world(2).run(overlapping, fresh=True)
 
 
 def few_ones():
@@ -70,8 +107,8 @@ def few_ones():
     inputs = [inputs_of(3000, torch.float32, seed) for seed in range(3)]
     tensors = [each[dist.get_rank()].to(peer_memory.DEVICE) for each in inputs]
     fastcoll.all_reduce_coalesced(tensors)
-    (plan,) = peer_memory.reduces_of().plans._plans.values()
-    assert len(plan.prepared.launches) == 3
+    (plan,) = peer_memory.reduces_of().plans.values()
+    assert plan.launches == 3
     for tensor, given in zip(tensors, inputs, strict=True):
         assert torch.equal(tensor.cpu(), oracle(given))
 

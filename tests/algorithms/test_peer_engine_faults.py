@@ -17,6 +17,8 @@ from device_ranks import until
 from peer_memory import DEVICE
 from torch._C._distributed_c10d import ErrorType
 
+from fastcoll.cuda.algorithms.algorithm import Place
+
 
 def failed(group):
     backend = group._get_backend(torch.device(DEVICE))
@@ -96,12 +98,12 @@ def released():
     reduces = peer_memory.reduces_of(group)
     buffers = reduces.region.peers.buffers
     memory = weakref.ref(buffers.memory)
-    plan = reduces.plans.find(next(iter(reduces.plans._plans)))
+    (plan,) = reduces.plans.values()
     dist.destroy_process_group(group)
     assert buffers.closed
     assert reduces.region.peers is None and not len(reduces.plans)
     with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
-        plan.run()
+        plan.run([Place(x.data_ptr(), x.data_ptr())])
     del plan, buffers, reduces, group
     gc.collect()
     assert memory() is None, gc.get_referrers(memory())

@@ -136,6 +136,7 @@ def lists_are_planned(algorithm):
     for _ in range(6):
         check(elsewhere)
         check(tensors)
+    assert plans.built == built + 1
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "nccl"])

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN, Piece, Site
-from fastcoll.kernels._prepared import PreparedLaunch
+from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN, Launch, Piece, Site
 from fastcoll.kernels.flatten import Flatten
 from fastcoll.kernels.unflatten import Unflatten
 
@@ -47,19 +46,19 @@ def outs_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Ten
     return [site.view(piece.out, piece.count, dtype) for piece in pieces]
 
 
-def copy_in(
-    pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site
-) -> PreparedLaunch:
+def copy_in(pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site) -> Launch:
     """Returns the launch that fills a bucket, in the bucket's dtype."""
     sizes = tuple(piece.count for piece in pieces)
     flatten = _flatten(sizes, dtype, bucket.dtype, site.device)
-    return flatten.prepare(sources_of(pieces, dtype, site), bucket)
+    launch = flatten.prepare(sources_of(pieces, dtype, site), bucket)
+    return lambda place: launch(place.source)
 
 
 def copy_out(
     pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site, scale: float = 1.0
-) -> PreparedLaunch:
+) -> Launch:
     """Returns the launch that empties it into the tensors."""
     sizes = tuple(piece.count for piece in pieces)
     unflatten = _unflatten(sizes, bucket.dtype, dtype, site.device)
-    return unflatten.prepare(bucket, outs_of(pieces, dtype, site), scale)
+    launch = unflatten.prepare(bucket, outs_of(pieces, dtype, site), scale)
+    return lambda place: launch(place.out)

@@ -25,7 +25,7 @@ def staged(
         scale=call.scale,
         wire_dtype=call.wire_dtype,
     )
-    return Prepared((launch,), uses_peers=True)
+    return Prepared((lambda place: launch(*place),), uses_peers=True)
 
 
 def in_bucket(call: Call, pieces: Sequence[Piece], site: Site, shares: bool) -> Prepared:
@@ -48,4 +48,5 @@ def in_bucket(call: Call, pieces: Sequence[Piece], site: Site, shares: bool) -> 
     launch = reduce.prepare(
         outs_of(pieces, call.dtype, site), op=call.op.lower(), scale=call.scale, shares=shares
     )
-    return Prepared((copy_in(pieces, call.dtype, bucket, site), launch), uses_peers=True)
+    launches = (copy_in(pieces, call.dtype, bucket, site), lambda place: launch(place.out))
+    return Prepared(launches, uses_peers=True, tables=True)

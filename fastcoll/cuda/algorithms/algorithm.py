@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ __all__ = [
     "Launch",
     "PeerAlgorithm",
     "Piece",
+    "Place",
     "Prepared",
     "Site",
     "bucket_elements",
@@ -40,7 +41,20 @@ OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
 NO_LIBRARY = "ranks share a device, which NCCL refuses"
 """Why nothing goes by NCCL in some groups."""
 
-Launch = Callable[[], None]
+
+class Place(NamedTuple):
+    """Where a call's tensors lie.
+
+    Attributes:
+        source: Address of what this rank gives, or of the table on the device of all tensors' addresses.
+        out: Of what it gets, likewise.
+    """
+
+    source: int
+    out: int
+
+
+Launch = Callable[[Place], None]
 
 
 @dataclass(frozen=True)
@@ -83,17 +97,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a plan does.
+    """What a plan does for a call, wherever its tensors lie.
 
     Attributes:
         launches: In this order.
         held: What must live as long.
         uses_peers: Whether a launch works on the peers' memory.
+        tables: Whether the launches read the tensors' addresses from tables.
     """
 
     launches: tuple[Launch, ...]
     held: object = None
     uses_peers: bool = False
+    tables: bool = False
 
 
 class Algorithm(abc.ABC):
@@ -116,6 +132,9 @@ class Algorithm(abc.ABC):
     @abc.abstractmethod
     def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
         """Returns the launches for a call that it does not refuse.
+
+        They serve other tensors too: of the same numbers of elements, each aligned to 16 bytes where these are, and its
+        own result where these are.
 
         Raises:
             RuntimeError: Tables would have to be copied while a CUDA graph is captured.

@@ -18,6 +18,7 @@ from fastcoll.cuda.algorithms.algorithm import (
     OPS,
     Algorithm,
     Piece,
+    Place,
     Prepared,
     Site,
 )
@@ -56,8 +57,8 @@ class Nccl(Algorithm):
         if self.launches(call) == 1:
             (piece,) = pieces
 
-            def reduce() -> None:
-                communicator.all_reduce(piece.source, piece.out, piece.count, dtype, op, stream)
+            def reduce(place: Place) -> None:
+                communicator.all_reduce(*place, piece.count, dtype, op, stream)
 
             return Prepared((reduce,))
         from fastcoll.cuda.algorithms._flat import copy_in, copy_out, layout_of
@@ -67,7 +68,7 @@ class Nccl(Algorithm):
         address = memory.data_ptr()
         bucket = site.view(address, elements, dtype)
 
-        def reduce_bucket() -> None:
+        def reduce_bucket(_: Place) -> None:
             communicator.all_reduce(address, address, elements, dtype, op, stream)
 
         launches = (
@@ -75,4 +76,4 @@ class Nccl(Algorithm):
             reduce_bucket,
             copy_out(pieces, dtype, bucket, site, call.scale),
         )
-        return Prepared(launches, held=memory)
+        return Prepared(launches, held=memory, tables=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fastcoll.cuda.algorithms.algorithm import Launch, PeerAlgorithm, Piece, Prepared, Site
+from fastcoll.cuda.algorithms.algorithm import Launch, PeerAlgorithm, Piece, Place, Prepared, Site
 from fastcoll.cuda.algorithms.call import Call
 
 __all__ = ["Ring"]
@@ -42,12 +42,14 @@ class Ring(PeerAlgorithm):
         memory = site.workspace(elements * call.dtype.itemsize)
         bucket = site.view(memory.data_ptr(), elements, call.dtype)
         whole = [Piece(bucket.data_ptr(), bucket.data_ptr(), elements)]
+        (reduce,) = staged(prepare, call, whole, site).launches
+        place = Place(bucket.data_ptr(), bucket.data_ptr())
         launches: tuple[Launch, ...] = (
             copy_in(pieces, call.dtype, bucket, site),
-            *staged(prepare, call, whole, site).launches,
+            lambda _: reduce(place),
             copy_out(pieces, call.dtype, bucket, site),
         )
-        return Prepared(launches, held=memory, uses_peers=True)
+        return Prepared(launches, held=memory, uses_peers=True, tables=True)
 
 
 def _partial(call: Call) -> torch.dtype:
