@@ -34,6 +34,9 @@ DEADLINE = 60.0
 GRACE = 5.0
 """Seconds that the other ranks get to answer after one failed, and a rank gets to end."""
 
+DIED = "died: "
+"""How the failure of a rank begins whose process ended without an answer."""
+
 PRELOAD = [
     "torch",
     "torch.distributed.fsdp",
@@ -217,7 +220,7 @@ class World:
             worked, value = pickle.loads(self._pipes[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(GRACE)
-            failures[rank] = f"died: {_ending(self._processes[rank].exitcode)}"
+            failures[rank] = f"{DIED}{_ending(self._processes[rank].exitcode)}"
         else:
             (answers if worked else failures)[rank] = value
 
@@ -231,7 +234,9 @@ class World:
         lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
         for rank in sorted(failures):
             lines += [f"---- rank {rank}", failures[rank].rstrip()]
-            log = self.logs[rank].read_bytes()[self._log_starts[rank] :].decode(errors="replace")
+            # A process that was dead before the call has said why before it.
+            start = 0 if failures[rank].startswith(DIED) else self._log_starts[rank]
+            log = self.logs[rank].read_bytes()[start:].decode(errors="replace")
             if log.strip():
                 lines += [f"---- rank {rank}, end of its log", log[-4000:].rstrip()]
         return "\n".join(lines)

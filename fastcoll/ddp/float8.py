@@ -54,16 +54,20 @@ class Float8Bucket:
         own = _packed(total, _scale_of(total, self._wire), self._wire, self._length)
         sums = [torch.empty_like(own) for _ in range(ranks)]
 
+        # What the callback holds is freed on the backend's thread: no group, as in BucketReduction.
+        future, buffer, shares = self.future, self._buffer, self._shares
+        wire, square, rank = self._wire, self.square, dist.get_rank(group)
+
         def finish(done: Future[list[Tensor]]) -> None:
             try:
                 done.value()
-                for share, message in zip(self._shares, sums, strict=True):
-                    share.copy_(_unpacked(used_here(message), self._wire)[: share.numel()])
-                if self.square is not None:
-                    measure(self._buffer, group, used_here(self.square))
-                self.future.set_result(self._buffer)
+                for share, message in zip(shares, sums, strict=True):
+                    share.copy_(_unpacked(used_here(message), wire)[: share.numel()])
+                if square is not None:
+                    measure(shares[rank], used_here(square))
+                future.set_result(buffer)
             except Exception as error:
-                self.future.set_exception(error)  # type: ignore[arg-type]
+                future.set_exception(error)  # type: ignore[arg-type]
 
         gathering = dist.all_gather(sums, own, group=group, async_op=True)
         gathering.get_future().add_done_callback(finish)

@@ -170,10 +170,11 @@ def _reduced_sparse(buffer: Tensor, settings: Settings) -> Future[Tensor]:
             f"{buffer.layout}. Use sparse=False in the embedding, or leave them out."
         )
     work = dist.all_reduce(buffer, group=settings.process_group, async_op=True)
+    divisor = dist.get_world_size(settings.process_group) if settings.average else None
 
     def finish(done: Future[list[Tensor]]) -> Tensor:
         (result,) = done.value()
-        return result / dist.get_world_size(settings.process_group) if settings.average else result
+        return result if divisor is None else result / divisor
 
     future: Future[list[Tensor]] = work.get_future()
     return future.then(finish)

@@ -88,7 +88,8 @@ class BucketReduction:
 
     Attributes:
         work: What moves it, None: it was moved; without a future where nobody calls :meth:`then`.
-        finish: Called when the work has ended; None: nothing is left to do.
+        finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo's, so it
+            holds no group: a group of gloo's whose last reference goes there waits for that thread, and aborts.
         square: Of one element, float64: becomes the squares of this rank's share, once finished.
     """
 
@@ -211,12 +212,13 @@ def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> B
             sent = tensor.mul_(factor) if wire is None else tensor * factor
     sent = sent if wire is None else sent.to(wire)
     work = dist.all_reduce(sent, op, group, async_op=True)
+    share = shares_of(tensor, group)[dist.get_rank(group)]
 
     def finish() -> None:
         if sent is not tensor:
             tensor.copy_(used_here(sent))
         if square is not None:
-            measure(tensor, group, used_here(square))
+            measure(share, used_here(square))
 
     return BucketReduction(work, None if sent is tensor and square is None else finish, square)
 
@@ -233,10 +235,10 @@ def _coalesced(
     group = settings.process_group
     square = _new_square(tensors[0]) if settings.gradient_norm else None
     work = all_reduce_coalesced(tensors, settings.op, group, async_op=True, wire_dtype=wire)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
 
     def finish() -> None:
         if square is not None:
-            rank, ranks = dist.get_rank(group), dist.get_world_size(group)
             parts = [_real(part) for part in share_of_list(tensors, rank, ranks)]
             norms = torch._foreach_norm(parts, dtype=torch.float64) if parts else ()
             if norms:
@@ -258,11 +260,10 @@ def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     )
 
 
-def measure(reduced: Tensor, group: ProcessGroup | None, square: Tensor) -> None:
-    """Sets the squares of this rank's share of a bucket, by a pass of its own."""
-    share = _real(shares_of(reduced, group)[dist.get_rank(group)])
+def measure(share: Tensor, square: Tensor) -> None:
+    """Sets the squares of this rank's share of a reduced bucket, by a pass of its own."""
     # In float64 no square of a float32 overflows, so that the norm is finite where the gradients are.
-    square.copy_(torch.linalg.vector_norm(share, dtype=torch.float64).square())
+    square.copy_(torch.linalg.vector_norm(_real(share), dtype=torch.float64).square())
 
 
 def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:

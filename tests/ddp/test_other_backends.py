@@ -1,7 +1,10 @@
 """fastcoll.ddp over another backend: gloo."""
 
 import copy
+import functools
 import gc
+import types
+from unittest import mock
 
 import pytest
 import torch
@@ -72,6 +75,59 @@ def learns(group, way, wire):
 @pytest.mark.parametrize("wire", WIRE_DTYPES, ids=str)
 def test_any_wire_on_gloo(world, way, wire):
     world(3).run(on_gloo, "learns", way, wire)
+
+
+def reached_from(value):
+    """Yields what a callback keeps: what it closes over, is bound to, and so on."""
+    yield value
+    if isinstance(value, types.FunctionType):
+        inner = [cell.cell_contents for cell in value.__closure__ or ()]
+    elif isinstance(value, types.MethodType):
+        inner = [value.__self__]
+    elif isinstance(value, functools.partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        inner = vars(value).values() if type(value).__module__.startswith("fastcoll") else ()
+    for each in inner:
+        yield from reached_from(each)
+
+
+def frees_no_group(group, way, options):
+    callbacks = []
+
+    def recorded(method):
+        def call(future, callback):
+            callbacks.append(callback)
+            return method(future, callback)
+
+        return call
+
+    future = torch._C.Future
+    with (
+        mock.patch.object(future, "then", recorded(future.then)),
+        mock.patch.object(future, "add_done_callback", recorded(future.add_done_callback)),
+    ):
+        train(WAYS[way](network(torch.float), group, **options), 2)
+    assert callbacks
+    kept = [each for callback in callbacks for each in reached_from(callback)]
+    assert any(isinstance(each, torch.Tensor) for each in kept)
+    assert not any(isinstance(each, dist.ProcessGroup) for each in kept)
+
+
+@pytest.mark.parametrize(
+    "way, options",
+    [
+        ("hook", {"gradient_norm": True}),
+        ("hook", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
+        ("synchronizer", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
+    ],
+    ids=str,
+)
+def test_no_callback_frees_the_group_on_gloos_thread(world, way, options):
+    """Whose destructor would wait for that thread: the process aborts."""
+    world(2).run(on_gloo, "frees_no_group", way, options)
 
 
 class Scaled(nn.Module):
