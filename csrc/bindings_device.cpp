@@ -272,6 +272,15 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
   return all;
 }
 
+/// `words`: int64, on the host. It is freed without Python's lock.
+void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix,
+                int size) {
+  const py::gil_scoped_release released;
+  auto* const first = words.data_ptr<std::int64_t>();
+  std::shared_ptr<std::int64_t> memory(first, [words](std::int64_t*) {});
+  communicators.addKernels({std::move(memory), std::move(prefix), size});
+}
+
 }  // namespace
 
 void bindDevice(py::module_& m) {
@@ -322,12 +331,10 @@ void bindDevice(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("find", &Communicators::find, py::arg("device"), py::arg("peer"),
            py::call_guard<py::gil_scoped_release>())
-      .def("report", &Communicators::report, py::arg("text"),
-           py::call_guard<py::gil_scoped_release>())
+      .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"))
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
-  m.def("leave_captures_alone", &leaveCapturesAlone);
   m.attr("COLLECTIVES") =
       names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
   m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);

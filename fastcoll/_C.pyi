@@ -20,7 +20,6 @@ __all__ = [
     "Tuning",
     "build_info",
     "groups",
-    "leave_captures_alone",
     "reduce_isa",
     "reduces_in_one_step",
     "select_host_broadcast",
@@ -112,8 +111,14 @@ class Communicators:
     def find(self, device: int, peer: int) -> NcclCalls | None:
         """Returns the calls of the communicator of a device, or of a pair of ranks; None if there is none."""
 
-    def report(self, text: str) -> None:
-        """Tells the watchdog, which then fails the group, of an error that NCCL does not know of."""
+    def add_kernels(self, words: torch.Tensor, prefix: str, size: int) -> None:
+        """Takes the words by which kernels between ranks are ended with the communicators, and tell of faults.
+
+        Args:
+            words: int64 [2] on the host, as ``fastcoll.kernels.PeerBuffers`` takes them; kept from now on.
+            prefix: Of messages.
+            size: Number of ranks.
+        """
 
     def abort_all(self) -> None:
         """Aborts all, and returns when NCCL does, which may be never."""
@@ -351,9 +356,6 @@ def build_info() -> dict[str, str]:
 
 def groups() -> list[dict[str, Any]]:
     """Returns what fastcoll.info.groups tells of each live group of this process, but for its devices."""
-
-def leave_captures_alone() -> None:
-    """Lets this thread ask the device without ending what other threads capture into CUDA graphs."""
 
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""

@@ -24,6 +24,7 @@ from fastcoll.kernels._signals import (
     give_up,
     own_flags,
     post,
+    state_of,
     wait,
 )
 
@@ -34,7 +35,6 @@ __all__ = [
     "meet",
     "part_of",
     "stage_address",
-    "state_of",
     "table_at",
 ]
 
@@ -62,12 +62,6 @@ def part_of(source, out, rank, channels, EVERY_RANK: tl.constexpr):
         )
     else:
         return program, rank, source.to(tl.int64), out.to(tl.int64)
-
-
-@triton.jit
-def state_of(peers, world, rank):
-    """Returns a pointer to this rank's state words."""
-    return table_at(tl.load(peers + 3 * world + rank))
 
 
 @triton.jit
@@ -108,8 +102,8 @@ def meet(peers, world, rank, channel, KIND: tl.constexpr, STEP: tl.constexpr, nu
     theirs, there = flags_at_peers(peers, world, channel, KIND, rank)
     post(theirs, there, number)
     mine, there = own_flags(peers, world, channel, KIND, rank)
-    missing = wait(mine, there, number, spins)
+    missing = wait(mine, there, number, spins, peers, world, rank)
     if missing >= 0:
-        status = state_of(peers, world, rank)
-        give_up(status, STEP, missing, channel, number, tl.zeros([], tl.int64))
+        absent = tl.zeros([], tl.int64)
+        give_up(peers, world, rank, STEP, missing, channel, number, absent)
     return missing < 0

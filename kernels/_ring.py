@@ -28,7 +28,7 @@ import triton.language as tl
 
 from fastcoll.kernels._arithmetic import averager, combine, factor_of, finish
 from fastcoll.kernels._dtypes import narrow, widen
-from fastcoll.kernels._exchange import begin, end, part_of, state_of, table_at
+from fastcoll.kernels._exchange import begin, end, part_of, table_at
 from fastcoll.kernels._peer_launch import INTEGERS
 from fastcoll.kernels._pieces import NARROW, as_mask, pointer, whole
 from fastcoll.kernels._signals import (
@@ -130,13 +130,13 @@ def _wait_for_neighbours(
     )
     there = as_mask(((lanes == 0) & receives) | ((lanes == 1) & sends))
     numbers = tl.where(lanes == 0, filled, consumed)
-    missing = wait(address.to(tl.pointer_type(tl.int64)), there, numbers, spins)
+    missing = wait(address.to(tl.pointer_type(tl.int64)), there, numbers, spins, peers, world, rank)
     if missing >= 0:
         flags, all_there = own_flags(peers, world, channel, ARRIVED, rank)
         absent = absent_ranks(flags, all_there, arrived)
         late = tl.where(missing == 0, left, right)
         number = tl.where(missing == 0, filled, consumed)
-        give_up(state_of(peers, world, rank), 4 + missing, late, channel, number, absent)
+        give_up(peers, world, rank, 4 + missing, late, channel, number, absent)
     return missing < 0
 
 

@@ -20,9 +20,14 @@ is invalidated. `.cg` loads keep their 128 bits, volatile ones would not.
 **Reading before a peer overwrites.** Loads are ordered before a later release of the same program in the same way:
 their values have been stored or summed before the barrier. A peer that acquired that flag may write there.
 
-**Giving up.** A wait polls at most `spins` times. Then the program records in the status word of its own rank whom it
-waited for and in which step, touches no peer's memory any more, and ends. A later launch sees the status word and
-ends at once, until the host resets the buffers (`PeerBuffers.reset`).
+**Giving up.** A wait polls at most `spins` times, and less if the host ends it. Then the program records in the
+status word of its own rank whom it waited for and in which step, touches no peer's memory any more, and ends. A later
+launch sees the status word and ends at once, until the host resets the buffers (`PeerBuffers.reset`).
+
+**The host.** It has two words in its own memory, which the device maps: the first one ends waits when it is not 0, and
+the second one gets a copy of the status, so that neither side needs the driver. Every so many polls the first one is
+read, volatile. Each thread reads for itself, and they may see different values: what counts is what one of them adds
+to a word on the device, which all get to see alike, as with every scalar atomic.
 """
 
 from __future__ import annotations
@@ -45,11 +50,15 @@ __all__ = [
     "give_up",
     "own_flags",
     "post",
+    "state_of",
     "wait",
 ]
 
 LANES = tl.constexpr(32)
 """Flags of one kind: one per rank that there can be, one lane of a warp each."""
+
+POLLS_PER_LOOK = tl.constexpr(64)
+"""At the host's word: it lies beyond PCIe, some polls' time away."""
 
 READY = tl.constexpr(0)
 REDUCED = tl.constexpr(1)
@@ -102,8 +111,41 @@ def post(flags, there, number):
 
 
 @triton.jit
-def wait(flags, there, number, spins):
+def state_of(peers, world, rank):
+    """Returns a pointer to this rank's state words."""
+    return tl.load(peers + 3 * world + rank).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _words_of(peers, world, rank):
+    """Returns the address of the host's words, or 0; int64."""
+    return tl.load(peers + 4 * world + rank)
+
+
+@triton.jit
+def _is_ended(peers, world, rank):
+    """Returns not 0 if the host has ended all waits, the same to all threads of a program."""
+    ended = tl.zeros([], tl.int64)
+    words = _words_of(peers, world, rank)
+    if words != 0:
+        over = tl.load(words.to(tl.pointer_type(tl.int64)), volatile=True)
+        state = state_of(peers, world, rank)
+        ended = tl.atomic_max(state + 1, over, sem="relaxed", scope="gpu")
+    return ended
+
+
+@triton.jit
+def wait(flags, there, number, spins, peers, world, rank):
     """Waits until all flags hold at least `number` (one for all or one each), for at most `spins` polls.
+
+    Args:
+        flags: Pointers to them.
+        there: Which lanes have one.
+        number: What is awaited.
+        spins: Most polls.
+        peers: Pointer to the table of ``PeerBuffers``.
+        world: Number of ranks.
+        rank: This one.
 
     Returns:
         -1, or the first lane whose flag is behind; int32.
@@ -114,10 +156,13 @@ def wait(flags, there, number, spins):
     behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
     if behind < LANES:
         polls = tl.zeros([], tl.int64)
-        while (behind < LANES) & (polls < spins):
+        ended = tl.zeros([], tl.int64)
+        while (behind < LANES) & (polls < spins) & (ended == 0):
             seen = tl.atomic_add(flags, nothing, mask=there, sem="relaxed", scope="sys")
             behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
             polls += 1
+            if polls % POLLS_PER_LOOK == 0:
+                ended = _is_ended(peers, world, rank)
         seen = tl.atomic_add(flags, nothing, mask=there, sem="acquire", scope="sys")
         behind = tl.min(tl.where(there & (seen < number), lanes, LANES), 0)
     tl.debug_barrier()
@@ -135,14 +180,15 @@ def absent_ranks(flags, there, number):
 
 
 @triton.jit
-def give_up(status, step, peer, channel, number, absent):
-    """Records in `status` (two words) the first wait that this rank gave up.
+def give_up(peers, world, rank, step, peer, channel, number, absent):
+    """Records the first wait that this rank gave up, in the first of its state words and in the host's second.
 
-    The code is step | peer << 8 | channel << 16 | low bits of number << 32; the second word has a bit for each rank
-    known to be absent.
+    The code is step | peer << 3 | channel << 8 | low 16 bits of number << 16 | a bit for each absent rank << 32.
     """
-    code = peer.to(tl.int64) * 256 + channel.to(tl.int64) * 65536 + step
-    code += (number.to(tl.int64) & 0x3FFFFFFF) << 32
-    before = tl.atomic_cas(status, tl.zeros([], tl.int64), code, sem="relaxed", scope="gpu")
-    if before == 0:
-        tl.store(status + 1, absent)
+    code = peer.to(tl.int64) * 8 + channel.to(tl.int64) * 256 + step
+    code += ((number.to(tl.int64) & 0xFFFF) << 16) + (absent << 32)
+    state = state_of(peers, world, rank)
+    before = tl.atomic_cas(state, tl.zeros([], tl.int64), code, sem="relaxed", scope="gpu")
+    words = _words_of(peers, world, rank)
+    if (before == 0) & (words != 0):
+        tl.store((words + 8).to(tl.pointer_type(tl.int64)), code, cache_modifier=".wt")

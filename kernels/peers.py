@@ -106,10 +106,11 @@ class PeerBuffers:
         world_size: Number of ranks.
         layout: Where what lies.
         memory: This rank's own region: uint8, contiguous, on the device.
-        table: int64 [4, world_size] on the device: addresses of the ranks' flags, staging, slots, state. Only the
-            own state is ever touched.
+        table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots, state, of which only
+            the own is ever touched, and of `words`.
         spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond. Another limit is
             that of launches prepared from then on; those prepared before refuse.
+        words: As given.
         closed: Whether :meth:`close` was called.
     """
 
@@ -120,6 +121,7 @@ class PeerBuffers:
         addresses: Sequence[int],
         layout: PeerLayout,
         spins: int = 30_000_000,
+        words: torch.Tensor | None = None,
     ) -> None:
         """Describes regions that are mapped already and zero.
 
@@ -129,6 +131,8 @@ class PeerBuffers:
             addresses: Address of each rank's region as this rank's device sees it, in rank order.
             layout: Where what lies; the same on all ranks.
             spins: Polls that a wait makes before it gives up.
+            words: int64 [2] on the host, zero, where the device can read and write it (pinned). What is not 0 in the
+                first one ends all waits; the second one gets the status of a kernel that gave up.
 
         Raises:
             ValueError: The region is too small or misplaced, or a number is out of range.
@@ -163,12 +167,11 @@ class PeerBuffers:
         self.memory = memory
         self.spins = spins
         self.closed = False
+        self.words = words
         offsets = (layout.flags_at, layout.staging_at, layout.slots_at, 0)
-        self.table = torch.tensor(
-            [[address + offset for address in addresses] for offset in offsets],
-            dtype=torch.int64,
-            device=memory.device,
-        )
+        rows = [[address + offset for address in addresses] for offset in offsets]
+        rows.append([0 if words is None else words.data_ptr()] * world_size)
+        self.table = torch.tensor(rows, dtype=torch.int64, device=memory.device)
 
     @property
     def device(self) -> torch.device:
@@ -182,21 +185,16 @@ class PeerBuffers:
         return words.view(1 + self.layout.channels, _STATE_WORDS)
 
     def check(self) -> None:
-        """Raises what the launches that have ended by now have recorded. Waits for the device's copy of two words.
+        """Raises what the launches that have ended by now have recorded. Waits for the device's copy of a word.
 
         Raises:
             PeerFault: This rank gave up waiting for a peer.
         """
-        code, absent_bits = self.state[0, :2].tolist()
+        code = int(self.state[0, 0])
         if code == 0:
             return
-        step, peer, channel, number = (
-            code & 0xFF,
-            code >> 8 & 0xFF,
-            code >> 16 & 0xFFFF,
-            code >> 32,
-        )
-        absent = [rank for rank in range(self.world_size) if absent_bits >> rank & 1]
+        step, peer, channel, number = code & 7, code >> 3 & 31, code >> 8 & 255, code >> 16 & 0xFFFF
+        absent = [rank for rank in range(self.world_size) if code >> (32 + rank) & 1]
         missing = ", ".join(map(str, absent))
         hint = f" Not launched at all on rank {missing}." if absent else ""
         raise PeerFault(
@@ -216,6 +214,8 @@ class PeerBuffers:
         Launches that were prepared before, or captured, are as good as before: all that changes lies on the device.
         """
         self.memory[: self.layout.staging_at].zero_()
+        if self.words is not None:
+            self.words.zero_()
 
     def close(self) -> None:
         """Makes this rank launch nothing more on these buffers: before the peers' memory is unmapped."""

@@ -47,11 +47,28 @@ std::shared_ptr<NcclCalls> Communicators::find(int device, int peer) const {
   return nullptr;
 }
 
+void Communicators::addKernels(KernelWords words) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (aborted()) words.endWaits();
+  kernels_.push_back(std::move(words));
+  hasKernels_.store(true, std::memory_order_relaxed);
+}
+
+std::string Communicators::kernelError() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const KernelWords& one : kernels_) {
+    if (auto fault = one.fault(); !fault.empty()) return fault;
+  }
+  return "";
+}
+
 void Communicators::abortAll() noexcept {
   std::vector<One> all;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     aborted_.store(true, std::memory_order_release);
+    // The library's abort would wait behind them.
+    for (KernelWords& one : kernels_) one.endWaits();
     all.swap(all_);
   }
   if (all.empty()) return;
@@ -71,16 +88,8 @@ std::vector<Meeting> Communicators::meetings() const {
   return meetings_;
 }
 
-void Communicators::report(std::string text) {
-  const std::lock_guard<std::mutex> lock(reportedMutex_);
-  if (reported_.empty()) reported_ = std::move(text);
-}
-
 std::string Communicators::asyncError() const {
-  {
-    const std::lock_guard<std::mutex> lock(reportedMutex_);
-    if (!reported_.empty()) return reported_;
-  }
+  if (auto said = kernelError(); !said.empty()) return said;
   const std::lock_guard<std::mutex> asking(asking_);
   std::vector<One> all;
   {

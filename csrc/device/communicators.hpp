@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_words.hpp"
 #include "nccl.hpp"
 
 namespace fastcoll {
@@ -28,17 +29,18 @@ class Communicators {
   bool remove(const std::shared_ptr<NcclCalls>& calls);
   /// The calls of one of them; nullptr: there is none, or it was aborted.
   std::shared_ptr<NcclCalls> find(int device, int peer) const;
-  /// Aborts all, and returns when the library does, which may be never. Those who add later, or
-  /// look at aborted(), know at once.
+  /// Kernels between ranks that are to end with the communicators.
+  void addKernels(KernelWords words);
+  bool hasKernels() const { return hasKernels_.load(std::memory_order_relaxed); }
+  /// Ends waits of kernels, aborts all, and returns when the library does, which may be never.
+  /// Those who add later, or look at aborted(), know at once.
   void abortAll() noexcept;
   /// Held while calls are made on them: an abort waits for it a moment, so that it frees nothing
   /// between two calls of a group, and no longer, so that it ends one that hangs.
   std::timed_mutex& calling() { return calling_; }
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  /// What the library reports of one of them, or what was reported, or "".
+  /// What a kernel, or the library, reports of one of them, or "".
   std::string asyncError() const;
-  /// For the watchdog: an error that the library does not know of; the first one counts.
-  void report(std::string text);
   /// The meetings of all that were ever added.
   std::vector<Meeting> meetings() const;
 
@@ -49,13 +51,16 @@ class Communicators {
     int peer;
     std::string name;
   };
+  /// What kernels say, or "".
+  std::string kernelError() const;
+
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> hasKernels_{false};
   std::timed_mutex calling_;
   mutable std::mutex mutex_;  // never held while the library is asked, which may hang
   std::vector<One> all_;
+  std::vector<KernelWords> kernels_;
   mutable std::mutex asking_;  // before mutex_: none is ended while it is asked
-  mutable std::mutex reportedMutex_;
-  std::string reported_;
   mutable std::mutex meetingsMutex_;
   std::vector<Meeting> meetings_;
 };

@@ -139,7 +139,7 @@ void Watchdog::watch() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closed_) {
     const bool awaited = phase_ == Phase::Failing || closing_;
-    const bool idle = flights_.empty() && phase_ == Phase::Healthy;
+    const bool idle = flights_.empty() && phase_ == Phase::Healthy && !communicators_->hasKernels();
     changed_.wait_for(lock, awaited ? kSoon : idle ? kIdle : config_.tick);
     if (closed_) break;
     const Phase phase = phase_;

@@ -14,7 +14,6 @@ from fastcoll.buckets import AddressTable
 from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Place, Site
 from fastcoll.cuda.algorithms.call import Call
 from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.peer_watch import PeerWatch, watch
 from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
@@ -26,7 +25,7 @@ _log = logging.getLogger("fastcoll.cuda")
 
 _ALIGNED = 16  # bytes: what kernels load at once
 _Chosen = tuple[Algorithm, Call, list[int]]
-_left_behind: list[object] = []  # what kernels of a failed group may still read, and who ends them
+_left_behind: list[object] = []  # what kernels of a failed group may still read
 
 Task = tuple[torch.dtype, str, int, int, int]
 """One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
@@ -65,7 +64,6 @@ class AllReduces:
         thresholds: From the tuning table.
         forced: FASTCOLL_ALGO.
         aborted: Whether the group was aborted.
-        report: Tells the watchdog of a fault.
         timeout: Seconds that a kernel waits for a peer; see below.
 
     Attributes:
@@ -85,7 +83,6 @@ class AllReduces:
         thresholds: Thresholds,
         forced: str,
         aborted: Callable[[], bool],
-        report: Callable[[str], None],
         timeout: float,
     ) -> None:
         self.timeout = self._timeout = timeout
@@ -102,10 +99,6 @@ class AllReduces:
         self._workspaces: dict[int, Tensor] = {}
         # Stream of the last launch with peers, and whether a graph has it.
         self._last: tuple[torch.Stream, bool] | None = None
-        self._watch: PeerWatch | None = None
-        if region.peers is not None:
-            self._watch = PeerWatch(communicator.member, region.peers.buffers, aborted, report)
-            watch(self._watch)
 
     @property
     def kernel_bytes(self) -> int:
@@ -174,13 +167,11 @@ class AllReduces:
     def close(self) -> None:
         """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
         peers = self.region.peers
-        if peers is not None and self._watch is not None:
+        if peers is not None:
             peers.close()
-            if self._aborted():  # its kernels are still to be let go
-                _left_behind.append((peers, self.plans, self._watch))
+            if self._aborted():
+                _left_behind.append((peers, self.plans))
                 self.plans = PlanCache()
-            else:
-                self._watch.close()
         self.plans.clear()
         self._workspaces.clear()
         self.region = Region(self.region.topology)
@@ -306,8 +297,6 @@ class AllReduces:
 
     def _follow(self, recording: bool) -> None:
         """Makes the current stream wait for the one that launched before, if that is another."""
-        if self._watch is not None:
-            self._watch.launched()
         current = torch.accelerator.current_stream(self._device)
         last, self._last = self._last, (current, recording)
         if last is None or last[0] == current:

@@ -190,6 +190,9 @@ class CudaEngine:
             communicator.instance,
             library=not isinstance(communicator, SharedDevice),
         )
+        if region.peers is not None:
+            prefix = self._member.says("all_reduce", "")
+            self.communicators.add_kernels(region.peers.buffers.words, prefix, self._member.size)
         self.all_reduces[device] = AllReduces(
             communicator,
             region,
@@ -198,7 +201,6 @@ class CudaEngine:
             wish.thresholds,
             wish.algorithm,
             self._over.is_set,
-            self.communicators.report,
             self._timeout.total_seconds(),
         )
         self.all_reduces[device].timeout = self._timeout.total_seconds()  # if it was set meanwhile

@@ -327,8 +327,9 @@ def _map_regions(
         name = f"fastcoll/{member.group}/{instance}"
         addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
         polls = mapper.polls_per_second
+        words = torch.zeros(2, dtype=torch.int64, pin_memory=where.type == "cuda")
         buffers = PeerBuffers(
-            member.rank, memory, addresses, layout, PeerMemory.polls_in(timeout, polls)
+            member.rank, memory, addresses, layout, PeerMemory.polls_in(timeout, polls), words
         )
         return PeerMemory(buffers, memory, addresses, bucket_at, polls)
 

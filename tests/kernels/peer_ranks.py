@@ -85,7 +85,7 @@ def mapped(name: str, size: int) -> list[torch.Tensor]:
     return [torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8) for path in paths]
 
 
-def open_buffers(layout: Any, spins: int = SPINS) -> Any:
+def open_buffers(layout: Any, spins: int = SPINS, words: torch.Tensor | None = None) -> Any:
     """Returns this rank's PeerBuffers over memory that all ranks map."""
     regions = mapped("region", layout.bytes)
     buffers = interpret().peers.PeerBuffers(
@@ -94,6 +94,7 @@ def open_buffers(layout: Any, spins: int = SPINS) -> Any:
         [region.data_ptr() for region in regions],
         layout,
         spins,
+        words,
     )
     buffers.regions = regions  # kept mapped
     return buffers

@@ -6,11 +6,14 @@ that compiles, as this one may interpret. No GPU is needed.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+
+NO_DATA = re.compile(r"LDG\S*\.STRONG\.SYS|LDG\.E\.64 ")
 
 SCRIPT = """
 import json, sys
@@ -92,7 +95,9 @@ def test_polls_leave_the_l1_cache_alone_and_it_is_emptied_once_before_data_is_re
         for poll in polls:
             after = code[poll + 1 : poll + 100]
             emptied = next(at for at, text in enumerate(after) if "CCTL.IVALL" in text)
-            data = next((at for at, text in enumerate(after) if "LDG" in text), 100)
+            # Not data: the host's word, at system scope, and addresses in the table, which stays the same.
+            loads = (at for at, text in enumerate(after) if "LDG" in text)
+            data = next((at for at in loads if not NO_DATA.search(after[at])), 100)
             assert emptied < data, name
             # All threads wait for the one that has emptied it.
             assert any("BAR.SYNC" in text for text in after[emptied:data]), name
@@ -111,3 +116,22 @@ def test_what_peers_wrote_is_read_past_the_l1_cache_in_128_bits(
         assert strong, name
         if "ring" not in name:  # the ring reads its own message by plain loads
             assert strong == wide, name
+
+
+def test_the_hosts_word_is_read_in_the_loop_and_told_to_all_threads_alike(
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    for name, (ptx, code) in compiled.items():
+        lines = ptx.splitlines()
+        looks = [at for at, line in enumerate(lines) if "ld.volatile.global" in line]
+        assert looks, name
+        for look in looks:
+            told = next(line for line in lines[look:] if "atom.global" in line)
+            assert ".gpu.relaxed.max.s64" in told, (name, told)
+        reads = [at for at, text in enumerate(code) if "LDG" in text and "STRONG.SYS" in text]
+        assert len(reads) == len(looks), name
+        for read in reads:  # the poll lies before it, and a way back behind
+            assert any(".ADD.64.STRONG.SYS" in text for text in code[max(read - 100, 0) : read])
+            assert any("BRA" in text for text in code[read : read + 100]), name
+        stores = [line for line in lines if "st.global.wt" in line]
+        assert len(stores) == len(looks), (name, stores)

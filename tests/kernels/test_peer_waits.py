@@ -21,6 +21,7 @@ SHOTS = [
     ("all_gather", "all_gather"),
 ]
 RINGS = [("ring", "all_reduce"), ("ring", "reduce_scatter"), ("ring", "all_gather")]
+POLLS_PER_LOOK = 64  # as kernels/_signals.py has it
 SPINS = 3000  # a second or more: the living ranks come in time on a busy machine too
 
 
@@ -87,6 +88,49 @@ def without_rank(absent: int, algorithm: str, collective: str) -> Any:
     buffers.check()
     assert torch.all(out == out[0])
     return fault, polls, later, float(out[0])
+
+
+@pytest.mark.parametrize("algorithm, collective", SHOTS + RINGS)
+def test_the_host_ends_waits(algorithm: str, collective: str, interpreted: Worlds) -> None:
+    absent = 1
+    answers = interpreted(3).run(ended_by_the_host, absent, algorithm, collective, init=False)
+    for rank in (0, 2):
+        polls, again, codes, untouched = answers[rank]
+        assert polls > 2 * POLLS_PER_LOOK
+        # two looks of two channels at most, and waits of a rank's own
+        assert again <= 8 * POLLS_PER_LOOK
+        assert codes[0] == codes[1] != 0, "the host got another status than the device"
+        assert untouched
+
+
+def ended_by_the_host(absent: int, algorithm: str, collective: str) -> Any:
+    import quick_interpreter
+
+    modules = peer_ranks.interpret()
+    words = torch.zeros(2, dtype=torch.int64)
+    buffers = peer_ranks.open_buffers(modules.peers.PeerLayout(2, 1024, 4, 512), 1 << 40, words)
+    polls, answer = quick_interpreter.polls, None
+    barrier("launch")
+    if here().rank != absent:
+
+        def end_soon() -> None:
+            while polls[0] < 3 * POLLS_PER_LOOK:
+                time.sleep(0.001)
+            words[0] = 1
+
+        ending = threading.Thread(target=end_soon)
+        ending.start()
+        call(modules, buffers, algorithm, collective, 5.0)
+        ending.join()
+        first = polls[0]
+        codes = int(buffers.state[0, 0]), int(words[1])
+        buffers.state[0, 0] = 0  # as for a launch that began before any wait had been given up
+        call(modules, buffers, algorithm, collective, 5.0)
+        second = polls[0] - first
+        out = call(modules, buffers, algorithm, collective, 6.0)
+        answer = first, second, codes, bool(torch.all(out == -1))
+    barrier("ended")
+    return answer
 
 
 @pytest.mark.parametrize("algorithm, collective", [SHOTS[1], RINGS[0]])
