@@ -12,9 +12,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
-from device_ranks import until
 from peer_memory import DEVICE
-from test_device_capture import driver
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -239,19 +237,3 @@ def test_captures_with_a_factor_and_a_new_timeout(peer_world):
 
 def test_captures_of_the_user(peer_world):
     peer_world(2).run(captured_by_the_user, fresh=True)
-
-
-def captures_are_left_alone():
-    """The watchdog's thread asks the device while others capture, and so does the one that looks after kernels."""
-    loaded = driver()
-    dist.all_reduce(torch.ones(3, device=DEVICE))
-    until(lambda: loaded.relaxed_threads() == 2)
-
-
-def test_no_thread_ends_a_capture(peer_world):
-    peer_world(2).kill()  # threads of other tests, which met no driver
-    world = peer_world(2)
-    try:
-        world.run(captures_are_left_alone, fresh=True)
-    finally:
-        world.kill()  # with its driver

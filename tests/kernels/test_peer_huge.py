@@ -64,7 +64,9 @@ class LastProgram:
         monkeypatch.setattr(_peer_launch, "launcher", self._keep)
 
     def _keep(self, configuration: Any, device: torch.device) -> SimpleNamespace:
-        def pack(stream: int, grid: int, arguments: tuple[int, ...]) -> Callable[[], None]:
+        def pack(
+            stream: int, grid: int, arguments: tuple[int, ...], place: int
+        ) -> Callable[..., None]:
             given = dict(zip(configuration.kernel.arg_names, arguments, strict=False))
             self.piece = given.get("piece") or given["segment"]
             unit = given.get("chunk", given["count"])
@@ -74,7 +76,7 @@ class LastProgram:
             self.length = unit - self.start
             assert self.start > 2**31
             self._launch = (configuration, device, arguments)
-            return lambda: None
+            return lambda *addresses: None
 
         return SimpleNamespace(device=device, pack=pack)
 
