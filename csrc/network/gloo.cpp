@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <limits>
 #include <list>
@@ -158,21 +159,23 @@ class GlooNetwork::GlooTransfer : public Transfer {
 
 class GlooNetwork::GlooConnection : public Connection {
  public:
-  GlooConnection(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Backend> gloo, int peer)
+  GlooConnection(std::shared_ptr<Alarm> alarm, c10::intrusive_ptr<c10d::Backend> out,
+                 c10::intrusive_ptr<c10d::Backend> in, int peer)
       : alarm_(std::move(alarm)),
         sentinel_(std::make_shared<Sentinel>()),
-        gloo_(std::move(gloo)),
+        out_(std::move(out)),
+        in_(std::move(in)),
         peer_(peer) {
     std::vector<at::Tensor> memory{view(&sentinel_->byte, 1)};
-    sentinel_->work = gloo_->recv(memory, peer_, kSentinelTag);
+    sentinel_->work = in_->recv(memory, peer_, kSentinelTag);
   }
 
   TransferRef send(const void* data, std::size_t bytes, int tag) override {
-    return begin([&](std::vector<at::Tensor>& memory) { return gloo_->send(memory, peer_, tag); },
+    return begin([&](std::vector<at::Tensor>& memory) { return out_->send(memory, peer_, tag); },
                  data, bytes);
   }
   TransferRef receive(void* data, std::size_t bytes, int tag) override {
-    return begin([&](std::vector<at::Tensor>& memory) { return gloo_->recv(memory, peer_, tag); },
+    return begin([&](std::vector<at::Tensor>& memory) { return in_->recv(memory, peer_, tag); },
                  data, bytes);
   }
 
@@ -189,7 +192,10 @@ class GlooNetwork::GlooConnection : public Connection {
 
   std::shared_ptr<Alarm> alarm_;
   std::shared_ptr<Sentinel> sentinel_;
-  c10::intrusive_ptr<c10d::Backend> gloo_;
+  // Each has a socket for data of one way. Gloo sends nothing before the receiver has said that its
+  // memory is there; in a socket of both ways that would wait behind the receiver's own data, so
+  // that long messages would go one way after the other.
+  c10::intrusive_ptr<c10d::Backend> out_, in_;
   const int peer_;
 };
 
@@ -202,11 +208,19 @@ GlooNetwork::~GlooNetwork() = default;
 
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
                                                  Milliseconds timeout) {
+  const auto end = Clock::now() + timeout;
+  const auto backend = [&](const char* way) {
+    const auto left = std::chrono::ceil<Milliseconds>(end - Clock::now());
+    auto made = makeBackend_(name + way, first ? 0 : 1, std::max(left, Milliseconds{1}), stopped_);
+    made->setTimeout(kNever);
+    return made;
+  };
   try {
-    auto gloo = makeBackend_(name, first ? 0 : 1, timeout, stopped_);
-    gloo->setTimeout(kNever);
+    auto there = backend("/there"), back = backend("/back");
     sockets_.tune(silence_);
-    return std::make_unique<GlooConnection>(alarm_, std::move(gloo), first ? 1 : 0);
+    if (!first) std::swap(there, back);
+    return std::make_unique<GlooConnection>(alarm_, std::move(there), std::move(back),
+                                            first ? 1 : 0);
   } catch (const std::exception& error) {
     lost(error);
   }

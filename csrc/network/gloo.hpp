@@ -1,5 +1,5 @@
-// The network over torch's Gloo: a backend of two ranks for each connection, of which only send and
-// recv are used.
+// The network over torch's Gloo: two backends of two ranks for each connection, one for each way,
+// of which only send and recv are used.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
