@@ -13,6 +13,7 @@
 #include "torch_error.hpp"
 
 namespace py = pybind11;
+using fastcoll::NcclConfig;
 using fastcoll::Options;
 using fastcoll::ProcessGroupFastcoll;
 using fastcoll::TransportChoice;
@@ -148,6 +149,22 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_bytes", &TuningTable::linkBytes)
       .def_property_readonly("fingerprint", &TuningTable::fingerprint);
 
+  py::class_<NcclConfig>(m, "NcclConfig")
+      .def(py::init<>())
+      .def_readwrite("cga_cluster_size", &NcclConfig::cgaClusterSize)
+      .def_readwrite("min_ctas", &NcclConfig::minCtas)
+      .def_readwrite("max_ctas", &NcclConfig::maxCtas)
+      .def_readwrite("net_name", &NcclConfig::netName)
+      .def_readwrite("split_share", &NcclConfig::splitShare)
+      .def_readwrite("traffic_class", &NcclConfig::trafficClass)
+      .def_readwrite("comm_name", &NcclConfig::commName)
+      .def_readwrite("collnet_enable", &NcclConfig::collnetEnable)
+      .def_readwrite("cta_policy", &NcclConfig::ctaPolicy)
+      .def_readwrite("shrink_share", &NcclConfig::shrinkShare)
+      .def_readwrite("nvls_ctas", &NcclConfig::nvlsCtas)
+      .def_readwrite("n_channels_per_net_peer", &NcclConfig::channelsPerNetPeer)
+      .def_readwrite("nvlink_centric_sched", &NcclConfig::nvlinkCentricSched);
+
   py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
       .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
            py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
@@ -172,6 +189,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("tuning", &Options::tuning)
       .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
       .def_readwrite("blocking_wait", &Options::blockingWait)
+      .def_readwrite("config", &Options::config)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
 

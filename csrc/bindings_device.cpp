@@ -253,12 +253,12 @@ void setDeviceFactory(py::object factory) {
   auto* held = new py::object(std::move(factory));
   ProcessGroupFastcoll::setDeviceFactory(
       [held](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
-             int size, std::chrono::milliseconds timeout,
+             int size, const c10::intrusive_ptr<Options>& options,
              c10::DeviceType type) -> std::unique_ptr<DeviceIssuer> {
         const py::gil_scoped_acquire gil;
         try {
           return std::make_unique<PythonIssuer>((*held)(
-              store, name, rank, size, timeout, c10::DeviceTypeName(type, /*lower_case=*/true)));
+              store, name, rank, size, options, c10::DeviceTypeName(type, /*lower_case=*/true)));
         } catch (const py::error_already_set& error) {
           rethrow(error);
         }

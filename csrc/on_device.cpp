@@ -66,7 +66,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
     });
   };
   auto made = std::make_shared<DeviceEngine>(
-      std::move(config), deviceFactory()(store, name_, rank_, size_, options_->timeout, type),
+      std::move(config), deviceFactory()(store, name_, rank_, size_, options_, type),
       std::make_unique<StoreAdapter>(store), onFault);
   livingDevices().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);

@@ -7,6 +7,7 @@
 
 #include "algorithms/tuning.hpp"
 #include "base/env.hpp"
+#include "device/nccl_config.hpp"
 
 namespace fastcoll {
 
@@ -28,6 +29,8 @@ struct Options : c10d::Backend::Options {
   bool highPriorityStream = true;
   /// Whether wait() of a call on device tensors waits on the host, as without streams.
   bool blockingWait = false;
+  /// Of NCCL's communicators.
+  NcclConfig config;
 };
 
 }  // namespace fastcoll

@@ -44,7 +44,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
   using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(
       const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
-      std::chrono::milliseconds, c10::DeviceType)>;
+      const c10::intrusive_ptr<Options>&, c10::DeviceType)>;
   static void setDeviceFactory(DeviceFactory factory);
 
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,

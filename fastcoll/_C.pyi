@@ -205,6 +205,29 @@ class Tuning:
     @property
     def fingerprint(self) -> int: ...
 
+class NcclConfig:
+    """The fields of NCCL's ncclConfig_t, by the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None: not set.
+
+    NCCL's documentation says what they mean; its environment variables win over them. ``blocking`` is missing: no
+    call of fastcoll's waits for NCCL longer than the group's timeout.
+    """
+
+    cga_cluster_size: int | None
+    min_ctas: int | None
+    max_ctas: int | None
+    net_name: str | None
+    split_share: int | None
+    traffic_class: int | None
+    comm_name: str | None
+    collnet_enable: int | None
+    cta_policy: int | None
+    shrink_share: int | None
+    nvls_ctas: int | None
+    n_channels_per_net_peer: int | None
+    nvlink_centric_sched: int | None
+
+    def __init__(self) -> None: ...
+
 class Options(Backend.Options):
     """Options of one group. The environment variables of fastcoll.env win over them.
 
@@ -220,6 +243,7 @@ class Options(Backend.Options):
         tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
         is_high_priority_stream: Of the streams on which asynchronous calls on CUDA tensors run.
         blocking_wait: Whether wait() of a call on CUDA tensors waits on the host; else the stream does.
+        config: Of NCCL's communicators; equal on all ranks.
 
     Inherited from torch: group_name, and global_ranks_in_group, the global rank of each group rank
     (empty for the default group); both are set when the group is created.
@@ -235,6 +259,7 @@ class Options(Backend.Options):
     tuning: Tuning | None
     is_high_priority_stream: bool
     blocking_wait: bool
+    config: NcclConfig
     group_name: str  # type: ignore[assignment]
 
     def __init__(
@@ -381,7 +406,7 @@ def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> An
     """
 
 def set_device_factory(
-    factory: Callable[[Store, str, int, int, timedelta, str], object],
+    factory: Callable[[Store, str, int, int, Options, str], object],
 ) -> None: ...
 def set_gloo_factory(
     factory: Callable[[], Callable[[Store, int, int, timedelta], Backend]],

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
+_NOT_SET = -(2**31)  # NCCL's sign for a number of its config that nobody has set
+
 __all__ = ["create", "create_device_engine", "create_gloo"]
 
 
@@ -78,7 +80,7 @@ def _interface() -> str:
 
 
 def create_device_engine(
-    store: Store, group: str, rank: int, size: int, timeout: timedelta, device_type: str
+    store: Store, group: str, rank: int, size: int, options: C.Options, device_type: str
 ) -> object:
     """Creates the half in Python of a group's engine of device tensors, at the first of them.
 
@@ -88,9 +90,10 @@ def create_device_engine(
     from fastcoll.cuda.engine import CudaEngine
 
     return CudaEngine(
-        *(store, group, rank, size, timeout, device_type),
+        *(store, group, rank, size, options.timeout, device_type),
         thresholds_on=tuning.load().thresholds_on,
         algorithm=Env.read().algo,
+        config=options.config,
     )
 
 
@@ -129,6 +132,8 @@ def create(
 def _own_options(given: object, group: str) -> C.Options | None:
     """Returns the options that a group was given; None: none, or those of a backend in whose place fastcoll serves.
 
+    Of stock NCCL's backend it takes over what it has too.
+
     Raises:
         TypeError: They are of another class, and fastcoll serves in nobody's place.
     """
@@ -136,6 +141,8 @@ def _own_options(given: object, group: str) -> C.Options | None:
         return given
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
     if replaced() and isinstance(given, c10d.Backend.Options):
+        if hasattr(given, "is_high_priority_stream") and hasattr(given, "config"):
+            return _of_stock_nccl(given)
         warnings.warn(
             f"fastcoll: group '{group}' is made without its pg_options of {kind}, which are of another backend. "
             "The timeout of init_process_group or new_group counts.",
@@ -147,6 +154,18 @@ def _own_options(given: object, group: str) -> C.Options | None:
         "pg_options=fastcoll.Options(...) to init_process_group or new_group; for a group of two backends, such as "
         '"cpu:fastcoll,cuda:nccl", leave it out, since torch gives the same object to both.'
     )
+
+
+def _of_stock_nccl(given: Any) -> C.Options:
+    """Returns the options that say what torch's ``ProcessGroupNCCL.Options`` do; ``config.blocking`` says nothing."""
+    options = C.Options(
+        timeout=given._timeout, is_high_priority_stream=given.is_high_priority_stream
+    )
+    for name in (name for name in dir(C.NcclConfig) if not name.startswith("_")):
+        value = getattr(given.config, name, None)
+        if value is not None and value != _NOT_SET:
+            setattr(options.config, name, value)
+    return options
 
 
 @functools.cache

@@ -99,6 +99,7 @@ class CudaEngine:
         device_type: "cuda"; a test has another one.
         thresholds_on: Returns where all-reduce algorithms give way to each other on devices of a name.
         algorithm: FASTCOLL_ALGO.
+        config: Of the communicators.
 
     Attributes:
         communicators: What the watchdog asks and aborts, without Python.
@@ -118,10 +119,12 @@ class CudaEngine:
         device_type: str = "cuda",
         thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
+        config: C.NcclConfig | None = None,
     ) -> None:
         self.all_reduces: dict[int, AllReduces] = {}
         self._thresholds_on = thresholds_on
         self._algorithm = algorithm
+        self._config = config
         nccl_library.load()
         self.communicators = C.Communicators()
         self._over = _Aborted(self.communicators)
@@ -239,7 +242,7 @@ class CudaEngine:
         whole = self._known[device, -1]
         self._splits += 1
         name = self._member.group if child is None else child._member.group
-        part = whole.split(color, key, name)
+        part = whole.split(color, key, name, None if child is None else child._config)
         if part is not None and child is not None:
             child._take(device, -1, part, f"{whole.instance}-{self._splits}-{color}")
             child._open_region(device)
@@ -315,7 +318,8 @@ class CudaEngine:
     def _for_all(self, device: torch.device) -> NcclCommunicator:
         generation = self._generation(-1)
         return communicator_of(
-            self._store, self._member, device, self._timeout, generation, self._over
+            *(self._store, self._member, device, self._timeout, generation, self._over),
+            config=self._config,
         )
 
     def _generation(self, pair: int) -> int:
@@ -329,7 +333,9 @@ class CudaEngine:
         member = Member(two, int(self._member.rank == high), 2)
         store = PrefixStore(f"pair/{low}-{high}", self._store)
         generation = self._generation(peer)
-        return communicator_of(store, member, device, self._timeout, generation, self._over)
+        return communicator_of(
+            *(store, member, device, self._timeout, generation, self._over), config=self._config
+        )
 
 
 # After the import of what aborts communicators at exit, hence called before it: groups close theirs first.

@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from fastcoll._load import C
 from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_calls import DataCalls, group
+from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
@@ -76,6 +78,7 @@ class NcclCommunicator(DataCalls):
         timeout: timedelta,
         generation: int = 0,
         cancelled: Cancelled | None = None,
+        config: C.NcclConfig | None = None,
     ) -> NcclCommunicator:
         """Makes a communicator, together with all other ranks of the group.
 
@@ -88,37 +91,46 @@ class NcclCommunicator(DataCalls):
             timeout: How long to wait for the other ranks.
             generation: How many communicators the ranks of this group have made before.
             cancelled: When set, by another thread, the waiting ends with an error.
+            config: Of the communicator, equal on all ranks.
 
         Raises:
             ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
             DistBackendError: A rank has not come in time, or NCCL failed; the message names ranks and cause.
             DistStoreError: What the store holds is none of ours.
-            ValueError: ``rank`` is not one of ``size``.
+            ValueError: ``rank`` is not one of ``size``, or the config has what this NCCL does not know.
         """
         member = Member(group, rank, size)
         if not 0 <= rank < size:
             raise ValueError(member.says(WHAT, f"expected a rank from 0 to {size - 1}, got {rank}"))
         library = nccl_library.load()
         seconds = timeout.total_seconds()
-        raw, instance = connect(library, store, member, device, seconds, generation, cancelled)
+        raw, instance = connect(
+            library, store, member, device, seconds, generation, cancelled, config
+        )
         return cls(raw, member, device, seconds, library, instance)
 
-    def split(self, color: int, key: int, group: str) -> NcclCommunicator | None:
+    def split(
+        self, color: int, key: int, group: str, config: C.NcclConfig | None = None
+    ) -> NcclCommunicator | None:
         """Divides the ranks; all ranks call it.
 
         Args:
             color: Ranks with the same one, at least 0, share a communicator; -1 is for none.
             key: Orders the ranks in it; where equal, their order here does.
             group: Name of this rank's part.
+            config: Of the part; where nothing is set, that of this one.
 
         Returns:
             The communicator of this rank's part, or None for -1.
 
         Raises:
             DistBackendError: A rank has not come in time, which ends this communicator too, or NCCL failed.
-            ValueError: ``color`` is below -1.
+            ValueError: ``color`` is below -1, or the config has what this NCCL does not know.
         """
         self._check("nccl_split")
+        configured = config is not None and is_set(config)
+        if config is not None:
+            check_config(self.library, config)
         if color < -1:
             raise ValueError(
                 self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
@@ -126,7 +138,11 @@ class NcclCommunicator(DataCalls):
 
         def divide() -> tuple[Any, int, int] | None:
             with current(self.device):
-                part = self._raw.commSplit(color, key)
+                if configured:
+                    own = ConfiguredCommunicator(self.library)
+                    part = own.divide(self._raw.comm, color, key, config)
+                else:
+                    part = self._raw.commSplit(color, key)
                 return None if part is None else (part, part.rank_id(), part.size())
 
         call = deadline.start(divide)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Store
 
+from fastcoll._load import C
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_library import NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, keep, left_behind, let_go
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled, Rendezvous
@@ -34,6 +36,7 @@ def connect(
     seconds: float,
     generation: int,
     cancelled: Cancelled | None,
+    config: C.NcclConfig | None = None,
 ) -> tuple[Any, str]:
     """Makes CuPy's communicator, together with all other ranks of the group.
 
@@ -45,6 +48,7 @@ def connect(
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
         cancelled: When set, by another thread, the waiting ends with an error.
+        config: Of the communicator; what CuPy's has, if any of it is set.
 
     Returns:
         The communicator, and a text that is equal on its ranks and no other communicator has.
@@ -52,16 +56,24 @@ def connect(
     Raises:
         DistBackendError: A rank has not come in time, or NCCL failed here or on another rank.
         DistStoreError: What the store holds is none of ours.
+        ValueError: The config has what this NCCL does not know.
     """
+    configured = config is not None and is_set(config)
+    if config is not None:
+        check_config(library, config)
     end = time.monotonic() + seconds
     over = cancelled or threading.Event()
     meeting = Rendezvous(store, member, generation, library.version, end, seconds, over)
     unique_id = meeting.exchange(lambda: _unique_id(library, member))
-    raw = library.cupy.NcclCommunicator.__new__(library.cupy.NcclCommunicator)
+    cupys = library.cupy.NcclCommunicator
+    raw: Any = ConfiguredCommunicator(library) if configured else cupys.__new__(cupys)
 
     def init() -> None:
         with current(device):
-            raw.__init__(member.size, unique_id, member.rank)
+            if configured:
+                raw.make(member.size, unique_id, member.rank, config)
+            else:
+                raw.__init__(member.size, unique_id, member.rank)
 
     meeting.enter()
     call = deadline.start(init)

@@ -23,6 +23,7 @@ __all__ = [
     "IN_PROGRESS",
     "NcclLibrary",
     "StatusError",
+    "UniqueId",
     "UnusableNccl",
     "load",
     "mapped",
@@ -52,12 +53,27 @@ ENTRY_POINTS = (
 )
 """The functions that C++ calls by address."""
 
+
+class UniqueId(ctypes.Structure):
+    """What the ranks of a communicator find each other by."""
+
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
 
 # The arguments of what is called from here, and the first NCCL that has it. All return a status.
 _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclGetVersion": ([_OUT_INT], "2.4"),
+    "ncclAllReduce": ([_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER], "2.2"),
+    "ncclCommInitRankConfig": ([_OUT_POINTER, _INT, UniqueId, _INT, _POINTER], "2.14"),
+    "ncclCommSplit": ([_POINTER, _INT, _INT, _OUT_POINTER, _POINTER], "2.18"),
+    "ncclCommUserRank": ([_POINTER, _OUT_INT], "2.2"),
+    "ncclCommCount": ([_POINTER, _OUT_INT], "2.2"),
+    "ncclCommGetAsyncError": ([_POINTER, _OUT_INT], "2.4"),
+    "ncclCommAbort": ([_POINTER], "2.4"),
+    "ncclCommDestroy": ([_POINTER], "2.2"),
     "ncclCommFinalize": ([_POINTER], "2.14"),
     "ncclCommRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER], "2.19"),
     "ncclCommDeregister": ([_POINTER, _POINTER], "2.19"),
@@ -161,7 +177,7 @@ class NcclLibrary:
         self._library = _already_loaded(path)
         self._functions = {name: self._function(name) for name in _FUNCTIONS}
         version = ctypes.c_int()
-        self._call("ncclGetVersion", ctypes.byref(version))
+        self.call("ncclGetVersion", ctypes.byref(version))
         self.version = version.value
         if self.version != cupy.get_version():
             raise UnusableNccl(
@@ -184,7 +200,7 @@ class NcclLibrary:
         Raises:
             StatusError: NCCL refused.
         """
-        self._call("ncclCommFinalize", handle)
+        self.call("ncclCommFinalize", handle)
 
     def register(self, handle: int, address: int, size: int) -> int:
         """Registers ``size`` bytes of device memory, so that NCCL need not copy them.
@@ -196,7 +212,7 @@ class NcclLibrary:
             StatusError: NCCL refused.
         """
         registration = ctypes.c_void_p()
-        self._call("ncclCommRegister", handle, address, size, ctypes.byref(registration))
+        self.call("ncclCommRegister", handle, address, size, ctypes.byref(registration))
         return registration.value or 0
 
     def deregister(self, handle: int, registration: int) -> None:
@@ -205,7 +221,7 @@ class NcclLibrary:
         Raises:
             StatusError: NCCL refused.
         """
-        self._call("ncclCommDeregister", handle, registration)
+        self.call("ncclCommDeregister", handle, registration)
 
     def register_window(self, handle: int, address: int, size: int, flags: int = 0) -> int:
         """Registers memory of :meth:`allocate`, on all ranks together, as a window.
@@ -223,7 +239,7 @@ class NcclLibrary:
             StatusError: NCCL refused.
         """
         window = ctypes.c_void_p()
-        self._call("ncclCommWindowRegister", handle, address, size, ctypes.byref(window), flags)
+        self.call("ncclCommWindowRegister", handle, address, size, ctypes.byref(window), flags)
         return window.value or 0
 
     def deregister_window(self, handle: int, window: int) -> None:
@@ -232,7 +248,7 @@ class NcclLibrary:
         Raises:
             StatusError: NCCL refused.
         """
-        self._call("ncclCommWindowDeregister", handle, window)
+        self.call("ncclCommWindowDeregister", handle, window)
 
     def allocate(self, size: int) -> int:
         """Returns the address of ``size`` bytes of device memory of the kind that NCCL registers best.
@@ -241,7 +257,7 @@ class NcclLibrary:
             StatusError: NCCL refused.
         """
         address = ctypes.c_void_p()
-        self._call("ncclMemAlloc", ctypes.byref(address), size)
+        self.call("ncclMemAlloc", ctypes.byref(address), size)
         return address.value or 0
 
     def free(self, address: int) -> None:
@@ -250,7 +266,7 @@ class NcclLibrary:
         Raises:
             StatusError: NCCL refused.
         """
-        self._call("ncclMemFree", address)
+        self.call("ncclMemFree", address)
 
     def _function(self, name: str) -> Any:
         function = getattr(self._library, name, None)
@@ -258,7 +274,13 @@ class NcclLibrary:
             function.argtypes, function.restype = _FUNCTIONS[name][0], ctypes.c_int
         return function
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of NCCL's.
+
+        Raises:
+            RuntimeError: This NCCL has none of that name.
+            StatusError: It returned another status than success.
+        """
         function = self._functions[name]
         if function is None:
             raise RuntimeError(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from fastcoll._load import C
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
@@ -40,6 +41,7 @@ def communicator_of(
     timeout: timedelta,
     generation: int,
     over: Cancelled,
+    config: C.NcclConfig | None = None,
 ) -> NcclCommunicator:
     """Makes NCCL's communicator, or what stands in for it where ranks share a device; all ranks call it.
 
@@ -50,6 +52,7 @@ def communicator_of(
         timeout: How long to wait for the other ranks.
         generation: How often the ranks of this group have called it before.
         over: When set, by another thread, the waiting ends with an error.
+        config: Of NCCL's communicator.
 
     Raises:
         ImportError, DistBackendError, DistStoreError: As of :meth:`NcclCommunicator.create`.
@@ -70,6 +73,7 @@ def communicator_of(
         timeout=timeout,
         generation=generation,
         cancelled=over,
+        config=config,
     )
 
 
@@ -117,7 +121,9 @@ class SharedDevice(NcclCommunicator):
         """Calls that are made together are refused one by one."""
         yield
 
-    def split(self, color: int, key: int, group: str) -> NcclCommunicator | None:
+    def split(
+        self, color: int, key: int, group: str, config: C.NcclConfig | None = None
+    ) -> NcclCommunicator | None:
         """Refuses.
 
         Raises:

@@ -1,5 +1,7 @@
 // The exported life of communicators, what is registered with them, and the calls that this library
 // lacks.
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,9 +77,71 @@ static Status create(Comm** out, int size, const UniqueId* id, int rank, const C
   return status == OK && struck.polls ? IN_PROGRESS : status;
 }
 
-EXPORT Status ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank, void* config) {
-  (void)config;
-  return create(comm, size, &id, rank, NULL, "initRank");
+/// ncclConfig_t of NCCL 2.28.
+typedef struct {
+  size_t size;
+  unsigned magic, version;
+  int blocking, cga_cluster_size, min_ctas, max_ctas;
+  const char* net_name;
+  int split_share, traffic_class;
+  const char* comm_name;
+  int collnet_enable, cta_policy, shrink_share, nvls_ctas, channels_per_net_peer,
+      nvlink_centric_sched;
+} Config;
+
+/// Records what is set, in the order of the fields: numbers as counts, texts in the name. Reads as
+/// much as the caller has.
+static Status read_config(const Config* given) {
+  if (given == NULL) return OK;
+  if (given->magic != 0xcafebeef || given->version < 21400) {
+    return error(INVALID_ARGUMENT, "config of magic %x, version %u", given->magic, given->version);
+  }
+  Config known = {.net_name = NULL};
+  for (size_t at = offsetof(Config, blocking); at < sizeof known; at += sizeof(int)) {
+    if (at >= offsetof(Config, net_name) && at < offsetof(Config, split_share)) continue;
+    if (at >= offsetof(Config, comm_name) && at < offsetof(Config, collnet_enable)) continue;
+    memcpy((char*)&known + at, &(int){INT_MIN}, sizeof(int));
+  }
+  memcpy(&known, given, given->size < sizeof known ? given->size : sizeof known);
+  const Config* config = &known;
+  const struct {
+    const char* name;
+    int value;
+  } numbers[] = {{"blocking", config->blocking},
+                 {"cgaClusterSize", config->cga_cluster_size},
+                 {"minCTAs", config->min_ctas},
+                 {"maxCTAs", config->max_ctas},
+                 {"splitShare", config->split_share},
+                 {"trafficClass", config->traffic_class},
+                 {"collnetEnable", config->collnet_enable},
+                 {"CTAPolicy", config->cta_policy},
+                 {"shrinkShare", config->shrink_share},
+                 {"nvlsCTAs", config->nvls_ctas},
+                 {"nChannelsPerNetPeer", config->channels_per_net_peer},
+                 {"nvlinkCentricSched", config->nvlink_centric_sched}};
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i) {
+    if (numbers[i].value == INT_MIN) continue;
+    if (numbers[i].value < 0) {
+      return error(INVALID_ARGUMENT, "config: %s %d", numbers[i].name, numbers[i].value);
+    }
+    char name[64];
+    snprintf(name, sizeof name, "config.%s", numbers[i].name);
+    record(name, NULL, NULL, (uint64_t)numbers[i].value, -1, -1, -1);
+  }
+  const char* texts[] = {config->net_name, config->comm_name};
+  for (int i = 0; i < 2; ++i) {
+    char name[64];
+    if (texts[i] == NULL) continue;
+    snprintf(name, sizeof name, "config.%s:%s", i == 0 ? "netName" : "commName", texts[i]);
+    record(name, NULL, NULL, 0, -1, -1, -1);
+  }
+  return OK;
+}
+
+EXPORT Status ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int rank,
+                                     const Config* config) {
+  const Status status = read_config(config);
+  return status != OK ? status : create(comm, size, &id, rank, NULL, "initRank");
 }
 
 EXPORT Status ncclCommInitRank(Comm** comm, int size, UniqueId id, int rank) {
@@ -124,9 +188,10 @@ static Status split(Comm* parent, int color, int key, Comm** out) {
   return status != OK || color < 0 ? status : create(out, size, &id, rank, parent, "splitInit");
 }
 
-EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, void* config) {
-  (void)config;
+EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Config* config) {
   *out = NULL;
+  const Status known = read_config(config);
+  if (known != OK) return known;
   record("split", comm, NULL, 0, -1, color, key);
   Status status = alive(comm, "split");
   if (status != OK) return status;

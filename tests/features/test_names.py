@@ -202,6 +202,35 @@ def test_options_of_another_backend(tmp_path):
     )
 
 
+def test_options_of_stock_nccl_are_taken_over(tmp_path):
+    """A torch without CUDA has no such class: its attributes, on another backend's options."""
+    lines, errors = run(
+        tmp_path,
+        """
+        class StockOptions(dist.ProcessGroupGloo._Options):
+            is_high_priority_stream = False
+
+            class config:
+                blocking, cga_cluster_size, min_ctas, max_ctas = 0, -(2**31), 2, 16
+                net_name = None
+
+        dist.init_process_group("gloo")
+        given = StockOptions()
+        import datetime
+        given._timeout = datetime.timedelta(seconds=77)
+        group = dist.new_group([0], backend="gloo", pg_options=given)
+        options = group._get_backend(torch.device("cpu")).options
+        config = options.config
+        print(options.is_high_priority_stream, config.min_ctas, config.max_ctas)
+        print(config.cga_cluster_size, config.net_name, options.timeout)
+        """,
+        ranks=1,
+        FASTCOLL_REPLACE="gloo",
+    )
+    assert lines[:2] == ["False 2 16", "None None 0:01:17"]
+    assert "without its pg_options" not in errors
+
+
 def test_a_served_name_is_both():
     from fastcoll.names import ServedName
 

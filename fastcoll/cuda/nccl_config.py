@@ -1,0 +1,208 @@
+"""Communicators with a config, which CuPy's constructors do not take: made in the library that CuPy has loaded.
+
+NCCL's ``ncclConfig_t`` has grown at its end, and begins with its size and a version: a library reads as much of it as
+it knows, and takes the rest for not set. So one layout serves all of them, and only who sets a field that the library
+does not know needs to hear of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from fastcoll._load import C
+from fastcoll._requirements import nccl_packages
+from fastcoll.cuda.nccl_library import NcclLibrary, StatusError, UniqueId, version_text
+
+__all__ = ["ConfiguredCommunicator", "check_config", "is_set"]
+
+_MAGIC = 0xCAFEBEEF
+_NOT_SET = -(2**31)
+
+
+class _NcclConfig(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+        ("cgaClusterSize", ctypes.c_int),
+        ("minCTAs", ctypes.c_int),
+        ("maxCTAs", ctypes.c_int),
+        ("netName", ctypes.c_void_p),
+        ("splitShare", ctypes.c_int),
+        ("trafficClass", ctypes.c_int),
+        ("commName", ctypes.c_void_p),
+        ("collnetEnable", ctypes.c_int),
+        ("CTAPolicy", ctypes.c_int),
+        ("shrinkShare", ctypes.c_int),
+        ("nvlsCTAs", ctypes.c_int),
+        ("nChannelsPerNetPeer", ctypes.c_int),
+        ("nvlinkCentricSched", ctypes.c_int),
+    ]
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A field, and the first NCCL that has it."""
+
+    member: str
+    since: int
+
+
+_TEXTS = ("netName", "commName")
+
+_FIELDS = {
+    "cga_cluster_size": _Field("cgaClusterSize", 21700),
+    "min_ctas": _Field("minCTAs", 21700),
+    "max_ctas": _Field("maxCTAs", 21700),
+    "net_name": _Field("netName", 21700),
+    "split_share": _Field("splitShare", 21800),
+    "traffic_class": _Field("trafficClass", 22500),
+    "comm_name": _Field("commName", 22700),
+    "collnet_enable": _Field("collnetEnable", 22700),
+    "cta_policy": _Field("CTAPolicy", 22700),
+    "shrink_share": _Field("shrinkShare", 22700),
+    "nvls_ctas": _Field("nvlsCTAs", 22700),
+    "n_channels_per_net_peer": _Field("nChannelsPerNetPeer", 22800),
+    "nvlink_centric_sched": _Field("nvlinkCentricSched", 22800),
+}
+
+
+def is_set(config: C.NcclConfig) -> bool:
+    """Returns whether any field is."""
+    return any(getattr(config, name) is not None for name in _FIELDS)
+
+
+def check_config(library: NcclLibrary, config: C.NcclConfig) -> None:
+    """Looks whether the library knows what is set.
+
+    Raises:
+        ValueError: A field is newer than the library, which would ignore it.
+    """
+    for name, field in _FIELDS.items():
+        if getattr(config, name) is not None and library.version < field.since:
+            raise ValueError(
+                f"fastcoll.Options: expected NCCL {version_text(field.since)} or newer for config.{name}, got "
+                f"{version_text(library.version)}. Leave it out, or {nccl_packages()} --upgrade"
+            )
+
+
+def _native(library: NcclLibrary, config: C.NcclConfig) -> _NcclConfig:
+    native = _NcclConfig(size=ctypes.sizeof(_NcclConfig), magic=_MAGIC, version=library.version)
+    for number in ("blocking", *(field.member for field in _FIELDS.values())):
+        if number not in _TEXTS:
+            setattr(native, number, _NOT_SET)
+    for name, field in _FIELDS.items():
+        value = getattr(config, name)
+        if isinstance(value, str):  # NCCL frees it with the communicator
+            value = _copied(value)
+        if value is not None:
+            setattr(native, field.member, value)
+    return native
+
+
+def _copied(text: str) -> int | None:
+    duplicate = ctypes.CDLL(None).strdup
+    duplicate.argtypes, duplicate.restype = [ctypes.c_char_p], ctypes.c_void_p
+    address: int | None = duplicate(text.encode())
+    return address
+
+
+class ConfiguredCommunicator:
+    """The methods of CuPy's communicator that this package calls, for one with a config.
+
+    Args:
+        library: NCCL.
+    """
+
+    def __init__(self, library: NcclLibrary) -> None:
+        self._library = library
+        self._handle = ctypes.c_void_p()
+
+    @property
+    def comm(self) -> int:
+        """NCCL's handle; 0: there is none, or none any more. It is there while :meth:`make` still waits."""
+        return self._handle.value or 0
+
+    def make(self, size: int, unique_id: bytes, rank: int, config: C.NcclConfig) -> None:
+        """Makes the communicator, together with all ranks.
+
+        Raises:
+            StatusError: NCCL failed, or goes on with it.
+        """
+        ident = UniqueId.from_buffer_copy(unique_id)
+        native = _native(self._library, config)
+        self._library.call(
+            "ncclCommInitRankConfig",
+            *(ctypes.byref(self._handle), size, ident, rank, ctypes.byref(native)),
+        )
+
+    def divide(
+        self, whole: int, color: int, key: int, config: C.NcclConfig | None
+    ) -> ConfiguredCommunicator | None:
+        """Becomes the part of this rank of a communicator, together with its ranks.
+
+        Args:
+            whole: Handle of that communicator.
+            color: Ranks with the same one share a part; -1 is for none.
+            key: Orders the ranks in it.
+            config: Of the part; None: that of the whole.
+
+        Returns:
+            This one; None for -1.
+
+        Raises:
+            StatusError: NCCL failed.
+        """
+        native = None if config is None else ctypes.byref(_native(self._library, config))
+        self._library.call("ncclCommSplit", whole, color, key, ctypes.byref(self._handle), native)
+        return self if self._handle.value else None
+
+    def commSplit(self, color: int, key: int) -> ConfiguredCommunicator | None:
+        """Divides the ranks, as CuPy's method of this name does."""
+        return ConfiguredCommunicator(self._library).divide(self.comm, color, key, None)
+
+    def rank_id(self) -> int:
+        """Returns the rank in the communicator."""
+        return self._asked("ncclCommUserRank")
+
+    def size(self) -> int:
+        """Returns the number of its ranks."""
+        return self._asked("ncclCommCount")
+
+    def check_async_error(self) -> None:
+        """Looks at the work in the background.
+
+        Raises:
+            StatusError: It failed, or goes on.
+        """
+        if status := self._asked("ncclCommGetAsyncError"):
+            raise StatusError("ncclCommGetAsyncError", status)
+
+    def abort(self) -> None:
+        """Ends all calls and the communicator."""
+        self._end("ncclCommAbort")
+
+    def destroy(self) -> None:
+        """Ends the communicator behind its calls."""
+        self._end("ncclCommDestroy")
+
+    def allReduce(self, *arguments: int) -> None:
+        """Puts an all-reduce of addresses on a stream, by NCCL's own numbers.
+
+        Raises:
+            StatusError: NCCL refused.
+        """
+        *call, stream = arguments
+        self._library.call("ncclAllReduce", *call, self.comm, stream)
+
+    def _asked(self, name: str) -> int:
+        answer = ctypes.c_int()
+        self._library.call(name, self.comm, ctypes.byref(answer))
+        return answer.value
+
+    def _end(self, name: str) -> None:
+        handle, self._handle.value = self.comm, None
+        if handle:
+            self._library.call(name, handle)

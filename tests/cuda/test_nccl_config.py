@@ -1,0 +1,219 @@
+"""Communicators with a config, which CuPy cannot make."""
+
+import gc
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from nccl_ranks import CPU, StandIn, Tensors, store
+from nccl_scripts import Script
+from world import Worlds
+from world_rank import here
+
+import fastcoll
+from fastcoll._load import C
+from fastcoll.cuda.engine import CudaEngine
+from fastcoll.cuda.nccl import NcclCommunicator
+
+NUMBERS = {
+    "cga_cluster_size": "cgaClusterSize",
+    "min_ctas": "minCTAs",
+    "max_ctas": "maxCTAs",
+    "split_share": "splitShare",
+    "traffic_class": "trafficClass",
+    "collnet_enable": "collnetEnable",
+    "cta_policy": "CTAPolicy",
+    "shrink_share": "shrinkShare",
+    "nvls_ctas": "nvlsCTAs",
+    "n_channels_per_net_peer": "nChannelsPerNetPeer",
+    "nvlink_centric_sched": "nvlinkCentricSched",
+}
+TEXTS = {"net_name": "netName", "comm_name": "commName"}
+
+
+def config_of(**fields: int | str) -> C.NcclConfig:
+    config = C.NcclConfig()
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+def configured(config: C.NcclConfig | None, seconds: float = 30) -> NcclCommunicator:
+    return NcclCommunicator.create(
+        store(),
+        group="g",
+        rank=here().rank,
+        size=here().size,
+        device=CPU,
+        timeout=timedelta(seconds=seconds),
+        config=config,
+    )
+
+
+def told(stand_in: StandIn) -> dict[str, int]:
+    """What NCCL has read of configs."""
+    return {
+        name.removeprefix("config."): arguments["count"]
+        for name, arguments in stand_in.calls()
+        if name.startswith("config.")
+    }
+
+
+def summed(made: NcclCommunicator) -> float:
+    tensor = torch.ones(3)
+    Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+    return tensor[0].item()
+
+
+def each_field_arrives(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    values = {name: at for at, name in enumerate(NUMBERS)}
+    made = configured(config_of(**values, net_name="IB", comm_name="name"))
+    expected = {NUMBERS[name]: value for name, value in values.items()}
+    assert told(stand_in) == expected | {"netName:IB": 0, "commName:name": 0}
+    assert summed(made) == here().size
+    stand_in.clear()
+    assert made.destroy()
+    assert stand_in.names().count("destroy") == 1
+    made = configured(config_of(min_ctas=3))
+    assert told(stand_in) == {"minCTAs": 3}
+    assert made.abort()
+
+
+def without_a_field_cupy_makes_it(path: str) -> None:
+    stand_in = StandIn.load(path)
+    for config in (None, C.NcclConfig()):
+        stand_in.clear()
+        made = configured(config)
+        assert type(made._raw).__module__.startswith("cupy")
+        assert not told(stand_in)
+        assert made.abort()
+
+
+def parts_have_configs(path: str) -> None:
+    stand_in = StandIn.load(path)
+    size, rank = here().size, here().rank
+    for whole in (configured(None), configured(config_of(max_ctas=8))):
+        for config in (None, C.NcclConfig(), config_of(cta_policy=1)):
+            stand_in.clear()
+            part = whole.split(rank % 2, -rank, "half", config)
+            assert part is not None
+            own = config is not None and config.cta_policy is not None
+            assert told(stand_in) == ({"CTAPolicy": 1} if own else {})
+            members = range(rank % 2, size, 2)
+            assert (part.member.rank, part.member.size) == (
+                [*members][::-1].index(rank),
+                len(members),
+            )
+            assert summed(part) == len(members)
+            part.destroy()
+        assert (whole.split(0 if rank else -1, 0, "some", config_of(nvls_ctas=2)) is None) == (
+            rank == 0
+        )
+        whole.abort()
+
+
+def faults_are_named(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    with pytest.raises(dist.DistBackendError, match="config: minCTAs -5"):
+        configured(config_of(min_ctas=-5))
+    made = configured(config_of(min_ctas=1))
+    assert made.async_error() is None
+    stand_in.inject("async_error", "allReduce", 6)
+    summed(made)
+    error = made.async_error()
+    assert error is not None and "asynchronous error" in str(error)
+    made.abort()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        summed(made)
+    del made
+    gc.collect()
+
+
+def a_wrong_call_drops_its_group(path: str) -> None:
+    StandIn.load(path).clear()
+    made = configured(config_of(min_ctas=1))
+    tensor = torch.ones(2)
+    with pytest.raises(KeyError, match="within"), made.group():
+        Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+        raise KeyError("within")
+    assert tensor.eq(1).all(), "what the group held ran"
+    assert summed(made) == here().size
+    made.destroy()
+
+
+def a_slow_init_is_waited_for(path: str) -> None:
+    """NCCL may go on with it after its call has returned."""
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    stand_in.inject("in_progress", "initRank", 3)
+    made = configured(config_of(min_ctas=1))
+    stand_in.clear()
+    assert summed(made) == here().size
+    made.destroy()
+
+
+def an_engine_hands_it_on(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine = CudaEngine(
+        *(store("e"), "e", here().rank, here().size, timedelta(seconds=30), "cpu"),
+        config=config_of(max_ctas=7),
+    )
+    engine.prepare(0, -1, False)
+    assert told(stand_in) == {"maxCTAs": 7}
+    stand_in.clear()
+    engine.prepare(0, 1 - here().rank, False)
+    assert told(stand_in) == {"maxCTAs": 7}
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "function, size",
+    [
+        (each_field_arrives, 2),
+        (without_a_field_cupy_makes_it, 2),
+        (parts_have_configs, 4),
+        (faults_are_named, 2),
+        (a_wrong_call_drops_its_group, 2),
+        (a_slow_init_is_waited_for, 2),
+        (an_engine_hands_it_on, 2),
+    ],
+)
+def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
+    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]
+
+
+def test_a_field_that_this_nccl_does_not_know_is_refused(script: Script) -> None:
+    process = script(
+        """
+from fastcoll._load import C
+from fastcoll.cuda import nccl_config, nccl_library
+config = C.NcclConfig()
+config.max_ctas = 4
+nccl_config.check_config(nccl_library.load(), config)
+config.cta_policy = 1
+nccl_config.check_config(nccl_library.load(), config)
+""",
+        FAKE_NCCL_VERSION="22605",
+    )
+    assert "expected NCCL 2.27.0 or newer for config.cta_policy, got 2.26.5" in process.stderr
+
+
+def test_options_keep_it() -> None:
+    options = fastcoll.Options()
+    assert options.config.min_ctas is None
+    options.config.min_ctas = 4
+    options.config.net_name = "IB"
+    import copy
+
+    other = copy.deepcopy(options)
+    options.config.min_ctas = 5
+    assert (other.config.min_ctas, other.config.net_name) == (4, "IB")
+    with pytest.raises(TypeError):
+        options.config.min_ctas = "many"  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        options.config.min_cta = 4  # type: ignore[attr-defined]
