@@ -77,6 +77,10 @@ Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& tr
   return options;
 }
 
+py::object pools(const char* name) {
+  return py::module_::import("fastcoll.cuda.memory_pools").attr(name);
+}
+
 Ref<Options> copyOf(const Options& options) {
   return c10::make_intrusive<Options>(options);
 }
@@ -255,6 +259,20 @@ PYBIND11_MODULE(_C, m) {
       .def("is_shared", &ProcessGroupFastcoll::isShared, py::arg("tensor"))
       .def("get_error", &ProcessGroupFastcoll::getError, py::call_guard<py::gil_scoped_release>())
       .def("comm_split_count", &ProcessGroupFastcoll::splitCount)
+      .def_property_readonly("mem_allocator",
+                             [](const ProcessGroupFastcoll&) { return pools("allocator")(); })
+      .def(
+          "register_mem_pool",
+          [](ProcessGroupFastcoll& group, const py::object& pool, bool symmetric) {
+            pools("register")(group.options()->group_name, pool, symmetric);
+          },
+          py::arg("pool"), py::arg("symm") = false)
+      .def(
+          "deregister_mem_pool",
+          [](ProcessGroupFastcoll& group, const py::object& pool) {
+            pools("deregister")(group.options()->group_name, pool);
+          },
+          py::arg("pool"))
       // Ranks outside a split have nothing to do: there is no communicator to take part in.
       .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})
       .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout,

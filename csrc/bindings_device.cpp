@@ -12,6 +12,7 @@
 #include "device/capture.hpp"
 #include "device/communicators.hpp"
 #include "device/nccl.hpp"
+#include "device/nccl_allocator.hpp"
 #include "process_group.hpp"
 #include "torch_error.hpp"
 
@@ -335,6 +336,7 @@ void bindDevice(py::module_& m) {
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
+  m.def("set_nccl_allocator", &setNcclAllocator, py::arg("allocate"), py::arg("free"));
   m.attr("COLLECTIVES") =
       names<Collective>(static_cast<int>(Collective::Recv) + 1, &collectiveName);
   m.attr("DTYPES") = names<DType>(static_cast<int>(DType::Opaque) + 1, &dtypeName);

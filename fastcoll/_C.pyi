@@ -25,6 +25,7 @@ __all__ = [
     "select_host_broadcast",
     "set_device_factory",
     "set_gloo_factory",
+    "set_nccl_allocator",
     "trace_dump",
     "trace_write",
 ]
@@ -365,6 +366,15 @@ class ProcessGroupFastcoll(Backend):
     def get_error(self) -> ErrorType: ...
     def perform_nocolor_split(self, device: torch.device) -> None: ...
     def comm_split_count(self) -> int: ...
+    @property
+    def mem_allocator(self) -> Any:
+        """The allocator of memory that NCCL registers best, for torch.cuda.MemPool."""
+
+    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+        """Registers what a torch.cuda.MemPool holds with NCCL: see fastcoll.cuda.memory_pools.register."""
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        """Takes register_mem_pool back."""
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
@@ -405,6 +415,7 @@ def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> An
         RuntimeError: What torch says.
     """
 
+def set_nccl_allocator(allocate: int, free: int) -> None: ...
 def set_device_factory(
     factory: Callable[[Store, str, int, int, Options, str], object],
 ) -> None: ...

@@ -17,6 +17,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -26,6 +27,7 @@ from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces, CallOptions
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
+from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
@@ -136,6 +138,7 @@ class CudaEngine:
         self._of_all = threading.Lock()
         self._made: Counter[int] = Counter()
         self._splits = 0
+        self._pools = RegisteredPools()
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
         _engines[group] = self
 
@@ -168,6 +171,14 @@ class CudaEngine:
             self._take(device, pair, made, made.instance)
             if pair < 0:
                 self._open_region(device)
+
+    def register_pool(self, pool: Any, symmetric: bool) -> None:
+        """Has NCCL use a pool's memory where it lies; see :func:`fastcoll.cuda.memory_pools.register`."""
+        self._pools.register(pool, symmetric, list(self._known.values()))
+
+    def deregister_pool(self, pool: Any) -> None:
+        """Takes :meth:`register_pool` back."""
+        self._pools.deregister(pool)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Has ranks wait so long for each other from the next call on."""
@@ -221,6 +232,7 @@ class CudaEngine:
         made.instance = instance
         made.ended_elsewhere = self._over.reason
         self._known[device, pair] = made
+        self._pools.extend(made)
 
     @property
     def group(self) -> str:

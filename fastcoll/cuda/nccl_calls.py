@@ -32,6 +32,9 @@ _NO_OP = len(C.REDUCE_OPS)
 _NAME = dist.ReduceOp.RedOpType  # what dist.ReduceOp.SUM is; a work's options hold a dist.ReduceOp
 
 
+_SYMMETRIC = 1  # NCCL's flag of a window that all ranks use at the same offset
+
+
 class DataCalls:
     """A communicator as that which is called.
 
@@ -160,23 +163,33 @@ class DataCalls:
         with group(self):
             yield
 
-    def register(self, address: int, size: int) -> int:
+    def register(self, address: int, size: int, symmetric: bool = False) -> int:
         """Registers ``size`` bytes of device memory; returns what :meth:`deregister` takes.
+
+        Args:
+            address: Where they begin.
+            size: How many.
+            symmetric: Whether as a window, by all ranks together, at the same offset in every call.
 
         Raises:
             DistBackendError: NCCL failed.
         """
         with self._translating("nccl_register"):
+            if symmetric:
+                return self.library.register_window(self.handle, address, size, _SYMMETRIC)
             return self.library.register(self.handle, address, size)
 
-    def deregister(self, registration: int) -> None:
+    def deregister(self, registration: int, symmetric: bool = False) -> None:
         """Takes a registration back, before its memory is freed.
 
         Raises:
             DistBackendError: NCCL failed.
         """
         with self._translating("nccl_deregister"):
-            self.library.deregister(self.handle, registration)
+            if symmetric:
+                self.library.deregister_window(self.handle, registration)
+            else:
+                self.library.deregister(self.handle, registration)
 
     def _check(self, what: str) -> None:
         if (closed := self.closed) is not None:

@@ -194,6 +194,11 @@ class NcclLibrary:
             for name in ENTRY_POINTS
         }
 
+    def address(self, name: str) -> int:
+        """Returns the address of a function of NCCL's; 0 where it has none of that name."""
+        function = getattr(self._library, name, None)
+        return 0 if function is None else ctypes.cast(function, _POINTER).value or 0
+
     def finalize(self, handle: int) -> None:
         """Waits for the communicator's operations. Only its destruction may follow.
 

@@ -192,8 +192,8 @@ def missing_function(path: str) -> None:
             library.register_window(made.handle, 4096, 1)
         library._functions["ncclCommWindowRegister"] = library._function("ncclCommWindowRegister")
         with pytest.raises(nccl_library.StatusError) as caught:
-            library.register_window(made.handle, 4096, 1)
-        assert caught.value.status == 5
+            library.register_window(made.handle, 4097, 1)
+        assert caught.value.status == 4
         library.finalize(made.handle)
         assert StandIn.load(path).names()[-1] == "finalize"
 

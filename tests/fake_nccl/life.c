@@ -301,18 +301,21 @@ EXPORT Status ncclRedOpDestroy(int op, Comm* comm) {
 }
 
 EXPORT Status ncclMemAlloc(void** address, size_t bytes) {
+  record("memAlloc", NULL, NULL, bytes, -1, -1, -1);
   *address = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   return *address ? OK : error(SYSTEM_ERROR, "no memory of %lu bytes", (unsigned long)bytes);
 }
 
 EXPORT Status ncclMemFree(void* address) {
+  record("memFree", NULL, NULL, 0, -1, -1, -1);
   free(address);
   return OK;
 }
 
 EXPORT Status ncclCommRegister(Comm* comm, void* address, size_t bytes, void** handle) {
   record("register", comm, NULL, bytes, -1, -1, -1);
-  const Status status = alive(comm, "register");
+  Status status = alive(comm, "register");
+  if (status == OK) status = fault("register").status;
   if (status != OK) return status;
   *handle = malloc(1);
   return address && *handle ? OK : error(INVALID_ARGUMENT, "register: no address");
@@ -324,12 +327,30 @@ EXPORT Status ncclCommDeregister(Comm* comm, void* handle) {
   return handle ? alive(comm, "deregister") : error(INVALID_ARGUMENT, "deregister: no handle");
 }
 
+/// All ranks call it.
+EXPORT Status ncclCommWindowRegister(Comm* comm, void* address, size_t bytes, void** window,
+                                     int flags) {
+  record("windowRegister", comm, NULL, bytes, -1, -1, flags);
+  Status status = alive(comm, "windowRegister");
+  if (status == OK && (uintptr_t)address % 4096 != 0) {
+    status = error(INVALID_ARGUMENT, "windowRegister: %p is no multiple of 4096", address);
+  }
+  if (status == OK) status = barrier(comm);
+  if (status != OK) return status;
+  *window = malloc(1);
+  return OK;
+}
+
+EXPORT Status ncclCommWindowDeregister(Comm* comm, void* window) {
+  record("windowDeregister", comm, NULL, 0, -1, -1, -1);
+  free(window);
+  return alive(comm, "windowDeregister");
+}
+
 #define MISSING(Name)                                             \
   EXPORT Status Name(void) {                                      \
     return error(INVALID_USAGE, "the stand-in has no %s", #Name); \
   }
-MISSING(ncclCommWindowRegister)
-MISSING(ncclCommWindowDeregister)
 MISSING(ncclWinGetUserPtr)
 MISSING(ncclDevCommCreate)
 MISSING(ncclDevCommDestroy)

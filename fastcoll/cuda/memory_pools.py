@@ -1,0 +1,143 @@
+"""Memory that NCCL need not copy: torch's memory pools, registered with the communicators of a group.
+
+As with stock NCCL's backend::
+
+    backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.empty(...)
+    backend.register_mem_pool(pool)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from fastcoll._load import C
+from fastcoll.cuda import nccl_library
+
+if TYPE_CHECKING:
+    from fastcoll.cuda.nccl import NcclCommunicator
+
+__all__ = ["RegisteredPools", "allocator", "deregister", "register"]
+
+
+class RegisteredPools:
+    """The pools that a group has registered."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[int, int], tuple[Any, bool]] = {}
+        self._handles: dict[tuple[int, int], list[tuple[NcclCommunicator, int]]] = {}
+
+    def register(
+        self, pool: Any, symmetric: bool, communicators: Iterable[NcclCommunicator]
+    ) -> None:
+        """Registers what the pool holds with communicators of its device.
+
+        Args:
+            pool: A ``torch.cuda.MemPool``.
+            symmetric: Whether as windows, by all ranks together and in the same order.
+            communicators: Of the group.
+
+        Raises:
+            ValueError: It is registered already.
+            DistBackendError: NCCL refused.
+        """
+        if pool.id in self._pools:
+            raise ValueError(
+                "fastcoll.register_mem_pool: expected a pool that is not registered, got one that is. Call "
+                "deregister_mem_pool first, to register what was allocated since."
+            )
+        self._pools[pool.id], self._handles[pool.id] = (pool, symmetric), []
+        try:
+            for communicator in communicators:
+                self._register(pool, symmetric, communicator)
+        except BaseException:
+            self.deregister(pool)
+            raise
+
+    def deregister(self, pool: Any) -> None:
+        """Takes a registration back.
+
+        Raises:
+            ValueError: It is not registered.
+        """
+        if pool.id not in self._pools:
+            raise ValueError(
+                "fastcoll.deregister_mem_pool: expected a pool that is registered, got another one"
+            )
+        _, symmetric = self._pools.pop(pool.id)
+        for communicator, handle in self._handles.pop(pool.id):
+            if communicator.closed is None:
+                communicator.deregister(handle, symmetric)
+
+    def extend(self, communicator: NcclCommunicator) -> None:
+        """Registers all pools with a communicator that is new."""
+        for pool, symmetric in self._pools.values():
+            self._register(pool, symmetric, communicator)
+
+    def _register(self, pool: Any, symmetric: bool, communicator: NcclCommunicator) -> None:
+        for segment in pool.snapshot():
+            if segment["device"] == (communicator.device.index or 0):
+                handle = communicator.register(segment["address"], segment["total_size"], symmetric)
+                self._handles[pool.id].append((communicator, handle))
+
+
+def register(group: str, pool: Any, symmetric: bool) -> None:
+    """Registers a pool with the communicators of a group, those to come too.
+
+    What is allocated from the pool later is not registered.
+
+    Args:
+        group: Its name.
+        pool: A ``torch.cuda.MemPool``.
+        symmetric: Whether as windows, which all ranks register together.
+
+    Raises:
+        ValueError: It is registered already.
+        DistBackendError: NCCL refused.
+        RuntimeError: The group has no communicator yet.
+    """
+    _engine(group).register_pool(pool, symmetric)
+
+
+def deregister(group: str, pool: Any) -> None:
+    """Takes :func:`register` back, before the pool's memory is freed.
+
+    Raises:
+        ValueError: It is not registered.
+        RuntimeError: The group has no communicator yet.
+    """
+    _engine(group).deregister_pool(pool)
+
+
+@functools.cache
+def _plugged() -> Any:
+    from torch.cuda.memory import CUDAPluggableAllocator
+
+    library = nccl_library.load()
+    C.set_nccl_allocator(library.address("ncclMemAlloc"), library.address("ncclMemFree"))
+    return CUDAPluggableAllocator(C.__file__, "fastcoll_nccl_allocate", "fastcoll_nccl_free")
+
+
+def allocator() -> Any:
+    """Returns the allocator of memory that NCCL registers best, for ``torch.cuda.MemPool``.
+
+    Raises:
+        ImportError: CuPy or NCCL is missing.
+    """
+    return _plugged().allocator()
+
+
+def _engine(group: str) -> Any:
+    from fastcoll.cuda.engine import engine_of
+
+    engine = engine_of(group)
+    if engine is None:
+        raise RuntimeError(
+            f"fastcoll.register_mem_pool [group '{group}']: expected a communicator of NCCL, and there is none yet. "
+            "Give init_process_group a device_id, or call one collective before."
+        )
+    return engine

@@ -1,0 +1,133 @@
+"""Memory pools that NCCL registers, and the allocator behind them."""
+
+import ctypes
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from nccl_ranks import StandIn, store
+from world import Worlds
+from world_rank import here
+
+from fastcoll._load import C
+from fastcoll.cuda import memory_pools
+from fastcoll.cuda.engine import CudaEngine
+
+PAGE = 4096
+
+
+class Pool:
+    """What is asked of a torch.cuda.MemPool: its name, and its segments."""
+
+    def __init__(self, number: int, *segments: tuple[int, int, int]) -> None:
+        self.id = (number, 0)
+        self._segments = segments
+
+    def snapshot(self) -> list[dict[str, int]]:
+        return [
+            {"device": device, "address": address, "total_size": size}
+            for device, address, size in self._segments
+        ]
+
+
+def registered(stand_in: StandIn, name: str = "register") -> list[int]:
+    """Sizes that NCCL was given, in order."""
+    return [arguments["count"] for call, arguments in stand_in.calls() if call == name]
+
+
+def engine_of(name: str) -> CudaEngine:
+    limit = timedelta(seconds=30)
+    return CudaEngine(store(name), name, here().rank, here().size, limit, device_type="cpu")
+
+
+def pools_are_registered(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine = engine_of("pools")
+    with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
+        memory_pools.register("another", Pool(0), False)
+    engine.prepare(0, -1, False)
+    engine.prepare(1, -1, False)
+    first = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, 3 * PAGE), (1, PAGE, 2 * PAGE))
+    memory_pools.register("pools", first, False)
+    assert sorted(registered(stand_in)) == [PAGE, 2 * PAGE, 3 * PAGE]
+    with pytest.raises(ValueError, match="got one that is"):
+        memory_pools.register("pools", first, False)
+
+    stand_in.clear()
+    engine.prepare(0, 1 - here().rank, False)  # made later, of device 0
+    assert registered(stand_in) == [PAGE, 3 * PAGE]
+
+    stand_in.clear()
+    memory_pools.deregister("pools", first)
+    assert stand_in.names().count("deregister") == 5
+    with pytest.raises(ValueError, match="got another one"):
+        memory_pools.deregister("pools", first)
+
+    stand_in.clear()
+    memory_pools.register("pools", Pool(2, (0, PAGE, PAGE)), True)
+    assert registered(stand_in, "windowRegister") == [PAGE, PAGE]
+    memory_pools.deregister("pools", Pool(2))
+    assert stand_in.names().count("windowDeregister") == 2
+    engine.close()
+
+
+def what_is_refused_leaves_nothing(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine = engine_of("refused")
+    engine.prepare(0, -1, False)
+    stand_in.inject("fail", "register", 1, after=1)
+    pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
+    with pytest.raises(dist.DistBackendError, match="nccl_register"):
+        memory_pools.register("refused", pool, False)
+    assert stand_in.names().count("deregister") == 1
+    stand_in.clear()
+    memory_pools.register("refused", pool, False)
+    engine.close()
+
+
+@pytest.mark.parametrize("function", [pools_are_registered, what_is_refused_leaves_nothing])
+def test_between_ranks(world: Worlds, stand_in: str, function: object) -> None:
+    world(2).run(function, stand_in, init=False)  # type: ignore[arg-type]
+
+
+def the_allocator_is_nccls(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    given = []
+
+    class Plugged:
+        """What torch makes of a library and two names; a torch without CUDA has none."""
+
+        def __init__(self, library: str, allocate: str, free: str) -> None:
+            loaded = ctypes.CDLL(library)
+            self.functions = loaded[allocate], loaded[free]
+            given.append(self)
+
+        def allocator(self) -> object:
+            return self
+
+    torch.cuda.memory.CUDAPluggableAllocator = Plugged  # type: ignore[misc, assignment]
+    group = SimpleNamespace(pg=dist.group.WORLD._get_backend(torch.device("cpu")))
+    allocator = group.pg.mem_allocator
+    assert allocator is group.pg.mem_allocator is given[0]
+    allocate, free = allocator.functions
+    allocate.restype = ctypes.c_void_p
+    allocate.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    address = allocate(PAGE, 0, None)
+    ctypes.memset(address, 1, PAGE)
+    free(address, PAGE, 0, None)
+    assert stand_in.names() == ["memAlloc", "memFree"]
+    C.set_nccl_allocator(0, 0)
+    assert allocate(PAGE, 0, None) is None
+    with pytest.raises(RuntimeError, match="call one collective before"):
+        group.pg.register_mem_pool(Pool(1))
+
+
+def test_the_allocator(world: Worlds, stand_in: str) -> None:
+    world(2).run(the_allocator_is_nccls, stand_in, fresh=True)
+    world(2).kill()  # with its torch
