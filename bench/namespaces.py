@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 __all__ = ["BURST", "INTERFACE", "Cluster", "missing"]
 
@@ -97,10 +98,23 @@ class Cluster:
         """Ends what cut() began."""
         self._ip(self.hosts, "ip", "link", "set", f"port{host}", "master", "bridge")
 
-    def spawn(self, host: int, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Starts a process on a host, which ends with the host."""
-        enter = ["nsenter", "-t", self._inner(host), "-n", "-u", "-i", "-p", "--"]
-        return subprocess.Popen([*enter, *command], env={**os.environ, **env})
+    def spawn(
+        self, host: int, command: list[str], env: dict[str, str], **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Starts a process on a host, which ends with the host; ``options`` are Popen's."""
+        enter = [
+            "nsenter",
+            "-t",
+            self._inner(host),
+            "-n",
+            "-u",
+            "-i",
+            "-p",
+            "-m",
+            f"--wd={os.getcwd()}",
+            "--",
+        ]
+        return subprocess.Popen([*enter, *command], env={**os.environ, **env}, **options)
 
     def _keeper(self, name: str) -> subprocess.Popen[str]:
         # The first process of a pid namespace must not collect its children's zombies.

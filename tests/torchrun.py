@@ -8,8 +8,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from backend import BACKEND
+
+from fastcoll.bench.namespaces import INTERFACE, Cluster
 
 __all__ = ["torchrun"]
 
@@ -23,11 +26,20 @@ def _free_port() -> int:
         return port
 
 
-def _rendezvous(hosts: int) -> list[str]:
+def _rendezvous(hosts: int, cluster: Cluster | None) -> list[list[str]]:
+    """Returns the options of each host's agent."""
     if hosts == 1:
-        return ["--standalone"]
-    endpoint = f"--rdzv-endpoint=127.0.0.1:{_free_port()}"
-    return [f"--nnodes={hosts}", "--rdzv-backend=c10d", endpoint, "--local-addr=127.0.0.1"]
+        return [["--standalone"]]
+    common = [f"--nnodes={hosts}", "--rdzv-backend=c10d"]
+    if cluster is None:
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{_free_port()}"
+        return [[*common, endpoint, "--local-addr=127.0.0.1"]] * hosts
+    common.append(f"--rdzv-endpoint={cluster.address(0)}:29500")
+    # No name server knows these hosts, by which torchrun would tell whose endpoint it is.
+    return [
+        [*common, f"--local-addr={cluster.address(host)}", f"--rdzv-conf=is_host={int(host == 0)}"]
+        for host in range(hosts)
+    ]
 
 
 def torchrun(
@@ -38,16 +50,22 @@ def torchrun(
     max_restarts: int = 0,
     environment: dict[str, str] | None = None,
     deadline: float = 100.0,
+    cluster: Cluster | None = None,
 ) -> str:
     """Run a script of ``features/scripts``, or a module, and return what it printed; raise if it fails.
 
-    ``hosts``: as many agents, each on a pretended host of its own, with ``ranks`` each.
+    ``hosts``: as many agents, each on a pretended host of its own, with ``ranks`` each; or on those of ``cluster``.
     """
+    if cluster is not None:
+        hosts = cluster.hosts
     program = [str(SCRIPTS / script)] if script.endswith(".py") else ["-m", script]
-    command = [
-        *[sys.executable, "-m", "torch.distributed.run", *_rendezvous(hosts)],
-        *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
-        *["--monitor-interval=0.1", *program, *map(str, arguments)],
+    commands = [
+        [
+            *[sys.executable, "-m", "torch.distributed.run", *rendezvous],
+            *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
+            *["--monitor-interval=0.1", *program, *map(str, arguments)],
+        ]
+        for rendezvous in _rendezvous(hosts, cluster)
     ]
     paths = [str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")]
     shared = {
@@ -58,16 +76,20 @@ def torchrun(
         **(environment or {}),
     }
     with tempfile.TemporaryFile("w+") as output:
-        agents = [
-            subprocess.Popen(
-                command,
-                env={**shared, **({"FASTCOLL_HOST_ID": f"host {host}"} if hosts > 1 else {})},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+
+        def agent_of(host: int) -> "subprocess.Popen[bytes]":
+            streams: dict[str, Any] = {"stdout": output, "stderr": subprocess.STDOUT}
+            if cluster is not None:
+                network = {"GLOO_SOCKET_IFNAME": INTERFACE}
+                return cluster.spawn(
+                    host, commands[host], {**shared, **network}, start_new_session=True, **streams
+                )
+            pretended = {"FASTCOLL_HOST_ID": f"host {host}"} if hosts > 1 else {}
+            return subprocess.Popen(
+                commands[host], env={**shared, **pretended}, start_new_session=True, **streams
             )
-            for host in range(hosts)
-        ]
+
+        agents = [agent_of(host) for host in range(hosts)]
         late = False
         end = time.monotonic() + deadline
         for agent in agents:

@@ -1,9 +1,12 @@
 """Jobs that torchrun starts, and starts again after a death."""
 
+import pytest
 import torch
 from backend import beyond_gloo
 from torchrun import torchrun
 from training import assert_like, network, train_alone
+
+from fastcoll.bench import namespaces
 
 STEPS = 4
 
@@ -66,3 +69,36 @@ def test_both_hosts_restart_after_a_killed_worker(tmp_path):
     assert "rank 1 (pid" in printed, "the survivors do not name it"
     expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
     assert_like(trained(tmp_path / "checkpoint"), expected)
+
+
+@beyond_gloo("fastcoll's own hosts")
+@pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing() or "-")
+class TestNamespaces:
+    """Hosts with network, name and process namespaces of their own, on a switch."""
+
+    def test_training(self, tmp_path):
+        path = tmp_path / "model"
+        with namespaces.Cluster(2, 0) as cluster:
+            printed = torchrun(
+                *("train.py", path, STEPS, "destroy"),
+                cluster=cluster,
+                environment={"FASTCOLL_DEBUG": "INFO"},
+            )
+        assert all(f"rank {rank} of 4" in printed for rank in range(4))
+        assert "on 2 hosts" in printed
+        assert_like(trained(path), train_alone(STEPS, 4))
+
+    def test_both_hosts_restart_after_a_killed_worker(self, tmp_path):
+        with namespaces.Cluster(2, 0) as cluster:
+            printed = torchrun(
+                "die_once.py", tmp_path / "checkpoint", cluster=cluster, max_restarts=2
+            )
+        assert printed.count("having started at step 3") == 4
+        expected = train_alone(6, 4, lambda p: torch.optim.SGD(p, lr=0.1))
+        assert_like(trained(tmp_path / "checkpoint"), expected)
+
+    def test_shards_inside_and_replicas_between_hosts(self):
+        with namespaces.Cluster(2, 0) as cluster:
+            printed = torchrun("hybrid_shards.py", cluster=cluster)
+        for rank in range(4):
+            assert f"rank {rank} shards over ['shm', 'gloo']" in printed
