@@ -174,7 +174,7 @@ def switches_seen() -> list[str]:
 
 
 def most_at_once() -> int:
-    """Return how many calls of rendezvous were under way together, at most."""
+    """Return how many calls of rendezvous were under way together, at most, since they were held last."""
     return _loaded().most_at_once()
 
 

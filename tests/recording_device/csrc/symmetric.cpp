@@ -61,6 +61,7 @@ void addSymmetricMemory() {
 void holdRendezvous(bool hold) {
   const std::lock_guard<std::mutex> lock(mutex);
   held = hold;
+  if (hold) most = inside;
   changed.notify_all();
 }
 
