@@ -111,12 +111,10 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
     request.dtype = dtypeOf(input.scalar_type());
     request.count = static_cast<std::uint64_t>(input.numel());
     request.in.resize(1);
-    request.out.resize(out.size());
     task->addInput(request.in[0], input);
     bool even = true;
     for (std::size_t i = 0; i < out.size(); ++i) {
       sameType(site, input, out[i]);
-      task->addOutput(request.out[i], out[i]);
       request.expectedCount.push_back(static_cast<std::uint64_t>(out[i].numel()));
       even = even && out[i].numel() == input.numel();
       // NCCL takes outputs of other lengths, Gloo refuses them; so do we, each on its devices.
@@ -127,6 +125,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
       }
     }
     if (even) request.expectedCount.clear();
+    task->addOutputs(out, even);
     return launch(std::move(task), {c10d::OpType::ALLGATHER, "fastcoll:all_gather", opts.asyncOp,
                                     opts.timeout, inputs, out});
   });
@@ -239,14 +238,13 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
     Request& request = task->request;
     request.dtype = dtypeOf(output.scalar_type());
     request.count = static_cast<std::uint64_t>(output.numel());
-    request.in.resize(in.size());
     request.out.resize(1);
     bool even = true;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      sameType(site, in[i], output);
-      task->addInput(request.in[i], in[i]);
-      even = even && in[i].numel() == output.numel();
+    for (const at::Tensor& piece : in) {
+      sameType(site, piece, output);
+      even = even && piece.numel() == output.numel();
     }
+    task->addInputs(in, even);
     task->addOutput(request.out[0], output);
     setReduction(site, *task, request, opts.reduceOp);
     if (!even) {

@@ -142,15 +142,17 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
     if (!refused_.exchange(true)) trace::fail(traced(), error.what());
     throw;
   }
+  bool bound = false;
   {
     const std::lock_guard<std::mutex> lock(deviceMutex_);
     lastDevice_ = device;
+    bound = bound_ == device;
   }
   DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   one.name = collectiveName(task->request.collective);
   one.timeout = timeoutOr(call.timeout);
   one.dtype = task->request.dtype;
-  one.pair = pair;
+  one.pair = bound ? -1 : pair;  // where the group's communicator is there already, it serves
   one.everyone = pair < 0;
   if (task->parts.empty()) {
     planOnDevice(task->request, rank_, one.requests);

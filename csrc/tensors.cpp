@@ -32,6 +32,16 @@ bool needsStaging(const at::Tensor& tensor) {
   return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
 }
 
+/// Whether tensors, equally long, follow each other in memory.
+bool lieInARow(const std::vector<at::Tensor>& tensors) {
+  const auto* next = static_cast<const char*>(tensors[0].data_ptr());
+  for (const at::Tensor& tensor : tensors) {
+    if (needsStaging(tensor) || tensor.data_ptr() != next) return false;
+    next += tensor.nbytes();
+  }
+  return true;
+}
+
 std::atomic<std::uint64_t>& served() {
   static std::atomic<std::uint64_t> bits{std::uint64_t{1} << int(c10::kCUDA)};
   return bits;
@@ -170,6 +180,40 @@ void TensorTask::addOutput(Message& message, const at::Tensor& tensor) {
   alive_.push_back(place);
   written_.push_back(tensor);
   message.append(place.data_ptr(), bytesOf(place));
+}
+
+std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
+  for (const at::Tensor& tensor : tensors) admit(tensor);
+  if (!even || device_->is_cpu() || tensors[0].numel() == 0) return {};
+  request.joined = true;  // by the form of the call: where tensors lie differs from rank to rank
+  if (lieInARow(tensors)) return {};
+  const auto ranks = static_cast<std::int64_t>(tensors.size());
+  return at::empty({ranks, tensors[0].numel()}, tensors[0].options().requires_grad(false)).unbind();
+}
+
+void TensorTask::addInputs(const std::vector<at::Tensor>& tensors, bool even) {
+  const auto row = rowFor(tensors, even);
+  request.in.resize(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    addInput(request.in[i], row.empty() ? tensors[i] : row[i]);
+    if (!row.empty()) before_.push_back({tensors[i], row[i].view(tensors[i].sizes())});
+  }
+}
+
+void TensorTask::addOutputs(const std::vector<at::Tensor>& tensors, bool even) {
+  const auto row = rowFor(tensors, even);
+  request.out.resize(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (row.empty()) {
+      addOutput(request.out[i], tensors[i]);
+      continue;
+    }
+    requireNoOverlap(call_, tensors[i]);
+    written_.push_back(tensors[i]);
+    alive_.push_back(row[i]);
+    after_.push_back({row[i].view(tensors[i].sizes()), tensors[i]});
+    request.out[i].append(row[i].data_ptr(), bytesOf(row[i]));
+  }
 }
 
 void TensorTask::addInPlace(Message& in, Message& out, const at::Tensor& tensor) {

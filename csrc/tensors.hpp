@@ -40,6 +40,10 @@ class TensorTask : public Task {
   void addInput(Message& message, const at::Tensor& tensor);
   /// The bytes of a tensor that is written; throws Error(Value) if its elements overlap.
   void addOutput(Message& message, const at::Tensor& tensor);
+  /// A list of tensors, one for each rank; `even`: all as long as each other. Then devices get them
+  /// in a row, copied if they do not lie so, because NCCL moves a row by one call.
+  void addInputs(const std::vector<at::Tensor>& tensors, bool even);
+  void addOutputs(const std::vector<at::Tensor>& tensors, bool even);
   /// One tensor read and written in place.
   void addInPlace(Message& in, Message& out, const at::Tensor& tensor);
 
@@ -69,6 +73,8 @@ class TensorTask : public Task {
     at::Tensor to;
   };
   void admit(const at::Tensor& tensor);
+  /// A row with a part for each of the tensors; none where they need no row.
+  std::vector<at::Tensor> rowFor(const std::vector<at::Tensor>& tensors, bool even);
 
   CallSite call_;
   std::optional<c10::Device> device_;

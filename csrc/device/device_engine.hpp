@@ -49,8 +49,9 @@ struct DeviceCall {
   DType dtype = DType::UInt8;
   /// The stream that was current when it was made: its tensors' memory is ordered by it.
   c10::Stream callers;
-  /// The peer of a send or receive that is in no batch, else -1. Each pair of ranks has a stream
-  /// and a communicator of its own for these, so that they wait for nothing else.
+  /// The peer of a send or receive that is in no batch, and whose group is not bound to a device,
+  /// else -1. Each pair of ranks has a stream and a communicator of its own for these, so that they
+  /// wait for nothing else.
   int pair = -1;
   /// All ranks make this call, also those that have nothing to move in it.
   bool everyone = true;

@@ -64,6 +64,26 @@ def mesh():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("case", "size"), [(divided, 3), (mesh, 4)])
+def messages():
+    """Sends and receives by themselves make no communicator of their own."""
+    device_ranks.stand_in().fakeNcclClearCalls()
+    rank, size = bound()
+    x = torch.full((5,), float(rank), device=DEVICE)
+    y = torch.empty(5, device=DEVICE)
+    if rank == 0:
+        dist.send(x, 2)
+        dist.irecv(y, 2).wait()
+        assert y.tolist() == [2.0] * 5
+    elif rank == 2:
+        dist.recv(y, 0)
+        dist.isend(x, 0).wait()
+        assert y.tolist() == [0.0] * 5
+    dist.all_reduce(x)
+    assert x.tolist() == [3.0] * 5
+    assert called("initRank") == 1 and called("split") == 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("case", "size"), [(divided, 3), (mesh, 4), (messages, 3)])
 def test_bound(nccl_world, case, size):
     nccl_world(size).run(case, init=False)

@@ -6,6 +6,7 @@ checks the order of streams. Every case here also checks that nothing was out of
 
 from datetime import timedelta
 
+import device_ranks
 import pytest
 import recording_device
 import torch
@@ -26,6 +27,35 @@ def test_results_and_order(nccl_world, case, async_op):
     sizes = (2, 3) if case in BETWEEN else (1, 2, 3)
     for size in sizes:
         nccl_world(size).run(check, case, async_op)
+
+
+def lists():
+    """Tensors of a list, one a rank, go in one call: in place where they lie in a row, else by copies."""
+    rank, size = here().rank, here().size
+    ranks = torch.arange(float(size))
+    row, apart = torch.zeros(size, 3, device=DEVICE), torch.zeros(size, 2, 3, device=DEVICE)
+    outputs = {
+        "row": list(row.unbind()),
+        "apart": list(apart[:, 0].unbind()),
+        "turned": [torch.zeros(3, 4, device=DEVICE).t() for _ in range(size)],
+        # Each rank's own matter: one call all the same.
+        "mixed": list((row if rank == 0 else apart[:, 1]).unbind()),
+    }
+    for name, found in outputs.items():
+        device_ranks.stand_in().fakeNcclClearCalls()
+        mine = torch.full_like(found[rank], float(rank))
+        dist.all_gather(found, mine)
+        assert [piece.unique().tolist() for piece in found] == [[value] for value in ranks.tolist()], name
+        assert (device_ranks.called("allGather"), device_ranks.called("broadcast")) == (1, 0), name
+        found = [piece + rank for piece in found] if name == "turned" else [piece.add_(rank) for piece in found]
+        device_ranks.stand_in().fakeNcclClearCalls()
+        dist.reduce_scatter(mine, found)
+        assert mine.unique().tolist() == [rank * size + ranks.sum()], name
+        assert (device_ranks.called("reduceScatter"), device_ranks.called("reduce")) == (1, 0), name
+
+
+def test_a_list_goes_in_one_call(nccl_world):
+    nccl_world(3).run(check, lists)
 
 
 def read_without_waiting():
