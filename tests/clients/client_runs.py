@@ -63,7 +63,7 @@ def _train(client: Client, ranks: int, backend: str) -> dict[str, Any]:
                 continue
         raise RuntimeError(f"no end after {_DEADLINE:g} s") from None
     if job.returncode:
-        raise RuntimeError(f"status {job.returncode}:\n{printed[-4000:]}")
+        raise RuntimeError(f"{backend} ended with status {job.returncode}:\n{printed[-4000:]}")
     return parsed(printed, backend, ranks)
 
 
@@ -92,7 +92,7 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             client_environments.install(environment, packages, prepare)
             case = _measure(client, count, rounds)
         except (RuntimeError, ValueError, subprocess.CalledProcessError) as error:
-            output = getattr(error, "output", None) or str(error)
+            output = getattr(error, "output", None) or ""
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
         else:
