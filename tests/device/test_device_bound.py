@@ -67,7 +67,7 @@ def mesh():
 def messages():
     """Sends and receives by themselves make no communicator of their own."""
     device_ranks.stand_in().fakeNcclClearCalls()
-    rank, size = bound()
+    rank, _ = bound()
     x = torch.full((5,), float(rank), device=DEVICE)
     y = torch.empty(5, device=DEVICE)
     if rank == 0:

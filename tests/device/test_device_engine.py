@@ -45,9 +45,15 @@ def lists():
         device_ranks.stand_in().fakeNcclClearCalls()
         mine = torch.full_like(found[rank], float(rank))
         dist.all_gather(found, mine)
-        assert [piece.unique().tolist() for piece in found] == [[value] for value in ranks.tolist()], name
+        assert [piece.unique().tolist() for piece in found] == [
+            [value] for value in ranks.tolist()
+        ], name
         assert (device_ranks.called("allGather"), device_ranks.called("broadcast")) == (1, 0), name
-        found = [piece + rank for piece in found] if name == "turned" else [piece.add_(rank) for piece in found]
+        found = (
+            [piece + rank for piece in found]
+            if name == "turned"
+            else [piece.add_(rank) for piece in found]
+        )
         device_ranks.stand_in().fakeNcclClearCalls()
         dist.reduce_scatter(mine, found)
         assert mine.unique().tolist() == [rank * size + ranks.sum()], name
