@@ -29,6 +29,7 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
+from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
@@ -314,13 +315,14 @@ class CudaEngine:
         for reduces in self.all_reduces.values():
             reduces.close()
         self.all_reduces.clear()
+        end = time.monotonic() + DESTROY_SECONDS
         for communicator in self._known.values():
             if isinstance(communicator, SharedDevice):
                 communicator.destroy()
             elif communicator.closed is None and self.communicators.remove(communicator.calls):
                 communicator.ended_elsewhere = None
                 try:
-                    communicator.destroy()
+                    communicator.destroy(max(end - time.monotonic(), ABORT_SECONDS))
                 except Exception as error:
                     _log.warning(self._member.says("destroy", str(error)))
             else:

@@ -16,10 +16,22 @@ from typing import Any, Protocol
 from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member
 
-__all__ = ["ABORT_SECONDS", "Living", "born", "died", "keep", "left_behind", "let_go"]
+__all__ = [
+    "ABORT_SECONDS",
+    "DESTROY_SECONDS",
+    "Living",
+    "born",
+    "died",
+    "keep",
+    "left_behind",
+    "let_go",
+]
 
 ABORT_SECONDS = 2.0
-"""How long is waited for an abort or a destruction, which in NCCL may hang."""
+"""How long is waited for an abort, which in NCCL may hang."""
+
+DESTROY_SECONDS = 10.0
+"""The same for the destruction of a group's communicators, all together; of 16 GPUs one takes seconds."""
 
 
 class Living(Protocol):

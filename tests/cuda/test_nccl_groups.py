@@ -13,7 +13,8 @@ from world_rank import here
 
 from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine
-from fastcoll.cuda.nccl import group
+from fastcoll.cuda.nccl import NcclCommunicator, group
+from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 
 def order(rank: int, size: int) -> list[tuple[int, int]]:
@@ -171,6 +172,28 @@ def devices(path: str) -> None:
     assert stand_in.names().count("destroy") == 2
 
 
+def ends(path: str) -> None:
+    """Communicators that hang share the time that there is to destroy them; each is tried."""
+    stand_in, waited = StandIn.load(path), []
+    stand_in.clear()
+    engine = engine_of("ends")
+    for device in range(3):
+        engine.prepare(device, -1, False)
+    destroy = NcclCommunicator.destroy
+
+    def recorded(self: NcclCommunicator, seconds: float | None = None) -> bool:
+        assert seconds is not None
+        waited.append(seconds)
+        return destroy(self, 0.6)
+
+    NcclCommunicator.destroy = recorded  # type: ignore[method-assign]
+    stand_in.inject("hang", "destroy", times=2)
+    engine.close()
+    assert stand_in.names().count("destroy") == 3
+    assert waited[0] > ABORT_SECONDS and waited[0] > waited[1] + 0.5 > waited[2] + 1
+    stand_in.clear()
+
+
 def pairs(path: str) -> None:
     """Each pair of ranks has a communicator of its own, on each device."""
     StandIn.load(path).clear()
@@ -251,6 +274,10 @@ def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> 
 
 def test_communicators_are_made_when_a_device_is_first_used(world: Worlds, stand_in: str) -> None:
     world(2).run(devices, stand_in, init=False)
+
+
+def test_communicators_that_hang_share_the_time_to_end(world: Worlds, stand_in: str) -> None:
+    world(1).run(ends, stand_in, init=False)
 
 
 def test_pairs_of_ranks_have_communicators(world: Worlds, stand_in: str) -> None:
