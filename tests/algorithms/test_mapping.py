@@ -116,6 +116,20 @@ def test_a_death_is_seen_before_anybody_waits_for_the_process(process):
         assert lives.dead() == [3]
 
 
+def test_processes_are_let_go_of(process, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        os, "pidfd_open", lambda pid, open=os.pidfd_open: opened.append(open(pid)) or opened[-1]
+    )
+    with pytest.raises(KeyError), Lives() as lives:
+        lives.watch({0: os.getpid(), 2: process.pid})
+        assert [os.fstat(one).st_ino > 0 for one in opened] == [True, True]
+        raise KeyError
+    for one in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(one)
+
+
 def test_a_python_without_such_descriptors_knows_of_no_death(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     with Lives() as lives:
