@@ -5,7 +5,7 @@ python -m fastcoll.bench --simulate --gpus 64,512 --sizes 1K..1G --collective re
 python -m fastcoll.bench --list-algorithms
 
 Nothing is measured. The models are those of ``fastcoll.costs``; beside them stands what NCCL's own model predicts
-for its ring and tree.
+for its ring, its tree and its sums in switches.
 """
 
 from __future__ import annotations

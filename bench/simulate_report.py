@@ -72,13 +72,13 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"NCCL: what its own model predicts for ring and tree, NVLS left out, with the channels of nodes of 8 H100 or "
+        f"NCCL: what its own model predicts for ring, tree and NVLS, with the channels of nodes of 8 H100 or "
         f"H200 and NDR cards; {record['nccl_model']}. Each entry takes the best of LL, LL128 and Simple. {_BEST}: the "
         "least of our models. -: no model for so many ranks, or on several nodes.",
         soft_wrap=True,
     )
     names = list(ALGORITHMS[record["collective"]])
-    theirs = list(record["cases"][0]["nccl"])
+    theirs = list(dict.fromkeys(name for case in record["cases"] for name in case["nccl"]))
     for ranks in dict.fromkeys(case["ranks"] for case in record["cases"]):
         table = Table(
             title=f"{record['collective']}, {ranks} GPUs (model)",
@@ -96,7 +96,9 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
             if case["ranks"] != ranks:
                 continue
             cells = [_cell(case, name) for name in names]
-            cells += [Text(_time(case["nccl"][name]["seconds"])) for name in theirs]
+            cells += [
+                Text(_time(case["nccl"][name]["seconds"]) if name in case["nccl"] else "-") for name in theirs
+            ]
             table.add_row(size_text(case["size"]), *cells)
         console.print(table)
 
@@ -175,7 +177,7 @@ def draw(record: dict[str, Any], path: str) -> None:
                     linestyle="-." if index > 9 else "-",
                     label=name,
                 )
-        for name, style in zip(cases[0]["nccl"], (":", "--"), strict=False):
+        for name, style in zip(cases[0]["nccl"], (":", "--", "-."), strict=False):
             panel.plot(
                 [case["size"] for case in cases],
                 [case["nccl"][name]["seconds"] * 1e6 for case in cases],

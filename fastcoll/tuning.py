@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, estimate
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
@@ -37,7 +37,7 @@ class Loaded:
         table: As ``fastcoll.Options(tuning=...)`` takes it.
         source: The file.
         machine: On which it was measured.
-        device: The section on all-reduces of device tensors; estimates where the table has none.
+        device: The section on all-reduces of device tensors; not to be used where the table has none.
         device_name: Of the devices on which that was measured; "" where the table has none.
     """
 
@@ -47,9 +47,9 @@ class Loaded:
     device: Thresholds = DEFAULT
     device_name: str = ""
 
-    def thresholds_on(self, name: str) -> Thresholds:
+    def thresholds_on(self, name: str, ranks: int) -> Thresholds:
         """Returns the section for devices of that name; estimates where it was measured on others."""
-        return self.device if name == self.device_name else DEFAULT
+        return self.device if name == self.device_name else estimate(name, ranks)
 
 
 def machine_name() -> str:

@@ -19,12 +19,13 @@ from fastcoll.costs.algorithms import ALGORITHMS, Algorithm
 from fastcoll.costs.cost import Cost, Steps
 from fastcoll.costs.execution import execute
 from fastcoll.costs.implemented import IMPLEMENTED, Implemented
-from fastcoll.costs.machine import HGX_H200, Link, Machine, Platform
+from fastcoll.costs.machine import HGX_B200, HGX_H200, Link, Machine, Platform
 from fastcoll.costs.prediction import Prediction, predict
 from fastcoll.costs.schedule import Schedule, Transfer
 
 __all__ = [
     "ALGORITHMS",
+    "HGX_B200",
     "HGX_H200",
     "IMPLEMENTED",
     "Algorithm",

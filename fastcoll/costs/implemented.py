@@ -56,7 +56,7 @@ IMPLEMENTED = (
     _cuda("two_shot"),
     _cuda("ring"),
     _cuda("all_to_all", "pairwise", remark="over NCCL; S in the wire's dtype, the sum in float32"),
-    _cuda("nccl", "ring", "tree", remark="NCCL's choice: --simulate prints its own model of it; NVLS has none here"),
+    _cuda("nccl", "ring", "tree", remark="NCCL's choice: --simulate prints its own model of it; NVLS is in that alone"),
     _cpu("all_reduce", "one_shot", "one_shot_all_reduce", "one_shot"),
     _cpu("all_reduce", "segmented", "segmented_all_reduce", "two_shot", _SEGMENTS),
     _cpu(

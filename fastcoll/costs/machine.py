@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-__all__ = ["HGX_H200", "Link", "Machine", "Number", "Platform", "Protocol"]
+__all__ = ["HGX_B200", "HGX_H200", "Link", "Machine", "Number", "Platform", "Protocol"]
 
 Number = float | Fraction
 """Bytes and seconds. With fractions all costs are exact."""
@@ -178,3 +178,17 @@ HGX_H200 = Platform(
     },
 )
 """An assumption of what is common, not a machine that anybody here has measured."""
+
+HGX_B200 = replace(
+    HGX_H200,
+    name="nodes of 8 B200 (NVLink 5, NVSwitch), one InfiniBand NDR card for each GPU",
+    intra_bandwidth=18 * 40.1e9,
+    memory_bandwidth=8e12,
+    sources={
+        **HGX_H200.sources,
+        "intra_bandwidth": "18 NVLink 5 links (NVIDIA B200 data sheet: 1.8 TB/s, both directions together) of 40.1 "
+        "GB/s each way, which is what NCCL reckons with (src/graph/topo.h, SM100_NVLINK_BW)",
+        "memory_bandwidth": "8 TB/s (NVIDIA B200 data sheet)",
+    },
+)
+"""The same assumption."""

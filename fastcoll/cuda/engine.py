@@ -33,7 +33,7 @@ from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
+from fastcoll.cuda.thresholds import Thresholds, device_name, estimate
 
 __all__ = ["CudaEngine", "engine_of", "engines"]
 
@@ -100,7 +100,7 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
-        thresholds_on: Returns where all-reduce algorithms give way to each other on devices of a name.
+        thresholds_on: Returns where all-reduce algorithms give way to each other, by the devices' name and the number of ranks.
         algorithm: FASTCOLL_ALGO.
         config: Of the communicators.
 
@@ -120,7 +120,7 @@ class CudaEngine:
         size: int,
         timeout: timedelta,
         device_type: str = "cuda",
-        thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
+        thresholds_on: Callable[[str, int], Thresholds] = estimate,
         algorithm: str = AUTO,
         config: C.NcclConfig | None = None,
     ) -> None:
@@ -194,7 +194,8 @@ class CudaEngine:
         communicator = self._known[device, -1]
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
-        wish = Wish(self._algorithm, self._thresholds_on(device_name(where)), symmetric.ROOM)
+        thresholds = self._thresholds_on(device_name(where), self._member.size)
+        wish = Wish(self._algorithm, thresholds, symmetric.ROOM)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),
             self._member,

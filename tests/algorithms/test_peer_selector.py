@@ -7,7 +7,7 @@ from fastcoll import env
 from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology
 from fastcoll.cuda.algorithms.algorithm import bucket_elements
 from fastcoll.cuda.selector import fuses, select
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, estimate
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = Topology(8, kernels=True, peers=True, bucket_bytes=32 * MIB)
@@ -25,12 +25,12 @@ def call(size, dtype=torch.float32, op="SUM", wire=None, scale=1.0, tensors=1):
     ("what", "topology", "name"),
     [
         (call(4), PEERS, "one_shot"),
-        (call(256 * KIB), PEERS, "one_shot"),
-        (call(256 * KIB + 4), PEERS, "two_shot"),
-        (call(8 * MIB), PEERS, "two_shot"),
-        (call(8 * MIB + 4), PEERS, "nccl"),
+        (call(64 * KIB), PEERS, "one_shot"),
+        (call(64 * KIB + 4), PEERS, "two_shot"),
+        (call(2 * MIB), PEERS, "two_shot"),
+        (call(2 * MIB + 4), PEERS, "nccl"),
         # The size is that of what travels, and NCCL has no wire of its own.
-        (call(512 * KIB, wire=torch.bfloat16), PEERS, "one_shot"),
+        (call(128 * KIB, wire=torch.bfloat16), PEERS, "one_shot"),
         (call(64 * MIB, wire=torch.bfloat16), PEERS, "two_shot"),
         (call(4, wire=torch.bfloat16), NCCL, "all_to_all"),
         (call(64 * MIB, torch.bfloat16), NCCL, "nccl"),
@@ -55,6 +55,18 @@ def test_one_rank_has_no_use_for_peers() -> None:
     alone = Topology(1, kernels=True, peers=True, bucket_bytes=MIB)
     assert select(call(4), alone).name == "nccl"
     assert select(call(4), alone, forced="one_shot").name == "one_shot"
+
+
+def test_limits_are_estimated_for_devices_and_ranks() -> None:
+    assert estimate("", 8) == DEFAULT
+    for device in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"):
+        limits = [estimate(device, ranks) for ranks in (2, 3, 4, 8, 16, 32)]
+        one_shot = [each.one_shot_bytes for each in limits]
+        # Its bytes grow with the ranks, two_shot's hardly; of two ranks both read the same, and one_shot waits once.
+        assert one_shot == sorted(one_shot, reverse=True) and limits[0].two_shot_bytes == one_shot[0]
+        assert all(8 * KIB <= each.one_shot_bytes <= each.two_shot_bytes <= 16 * MIB for each in limits)
+    hopper, blackwell = (estimate(name, 8) for name in ("NVIDIA H200", "NVIDIA B200"))
+    assert blackwell.two_shot_bytes > hopper.two_shot_bytes
 
 
 def test_a_table_moves_the_limits() -> None:

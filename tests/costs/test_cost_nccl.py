@@ -33,6 +33,13 @@ def found(collective, ranks, size):
          1.4 * (8.4 + 112 * 3.4 + 196) + 2**33 / (384e3 * 64 / 126)),
         # 8.4 + 7 * 3.4; 360 * 8 / 7
         ("all_gather", 8, 1 << 30, "ring", "Simple", 8.4 + 23.8 + 2**30 / (360e3 * 8 / 7)),
+        # 8 channels: 9 times 40 fits the 370.8 of a GPU's links; 0.85 and 7/8 of it, twice, is below 60
+        ("all_reduce", 8, 1 << 30, "nvls", "Simple", 25 + 2**30 / (8 * 59.5e3 * 8 / 14)),
+        # 4 channels of 60, the fastest speed there is
+        ("all_reduce", 4, 1 << 30, "nvls", "Simple", 25 + 2**30 / (4 * 60e3 * 4 / 6)),
+        ("all_gather", 8, 1 << 30, "nvls", "Simple", 25 + 2**30 / (8 * 40e3 * 0.85 * (7 / 8) ** 2)),
+        # 8 channels of at most 45.5 between 8 nodes, up and down a tree of 3 levels
+        ("all_reduce", 64, 1 << 30, "nvls", "Simple", 25 + 6 * 20.9 + 2**30 / (8 * 45.5e3 * 64 / 126)),
     ],
 )  # fmt: skip
 def test_by_hand(collective, ranks, size, algorithm, protocol, microseconds):
@@ -63,13 +70,23 @@ def test_a_tree_takes_over_from_the_ring_with_more_nodes():
 
 def test_one_gpu_per_node():
     # 6.6 + 14 * 5, the tree's latency, and 6.8 + 2 * 3 * 5; one card of 50 GB/s
-    ring, tree = nccl.predict("all_reduce", 8, 0, per_node=1)
+    ring, tree = nccl.predict("all_reduce", 8, 0, per_node=1)  # no switch: no NVLS
     assert (ring.seconds * 1e6, tree.seconds * 1e6) == pytest.approx((76.6, 36.8))
     ring, _ = nccl.predict("all_reduce", 8, 1 << 33, per_node=1)
     assert ring.protocol == "Simple"
     assert ring.seconds * 1e6 == pytest.approx(
         1.4 * (8.4 + 14 * 14) + 2**33 / (48e3 * 8 / 14), rel=1e-12
     )
+
+
+def test_the_next_generation_is_faster() -> None:
+    for size in (1 << 20, 1 << 24, 1 << 30):
+        for ranks in (2, 4, 8):
+            older, newer = (
+                min(p.seconds for p in nccl.predict("all_reduce", ranks, size, generation=each))
+                for each in (nccl.HOPPER, nccl.BLACKWELL)
+            )
+            assert older / 2.01 < newer < older
 
 
 @pytest.mark.parametrize(
