@@ -21,7 +21,7 @@ class SharedFiles:
     """A mapper, as fastcoll.cuda.mapping has it.
 
     Attributes:
-        refuses: Steps that fail on this rank: "allocate", "map"; "hangs": the mapping, too late; or "missing".
+        refuses: Steps that fail on this rank: "atomics", "allocate", "map"; "hangs": the mapping, too late; "missing".
         hangs_for: Seconds.
         on_host: What ranks have in common that share a host.
         identity: Of this rank's device; "" where ranks may share one.
@@ -47,6 +47,10 @@ class SharedFiles:
 
     def missing(self) -> str:
         return "nothing is mapped in this test" if "missing" in self.refuses else ""
+
+    def require_atomics(self, device: torch.device, peers: list[str]) -> None:
+        if "atomics" in self.refuses:
+            raise RuntimeError("no atomics in this test")
 
     def allocate(self, size: int, device: torch.device) -> torch.Tensor:
         if "allocate" in self.refuses:

@@ -100,7 +100,7 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
-        thresholds_on: Returns where all-reduce algorithms give way to each other, by the devices' name and the number of ranks.
+        thresholds_on: Returns where all-reduce algorithms give way to each other, by name of the devices and ranks.
         algorithm: FASTCOLL_ALGO.
         config: Of the communicators.
 

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
 from fastcoll.cuda.errors import Member
+from fastcoll.cuda.peer_atomics import without_atomics
 
 __all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
 
@@ -38,6 +39,17 @@ class Mapper(Protocol):
 
     def missing(self) -> str:
         """Returns what is missing for it in this process, or ""."""
+
+    def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
+        """Checks that kernels on the device can set flags in the peers' memory, by what is known of them here.
+
+        Args:
+            device: Of this rank.
+            peers: ``device_identity`` of all ranks.
+
+        Raises:
+            RuntimeError: They cannot.
+        """
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
         """Returns uint8 [size] that can be mapped; of that device, as kernels name it."""
@@ -104,6 +116,16 @@ class TorchSymmetricMemory:
         except ImportError:
             return f"torch {torch.__version__} has no symmetric memory"
         return ""
+
+    def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
+        """Asks the driver about those GPUs that this process sees."""
+        seen = {self._uuid(torch.device("cuda", index)): index for index in range(torch.cuda.device_count())}
+        ranks = {seen[peer]: rank for rank, peer in enumerate(peers) if peer in seen}
+        if lacking := without_atomics(device.index, ranks):
+            raise RuntimeError(
+                f"the GPU of rank {ranks[lacking[0]]} takes no atomic operations from {device}, without which kernels "
+                "cannot set flags (PCIe without NVLink, as a rule)"
+            )
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
         """Returns an allocation by itself: one from a pool may lie behind the start of what is mapped."""

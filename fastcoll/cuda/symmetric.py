@@ -273,7 +273,10 @@ def open_region(
             return _without(member, kernels, reason, library)
         pids = {rank: record["pid"] for rank, record in enumerate(records)}
         lives.watch({rank: pid for rank, pid in pids.items() if rank != member.rank})
-        found = _map_regions(store, member, device, timeout, wish.room, mapper, ballot, instance)
+        identities = [record["device"] for record in records]
+        found = _map_regions(
+            store, member, device, timeout, wish.room, mapper, ballot, instance, identities
+        )
     if isinstance(found, str):
         return _without(member, kernels, found, library, unexpected=True)
     topology = Topology(member.size, kernels, True, wish.room.bucket_bytes, library=library)
@@ -289,6 +292,7 @@ def _map_regions(
     mapper: Mapper,
     ballot: Ballot,
     instance: str,
+    identities: Sequence[str],
 ) -> PeerMemory | str:
     """Returns the memory of all ranks, or why it is not mapped, which is the same on all ranks."""
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
@@ -316,7 +320,11 @@ def _map_regions(
         refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
         return refusals[0] if refusals else made[0]
 
-    memory = vote("allocated", lambda: mapper.allocate(bucket_at + room.bucket_bytes, where))
+    def allocate() -> Tensor:
+        mapper.require_atomics(where, identities)
+        return mapper.allocate(bucket_at + room.bucket_bytes, where)
+
+    memory = vote("allocated", allocate)
     if isinstance(memory, str):
         return memory
 

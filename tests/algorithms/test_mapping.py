@@ -16,7 +16,7 @@ from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
 from fastcoll._load import C
-from fastcoll.cuda import deadline, symmetric
+from fastcoll.cuda import deadline, peer_atomics, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.lives import Lives
@@ -84,6 +84,48 @@ def two_groups():
 
 def test_groups_of_a_process_map_one_after_the_other(device_world):
     assert device_world(1).run(two_groups) == [1]
+
+
+# --- atomic operations between devices ------------------------------------------------------------
+
+
+class Driver:
+    """The driver of a machine of 4 GPUs, of which 0 and 1, and 2 and 3, have a link that carries atomics."""
+
+    def cuDeviceGet(self, handle, index):
+        if index.value > 3:
+            return 101  # CUDA_ERROR_INVALID_DEVICE
+        handle._obj.value = index.value + 10
+        return 0
+
+    def cuDeviceGetP2PAttribute(self, value, attribute, source, target):
+        assert attribute == 3
+        value._obj.value = int((source.value - 10) // 2 == (target.value - 10) // 2)
+        return 0
+
+
+class Properties:
+    def __init__(self, device):
+        self.uuid = f"GPU-{device.index}"
+
+
+def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(peer_atomics, "_driver", Driver)
+    assert peer_atomics.without_atomics(0, [0, 1, 2, 3, 4]) == [2, 3]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
+    mapper = TorchSymmetricMemory()
+    mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-of-which-nothing-is-seen"])
+    with pytest.raises(RuntimeError, match="the GPU of rank 2 takes no atomic operations from cuda:1"):
+        mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-3"])
+
+
+def test_without_a_driver_nothing_is_known_of_atomics(monkeypatch) -> None:
+    def missing():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(peer_atomics, "_driver", missing)
+    assert peer_atomics.without_atomics(0, [1, 2]) == []
 
 
 # --- a rank that dies ----------------------------------------------------------------------------

@@ -131,6 +131,7 @@ def without_peers(change):
         ("host", "rank 1 and rank 0 are on different hosts"),
         ("device", "ranks 0 and 1 are on one device"),
         ("missing", "rank 1: nothing is mapped in this test"),
+        ("atomics", "rank 1: RuntimeError: no atomics in this test"),
         ("allocate", "rank 1: RuntimeError: no memory in this test"),
         ("map", "rank 1: RuntimeError: no mapping in this test"),
         ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s"),
