@@ -97,7 +97,8 @@ def print_predictions(record: dict[str, Any], stream: TextIO) -> None:
                 continue
             cells = [_cell(case, name) for name in names]
             cells += [
-                Text(_time(case["nccl"][name]["seconds"]) if name in case["nccl"] else "-") for name in theirs
+                Text(_time(case["nccl"][name]["seconds"]) if name in case["nccl"] else "-")
+                for name in theirs
             ]
             table.add_row(size_text(case["size"]), *cells)
         console.print(table)

@@ -209,7 +209,11 @@ def _nvls(collective: str, shape: _Shape, size: int) -> float:
         return _NVLS + size / (1e3 * local * min(carried * (local - 1) / local, between))
     most = [2 * carried, between]
     if shape.nodes > 1:
-        most = [2 * carried, between * (2 if shape.nodes == 2 else 1), of.nvls_tree_most[shape.which]]
+        most = [
+            2 * carried,
+            between * (2 if shape.nodes == 2 else 1),
+            of.nvls_tree_most[shape.which],
+        ]
     latency = _NVLS + 2 * int(math.log2(shape.nodes)) * _NVLS_TREE_NET
     bandwidth = local * min(most) * shape.ranks / (2 * (shape.ranks - 1))
     return latency + size / (1e3 * bandwidth)

@@ -119,7 +119,10 @@ class TorchSymmetricMemory:
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
         """Asks the driver about those GPUs that this process sees."""
-        seen = {self._uuid(torch.device("cuda", index)): index for index in range(torch.cuda.device_count())}
+        seen = {
+            self._uuid(torch.device("cuda", index)): index
+            for index in range(torch.cuda.device_count())
+        }
         ranks = {seen[peer]: rank for rank, peer in enumerate(peers) if peer in seen}
         if lacking := without_atomics(device.index, ranks):
             raise RuntimeError(

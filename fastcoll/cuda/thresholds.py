@@ -69,9 +69,7 @@ def estimate(device: str, ranks: int) -> Thresholds:
     from fastcoll.costs import ALGORITHMS, HGX_B200, HGX_H200, nccl
 
     blackwell = any(name in device for name in ("B100", "B200", "B300"))
-    platform, generation = (
-        (HGX_B200, nccl.BLACKWELL) if blackwell else (HGX_H200, nccl.HOPPER)
-    )
+    platform, generation = (HGX_B200, nccl.BLACKWELL) if blackwell else (HGX_H200, nccl.HOPPER)
     memory = platform.memory_bandwidth * _PROGRAMS / _MULTIPROCESSORS  # bytes a second
     machine = replace(
         platform.machine("Simple"), per_node=ranks, reduce_seconds_per_byte=3 / memory
@@ -90,7 +88,11 @@ def estimate(device: str, ranks: int) -> Thresholds:
 
     two_shot = max((size for size in _SIZES if kernels(size) <= library(size)), default=0)
     one_shot = max(
-        (size for size in _SIZES if size <= two_shot and seconds("one_shot", size) <= seconds("two_shot", size)),
+        (
+            size
+            for size in _SIZES
+            if size <= two_shot and seconds("one_shot", size) <= seconds("two_shot", size)
+        ),
         default=0,
     )
     return Thresholds(one_shot, two_shot)

@@ -115,8 +115,12 @@ def test_gpus_that_cannot_set_each_others_flags_are_named(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", Properties)
     mapper = TorchSymmetricMemory()
-    mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-of-which-nothing-is-seen"])
-    with pytest.raises(RuntimeError, match="the GPU of rank 2 takes no atomic operations from cuda:1"):
+    mapper.require_atomics(
+        torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-of-which-nothing-is-seen"]
+    )
+    with pytest.raises(
+        RuntimeError, match="the GPU of rank 2 takes no atomic operations from cuda:1"
+    ):
         mapper.require_atomics(torch.device("cuda", 1), ["GPU-1", "GPU-0", "GPU-3"])
 
 

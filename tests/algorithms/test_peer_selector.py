@@ -63,8 +63,12 @@ def test_limits_are_estimated_for_devices_and_ranks() -> None:
         limits = [estimate(device, ranks) for ranks in (2, 3, 4, 8, 16, 32)]
         one_shot = [each.one_shot_bytes for each in limits]
         # Its bytes grow with the ranks, two_shot's hardly; of two ranks both read the same, and one_shot waits once.
-        assert one_shot == sorted(one_shot, reverse=True) and limits[0].two_shot_bytes == one_shot[0]
-        assert all(8 * KIB <= each.one_shot_bytes <= each.two_shot_bytes <= 16 * MIB for each in limits)
+        assert (
+            one_shot == sorted(one_shot, reverse=True) and limits[0].two_shot_bytes == one_shot[0]
+        )
+        assert all(
+            8 * KIB <= each.one_shot_bytes <= each.two_shot_bytes <= 16 * MIB for each in limits
+        )
     hopper, blackwell = (estimate(name, 8) for name in ("NVIDIA H200", "NVIDIA B200"))
     assert blackwell.two_shot_bytes > hopper.two_shot_bytes
 

@@ -61,7 +61,9 @@ def test_predictions(collective, capsys, tmp_path):
         times = {name: found["seconds"] for name, found in case["algorithms"].items()}
         assert times[case["best"]] == min(times.values())
         models = {"ring", "tree", "nvls"} if collective == "all_reduce" else {"ring", "nvls"}
-        assert set(case["nccl"]) == (models if case["ranks"] == 8 or collective == "all_reduce" else {"ring"})
+        assert set(case["nccl"]) == (
+            models if case["ranks"] == 8 or collective == "all_reduce" else {"ring"}
+        )
     # One mark in each row, and as many rows as cases.
     rows = [line for line in printed.splitlines() if line.strip().startswith(("1 KiB", "1 GiB"))]
     assert len(rows) == 4 and all(row.count("*") == 1 for row in rows)

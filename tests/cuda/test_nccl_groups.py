@@ -188,7 +188,9 @@ def ends(path: str) -> None:
         return destroy(self, 0.6)
 
     stand_in.inject("hang", "destroy", times=2)
-    with unittest.mock.patch.object(NcclCommunicator, "destroy", recorded):  # this process serves other tests too
+    with unittest.mock.patch.object(
+        NcclCommunicator, "destroy", recorded
+    ):  # this process serves other tests too
         engine.close()
     assert stand_in.names().count("destroy") == 3
     assert waited[0] > ABORT_SECONDS and waited[0] > waited[1] + 0.5 > waited[2] + 1
