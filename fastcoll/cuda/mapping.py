@@ -77,9 +77,10 @@ class TorchSymmetricMemory:
     the device then gives each process a slice of time in turn, so that a step takes milliseconds.
     """
 
-    # A poll crosses no link: the flag lies in the own memory. A GPU does about a million in a second; with less, a wait
-    # would end before the group's timeout, and with more it ends after it, when the watchdog has spoken.
-    polls_per_second = 4_000_000
+    # A poll is an atomic operation on the own memory, which no GPU answers within 100 ns, and the next one waits for it.
+    # With a number too small a wait would end before the group's timeout; with one too large it ends after it, when the
+    # watchdog has spoken. tests/kernels/test_peer_streams.py holds it to what a GPU does.
+    polls_per_second = 10_000_000
 
     def host(self) -> str:
         """Returns the boot, and what passing memory on takes in common: process ids, and the folder of sockets."""

@@ -6,6 +6,7 @@ kernel that waits. In a process of its own, whose streams each have a queue of t
 """
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -92,6 +93,34 @@ def test_a_rank_that_never_launches_is_named_and_a_reset_mends_it(
     for peer, missing, text in faults.values():
         assert peer == absent or (algorithm == "ring" and missing == [absent])
         assert f"within {SPINS // 10} polls" in text
+
+
+def test_a_wait_lasts_at_least_as_long_as_its_limit_says(compiled: Worlds) -> None:
+    (lasted,) = compiled(1).run(long_wait, 0.5, init=False, deadline=DEADLINE)
+    print(f"A wait limited to 0.5 s lasted {lasted:.2f} s.")
+    assert lasted >= 0.5
+
+
+def long_wait(seconds: float) -> float:
+    from fastcoll.cuda.mapping import TorchSymmetricMemory
+    from fastcoll.kernels.peers import PeerFault, PeerLayout
+
+    polls = int(seconds * TorchSymmetricMemory.polls_per_second)
+    buffers = buffers_on(DEVICE, 2, PeerLayout(2, 1024, 4, 512), 1)
+    call = Call.of(Case("all_reduce", "one_shot", torch.float32, 4, seed=1), 2, DEVICE)
+    lasted = 0.0
+    for limit in (1, polls):  # the first one compiles
+        for each in buffers:
+            each.reset()
+            each.spins = limit
+        torch.cuda.synchronize(DEVICE)
+        before = time.perf_counter()
+        call_of(call, 0, buffers[0])
+        torch.cuda.synchronize(DEVICE)
+        lasted = time.perf_counter() - before
+        with pytest.raises(PeerFault):
+            buffers[0].check()
+    return lasted
 
 
 def without_rank(
