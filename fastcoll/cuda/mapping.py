@@ -77,7 +77,7 @@ class TorchSymmetricMemory:
     the device then gives each process a slice of time in turn, so that a step takes milliseconds.
     """
 
-    # A poll is an atomic operation on the own memory, which no GPU answers within 100 ns, and the next one waits for it.
+    # A poll is an atomic operation on the own memory, which no GPU answers within 100 ns; the next one waits for that.
     # With a number too small a wait would end before the group's timeout; with one too large it ends after it, when the
     # watchdog has spoken. tests/kernels/test_peer_streams.py holds it to what a GPU does.
     polls_per_second = 10_000_000
