@@ -43,6 +43,9 @@ std::string textOf(const py::error_already_set& error) {
 ///   prepare(device, pair, captured)       makes a communicator
 ///   split(device, color, key, child)      divides it; `child` is another such object, or None
 ///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve
+///   compile(tasks, options, device)       makes the code for all-reduces of a kind; returns
+///   whether
+///                                         kernels serve any of them
 ///   all_reduce(tasks, options, stream, device)   by kernels; returns which tasks are left to NCCL,
 ///                                         or None: all, whenever such tasks come
 ///   refuse(call)                          raises why there is no NCCL for it
@@ -54,6 +57,7 @@ class PythonIssuer : public DeviceIssuer {
   explicit PythonIssuer(py::object engine)
       : engine_(std::make_unique<py::object>(std::move(engine))),
         allReduce_(std::make_unique<py::object>(engine_->attr("all_reduce"))),
+        compile_(std::make_unique<py::object>(engine_->attr("compile"))),
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
 
   ~PythonIssuer() override {
@@ -61,10 +65,12 @@ class PythonIssuer : public DeviceIssuer {
     if (Py_IsInitialized() == 0) {
       engine_.release();
       allReduce_.release();
+      compile_.release();
       return;
     }
     const py::gil_scoped_acquire gil;
     allReduce_.reset();
+    compile_.reset();
     engine_.reset();
   }
 
@@ -88,6 +94,27 @@ class PythonIssuer : public DeviceIssuer {
       if (part != nullptr) part->askHowFar(device);
     } catch (const py::error_already_set& error) {
       rethrow(error);
+    }
+  }
+
+  void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) override {
+    const c10::DeviceIndex device = stream.device_index();
+    for (const Indices& those : forKernels(requests, device)) {
+      const std::string kind = kindOf(requests, those, device);
+      {
+        const std::lock_guard<std::mutex> lock(kindsMutex_);
+        if (plain_.count(kind) != 0 || compiled_.count(kind) != 0) continue;
+      }
+      const py::gil_scoped_acquire gil;
+      try {
+        const c10::DeviceGuard onDevice(stream.device());
+        const bool serves = (*compile_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
+                                        static_cast<int>(device))
+                                .cast<bool>();
+        note(serves ? compiled_ : plain_, kind);
+      } catch (const py::error_already_set& error) {
+        rethrow(error);
+      }
     }
   }
 
@@ -134,7 +161,7 @@ class PythonIssuer : public DeviceIssuer {
   void askHowFar(c10::Device device) {
     const int index = device.index();
     const auto bytes = engine_->attr("kernel_bytes")(index).cast<std::int64_t>();
-    const std::lock_guard<std::mutex> lock(kernelBytesMutex_);
+    const std::lock_guard<std::mutex> lock(kindsMutex_);
     kernelBytes_[index] = bytes;
   }
 
@@ -150,14 +177,13 @@ class PythonIssuer : public DeviceIssuer {
     }
   }
 
-  /// Has kernels serve the all-reduces that are theirs; those that were made with the same options
-  /// together. Empty: none was.
-  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
-                              const c10::Stream& stream) {
+  /// The all-reduces that kernels may serve; those that were made with the same options together.
+  std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests,
+                                  c10::DeviceIndex device) {
     std::int64_t limit = 0;
     {
-      const std::lock_guard<std::mutex> lock(kernelBytesMutex_);
-      const auto found = kernelBytes_.find(stream.device_index());
+      const std::lock_guard<std::mutex> lock(kindsMutex_);
+      const auto found = kernelBytes_.find(device);
       if (found != kernelBytes_.end()) limit = found->second;
     }
     std::vector<Indices> together;
@@ -172,18 +198,27 @@ class PythonIssuer : public DeviceIssuer {
       });
       like != together.end() ? like->push_back(i) : together.push_back({i});
     }
+    const auto tooLarge = [&](const Indices& those) {
+      const DeviceRequest& one = requests[those[0]];
+      return those.size() == 1 && one.options == nullptr && bytesOf(one) > limit;
+    };
+    together.erase(std::remove_if(together.begin(), together.end(), tooLarge), together.end());
+    return together;
+  }
+
+  /// Has kernels serve the all-reduces that are theirs. Empty: none was.
+  std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
+                              const c10::Stream& stream) {
     std::vector<bool> served;
-    for (const Indices& those : together) {
-      if (those.size() == 1 && requests[those[0]].options == nullptr &&
-          bytesOf(requests[those[0]]) > limit)
-        continue;
+    for (const Indices& those : forKernels(requests, stream.device_index())) {
       const std::string kind = kindOf(requests, those, stream.device_index());
-      if (!kind.empty() && plain_.count(kind) != 0) continue;
+      {
+        const std::lock_guard<std::mutex> lock(kindsMutex_);
+        if (plain_.count(kind) != 0) continue;
+      }
       const auto left = ask(requests, those, stream);
       if (!left) {
-        if (kind.empty()) continue;
-        if (plain_.size() >= kMostKinds) plain_.clear();
-        plain_.insert(kind);
+        note(plain_, kind);
         continue;
       }
       served.resize(requests.size());
@@ -198,34 +233,54 @@ class PythonIssuer : public DeviceIssuer {
                              const c10::Stream& stream) {
     const py::gil_scoped_acquire gil;
     try {
-      py::tuple tasks(those.size());
-      for (std::size_t i = 0; i < those.size(); ++i) {
-        const DeviceRequest& one = requests[those[i]];
-        tasks[i] = py::make_tuple(static_cast<int>(one.dtype), static_cast<int>(one.op),
-                                  one.in.address, one.out.address, one.in.count);
-      }
-      py::object options = py::none();
-      if (const auto& given = requests[those[0]].options) {
-        options = py::make_tuple(given->wire ? static_cast<int>(*given->wire) : -1, given->scale,
-                                 given->algorithm, given->fuse);
-      }
-      return (*allReduce_)(tasks, options, handleOf(stream),
-                           static_cast<int>(stream.device_index()))
+      return (*allReduce_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
+                           handleOf(stream), static_cast<int>(stream.device_index()))
           .cast<std::optional<Indices>>();
     } catch (const py::error_already_set& error) {
       rethrow(error);
     }
   }
 
-  /// All of these all-reduces that a choice depends on; empty: they are not worth to be known.
+  static py::tuple tasksOf(const std::vector<DeviceRequest>& requests, const Indices& those) {
+    py::tuple tasks(those.size());
+    for (std::size_t i = 0; i < those.size(); ++i) {
+      const DeviceRequest& one = requests[those[i]];
+      tasks[i] = py::make_tuple(static_cast<int>(one.dtype), static_cast<int>(one.op),
+                                one.in.address, one.out.address, one.in.count);
+    }
+    return tasks;
+  }
+
+  static py::object optionsOf(const DeviceRequest& request) {
+    const auto& given = request.options;
+    if (given == nullptr) return py::none();
+    return py::make_tuple(given->wire ? static_cast<int>(*given->wire) : -1, given->scale,
+                          given->algorithm, given->fuse);
+  }
+
+  void note(std::unordered_set<std::string>& kinds, const std::string& kind) {
+    const std::lock_guard<std::mutex> lock(kindsMutex_);
+    if (kinds.size() >= kMostKinds) kinds.clear();
+    kinds.insert(kind);
+  }
+
+  /// All of these all-reduces that a choice, and the code of a kernel, depend on.
   static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those,
                             c10::DeviceIndex device) {
     std::string kind(1, static_cast<char>(device));
+    if (const auto& given = requests[those[0]].options) {
+      kind += static_cast<char>(given->wire ? static_cast<int>(*given->wire) : -1);
+      kind += static_cast<char>(given->fuse ? static_cast<int>(*given->fuse) : -1);
+      kind.append(reinterpret_cast<const char*>(&given->scale), sizeof(given->scale));
+      kind += given->algorithm;
+    }
     for (const std::size_t i : those) {
       const DeviceRequest& one = requests[i];
-      if (one.options != nullptr) return "";
+      kind += '\0';
       kind += static_cast<char>(one.dtype);
       kind += static_cast<char>(one.op);
+      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment == 0);
+      kind += static_cast<char>(one.in.address == one.out.address);
       kind.append(reinterpret_cast<const char*>(&one.in.count), sizeof(one.in.count));
     }
     return kind;
@@ -240,13 +295,16 @@ class PythonIssuer : public DeviceIssuer {
   }
 
   static constexpr std::size_t kMostKinds = 4096;
+  static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads, as in cuda/all_reduce.py
 
   std::unique_ptr<py::object> engine_;
   std::unique_ptr<py::object> allReduce_;
+  std::unique_ptr<py::object> compile_;
   const std::shared_ptr<Communicators> communicators_;
-  std::mutex kernelBytesMutex_;
+  std::mutex kindsMutex_;                    // what is below; held for no call of Python
   std::map<int, std::int64_t> kernelBytes_;  // by device; 0: NCCL serves all that has no options
-  std::unordered_set<std::string> plain_;    // kinds that NCCL serves; under calling()
+  std::unordered_set<std::string> plain_;    // kinds that NCCL serves
+  std::unordered_set<std::string> compiled_;
 };
 
 void setDeviceFactory(py::object factory) {

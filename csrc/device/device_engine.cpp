@@ -137,6 +137,17 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
   prepared_.insert(key);
 }
 
+/// Without the launch's lock, and before the call's time begins.
+void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
+  try {
+    issuer_->compile(requests, stream);
+  } catch (...) {
+    watchdog_->waive();
+    watchdog_->fail(ErrorKind::Backend, "a call was interrupted before it began", false);
+    throw;
+  }
+}
+
 void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
   throwIfUnusable("split_group");
   prepare(device, -1, false, "split_group");
@@ -178,22 +189,26 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
                   [](const DeviceCall& call) { return call.everyone || !call.requests.empty(); })) {
     prepare(flight->device, pair, captured, flight->call);
   }
+  std::vector<DeviceRequest> requests;
+  for (DeviceCall& call : calls) {
+    std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
+  }
+  if (pair >= 0) {  // of whose communicator the lower rank is 0
+    for (DeviceRequest& request : requests) request.root = pair > config_.watchdog.rank;
+  } else if (!captured) {
+    compile(requests, first.callers);
+  }
 
   const std::lock_guard<std::mutex> inOrder(launchMutex_);
   const c10::impl::VirtualGuardImpl impl(flight->device.type());
   OfDevice& own = ofDevice(impl, flight->device);
   const c10::Stream stream = streamFor(impl, own, first);
-  std::vector<DeviceRequest> requests;
-  if (pair >= 0) {  // of whose communicator the lower rank is 0
-    for (DeviceRequest& request : calls[0].requests) request.root = pair > config_.watchdog.rank;
-  }
   std::vector<at::Tensor> used;
   bool apart = false;
   bool together = true;
   for (DeviceCall& call : calls) {
     apart = apart || call.callers != stream;
     together = together && call.callers == first.callers;
-    std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
     std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
   }
   if (apart) flight->keep(std::move(used));

@@ -120,6 +120,7 @@ class DeviceEngine {
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
                         const DeviceCall& call);
   void prepare(c10::Device device, int pair, bool captured, const char* call);
+  void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream);
   void put(const std::vector<DeviceCall>& calls, const std::vector<DeviceRequest>& requests,
            OfDevice& own, const c10::Stream& stream, bool captured, Flight& flight);
 

@@ -64,6 +64,9 @@ class DeviceIssuer {
   /// Divides the ranks of a device's communicator; all of them call it. Those with one `color` get
   /// one for their group, whose issuer is `child`, in the order of `key`; nullptr: none (color -1).
   virtual void split(c10::Device device, int color, int key, DeviceIssuer* child) = 0;
+  /// Makes the code for requests that come for the first time, which may take seconds. From any
+  /// thread, with the stream that issue() gets later or the caller's; puts nothing on it.
+  virtual void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) = 0;
   /// Puts the requests on the stream, together where they are several, on the communicator that
   /// prepare() made. By one thread at a time. Throws Error; those of kinds Value and Type say that
   /// nothing was put on the stream, on any rank that makes this call.

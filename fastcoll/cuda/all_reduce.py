@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -151,7 +152,8 @@ class AllReduces:
                 chosen, left = self._chosen(tasks, options)
                 if not chosen:
                     return left if unfused else None
-                plan = Plan(self._prepared(chosen, tasks, stream, recording), left)
+                workspace = functools.partial(self._workspace, stream=stream, recording=recording)
+                plan = Plan(self._prepared(chosen, tasks, workspace, stream, recording), left)
                 self.plans.add((kinds, stream, options), plan)
             run = self._placed(plan, tasks, recording)
             if run.tables:
@@ -163,6 +165,21 @@ class AllReduces:
             self._follow(recording)
         plan.run(run.places)
         return plan.left
+
+    def compile(self, tasks: Sequence[Task], options: CallOptions) -> bool:
+        """Makes the code of the kernels that :meth:`serve` would launch; from any thread.
+
+        The launches that come with it are thrown away: they are the stream's, and that is :meth:`serve`'s.
+
+        Returns:
+            Whether there is anything for :meth:`serve` to do; if not, NCCL serves such tasks wherever they lie.
+        """
+        try:
+            chosen, _ = self._chosen(tasks, options)
+            self._prepared(chosen, tasks, self._new_memory, 0, False)
+        except Exception:  # it is the call's own to say, where it is made
+            return True
+        return bool(chosen)
 
     def close(self) -> None:
         """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
@@ -235,15 +252,14 @@ class AllReduces:
             raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
 
     def _prepared(
-        self, chosen: Sequence[_Chosen], tasks: Sequence[Task], stream: int, recording: bool
+        self,
+        chosen: Sequence[_Chosen],
+        tasks: Sequence[Task],
+        workspace: Callable[[int], Tensor],
+        stream: int,
+        recording: bool,
     ) -> list[Part]:
-        site = Site(
-            self._communicator,
-            stream,
-            self._kernel_device,
-            self.region.peers,
-            lambda size: self._workspace(size, stream, recording),
-        )
+        site = Site(self._communicator, stream, self._kernel_device, self.region.peers, workspace)
         parts = []
         for algorithm, call, indices in chosen:
             if recording and algorithm.launches(call) > 1:
@@ -285,12 +301,15 @@ class AllReduces:
             tables += (read, written)
         return Placed(plan, tuple(places), tuple(tables))
 
+    def _new_memory(self, size: int) -> Tensor:
+        return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
         """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""
         known = self._workspaces.get(stream)
         if known is not None and known.numel() >= size:
             return known
-        made = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+        made = self._new_memory(size)
         if not recording:  # else it belongs to the graph
             self._workspaces[stream] = made
         return made

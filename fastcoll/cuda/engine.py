@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
-from fastcoll.cuda.all_reduce import AllReduces, CallOptions
+from fastcoll.cuda.all_reduce import AllReduces, CallOptions, Task
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
@@ -78,6 +78,13 @@ class _Aborted:
         while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.05))
         return self.is_set()
+
+
+def _tasks(numbers: Sequence[Numbers]) -> list[Task]:
+    return [
+        (_DTYPES[kind], C.REDUCE_OPS[op], source, target, count)
+        for kind, op, source, target, count in numbers
+    ]
 
 
 @functools.lru_cache(maxsize=256)
@@ -269,6 +276,24 @@ class CudaEngine:
         """
         return self.all_reduces[device].kernel_bytes
 
+    def compile(
+        self,
+        numbers: Sequence[Numbers],
+        options: tuple[int, float, str, bool | None] | None,
+        device: int,
+    ) -> bool:
+        """Makes the code of the kernels that all-reduces of this kind need; from any thread.
+
+        Args:
+            numbers: As of :meth:`all_reduce`.
+            options: As of :meth:`all_reduce`.
+            device: Index of the device, which is current.
+
+        Returns:
+            Whether kernels serve any of them; if not, none of as many elements of these dtypes.
+        """
+        return self.all_reduces[device].compile(_tasks(numbers), _options(options))
+
     def all_reduce(
         self,
         numbers: Sequence[Numbers],
@@ -292,11 +317,7 @@ class CudaEngine:
             ValueError: No algorithm can serve a call as it is asked for; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
-        tasks = [
-            (_DTYPES[kind], C.REDUCE_OPS[op], source, target, count)
-            for kind, op, source, target, count in numbers
-        ]
-        return self.all_reduces[device].serve(tasks, stream, _options(options))
+        return self.all_reduces[device].serve(_tasks(numbers), stream, _options(options))
 
     def refuse(self, what: str) -> None:
         """Raises why a call cannot be made on a device without a communicator of NCCL.

@@ -128,8 +128,10 @@ def left_to_nccl():
         assert all(tensor.cpu().eq(3).all() for tensor in tensors)
     assert decided == [2] and reduces.chosen == "nccl" and reduces.plans.built == built
     fastcoll.all_reduce_coalesced(tensors[::-1], group=group)  # other sizes in their places
-    device_calls.all_reduce(tensors, group=group, algorithm="nccl", fuse=True)
-    assert decided == [2, 2, 2] and reduces.plans.built == built + 1
+    device_calls.all_reduce(
+        tensors, group=group, algorithm="nccl", fuse=True
+    )  # before the call too: for the code
+    assert decided == [2, 2, 2, 2] and reduces.plans.built == built + 1
     assert all(tensor.cpu().eq(12).all() for tensor in tensors)
 
 

@@ -3,6 +3,9 @@
 Ranks are processes over shared memory with interpreted kernels; results are compared with the kernels' oracle.
 """
 
+import threading
+import time
+import unittest.mock
 from datetime import timedelta
 
 import device_calls
@@ -192,3 +195,38 @@ def timeout_is_set():
 
 def test_a_timeout_that_is_set_later_counts_on_the_device_too(peer_world):
     peer_world(2).run(timeout_is_set, fresh=True)
+
+
+def slow_code():
+    """The code of a call's kernel takes long to make; a call of another thread goes on meanwhile."""
+    from fastcoll.cuda.algorithms.one_shot import OneShot
+
+    dist.all_reduce(torch.ones(4, device=DEVICE))
+    other_done, compiling, made = threading.Event(), threading.Event(), []
+    prepare = OneShot.prepare
+
+    def slow(self, call, pieces, site):
+        if call.dtype == torch.float64:
+            made.append(threading.current_thread().name)
+            if len(made) == 1:
+                compiling.set()
+                assert other_done.wait(30)
+                time.sleep(3)  # longer than the group's timeout
+        return prepare(self, call, pieces, site)
+
+    x, y = torch.full((4,), 2.0, device=DEVICE, dtype=torch.float64), torch.ones(4, device=DEVICE)
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))
+    with unittest.mock.patch.object(OneShot, "prepare", slow):
+        first = threading.Thread(target=dist.all_reduce, args=(x,))
+        first.start()
+        assert compiling.wait(30)
+        dist.broadcast(y, 0)
+        assert y.cpu().eq(1).all()
+        other_done.set()
+        first.join()
+        dist.all_reduce(x)
+    assert x.cpu().eq(2 * dist.get_world_size() ** 2).all() and len(made) == 2
+
+
+def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins(peer_world):
+    peer_world(2).run(slow_code, fresh=True)
