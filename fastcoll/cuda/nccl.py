@@ -9,7 +9,9 @@ might block for good.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -27,7 +29,7 @@ from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
-from fastcoll.cuda.nccl_status import async_status, status_of
+from fastcoll.cuda.nccl_status import async_status, finish
 
 __all__ = ["NcclCommunicator", "group"]
 
@@ -131,45 +133,52 @@ class NcclCommunicator(DataCalls):
         configured = config is not None and is_set(config)
         if config is not None:
             check_config(self.library, config)
+        # CuPy loses a communicator whose split goes on when the call has returned.
+        returns_early = os.environ.get("NCCL_COMM_BLOCKING") == "0"
+        own = ConfiguredCommunicator(self.library) if configured or returns_early else None
         if color < -1:
             raise ValueError(
                 self.member.says("nccl_split", f"expected a color of at least -1, got {color}")
             )
 
-        def divide() -> tuple[Any, int, int] | None:
+        def divide() -> Any:
             with current(self.device):
-                if configured:
-                    own = ConfiguredCommunicator(self.library)
-                    part = own.divide(self._raw.comm, color, key, config)
-                else:
-                    part = self._raw.commSplit(color, key)
-                return None if part is None else (part, part.rank_id(), part.size())
+                if own is None:
+                    return self._raw.commSplit(color, key)
+                return own.divide(self._raw.comm, color, key, config if configured else None)
 
+        def late(what: str) -> dist.DistBackendError:
+            return self.member.fault(
+                "nccl_split", f"timed out after {self.timeout * 1000:.0f} ms: {what}"
+            )
+
+        end = time.monotonic() + self.timeout
         call = deadline.start(divide)
         try:
             if not call.wait(self.timeout):
-                raise self.member.fault(
-                    "nccl_split",
-                    f"timed out after {self.timeout * 1000:.0f} ms: not all ranks of the group have split it. "
-                    "Call split on every rank, with color -1 where none is wanted.",
+                raise late(
+                    "not all ranks of the group have split it. Call split on every rank, with color -1 where none is "
+                    "wanted."
                 )
+            if own is not None:
+                finish(self.library, self.member, "nccl_split", own, call.result, end, late)
         except BaseException as error:
+            if own is not None and own.comm:
+                deadline.start(own.abort).wait(ABORT_SECONDS)
             if self.ended_elsewhere is None:  # else it is theirs to abort
                 self.abort(str(error))
             raise
-        try:
-            divided = call.result()
-        except Exception as error:
-            if status_of(self.library.cupy, error) == IN_PROGRESS:
-                raise self.member.fault(
-                    "nccl_split",
-                    "CuPy cannot split communicators that do not block. Unset NCCL_COMM_BLOCKING.",
-                ) from None
-            raise self._translated("nccl_split", error) from None
-        if divided is None:
+        if own is not None:
+            part: Any = own if own.comm else None
+        else:
+            try:
+                part = call.result()
+            except Exception as error:
+                raise self._translated("nccl_split", error) from None
+        if part is None:
             return None
-        part, rank, size = divided
-        member = Member(group, rank, size)
+        with current(self.device):
+            member = Member(group, part.rank_id(), part.size())
         return NcclCommunicator(part, member, self.device, self.timeout, self.library)
 
     def async_error(self) -> dist.DistBackendError | None:

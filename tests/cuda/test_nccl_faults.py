@@ -1,7 +1,9 @@
 """What goes wrong in NCCL is an error that says what, where and what to do; and an abort frees who hangs."""
 
+import os
 import threading
 import time
+import unittest.mock
 
 import pytest
 import torch
@@ -84,11 +86,31 @@ def in_progress(path: str) -> None:
 
 
 def split_in_progress(path: str) -> None:
+    """Where communicators do not block, a split goes on when its call has returned."""
+    stand_in, tensor = StandIn.load(path), torch.ones(4)
+    no_blocking = unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"})
+    with no_blocking, communicator(path) as made:
+        stand_in.inject("in_progress", "split", 5)
+        part = made.split(here().rank % 2, 0, "part")
+        assert part is not None and part.member.size == (here().size + 1 - here().rank % 2) // 2
+        Tensors(part).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
+        assert tensor.tolist() == [part.member.size] * 4
+        assert made.split(-1, 0, "none") is None
+        assert part.destroy()
+
+
+def split_for_good(path: str) -> None:
     stand_in = StandIn.load(path)
-    with communicator(path) as made:
-        stand_in.inject("in_progress", "split", 1)
-        with pytest.raises(dist.DistBackendError, match=r"nccl_split .*Unset NCCL_COMM_BLOCKING"):
+    stand_in.clear()
+    made = create(path, timeout=1)
+    with unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"}):
+        stand_in.inject("in_progress", "split", 10**9)
+        with pytest.raises(
+            dist.DistBackendError,
+            match=r"nccl_split .*timed out after 1000 ms: NCCL is still at it",
+        ):
             made.split(0, 0, "part")
+    stand_in.clear()
 
 
 def asynchronous(path: str) -> str:
@@ -252,8 +274,12 @@ def test_calls_in_progress_are_waited_for(world: Worlds, stand_in: str) -> None:
     world(2).run(in_progress, stand_in, init=False)
 
 
-def test_a_split_in_progress_is_refused(world: Worlds, stand_in: str) -> None:
-    world(1).run(split_in_progress, stand_in, init=False)
+def test_a_split_in_progress_is_waited_for(world: Worlds, stand_in: str) -> None:
+    world(3).run(split_in_progress, stand_in, init=False)
+
+
+def test_a_split_in_progress_for_good_ends_in_time(world: Worlds, stand_in: str) -> None:
+    world(1).run(split_for_good, stand_in, init=False)
 
 
 def test_an_asynchronous_error_is_seen_by_the_next_look(world: Worlds, stand_in: str) -> None:

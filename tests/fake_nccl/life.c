@@ -201,6 +201,7 @@ EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Co
            : struck.status != OK ? struck.status
                                  : split(comm, color, key, out);
   atomic_fetch_sub(&comm->calls, 1);
+  if (status == OK && *out != NULL) atomic_store(&(*out)->polls, struck.polls);
   return status == OK && struck.polls ? IN_PROGRESS : status;
 }
 
