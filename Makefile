@@ -10,8 +10,8 @@
 # make fuzz     FUZZ seconds (60) for each parser of what comes from outside
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
-# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT; needs no
-#               network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, gpu-gradients, of 6, and
+# make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT, and one
+#               page of them, OUT/gpu.md; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, gpu-gradients, of 6, and
 #               gpu-shared, of 2
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
@@ -92,10 +92,14 @@ bench: $(STAMPS)/test $(STAMPS)/build
 OUT ?= bench/results
 gpu:
 	status=0
+	rm -f '$(OUT)'/tests_*.xml
 	$(MAKE) gpu-kernels || status=$$?
 	$(MAKE) gpu-engine || status=$$?
 	$(MAKE) gpu-gradients || status=$$?
 	$(MAKE) gpu-shared || status=$$?
+	out=$$(cd '$(OUT)' && pwd)
+	cd build/package
+	$(PYTHON) -m fastcoll.bench.gpu_page "$$out" || status=$$?
 	exit $$status
 
 # Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there.
@@ -107,7 +111,7 @@ gpu-engine:
 	cd build/package
 	status=0
 	timeout 350 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
-	    --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
+	    --junitxml "$$out/tests_engine.xml" --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
 	timeout 60 $(PYTHON) -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?
@@ -124,10 +128,13 @@ gpu-gradients:
 
 # Ranks that share the GPU, without NCCL.
 gpu-shared:
+	mkdir -p '$(OUT)'
+	out=$$(cd '$(OUT)' && pwd)
 	$(PYTHON) setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
-	timeout 120 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py
+	timeout 120 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py \
+	    --junitxml "$$out/tests_shared.xml"
 
 # Installs nothing and compiles no C++: the kernels need torch and Triton only.
 gpu-kernels: build/package
@@ -135,7 +142,8 @@ gpu-kernels: build/package
 	out=$$(cd '$(OUT)' && pwd)
 	cd build/package
 	status=0
-	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels || status=$$?
+	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
+	    --junitxml "$$out/tests_kernels.xml" || status=$$?
 	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
 	exit $$status
 

@@ -1,0 +1,115 @@
+"""The page that ``make gpu`` ends with, of what its parts left, whole or not."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fastcoll.bench import gpu_page
+
+REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
+RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
+TIME = {"time": {"median": 12.5}, "wrong": 0}
+RECORDS = {
+    "kernels_cuda.json": {
+        **RUN,
+        "cases": [1, 2, 3],
+        "complete": True,
+        "failed": {},
+        "targets": [
+            {"name": "reduce: share of copy", "at_least": 0.9, "value": 0.8123, "met": False},
+            {"name": "host of a launch", "at_most": 3.0, "value": 2.5, "met": True},
+        ],
+    },
+    "engine_cuda.json": {**RUN, "cases": [1, 2], "median_ratio": 1.1, "worst_ratio": 1.74},
+    "all_reduce_cuda_1rank.json": {
+        **RUN,
+        "cases": [{"size": 1024, "backends": {"fastcoll": TIME, "nccl": {**TIME, "wrong": 3}}}],
+    },
+    "surroundings_cuda_1rank.json": {
+        **RUN,
+        "models": [
+            {
+                "model": "resnet50",
+                "failed": {"DDP": "no memory"},
+                "paths": [{"name": "hook", "of_stock_host": 0.31}, {"name": "base"}],
+            }
+        ],
+    },
+}
+TESTS = """
+import pytest
+
+def test_well(): pass
+
+@pytest.mark.skip(reason="not here")
+def test_skipped(): pass
+
+def test_bad(): assert 1 == 2, "the flag was lost"
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What a run leaves in which one test of the engine fails; the parts' tests are one file's here."""
+    tmp_path = tmp_path_factory.mktemp("gpu")
+    (tmp_path / "test_it.py").write_text(TESTS)
+    for part in gpu_page.PARTS:
+        only = ["-k", "well or skipped"] if part != "engine" else []
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", *only]
+        output = ["--junitxml", f"tests_{part}.xml"]
+        subprocess.run([*command, *output], cwd=tmp_path, capture_output=True, check=False, timeout=100)
+    for name, record in RECORDS.items():
+        (tmp_path / name).write_text(json.dumps(record))
+    return tmp_path
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "out")
+
+
+def test_everything_is_told(folder) -> None:
+    text, well = gpu_page.page(folder, REPORT, ["NVIDIA H200"])
+    assert not well
+    for part in (
+        "# fastcoll on NVIDIA H200",
+        "fastcoll 0.1.0, torch 2.11.0\n",
+        "| kernels | 1 | 0 | 1 | 0 |",
+        "| engine | 1 | 1 | 1 | 0 |",
+        "- **test_it::test_bad**: AssertionError: the flag was lost",
+        "3 cases, 1 of 2 targets met",
+        "missed: reduce: share of copy: 0.81, at least 0.9",
+        "median of 2 cases 1.10, worst 1.74",
+        "1024 bytes: fastcoll 12.5 us, nccl 12.5 us; 3 wrong elements",
+        "resnet50, hook: 0.31 of the host time that stock DDP adds",
+        "failed: resnet50, DDP: no memory",
+        "`python -m fastcoll.bench`, revision 0123abc",
+    ):
+        assert part in text, part
+    assert "host of a launch" not in text
+    assert all(name in text for name in RECORDS)
+
+
+def test_without_a_failure_it_is_well(folder) -> None:
+    (folder / "tests_engine.xml").write_text((folder / "tests_shared.xml").read_text())
+    assert gpu_page.page(folder, REPORT, ["NVIDIA H200"])[1]
+
+
+def test_what_a_part_did_not_leave_is_missing(folder) -> None:
+    whole = (folder / "tests_shared.xml").read_text()
+    (folder / "tests_engine.xml").write_text(whole[: len(whole) // 2])  # its process was ended
+    (folder / "tests_kernels.xml").unlink()
+    (folder / "engine_cuda.json").unlink()
+    (folder / "kernels_cuda.json").write_text("{")
+    text, well = gpu_page.page(folder, REPORT, [])
+    assert not well and "# fastcoll on no GPU" in text
+    assert "| engine | missing: ParseError" in text and "| kernels | missing: FileNotFoundError" in text
+    assert text.count("- missing, or not whole: ") == 2
+
+
+def test_the_command_writes_it(folder) -> None:
+    assert gpu_page.main([str(folder)]) == 1
+    assert (folder / "gpu.md").read_text().startswith("# fastcoll on ")
