@@ -68,7 +68,11 @@ def _kernels(record: dict[str, Any]) -> Iterable[str]:
     )
     for target in record["targets"]:
         if not target["met"]:
-            limit = f"at least {target['at_least']}" if "at_least" in target else f"at most {target['at_most']}"
+            limit = (
+                f"at least {target['at_least']}"
+                if "at_least" in target
+                else f"at most {target['at_most']}"
+            )
             yield f"missed: {target['name']}: {target['value']:.2f}, {limit}"
     yield from (f"failed: {name}: {text}" for name, text in record["failed"].items())
 
@@ -83,7 +87,8 @@ def _engine(record: dict[str, Any]) -> Iterable[str]:
 def _all_reduce(record: dict[str, Any]) -> Iterable[str]:
     for case in record["cases"]:
         times = ", ".join(
-            f"{name} {backend['time']['median']:.1f} us" for name, backend in case["backends"].items()
+            f"{name} {backend['time']['median']:.1f} us"
+            for name, backend in case["backends"].items()
         )
         wrong = sum(backend["wrong"] or 0 for backend in case["backends"].values())
         yield f"{case['size']} bytes: {times}" + (f"; {wrong} wrong elements" if wrong else "")
@@ -109,7 +114,10 @@ BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
 
 
 def _tests(folder: Path) -> tuple[list[str], bool]:
-    lines, well = ["| tests | passed | failed | skipped | seconds |", "| --- | --: | --: | --: | --: |"], True
+    lines, well = (
+        ["| tests | passed | failed | skipped | seconds |", "| --- | --: | --: | --: | --: |"],
+        True,
+    )
     faults: list[str] = []
     for part in PARTS:
         try:
@@ -132,9 +140,21 @@ def _benchmarks(folder: Path) -> tuple[list[str], bool]:
         try:
             record = json.loads((folder / name).read_text())
             said = [f"- {line}" for line in says(record)]
-            lines += [f"### {name}", "", f"`{record['command']}`, revision {record['revision']}", "", *said, ""]
+            lines += [
+                f"### {name}",
+                "",
+                f"`{record['command']}`, revision {record['revision']}",
+                "",
+                *said,
+                "",
+            ]
         except (OSError, ValueError, KeyError) as error:
-            lines += [f"### {name}", "", f"- missing, or not whole: {type(error).__name__}: {error}", ""]
+            lines += [
+                f"### {name}",
+                "",
+                f"- missing, or not whole: {type(error).__name__}: {error}",
+                "",
+            ]
             well = False
     return lines, well
 

@@ -58,9 +58,20 @@ def made(tmp_path_factory):
     (tmp_path / "test_it.py").write_text(TESTS)
     for part in gpu_page.PARTS:
         only = ["-k", "well or skipped"] if part != "engine" else []
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py", *only]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "test_it.py",
+            *only,
+        ]
         output = ["--junitxml", f"tests_{part}.xml"]
-        subprocess.run([*command, *output], cwd=tmp_path, capture_output=True, check=False, timeout=100)
+        subprocess.run(
+            [*command, *output], cwd=tmp_path, capture_output=True, check=False, timeout=100
+        )
     for name, record in RECORDS.items():
         (tmp_path / name).write_text(json.dumps(record))
     return tmp_path
@@ -106,7 +117,10 @@ def test_what_a_part_did_not_leave_is_missing(folder) -> None:
     (folder / "kernels_cuda.json").write_text("{")
     text, well = gpu_page.page(folder, REPORT, [])
     assert not well and "# fastcoll on no GPU" in text
-    assert "| engine | missing: ParseError" in text and "| kernels | missing: FileNotFoundError" in text
+    assert (
+        "| engine | missing: ParseError" in text
+        and "| kernels | missing: FileNotFoundError" in text
+    )
     assert text.count("- missing, or not whole: ") == 2
 
 
