@@ -29,7 +29,7 @@ from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind, let_go
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
-from fastcoll.cuda.nccl_status import async_status, finish
+from fastcoll.cuda.nccl_status import async_status, finish, settle
 
 __all__ = ["NcclCommunicator", "group"]
 
@@ -161,10 +161,12 @@ class NcclCommunicator(DataCalls):
                     "wanted."
                 )
             if own is not None:
-                finish(self.library, self.member, "nccl_split", own, call.result, end, late)
+                self._finish_split(own, color >= 0, call.result, end, late)
         except BaseException as error:
-            if own is not None and own.comm:
-                deadline.start(own.abort).wait(ABORT_SECONDS)
+            if own is not None:
+                keep(own)  # NCCL may still write its handle
+                if own.comm:
+                    deadline.start(own.abort).wait(ABORT_SECONDS)
             if self.ended_elsewhere is None:  # else it is theirs to abort
                 self.abort(str(error))
             raise
@@ -180,6 +182,28 @@ class NcclCommunicator(DataCalls):
         with current(self.device):
             member = Member(group, part.rank_id(), part.size())
         return NcclCommunicator(part, member, self.device, self.timeout, self.library)
+
+    def _finish_split(
+        self,
+        part: ConfiguredCommunicator,
+        is_for_us: bool,
+        result: Callable[[], object],
+        end: float,
+        late: Callable[[str], dist.DistBackendError],
+    ) -> None:
+        """Waits for a split that may go on when its call has returned, with success or not.
+
+        It is the whole communicator that is in progress; when it no longer is, the part gets its handle.
+        """
+        where = self.library, self.member, "nccl_split"
+        finish(*where, self._raw, result, end, late)
+        settle(*where, self._raw, end, late)
+        if is_for_us:
+            while not part.comm:
+                if time.monotonic() >= end:
+                    raise late("NCCL has not made this rank's part")
+                time.sleep(0.001)
+            settle(*where, part, end, late)
 
     def async_error(self) -> dist.DistBackendError | None:
         """Returns what has gone wrong since the calls returned, or None; it does not block."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 
-__all__ = ["async_status", "finish", "status_of", "translated"]
+__all__ = ["async_status", "finish", "settle", "status_of", "translated"]
 
 _SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two looks at a call in progress
 
@@ -77,6 +77,18 @@ def finish(
             raise translated(library, member, what, error) from None
     else:
         return
+    settle(library, member, what, raw, end, late)
+
+
+def settle(
+    library: NcclLibrary,
+    member: Member,
+    what: str,
+    raw: Any,
+    end: float,
+    late: Callable[[str], dist.DistBackendError],
+) -> None:
+    """Waits until a communicator is not in progress; arguments and errors are those of :func:`finish`."""
     pause = _SHORTEST
     while (status := async_status(library.cupy, raw)) == IN_PROGRESS:
         if time.monotonic() >= end:

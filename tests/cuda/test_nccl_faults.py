@@ -90,13 +90,17 @@ def split_in_progress(path: str) -> None:
     stand_in, tensor = StandIn.load(path), torch.ones(4)
     no_blocking = unittest.mock.patch.dict(os.environ, {"NCCL_COMM_BLOCKING": "0"})
     with no_blocking, communicator(path) as made:
-        stand_in.inject("in_progress", "split", 5)
-        part = made.split(here().rank % 2, 0, "part")
-        assert part is not None and part.member.size == (here().size + 1 - here().rank % 2) // 2
-        Tensors(part).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
-        assert tensor.tolist() == [part.member.size] * 4
-        assert made.split(-1, 0, "none") is None
-        assert part.destroy()
+        for polls in (5, 6):  # the call says that it goes on, or nothing of it
+            stand_in.inject("in_progress", "split", polls)
+            part = made.split(here().rank % 2, 0, "part")
+            assert part is not None and part.member.size == (here().size + 1 - here().rank % 2) // 2
+            Tensors(part).all_reduce(tensor.fill_(1), tensor, dist.ReduceOp.SUM)
+            assert tensor.tolist() == [part.member.size] * 4
+            stand_in.inject("in_progress", "split", polls)
+            some = made.split(-1 if here().rank == 0 else 0, 0, "some")
+            assert (some is None) == (here().rank == 0)
+            for each in (part, some):
+                assert each is None or each.destroy()
 
 
 def split_for_good(path: str) -> None:

@@ -103,6 +103,7 @@ typedef struct Comm {
   Shared* shared;
   uint64_t step;
   _Atomic int aborted, calls, async_error, polls;
+  struct Comm *part, **part_at;  // of a split that goes on: what is written where, when polls is 0
   Factor factors[MAX_OPS];
 } Comm;
 

@@ -188,6 +188,17 @@ static Status split(Comm* parent, int color, int key, Comm** out) {
   return status != OK || color < 0 ? status : create(out, size, &id, rank, parent, "splitInit");
 }
 
+/// As NCCL does where communicators do not block: the caller's pointer stays NULL until the parent,
+/// not the part, is no longer in progress. The call itself says success (an even number of polls)
+/// or not.
+static Status split_later(Comm* parent, Comm** out, int polls) {
+  parent->part = *out;
+  parent->part_at = out;
+  *(Comm* volatile*)out = NULL;
+  atomic_store(&parent->polls, polls);
+  return polls % 2 ? IN_PROGRESS : OK;
+}
+
 EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Config* config) {
   *out = NULL;
   const Status known = read_config(config);
@@ -201,8 +212,7 @@ EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Co
            : struck.status != OK ? struck.status
                                  : split(comm, color, key, out);
   atomic_fetch_sub(&comm->calls, 1);
-  if (status == OK && *out != NULL) atomic_store(&(*out)->polls, struck.polls);
-  return status == OK && struck.polls ? IN_PROGRESS : status;
+  return status == OK && struck.polls ? split_later(comm, out, struck.polls) : status;
 }
 
 /// Ends the communicator when no thread is in a call on it any more.
@@ -250,7 +260,10 @@ EXPORT Status ncclCommGetAsyncError(Comm* comm, int* status) {
     return error(INVALID_ARGUMENT, "getAsyncError: no living communicator");
   const bool joining = !comm->shared || atomic_load(&comm->shared->here) == 0;
   const bool busy = joining || atomic_load(&comm->polls) > 0;
-  if (!joining && busy) atomic_fetch_sub(&comm->polls, 1);
+  if (!joining && busy && atomic_fetch_sub(&comm->polls, 1) == 1 && comm->part_at != NULL) {
+    *(Comm* volatile*)comm->part_at = comm->part;
+    comm->part_at = NULL;
+  }
   *status = busy ? IN_PROGRESS : atomic_load(&comm->async_error);
   const Fault struck = fault("getAsyncError");
   return struck.status;
