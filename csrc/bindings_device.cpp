@@ -392,6 +392,10 @@ void bindDevice(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("add_kernels", &addKernels, py::arg("words"), py::arg("prefix"), py::arg("size"))
       .def("abort_all", &Communicators::abortAll, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "begin_calls", [](Communicators& all) { all.calling().lock(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("end_calls", [](Communicators& all) { all.calling().unlock(); })
       .def_property_readonly("aborted", &Communicators::aborted);
   m.def("set_device_factory", &setDeviceFactory, py::arg("factory"));
   m.def("set_nccl_allocator", &setNcclAllocator, py::arg("allocate"), py::arg("free"));

@@ -111,7 +111,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
     request.dtype = dtypeOf(input.scalar_type());
     request.count = static_cast<std::uint64_t>(input.numel());
     request.in.resize(1);
-    task->addInput(request.in[0], input);
+    task->addInput(request.in[0], input, sharesMemory(input, out, static_cast<std::size_t>(rank_)));
     bool even = true;
     for (std::size_t i = 0; i < out.size(); ++i) {
       sameType(site, input, out[i]);
@@ -245,7 +245,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
       even = even && piece.numel() == output.numel();
     }
     task->addInputs(in, even);
-    task->addOutput(request.out[0], output);
+    task->addOutput(request.out[0], output, sharesMemory(output, in, mine));
     setReduction(site, *task, request, opts.reduceOp);
     if (!even) {
       // Pieces of different lengths: one reduce to each rank. All ranks see the same list.

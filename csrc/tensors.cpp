@@ -42,6 +42,18 @@ bool lieInARow(const std::vector<at::Tensor>& tensors) {
   return true;
 }
 
+/// The first byte of a tensor's memory, and the one behind the last.
+std::pair<const char*, const char*> spanOf(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) return {nullptr, nullptr};  // refused where it is added
+  const auto* const begin = static_cast<const char*>(tensor.data_ptr());
+  if (tensor.numel() == 0) return {begin, begin};
+  std::int64_t last = 0;  // no stride is negative
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return {begin, begin + (last + 1) * static_cast<std::int64_t>(tensor.element_size())};
+}
+
 std::atomic<std::uint64_t>& served() {
   static std::atomic<std::uint64_t> bits{std::uint64_t{1} << int(c10::kCUDA)};
   return bits;
@@ -156,11 +168,21 @@ void TensorTask::admit(const at::Tensor& tensor) {
   }
 }
 
-void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
+bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list, std::size_t own) {
+  const auto [begin, end] = spanOf(tensor);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const auto [from, to] = spanOf(list[i]);
+    if (begin >= to || from >= end) continue;
+    if (i != own || begin != from || end != to) return true;
+  }
+  return false;
+}
+
+void TensorTask::addInput(Message& message, const at::Tensor& tensor, bool apart) {
   admit(tensor);
   if (tensor.numel() == 0) return;
   at::Tensor place = tensor;
-  if (needsStaging(tensor)) {
+  if (apart || needsStaging(tensor)) {
     place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
     before_.push_back({tensor, place});
   }
@@ -168,12 +190,12 @@ void TensorTask::addInput(Message& message, const at::Tensor& tensor) {
   message.append(place.data_ptr(), bytesOf(place));
 }
 
-void TensorTask::addOutput(Message& message, const at::Tensor& tensor) {
+void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool apart) {
   admit(tensor);
   if (tensor.numel() == 0) return;
   requireNoOverlap(call_, tensor);
   at::Tensor place = tensor;
-  if (needsStaging(tensor)) {
+  if (apart || needsStaging(tensor)) {
     place = at::empty(tensor.sizes(), tensor.options().requires_grad(false));
     after_.push_back({place, tensor});
   }

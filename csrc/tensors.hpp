@@ -27,6 +27,9 @@ struct CallSite {
   std::string prefix() const;
 };
 
+/// Whether a tensor shares memory with those of a list otherwise than by being the one at `own`.
+bool sharesMemory(const at::Tensor& tensor, const std::vector<at::Tensor>& list, std::size_t own);
+
 /// A collective over tensors. Keeps them alive, and stages those that do not lie in one run of
 /// memory: inputs are copied before the transfer, outputs after it, on the thread that runs it.
 class TensorTask : public Task {
@@ -36,10 +39,10 @@ class TensorTask : public Task {
   /// Tensors of several dtypes make several requests; `request` alone is used while this is empty.
   std::vector<Request> parts;
 
-  /// The bytes of a tensor that is read.
-  void addInput(Message& message, const at::Tensor& tensor);
+  /// The bytes of a tensor that is read; of a copy if it is to be `apart` from the others.
+  void addInput(Message& message, const at::Tensor& tensor, bool apart = false);
   /// The bytes of a tensor that is written; throws Error(Value) if its elements overlap.
-  void addOutput(Message& message, const at::Tensor& tensor);
+  void addOutput(Message& message, const at::Tensor& tensor, bool apart = false);
   /// A list of tensors, one for each rank; `even`: all as long as each other. Then devices get them
   /// in a row, copied if they do not lie so, because NCCL moves a row by one call.
   void addInputs(const std::vector<at::Tensor>& tensors, bool even);

@@ -124,6 +124,12 @@ class Communicators:
     def abort_all(self) -> None:
         """Aborts all, and returns when NCCL does, which may be never."""
 
+    def begin_calls(self) -> None:
+        """Has other threads' calls on the communicators wait until :meth:`end_calls`, by the same thread."""
+
+    def end_calls(self) -> None:
+        """Takes :meth:`begin_calls` back."""
+
     @property
     def aborted(self) -> bool: ...
 

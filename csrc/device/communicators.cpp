@@ -62,6 +62,11 @@ std::string Communicators::kernelError() const {
   return "";
 }
 
+void Communicators::endWaits() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (KernelWords& one : kernels_) one.endWaits();
+}
+
 void Communicators::abortAll() noexcept {
   std::vector<One> all;
   {

@@ -35,6 +35,8 @@ class Communicators {
   /// Ends waits of kernels, aborts all, and returns when the library does, which may be never.
   /// Those who add later, or look at aborted(), know at once.
   void abortAll() noexcept;
+  /// The first step of it, which needs neither the library nor the driver: kernels stop to wait.
+  void endWaits() noexcept;
   /// Held while calls are made on them: an abort waits for it a moment, so that it frees nothing
   /// between two calls of a group, and no longer, so that it ends one that hangs.
   std::timed_mutex& calling() { return calling_; }

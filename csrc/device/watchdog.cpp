@@ -310,6 +310,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     }
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": ", cause, "; the group is aborted"));
+    communicators_->endWaits();  // also where no thread can be started
     try {
       abortCommunicators();
     } catch (const std::exception& error) {

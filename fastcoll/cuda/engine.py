@@ -146,7 +146,7 @@ class CudaEngine:
         self._of_all = threading.Lock()
         self._made: Counter[int] = Counter()
         self._splits = 0
-        self._pools = RegisteredPools()
+        self._pools = RegisteredPools(self.communicators)
         self._known: dict[tuple[int, int], NcclCommunicator] = {}
         _engines[group] = self
 
@@ -182,11 +182,17 @@ class CudaEngine:
 
     def register_pool(self, pool: Any, symmetric: bool) -> None:
         """Has NCCL use a pool's memory where it lies; see :func:`fastcoll.cuda.memory_pools.register`."""
-        self._pools.register(pool, symmetric, list(self._known.values()))
+        with self._pools.lock:
+            known = list(self._known.values())
+            for communicator in known:
+                if isinstance(communicator, SharedDevice):
+                    raise communicator.refused("register_mem_pool")
+            self._pools.register(pool, symmetric, known)
 
     def deregister_pool(self, pool: Any) -> None:
         """Takes :meth:`register_pool` back."""
-        self._pools.deregister(pool)
+        with self._pools.lock:
+            self._pools.deregister(pool)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Has ranks wait so long for each other from the next call on."""
@@ -231,17 +237,19 @@ class CudaEngine:
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
         """Notes a communicator, and shows it to the watchdog."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
-        if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
-            added = not self._over.is_set()
-        else:
-            added = self.communicators.add(made.calls, device, name, instance, pair)
-        if not added:
-            made.abort("the group was aborted")
-            raise self._member.fault("init", "the group was aborted")
-        made.instance = instance
-        made.ended_elsewhere = self._over.reason
-        self._known[device, pair] = made
-        self._pools.extend(made)
+        with self._pools.lock:  # so that each pool is registered with it once
+            if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
+                added = not self._over.is_set()
+            else:
+                added = self.communicators.add(made.calls, device, name, instance, pair)
+            if not added:
+                made.abort("the group was aborted")
+                raise self._member.fault("init", "the group was aborted")
+            made.instance = instance
+            made.ended_elsewhere = self._over.reason
+            self._known[device, pair] = made
+            if not isinstance(made, SharedDevice):
+                self._pools.extend(made)
 
     @property
     def group(self) -> str:

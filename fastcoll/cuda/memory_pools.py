@@ -11,23 +11,38 @@ As with stock NCCL's backend::
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcoll._load import C
-from fastcoll.cuda import nccl_library
+from fastcoll.cuda import deadline, nccl_library
+from fastcoll.cuda.nccl_init import current
+from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 if TYPE_CHECKING:
     from fastcoll.cuda.nccl import NcclCommunicator
+
+Value = TypeVar("Value")
 
 __all__ = ["RegisteredPools", "allocator", "deregister", "register"]
 
 
 class RegisteredPools:
-    """The pools that a group has registered."""
+    """The pools that a group has registered.
 
-    def __init__(self) -> None:
+    Args:
+        communicators: The group's, as the watchdog sees them.
+
+    Attributes:
+        lock: Held by who calls a method, and while the communicators are found that it is called for.
+    """
+
+    def __init__(self, communicators: C.Communicators) -> None:
+        self.lock = threading.Lock()
+        self._communicators = communicators
         self._pools: dict[tuple[int, int], tuple[Any, bool]] = {}
         self._handles: dict[tuple[int, int], list[tuple[NcclCommunicator, int]]] = {}
 
@@ -55,7 +70,8 @@ class RegisteredPools:
             for communicator in communicators:
                 self._register(pool, symmetric, communicator)
         except BaseException:
-            self.deregister(pool)
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self.deregister(pool)
             raise
 
     def deregister(self, pool: Any) -> None:
@@ -63,15 +79,27 @@ class RegisteredPools:
 
         Raises:
             ValueError: It is not registered.
+            DistBackendError: NCCL refused; the other segments are not registered any more, and it may be tried again.
         """
         if pool.id not in self._pools:
             raise ValueError(
                 "fastcoll.deregister_mem_pool: expected a pool that is registered, got another one"
             )
-        _, symmetric = self._pools.pop(pool.id)
-        for communicator, handle in self._handles.pop(pool.id):
-            if communicator.closed is None:
-                communicator.deregister(handle, symmetric)
+        _, symmetric = self._pools[pool.id]
+        left, errors = [], []
+        for communicator, handle in self._handles[pool.id]:
+            try:
+                if communicator.closed is None:
+                    self._call(
+                        communicator, functools.partial(communicator.deregister, handle, symmetric)
+                    )
+            except Exception as error:
+                left.append((communicator, handle))
+                errors.append(error)
+        self._handles[pool.id] = left
+        if errors:
+            raise errors[0]
+        del self._pools[pool.id], self._handles[pool.id]
 
     def extend(self, communicator: NcclCommunicator) -> None:
         """Registers all pools with a communicator that is new."""
@@ -81,8 +109,36 @@ class RegisteredPools:
     def _register(self, pool: Any, symmetric: bool, communicator: NcclCommunicator) -> None:
         for segment in pool.snapshot():
             if segment["device"] == (communicator.device.index or 0):
-                handle = communicator.register(segment["address"], segment["total_size"], symmetric)
+                where = segment["address"], segment["total_size"]
+                handle = self._call(
+                    communicator, functools.partial(communicator.register, *where, symmetric)
+                )
                 self._handles[pool.id].append((communicator, handle))
+
+    def _call(self, communicator: NcclCommunicator, function: Callable[[], Value]) -> Value:
+        """Calls NCCL, between other calls on the communicators, for no longer than their timeout.
+
+        Raises:
+            DistBackendError: It took longer; the group is aborted then.
+        """
+
+        def on_device() -> Value:
+            with current(communicator.device):
+                return function()
+
+        self._communicators.begin_calls()
+        try:
+            call = deadline.start(on_device)
+            if call.wait(communicator.timeout):
+                return call.result()
+        finally:
+            self._communicators.end_calls()
+        deadline.start(self._communicators.abort_all).wait(ABORT_SECONDS)
+        raise communicator.member.fault(
+            "nccl_register",
+            f"timed out after {communicator.timeout * 1000:.0f} ms: windows are registered by all ranks together, in "
+            "the same order. Call register_mem_pool on every rank. The group is aborted.",
+        )
 
 
 def register(group: str, pool: Any, symmetric: bool) -> None:

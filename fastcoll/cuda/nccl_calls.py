@@ -7,6 +7,8 @@ the engine.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,7 +18,7 @@ import torch.distributed as dist
 
 from fastcoll._load import C
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_library import NcclLibrary, StatusError
+from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 from fastcoll.cuda.nccl_status import translated
 
 __all__ = ["DataCalls", "group"]
@@ -33,6 +35,7 @@ _NAME = dist.ReduceOp.RedOpType  # what dist.ReduceOp.SUM is; a work's options h
 
 
 _SYMMETRIC = 1  # NCCL's flag of a window that all ranks use at the same offset
+_GLANCE = 0.001  # seconds between two looks at a registration in progress
 
 
 class DataCalls:
@@ -174,10 +177,20 @@ class DataCalls:
         Raises:
             DistBackendError: NCCL failed.
         """
+        place = ctypes.c_void_p()
         with self._translating("nccl_register"):
-            if symmetric:
-                return self.library.register_window(self.handle, address, size, _SYMMETRIC)
-            return self.library.register(self.handle, address, size)
+            try:
+                if symmetric:
+                    self.library.register_window(self.handle, address, size, place, _SYMMETRIC)
+                else:
+                    self.library.register(self.handle, address, size, place)
+            except StatusError as error:
+                if error.status != IN_PROGRESS:
+                    raise
+                while not place.value and self.closed is None:  # NCCL writes it when it has done so
+                    time.sleep(_GLANCE)
+        self._check("nccl_register")
+        return place.value or 0
 
     def deregister(self, registration: int, symmetric: bool = False) -> None:
         """Takes a registration back, before its memory is freed.

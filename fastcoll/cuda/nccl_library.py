@@ -207,18 +207,19 @@ class NcclLibrary:
         """
         self.call("ncclCommFinalize", handle)
 
-    def register(self, handle: int, address: int, size: int) -> int:
+    def register(self, handle: int, address: int, size: int, place: ctypes.c_void_p) -> None:
         """Registers ``size`` bytes of device memory, so that NCCL need not copy them.
 
-        Returns:
-            What :meth:`deregister` takes.
+        Args:
+            handle: The communicator.
+            address: Where the memory begins.
+            size: In bytes.
+            place: Gets what :meth:`deregister` takes.
 
         Raises:
             StatusError: NCCL refused.
         """
-        registration = ctypes.c_void_p()
-        self.call("ncclCommRegister", handle, address, size, ctypes.byref(registration))
-        return registration.value or 0
+        self.call("ncclCommRegister", handle, address, size, ctypes.byref(place))
 
     def deregister(self, handle: int, registration: int) -> None:
         """Takes a registration back, before the memory is freed.
@@ -228,24 +229,22 @@ class NcclLibrary:
         """
         self.call("ncclCommDeregister", handle, registration)
 
-    def register_window(self, handle: int, address: int, size: int, flags: int = 0) -> int:
+    def register_window(
+        self, handle: int, address: int, size: int, place: ctypes.c_void_p, flags: int = 0
+    ) -> None:
         """Registers memory of :meth:`allocate`, on all ranks together, as a window.
 
         Args:
             handle: The communicator.
             address: Where the memory begins; a multiple of 4096.
             size: In bytes.
+            place: Gets what :meth:`deregister_window` takes.
             flags: 1 when all ranks use the same offset in every call.
 
-        Returns:
-            What :meth:`deregister_window` takes.
-
         Raises:
-            StatusError: NCCL refused.
+            StatusError: NCCL refused, or goes on with it.
         """
-        window = ctypes.c_void_p()
-        self.call("ncclCommWindowRegister", handle, address, size, ctypes.byref(window), flags)
-        return window.value or 0
+        self.call("ncclCommWindowRegister", handle, address, size, ctypes.byref(place), flags)
 
     def deregister_window(self, handle: int, window: int) -> None:
         """Takes a window back.

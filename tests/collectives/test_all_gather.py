@@ -103,5 +103,20 @@ def test_input_inside_the_output(world):
     world(3).run(gather_in_place)
 
 
+def from_an_output(length, step):
+    """The input is one of the outputs, also another than the rank's own."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outputs = list(torch.zeros(size, length).unbind())
+    own = outputs[(rank + step) % size].fill_(rank)
+    dist.all_gather(outputs, own)
+    assert [output.unique().tolist() for output in outputs] == [[float(of)] for of in range(size)]
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("length", [5, 300_000])
+def test_the_input_may_be_one_of_the_outputs(world, length, step):
+    world(3).run(from_an_output, length, step)
+
+
 def test_wrong_sizes_are_refused_before_anything_is_sent(world):
     world(2).run(gather_wrong_size)

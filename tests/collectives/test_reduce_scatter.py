@@ -131,3 +131,18 @@ def test_output_inside_the_input(world):
 
 def test_wrong_sizes_are_refused_before_anything_is_sent(world):
     world(2).run(wrong_size)
+
+
+def into_an_input(shape, step):
+    """The output is one of the inputs, also another than the rank's own."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    inputs = inputs_of_all(shape, torch.float, step)
+    given = list(torch.stack(inputs[mine]).unbind())
+    dist.reduce_scatter(given[(mine + step) % size], given)
+    assert_reduced(given[(mine + step) % size], [inputs[r][mine] for r in range(size)], "SUM")
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(5,), (300_000,)])
+def test_the_output_may_be_one_of_the_inputs(world, shape, step):
+    world(3).run(into_an_input, shape, step)

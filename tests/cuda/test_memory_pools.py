@@ -1,6 +1,7 @@
 """Memory pools that NCCL registers, and the allocator behind them."""
 
 import ctypes
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -89,7 +90,67 @@ def what_is_refused_leaves_nothing(path: str) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("function", [pools_are_registered, what_is_refused_leaves_nothing])
+def what_cannot_be_taken_back_may_be_tried_again(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine = engine_of("again")
+    engine.prepare(0, -1, False)
+    pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
+    memory_pools.register("again", pool, False)
+    stand_in.inject("fail", "deregister", 1)
+    with pytest.raises(dist.DistBackendError, match="nccl_deregister"):
+        memory_pools.deregister("again", pool)
+    assert stand_in.names().count("deregister") == 3
+    memory_pools.deregister("again", pool)
+    assert stand_in.names().count("deregister") == 4
+    engine.close()
+
+
+def a_window_that_not_all_ranks_register(path: str) -> None:
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    limit = timedelta(seconds=1)
+    engine = CudaEngine(store("w"), "w", here().rank, here().size, limit, device_type="cpu")
+    engine.prepare(0, -1, False)
+    if here().rank == 0:
+        with pytest.raises(dist.DistBackendError, match=r"timed out after 1000 ms.*on every rank"):
+            memory_pools.register("w", Pool(1, (0, PAGE, PAGE)), True)
+        with pytest.raises(dist.DistBackendError, match="the group was aborted"):
+            engine.prepare(1, -1, False)
+    engine.close()
+
+
+def pools_while_communicators_are_made(path: str) -> None:
+    """Each pool is registered with each communicator once, whichever came first."""
+    stand_in = StandIn.load(path)
+    stand_in.clear()
+    engine = engine_of("both")
+    engine.prepare(0, -1, False)
+
+    def more() -> None:
+        for device in range(1, 6):
+            engine.prepare(device, -1, False)
+
+    making = threading.Thread(target=more)
+    making.start()
+    pools = [Pool(number, *[(device, PAGE, PAGE) for device in range(6)]) for number in range(20)]
+    for pool in pools:
+        memory_pools.register("both", pool, False)
+    making.join()
+    assert len(registered(stand_in)) == 20 * 6
+    engine.close()
+
+
+FUNCTIONS = [
+    pools_are_registered,
+    what_is_refused_leaves_nothing,
+    what_cannot_be_taken_back_may_be_tried_again,
+    a_window_that_not_all_ranks_register,
+    pools_while_communicators_are_made,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_between_ranks(world: Worlds, stand_in: str, function: object) -> None:
     world(2).run(function, stand_in, init=False)  # type: ignore[arg-type]
 

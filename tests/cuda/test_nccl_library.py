@@ -189,10 +189,10 @@ def missing_function(path: str) -> None:
         with pytest.raises(
             RuntimeError, match=r"has no ncclCommWindowRegister: expected NCCL 2\.27"
         ):
-            library.register_window(made.handle, 4096, 1)
+            library.register_window(made.handle, 4096, 1, ctypes.c_void_p())
         library._functions["ncclCommWindowRegister"] = library._function("ncclCommWindowRegister")
         with pytest.raises(nccl_library.StatusError) as caught:
-            library.register_window(made.handle, 4097, 1)
+            library.register_window(made.handle, 4097, 1, ctypes.c_void_p())
         assert caught.value.status == 4
         library.finalize(made.handle)
         assert StandIn.load(path).names()[-1] == "finalize"

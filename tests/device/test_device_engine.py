@@ -64,6 +64,30 @@ def test_a_list_goes_in_one_call(nccl_world):
     nccl_world(3).run(check, lists)
 
 
+def its_own_list(step):
+    """What a rank gives or gets is one of the list's tensors, also another than the rank's own."""
+    rank, size = here().rank, here().size
+    values = torch.arange(4.0 * size).view(size, 4)
+    sums = (size * values + 100 * sum(range(size)))[rank]
+    for row in (True, False):
+        pieces = list(torch.zeros(size, 4 if row else 8, device=DEVICE)[:, :4].unbind())
+        for piece, given in zip(pieces, values + 100 * rank, strict=True):
+            piece.copy_(given)
+        own = pieces[(rank + step) % size]
+        dist.reduce_scatter(own, pieces)
+        assert torch.equal(own.cpu(), sums), row
+        own.fill_(rank)
+        dist.all_gather(pieces, own)
+        assert [piece.unique().tolist() for piece in pieces] == [
+            [float(of)] for of in range(size)
+        ], row
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_list_may_hold_the_ranks_own_tensor(nccl_world, step):
+    nccl_world(3).run(check, its_own_list, step)
+
+
 def read_without_waiting():
     x = torch.ones(100, device=DEVICE)
     work = dist.all_reduce(x, async_op=True)

@@ -337,8 +337,11 @@ EXPORT Status ncclCommRegister(Comm* comm, void* address, size_t bytes, void** h
 
 EXPORT Status ncclCommDeregister(Comm* comm, void* handle) {
   record("deregister", comm, NULL, 0, -1, -1, -1);
-  free(handle);
-  return handle ? alive(comm, "deregister") : error(INVALID_ARGUMENT, "deregister: no handle");
+  if (!handle) return error(INVALID_ARGUMENT, "deregister: no handle");
+  Status status = alive(comm, "deregister");
+  if (status == OK) status = fault("deregister").status;
+  if (status == OK) free(handle);
+  return status;
 }
 
 /// All ranks call it.
@@ -349,10 +352,13 @@ EXPORT Status ncclCommWindowRegister(Comm* comm, void* address, size_t bytes, vo
   if (status == OK && (uintptr_t)address % 4096 != 0) {
     status = error(INVALID_ARGUMENT, "windowRegister: %p is no multiple of 4096", address);
   }
-  if (status == OK) status = barrier(comm);
-  if (status != OK) return status;
-  *window = malloc(1);
-  return OK;
+  if (status == OK) {
+    atomic_fetch_add(&comm->calls, 1);
+    status = barrier(comm);
+    atomic_fetch_sub(&comm->calls, 1);
+  }
+  if (status == OK) *window = malloc(1);
+  return status;
 }
 
 EXPORT Status ncclCommWindowDeregister(Comm* comm, void* window) {
