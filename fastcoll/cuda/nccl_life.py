@@ -31,7 +31,9 @@ ABORT_SECONDS = 2.0
 """How long is waited for an abort, which in NCCL may hang."""
 
 DESTROY_SECONDS = 10.0
-"""The same for the destruction of a group's communicators, all together; of 16 GPUs one takes seconds."""
+"""The same for the destruction of a group's communicators together; of 16 GPUs one takes seconds.
+
+Those whose turn comes when it is over have ABORT_SECONDS each."""
 
 
 class Living(Protocol):
