@@ -95,7 +95,9 @@ def _native(library: NcclLibrary, config: C.NcclConfig) -> _NcclConfig:
             setattr(native, number, _NOT_SET)
     for name, field in _FIELDS.items():
         value = getattr(config, name)
-        if isinstance(value, str):  # NCCL keeps the pointer as long as the communicator, and does not free it
+        if isinstance(
+            value, str
+        ):  # NCCL keeps the pointer as long as the communicator, and does not free it
             value = _copied(value)
         if value is not None:
             setattr(native, field.member, value)
