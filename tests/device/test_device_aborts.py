@@ -70,6 +70,7 @@ def an_interrupt_in_a_call():
     own = group()
     if dist.get_rank() == 0:
         with (
+            mock.patch.object(AllReduces, "compile", return_value=True),
             mock.patch.object(AllReduces, "serve", side_effect=KeyboardInterrupt),
             pytest.raises(KeyboardInterrupt),
         ):
@@ -77,6 +78,18 @@ def an_interrupt_in_a_call():
         assert "was interrupted" in fault_of(lambda: reduce(own))[0]
     else:
         assert "was interrupted" in fault_of(lambda: reduce(own))[0]
+
+
+def an_interrupt_before_a_call():
+    """The same while the code of a kernel is made."""
+    own = group()
+    if dist.get_rank() == 0:
+        with (
+            mock.patch.object(AllReduces, "compile", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            all_reduce(torch.ones(3, device=DEVICE), group=own, algorithm="nccl")
+    assert "was interrupted before it began" in fault_of(lambda: reduce(own))[0]
 
 
 def a_pair_alone():
@@ -198,6 +211,7 @@ CASES = [
     a_call_that_fails_on_one_rank,
     an_abort_is_told,
     an_interrupt_in_a_call,
+    an_interrupt_before_a_call,
     a_pair_alone,
     a_fault_that_nobody_was_told,
     an_aborted_work_has_no_result,
