@@ -57,7 +57,7 @@ void PointToPoint::submit(PointToPointRef op) {
                                 : peers_[static_cast<std::size_t>(op->peer)].receives);
     }
     progress(finished, false);
-    if (active()) needBackground();
+    if (restless()) needBackground();
     // It waits for peers of this host only, until somebody tells it of others.
     if (threadSleeps_ && anyElsewhere_) wakeBackground();
   }
@@ -117,7 +117,7 @@ void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
 /// Moves what can be moved without waiting; false when that was nothing.
 bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   ++looks_;
-  if (!active()) return false;
+  if (!restless()) return false;
   if (memory_.aborted()) {
     failAllLocked(finished);
     return !finished.empty();
@@ -129,13 +129,15 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
       const bool busy = anyReceives_ > 0 || peer.receives > 0 || !peer.sends.empty() ||
                         !peer.asking.empty() || !peer.answered.empty() || !peer.open.empty() ||
-                        !peer.pulls.empty();
+                        !peer.pulls.empty() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
     }
     if (lookForFaults && !moved) checkFaults(finished);
   } catch (const std::exception& error) {
-    failWith(error, finished);
+    if (active()) failWith(error, finished);  // else the next operation meets it
   }
+  unmet_ =
+      std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.unmet(); });
   return moved || !finished.empty();
 }
 

@@ -178,6 +178,8 @@ class PointToPoint : public PeerConnections {
     int users = 0;            // threads that use the channel without the lock
     std::string lost;         // how the connection broke
     bool explaining = false;  // a thread finds out why
+    /// It has been sent something, which it finds only when both mean each other's instance.
+    bool unmet() const { return out.has_value() && !paired && !elsewhere; }
     /// Something of it is awaited that comes in records.
     bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
   };
@@ -195,6 +197,9 @@ class PointToPoint : public PeerConnections {
   void complete(Finished& finished);
   void ring(int rank);
   bool active() const { return !all_.empty(); }
+  /// Whether somebody must look: operations are under way, or a peer that shall find what was sent
+  /// to it does not know yet that this instance of the group is meant.
+  bool restless() const { return active() || unmet_ > 0; }
   std::string describe(const PointToPointOp& op) const;
 
   // point_to_point_faults.cpp
@@ -278,6 +283,7 @@ class PointToPoint : public PeerConnections {
   TimePoint lookAt_ = TimePoint::max();   // when something may be due that rings no bell
   std::list<PointToPointRef> all_;        // every operation that is not done, in order
   std::uint64_t looks_ = 0;               // calls of progress
+  std::ptrdiff_t unmet_ = 0;              // peers of which Peer::unmet() held at the last look
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;

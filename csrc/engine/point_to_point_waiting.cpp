@@ -151,7 +151,7 @@ void PointToPoint::serveInBackground() {
   auto tick = kTick;
   bool alone = false;
   while (!stopping_) {
-    if (alone && active() && waiters_.load(std::memory_order_relaxed) == 0) {
+    if (alone && restless() && waiters_.load(std::memory_order_relaxed) == 0) {
       const std::uint64_t before = looks_;
       threadSleeps_ = true;
       Finished finished;
@@ -186,7 +186,7 @@ void PointToPoint::serveInBackground() {
     setup_.met();
     lock.lock();
     if (looked || waitedFor) continue;
-    if (active()) {
+    if (restless()) {
       alone = true;
       continue;
     }
