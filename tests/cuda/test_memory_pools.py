@@ -38,9 +38,12 @@ def registered(stand_in: StandIn, name: str = "register") -> list[int]:
     return [arguments["count"] for call, arguments in stand_in.calls() if call == name]
 
 
-def engine_of(name: str) -> CudaEngine:
-    limit = timedelta(seconds=30)
-    return CudaEngine(store(name), name, here().rank, here().size, limit, device_type="cpu")
+def engine_of(name: str, seconds: int = 30) -> CudaEngine:
+    """An engine with a communicator of device 0."""
+    limit = timedelta(seconds=seconds)
+    engine = CudaEngine(store(name), name, here().rank, here().size, limit, device_type="cpu")
+    engine.prepare(0, -1, False)
+    return engine
 
 
 def pools_are_registered(path: str) -> None:
@@ -49,7 +52,6 @@ def pools_are_registered(path: str) -> None:
     engine = engine_of("pools")
     with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
         memory_pools.register("another", Pool(0), False)
-    engine.prepare(0, -1, False)
     engine.prepare(1, -1, False)
     first = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, 3 * PAGE), (1, PAGE, 2 * PAGE))
     memory_pools.register("pools", first, False)
@@ -79,7 +81,6 @@ def what_is_refused_leaves_nothing(path: str) -> None:
     stand_in = StandIn.load(path)
     stand_in.clear()
     engine = engine_of("refused")
-    engine.prepare(0, -1, False)
     stand_in.inject("fail", "register", 1, after=1)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
     with pytest.raises(dist.DistBackendError, match="nccl_register"):
@@ -94,7 +95,6 @@ def what_cannot_be_taken_back_may_be_tried_again(path: str) -> None:
     stand_in = StandIn.load(path)
     stand_in.clear()
     engine = engine_of("again")
-    engine.prepare(0, -1, False)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
     memory_pools.register("again", pool, False)
     stand_in.inject("fail", "deregister", 1)
@@ -109,9 +109,7 @@ def what_cannot_be_taken_back_may_be_tried_again(path: str) -> None:
 def a_window_that_not_all_ranks_register(path: str) -> None:
     stand_in = StandIn.load(path)
     stand_in.clear()
-    limit = timedelta(seconds=1)
-    engine = CudaEngine(store("w"), "w", here().rank, here().size, limit, device_type="cpu")
-    engine.prepare(0, -1, False)
+    engine = engine_of("w", seconds=1)
     if here().rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"timed out after 1000 ms.*on every rank"):
             memory_pools.register("w", Pool(1, (0, PAGE, PAGE)), True)
@@ -125,7 +123,6 @@ def pools_while_communicators_are_made(path: str) -> None:
     stand_in = StandIn.load(path)
     stand_in.clear()
     engine = engine_of("both")
-    engine.prepare(0, -1, False)
 
     def more() -> None:
         for device in range(1, 6):
