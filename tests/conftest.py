@@ -7,15 +7,19 @@ from collections.abc import Iterator
 import device_ranks
 import pytest
 import recording_device
+import suite_rules
 import torch
+from suite_rules import pytest_runtest_makereport
 from world import Worlds
+
+__all__ = ["pytest_runtest_makereport"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Triton reads this when a kernel is decorated, its own included, so it is set before any test module is
     # imported, and no conftest.py imports Triton.
-    # Kernels are interpreted, on CPU tensors, in every run but `pytest -m gpu`.
-    if config.option.markexpr == "gpu":
+    # Kernels are interpreted, on CPU tensors, in every run but one of `gpu` items only.
+    if suite_rules.is_gpu_run(config.option.markexpr):
         os.environ.pop("TRITON_INTERPRET", None)
     else:
         os.environ["TRITON_INTERPRET"] = "1"

@@ -184,6 +184,6 @@ def test_compiled_with_gradients(world):
     world(2).run(compiled_with_gradients, "aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compiled_by_inductor(world):
     world(2).run(compiled_by_inductor, deadline=110.0)

@@ -23,7 +23,7 @@ def broadcast_and_reduce():
     assert tensor.count_nonzero() == 5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(
     psutil.virtual_memory().available < 12 * 2**30, reason="needs 12 GB of free memory"
 )

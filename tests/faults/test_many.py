@@ -264,7 +264,7 @@ def resident() -> int:
         pytest.param(
             1000,
             marks=[
-                pytest.mark.slow,
+                pytest.mark.full,
                 pytest.mark.timeout(600),
                 pytest.mark.skipif(not SLOW, reason="takes a minute: set FASTCOLL_TEST_SLOW=1"),
             ],

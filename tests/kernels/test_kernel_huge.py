@@ -78,7 +78,7 @@ def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_bucket_of_more_than_2_31_elements_on_a_gpu() -> None:
     if not torch.cuda.is_available() or os.environ.get("FASTCOLL_TEST_SLOW") != "1":
         pytest.skip("needs a CUDA device with 14 GB and FASTCOLL_TEST_SLOW=1")

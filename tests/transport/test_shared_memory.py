@@ -66,7 +66,7 @@ def every_collective():
         pytest.param(
             64,
             marks=[
-                pytest.mark.slow,
+                pytest.mark.full,
                 pytest.mark.timeout(300),
                 pytest.mark.skipif(not SLOW, reason="64 processes: set FASTCOLL_TEST_SLOW=1"),
             ],

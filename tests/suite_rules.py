@@ -1,0 +1,94 @@
+"""Rules that every test keeps: the tier it belongs to, why it may be skipped, how long it may take.
+
+``make test`` runs what is not marked ``full``; ``make test-all`` runs everything. A test that is not marked ``full``
+may take ``LIMIT`` seconds on an idle machine. A test may be skipped for a reason of ``SKIPS`` only: any other reason
+fails it, so that a missing tool is noticed.
+"""
+
+import itertools
+import os
+import re
+
+import pytest
+from _pytest.mark.expression import Expression
+
+__all__ = ["LIMIT", "SKIPS", "bound", "is_gpu_run", "runs_full", "slack"]
+
+LIMIT = 5.0
+"""Seconds of an item that is not marked ``full``, on an idle machine."""
+
+SKIPS = (
+    r"torch finds no CUDA device",
+    r"needs a CUDA device",
+    r"beyond gloo: ",
+    r"gloo skips it too: ",
+    r"gloo fails it: ",
+    r"torch has its own NCCL here",
+    r"torch 2\.\d+ has no ",
+)
+"""Patterns of the reasons for which a test may be skipped."""
+
+
+def slack() -> float:
+    """Returns the factor of every bound on a time that a test asserts: FASTCOLL_TEST_SLACK, 4 by default."""
+    return float(os.environ.get("FASTCOLL_TEST_SLACK", "4"))
+
+
+def bound(seconds: float) -> float:
+    """Returns a bound on a time: ``seconds`` on an idle machine, ``slack()`` times as much in the suite."""
+    return seconds * slack()
+
+
+def is_gpu_run(expression: str) -> bool:
+    """Returns whether ``pytest -m expression`` selects items marked ``gpu`` only."""
+    return not _selects(expression, gpu=False)
+
+
+def runs_full(expression: str) -> bool:
+    """Returns whether ``pytest -m expression`` selects items marked ``full``."""
+    return _selects(expression, full=True)
+
+
+def _selects(expression: str, **fixed: bool) -> bool:
+    """Returns whether the expression can select an item that has, or lacks, the given marks."""
+    if not expression:
+        return True
+    compiled = Expression.compile(expression)
+    free = sorted(set(re.findall(r"\w+", expression)) - {"and", "or", "not", *fixed})
+    return any(
+        compiled.evaluate(lambda name, **_: marks[name])
+        for values in itertools.product((True, False), repeat=len(free))
+        if (marks := {**dict(zip(free, values, strict=True)), **fixed})
+    )
+
+
+def allowed(reason: str) -> bool:
+    """Returns whether a test may be skipped for this reason."""
+    return any(re.search(pattern, reason) for pattern in SKIPS)
+
+
+def limit_now() -> float:
+    """Returns the seconds that an item may take now: more where more runs than the machine has cores."""
+    return LIMIT * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} was skipped for a reason that tests/suite_rules.py does not list: {reason}"
+    elif report.passed and report.when == "call" and not _may_take_long(item):
+        if call.duration > (limit := limit_now()):
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {call.duration:.1f} s, and {limit:.1f} s are allowed now"
+                f" ({LIMIT:g} s on an idle machine): make it faster, or mark it `full`"
+            )
+    return report
+
+
+def _may_take_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in ("full", "gpu"))
