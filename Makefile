@@ -1,9 +1,11 @@
 # make demo     train on 2 ranks with fastcoll, and with gloo beside it
-# make test     the whole test suite
+# make test     the tests for every change: 4 minutes on 2 cores
+# make test-all every test, with new examples of hypothesis: 12 minutes on 2 cores; SEED repeats a run
 # make lint     all static checks; make format repairs what can be repaired
 # make build    compile and install into the environment in use
 # make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
 #               part of make test, as it takes long and gets the test files from Debian's source package
+# make mutants  defects made by hand: which tier of the tests finds each
 # make faults   the fault matrix: every row with fastcoll, and with gloo beside it
 # make soak     a mixed load for SOAK seconds (600): nothing may grow
 # make model    the shared-memory protocol as a model, checked by spin, and its mutants
@@ -43,50 +45,65 @@ endif
 
 # One set of stamps for each environment and its torch, for which a build asks by its metadata. A stamp holds for the
 # sources as they were when it was made.
-TORCH_HERE := $(if $(ENVIRONMENT),$(TORCH),$(shell $(PYTHON) -c 'from importlib import metadata; print(metadata.version("torch"))'))
-STAMPS := build/stamps/$(shell echo '$(PYTHON) $(TORCH_HERE)' | cksum | cut -d' ' -f1)
+TORCH_HERE := $(if $(ENVIRONMENT),$(TORCH),$(shell '$(PYTHON)' -c 'from importlib import metadata; print(metadata.version("torch"))'))
+STAMPS := build/stamps/$(shell echo "$(PYTHON) $(TORCH_HERE)" | cksum | cut -d' ' -f1)
 METADATA := setup.py pyproject.toml fastcoll/_version.py $(wildcard build_backend/*.py)
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
 CPP := $(shell find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.c' -o -name '*.h' \) 2>/dev/null)
-INSTALL = $(PYTHON) -m pip install --disable-pip-version-check --quiet
+INSTALL = '$(PYTHON)' -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
-CLANG_FORMAT = $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
+CLANG_FORMAT = '$(PYTHON)' -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers hosts clients clean
+.PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers hosts clients clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
-	$(PYTHON) examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
+	'$(PYTHON)' examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
+
+# Ranks wait more than they compute: three workers keep two cores busy. A file stays with one worker, which keeps its
+# fixtures. Options for pytest: PYTEST_ADDOPTS.
+WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+PYTEST = '$(PYTHON)' -m pytest -n $(WORKERS) --dist loadfile
 
 test: $(STAMPS)/test $(STAMPS)/build
-	$(PYTHON) -m pytest
+	$(PYTEST) -m 'not full and not gpu'
+
+SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-all: $(STAMPS)/test $(STAMPS)/build
+	echo 'SEED=$(SEED)'
+	$(PYTEST) -m 'not gpu' --hypothesis-profile=drawn --hypothesis-seed=$(SEED)
+
+MUTANTS ?=
+mutants: $(STAMPS)/test $(STAMPS)/build
+	'$(PYTHON)' tests/mutants.py $(MUTANTS)
 
 build: $(STAMPS)/build
 
 SUITES ?=
 suites: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=tests/peer $(PYTHON) -m torch_suites --json build/torch_suites/suite_outcomes.json $(SUITES)
+	PYTHONPATH=tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.json $(SUITES)
 
 FAULTS ?= --rounds 200
 FAULT_PATH := tests:tests/faults:tests/faults/matrix:tests/faults/soak
 faults: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=$(FAULT_PATH) $(PYTHON) -m fault_matrix $(FAULTS)
+	FASTCOLL_TEST_SLACK=1 PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m fault_matrix $(FAULTS)
 
 SOAK ?= 600
 soak: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=$(FAULT_PATH) $(PYTHON) -m soak --seconds $(SOAK)
+	PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m soak --seconds $(SOAK)
 
-model:
-	$(PYTHON) tests/model/check_model.py
+MODEL ?=
+model: $(ENVIRONMENT)
+	'$(PYTHON)' tests/model/check_model.py $(MODEL)
 
 FUZZ ?= 60
 fuzz:
 	bash tests/cpp/fuzz.sh $(FUZZ)
 
-sanitize: $(STAMPS)/test $(STAMPS)/build
-	PYTHON=$(PYTHON) bash tests/cpp/sanitize.sh
+sanitize:
+	bash tests/cpp/sanitize.sh
 
 bench: $(STAMPS)/test $(STAMPS)/build
-	$(PYTHON) -m fastcoll.bench
+	'$(PYTHON)' -m fastcoll.bench
 
 # Results go to OUT. One part goes on when another fails.
 OUT ?= bench/results
@@ -99,21 +116,21 @@ gpu:
 	$(MAKE) gpu-shared || status=$$?
 	out=$$(cd '$(OUT)' && pwd)
 	cd build/package
-	$(PYTHON) -m fastcoll.bench.gpu_page "$$out" || status=$$?
+	'$(PYTHON)' -m fastcoll.bench.gpu_page "$$out" || status=$$?
 	exit $$status
 
 # Compiles the extension in place and installs nothing: torch, CuPy and NCCL are there.
 gpu-engine:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	$(PYTHON) setup.py --quiet build_ext --inplace
+	'$(PYTHON)' setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
 	status=0
-	timeout 350 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
+	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
 	    --junitxml "$$out/tests_engine.xml" --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
-	timeout 60 $(PYTHON) -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
-	timeout 60 $(PYTHON) -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
+	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
+	timeout 60 '$(PYTHON)' -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?
 	exit $$status
 
@@ -121,19 +138,19 @@ gpu-engine:
 gpu-gradients:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	$(PYTHON) setup.py --quiet build_ext --inplace
+	'$(PYTHON)' setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
-	timeout 350 $(PYTHON) -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.json"
+	timeout 350 '$(PYTHON)' -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.json"
 
 # Ranks that share the GPU, without NCCL.
 gpu-shared:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
-	$(PYTHON) setup.py --quiet build_ext --inplace
+	'$(PYTHON)' setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
-	timeout 120 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py \
+	timeout 120 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py \
 	    --junitxml "$$out/tests_shared.xml"
 
 # Installs nothing and compiles no C++: the kernels need torch and Triton only.
@@ -142,9 +159,9 @@ gpu-kernels: build/package
 	out=$$(cd '$(OUT)' && pwd)
 	cd build/package
 	status=0
-	timeout 220 $(PYTHON) -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
+	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
 	    --junitxml "$$out/tests_kernels.xml" || status=$$?
-	timeout 240 $(PYTHON) -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
+	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
 	exit $$status
 
 # One of each minor release that a supported torch brings.
@@ -152,14 +169,14 @@ TRITONS := 3.6.0 3.7.1 3.8.0 3.9.0
 kernels-matrix: build/package
 	cd build/package
 	for version in $(TRITONS); do
-	    folder=$(CURDIR)/build/triton-$$version
-	    if [ ! -d $$folder ]; then
-	        rm -rf $$folder.part
-	        $(INSTALL) --no-deps --target $$folder.part triton==$$version
-	        mv $$folder.part $$folder
+	    folder='$(CURDIR)'/build/triton-$$version
+	    if [ ! -d "$$folder" ]; then
+	        rm -rf "$$folder.part"
+	        $(INSTALL) --no-deps --target "$$folder.part" triton==$$version
+	        mv "$$folder.part" "$$folder"
 	    fi
-	    export PYTHONPATH=$$folder
-	    $(PYTHON) -m fastcoll.kernels --json $$folder.json
+	    export PYTHONPATH="$$folder"
+	    '$(PYTHON)' -m fastcoll.kernels --json "$$folder.json"
 	done
 
 # The package as it will be installed, by links: a folder in which `import fastcoll` finds fastcoll.kernels.
@@ -167,7 +184,7 @@ kernels-matrix: build/package
 build/package: $(ENVIRONMENT)
 	rm -rf $@
 	mkdir -p $@/fastcoll
-	ln -s $(CURDIR)/fastcoll/* $(CURDIR)/kernels $(CURDIR)/bench $@/fastcoll/
+	ln -s '$(CURDIR)'/fastcoll/* '$(CURDIR)/kernels' '$(CURDIR)/bench' $@/fastcoll/
 
 # Needs no torch: an environment for it alone.
 sdist: build/frontend/bin/python
@@ -183,32 +200,32 @@ wheels:
 	$(HOST_PYTHON) build_backend/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
 peers: $(STAMPS)/build
-	$(PYTHON) -m fastcoll.bench.environments
+	'$(PYTHON)' -m fastcoll.bench.environments
 
 # HOSTS: --hosts, --per-host, --megabits, --json ..., or -- and arguments of python -m fastcoll.bench, which then runs
 # on these hosts; see python -m fastcoll.bench.hosts --help
 HOSTS ?=
 hosts: $(STAMPS)/build
-	$(PYTHON) -m fastcoll.bench.hosts $(HOSTS)
+	'$(PYTHON)' -m fastcoll.bench.hosts $(HOSTS)
 
 # CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
 CLIENTS ?=
 clients: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=tests/clients $(PYTHON) -m client_runs $(CLIENTS)
+	PYTHONPATH=tests/clients '$(PYTHON)' -m client_runs $(CLIENTS)
 
 # mypy reads the package as setup.py installs it, with fastcoll.kernels and fastcoll.bench in place.
 lint: $(STAMPS)/dev
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
+	'$(PYTHON)' -m ruff check .
+	'$(PYTHON)' -m ruff format --check .
 	$(if $(CPP),$(CLANG_FORMAT) --dry-run -Werror $(CPP))
 	rm -rf build/typing
-	$(PYTHON) setup.py --quiet build_py --build-lib build/typing
-	(cd build/typing && $(PYTHON) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
-	$(PYTHON) -m codespell_lib
+	'$(PYTHON)' setup.py --quiet build_py --build-lib build/typing
+	(cd build/typing && '$(PYTHON)' -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
+	'$(PYTHON)' -m codespell_lib
 
 format: $(STAMPS)/dev
-	$(PYTHON) -m ruff check --fix .
-	$(PYTHON) -m ruff format .
+	'$(PYTHON)' -m ruff check --fix .
+	'$(PYTHON)' -m ruff format .
 	$(if $(CPP),$(CLANG_FORMAT) -i $(CPP))
 
 clean:
@@ -231,5 +248,5 @@ $(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
 OR_TRITON := import importlib.util as u; print("" if u.find_spec("triton") else "triton==3.7.1")
 # What the extras `test` and `dev` ask for; fastcoll itself is installed by now and stays as it is.
 $(STAMPS)/test $(STAMPS)/dev: pyproject.toml | $(STAMPS)/build
-	$(INSTALL) 'fastcoll[$(@F)]' $$($(PYTHON) -c '$(OR_TRITON)')
+	$(INSTALL) 'fastcoll[$(@F)]' $$('$(PYTHON)' -c '$(OR_TRITON)')
 	touch $@

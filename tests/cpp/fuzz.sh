@@ -2,12 +2,12 @@
 # Fuzzes all that parses bytes from a socket, the store or a peer's memory, under AddressSanitizer and
 # UBSan.
 #   tests/cpp/fuzz.sh [seconds for each target] [seed]
-# With clang (CXX=clang++) libFuzzer chooses the inputs, else a driver of our own mutates the seeds.
+# With clang++, if it is installed, libFuzzer chooses the inputs, else a driver of our own mutates the seeds.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset LD_PRELOAD  # a sanitizer must come first
 
-CXX=${CXX:-g++}
+CXX=${CXX:-$(type -P clang++ || echo g++)}
 JOBS=${JOBS:-$(nproc)}
 SECONDS_EACH=${1:-60}
 SEED=${2:-1}
