@@ -12,7 +12,7 @@ import re
 import pytest
 from _pytest.mark.expression import Expression
 
-__all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "runs_full", "slack"]
+__all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "slack"]
 
 LIMIT = 5.0
 """Seconds of an item that is not marked ``full``, on an idle machine."""
@@ -44,24 +44,14 @@ def bound(seconds: float) -> float:
 
 def is_gpu_run(expression: str) -> bool:
     """Returns whether ``pytest -m expression`` selects items marked ``gpu`` only."""
-    return not _selects(expression, gpu=False)
-
-
-def runs_full(expression: str) -> bool:
-    """Returns whether ``pytest -m expression`` selects items marked ``full``."""
-    return _selects(expression, full=True)
-
-
-def _selects(expression: str, **fixed: bool) -> bool:
-    """Returns whether the expression can select an item that has, or lacks, the given marks."""
     if not expression:
-        return True
+        return False
     compiled = Expression.compile(expression)
-    free = sorted(set(re.findall(r"\w+", expression)) - {"and", "or", "not", *fixed})
-    return any(
+    others = sorted(set(re.findall(r"\w+", expression)) - {"and", "or", "not", "gpu"})
+    return not any(
         compiled.evaluate(lambda name, **_: marks[name])
-        for values in itertools.product((True, False), repeat=len(free))
-        if (marks := {**dict(zip(free, values, strict=True)), **fixed})
+        for values in itertools.product((True, False), repeat=len(others))
+        if (marks := {**dict(zip(others, values, strict=True)), "gpu": False})
     )
 
 
@@ -73,7 +63,9 @@ def allowed(reason: str) -> bool:
 
 def limit_now() -> float:
     """Returns the seconds that an item may take now: more where more runs than the machine has cores."""
-    return LIMIT * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
+    return LIMIT * max(1.0, busy / (os.cpu_count() or 1))
 
 
 @pytest.hookimpl(wrapper=True)
