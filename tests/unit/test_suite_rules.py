@@ -1,0 +1,73 @@
+"""The rules of tests/suite_rules.py, on reports made by hand."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import suite_rules
+
+
+def report_of(monkeypatch, *, seconds=0.1, marks=(), skip=None, load=0.0):
+    """Returns the report of an item after the rules have seen it."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    item = SimpleNamespace(nodeid="test_x.py::test", get_closest_marker=lambda m: m in marks)
+    report = SimpleNamespace(
+        when="call",
+        skipped=skip is not None,
+        passed=skip is None,
+        outcome="passed" if skip is None else "skipped",
+        longrepr=("test_x.py", 3, f"Skipped: {skip}"),
+    )
+    rules = suite_rules.pytest_runtest_makereport(item, SimpleNamespace(duration=seconds))
+    next(rules)
+    with pytest.raises(StopIteration) as end:
+        rules.send(report)
+    return end.value.value
+
+
+def test_an_unmarked_item_above_the_limit_fails(monkeypatch):
+    assert report_of(monkeypatch, seconds=4.9).outcome == "passed"
+    slow = report_of(monkeypatch, seconds=5.1)
+    assert slow.outcome == "failed" and "mark it `full`" in slow.longrepr
+
+
+@pytest.mark.parametrize("mark", ["full", "gpu"])
+def test_a_marked_item_may_take_long(monkeypatch, mark):
+    assert report_of(monkeypatch, seconds=100.0, marks=[mark]).outcome == "passed"
+
+
+def test_the_limit_grows_with_what_else_runs(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert report_of(monkeypatch, seconds=9.9, load=4.0).outcome == "passed"
+    assert report_of(monkeypatch, seconds=10.1, load=4.0).outcome == "failed"
+
+
+def test_a_skip_for_another_reason_than_those_listed_fails(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    assert report_of(monkeypatch, skip="torch finds no CUDA device").outcome == "skipped"
+    found = report_of(monkeypatch, skip="it did not work today")
+    assert found.outcome == "failed" and "it did not work today" in found.longrepr
+
+
+def test_ci_has_the_tools_that_a_developer_may_lack(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    assert report_of(monkeypatch, skip="needs root: a user").outcome == "skipped"
+    monkeypatch.setenv("CI", "true")
+    assert report_of(monkeypatch, skip="needs root: a user").outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("", False),
+        ("gpu", True),
+        ("gpu and not full", True),
+        ("gpu and (full or other)", True),
+        ("gpu or full", False),
+        ("not gpu", False),
+        ("not full and not gpu", False),
+    ],
+)
+def test_a_run_of_gpu_items_only(expression, expected):
+    assert suite_rules.is_gpu_run(expression) is expected
