@@ -61,8 +61,10 @@ def allowed(reason: str) -> bool:
     return any(re.match(pattern, reason) for pattern in patterns)
 
 
-def limit_now() -> float:
+def _limit_of(item: pytest.Item) -> float:
     """Returns the seconds that an item may take now: more where more runs than the machine has cores."""
+    if any(item.get_closest_marker(mark) for mark in ("full", "gpu")):
+        return float("inf")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
     return LIMIT * max(1.0, busy / (os.cpu_count() or 1))
@@ -75,16 +77,14 @@ def pytest_runtest_makereport(item, call):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if not allowed(reason):
             report.outcome = "failed"
-            report.longrepr = f"{item.nodeid} was skipped for a reason that tests/suite_rules.py does not list: {reason}"
-    elif report.passed and report.when == "call" and not _may_take_long(item):
-        if call.duration > (limit := limit_now()):
-            report.outcome = "failed"
             report.longrepr = (
-                f"{item.nodeid} took {call.duration:.1f} s, and {limit:.1f} s are allowed now"
-                f" ({LIMIT:g} s on an idle machine): make it faster, or mark it `full`"
+                f"{item.nodeid} was skipped for a reason that tests/suite_rules.py does not list:"
+                f" {reason}"
             )
+    elif report.passed and report.when == "call" and call.duration > (limit := _limit_of(item)):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid} took {call.duration:.1f} s, and {limit:.1f} s are allowed now"
+            f" ({LIMIT:g} s on an idle machine): make it faster, or mark it `full`"
+        )
     return report
-
-
-def _may_take_long(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(mark) for mark in ("full", "gpu"))
