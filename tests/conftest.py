@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 import device_ranks
+import launcher as launchers
 import pytest
 import recording_device
 import suite_rules
@@ -39,20 +40,33 @@ def _replace_nccl() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the device's tests need, if there are any: here, where no test's time limit runs."""
+    """Start the launcher and build what the device's tests need: here, where no test's time limit runs."""
+    if session.config.option.collectonly:
+        return
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if (
-        used & {"device_world", "nccl_world", "peer_world"}
-        and not session.config.option.collectonly
-    ):
+    if "launcher" in used:
+        launchers.default()  # loads in the background
+    if used & {"device_world", "nccl_world", "peer_world"}:
         with contextlib.suppress(
             RuntimeError
         ):  # for the fixture to raise, in the tests that need it
             device_ranks.build()
 
 
+def pytest_unconfigure() -> None:
+    launchers.close_default()
+
+
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def launcher() -> launchers.Launcher:
+    """The process that forks ranks."""
+    return launchers.default().wait()
+
+
+@pytest.fixture(scope="session")
+def world(
+    launcher: launchers.Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worlds]:
     """``world(n).run(function, *arguments)``: run a function on n living ranks."""
     worlds = Worlds(tmp_path_factory.mktemp("worlds"))
     yield worlds
@@ -60,7 +74,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
 
 
 @pytest.fixture(scope="session")
-def device_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def device_world(
+    launcher: launchers.Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worlds]:
     """Like ``world``, of ranks whose torch has the recording device."""
     recording_device.build()
     worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
@@ -76,7 +92,9 @@ def without_nccl() -> None:
 
 
 @pytest.fixture(scope="session")
-def nccl_world(without_nccl: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+def nccl_world(
+    launcher: launchers.Launcher, without_nccl: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worlds]:
     """Like ``world``, of ranks in which the recording device's tensors go through NCCL's stand-in."""
     worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
     yield worlds

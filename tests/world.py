@@ -1,18 +1,15 @@
 """Ranks that stay alive from test to test.
 
 ``world(3).run(function, *arguments)`` runs a module-level function on three ranks and returns the
-three return values in rank order. Ranks are processes of a fork server that has torch loaded, or
-new ones where environment variables must be set before torch is loaded; a world starts when a test
-first asks for its size and serves all later ones. A rank that raises, dies or stays silent past the
+three return values in rank order. Ranks are forked by a launcher (launcher.py); a world starts when a
+test first asks for its size and serves all later ones. A rank that raises, dies or stays silent past the
 deadline fails the test with traceback, stacks and log, and ends its world; the next test gets a new
 one. Only processes started here are ever killed.
 """
 
 import contextlib
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import tempfile
 import time
@@ -20,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import launcher
 import torch.distributed as dist
 from backend import BACKEND
 from world_rank import Call, Function, here, serve
@@ -37,15 +34,8 @@ GRACE = 5.0
 DIED = "died: "
 """How the failure of a rank begins whose process ended without an answer."""
 
-PRELOAD = [
-    "torch",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint",
-    "torch.distributed.pipelining",
-    "torch.testing",
-    "pytest",
-]
+AT_IMPORT = ("FASTCOLL_DEBUG", "FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
+"""The variables of fastcoll that are read when torch is imported; the others, when a group is made."""
 
 
 class RanksFailed(AssertionError):
@@ -62,10 +52,8 @@ class World:
         folder: Path,
         prepare: Callable[[], None] | None = None,
         environ: Mapping[str, str] | None = None,
+        starts: launcher.Launcher | None = None,
     ) -> None:
-        context: Any = multiprocessing.get_context("spawn" if environ else "forkserver")
-        if not environ:
-            context.set_forkserver_preload(PRELOAD)
         self.size = size
         self.folder = Path(tempfile.mkdtemp(prefix=f"world{size}-", dir=folder))
         self.logs = [self.folder / f"rank{rank}.log" for rank in range(size)]
@@ -73,18 +61,17 @@ class World:
         self._calls = 0
         self._kept_prefix: str | None = None
         self._pipes: list[connection.Connection] = []
-        self._processes: list[Any] = []
+        self._processes: list[launcher.Process] = []
+        starts = starts or launcher.default()
         for rank, log in enumerate(self.logs):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=serve,
-                args=(rank, size, theirs, store_port, BACKEND, str(log), prepare),
-                name=f"rank{rank}of{size}",
-                daemon=False,
-            )
-            with mock.patch.dict(os.environ, environ or {}):
-                process.start()
-            theirs.close()
+            ours, theirs = connection.Pipe()
+            with theirs:
+                process = starts.start(
+                    *(serve, rank, size, store_port, BACKEND, prepare),
+                    log=log,
+                    channel=theirs,
+                    environment=environ,
+                )
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -96,7 +83,7 @@ class World:
     @property
     def alive(self) -> bool:
         """Whether every rank can take a call."""
-        return bool(self._processes) and all(p.is_alive() for p in self._processes)
+        return bool(self._processes) and all(p.exitcode is None for p in self._processes)
 
     def run(
         self,
@@ -150,14 +137,14 @@ class World:
                 pipe.send_bytes(pickle.dumps(None))
         end = time.monotonic() + GRACE
         for process in self._processes:
-            process.join(max(0.0, end - time.monotonic()))
-        stuck = [rank for rank, process in enumerate(self._processes) if process.is_alive()]
+            process.wait(max(0.0, end - time.monotonic()))
+        stuck = [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
         failures = dict.fromkeys(stuck, "did not end when asked to")
         for rank, process in enumerate(self._processes):
             if process.exitcode:
-                failures[rank] = f"ended with {_ending(process.exitcode)}"
+                failures[rank] = f"ended with {launcher.ending(process.exitcode)}"
         if stuck:
-            self._dump_stacks(stuck)
+            launcher.dump_stacks(self._processes[rank] for rank in stuck)
         self.kill()
         if failures:
             raise RanksFailed(self._report(self.close, failures))
@@ -166,7 +153,6 @@ class World:
         """End the ranks at once."""
         for process in self._processes:
             process.kill()
-            process.join()
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
@@ -206,7 +192,7 @@ class World:
             ready = connection.wait(list(waiting), max(0.0, end - time.monotonic()))
             if not ready:
                 failures |= dict.fromkeys(waiting.values(), silence)
-                self._dump_stacks(list(waiting.values()))
+                launcher.dump_stacks(self._processes[rank] for rank in waiting.values())
                 break
             for pipe in ready:
                 self._receive(waiting[pipe], answers, failures)
@@ -219,16 +205,9 @@ class World:
         try:
             worked, value = pickle.loads(self._pipes[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._processes[rank].join(GRACE)
-            failures[rank] = f"{DIED}{_ending(self._processes[rank].exitcode)}"
+            failures[rank] = f"{DIED}{launcher.ending(self._processes[rank].wait(GRACE))}"
         else:
             (answers if worked else failures)[rank] = value
-
-    def _dump_stacks(self, ranks: list[int]) -> None:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._processes[rank].pid, signal.SIGUSR1)
-        time.sleep(0.5)  # the handler writes into the rank's log
 
     def _report(self, function: Callable[..., Any], failures: dict[int, str]) -> str:
         lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
@@ -248,7 +227,8 @@ class Worlds:
     Args:
         folder: where logs and scratch directories go.
         prepare: a function of a module that every rank calls once, before all else.
-        environ: of the ranks, beside this process's; such ranks start by themselves.
+        environ: of the ranks, beside this process's; what must be set before torch is loaded takes a
+            launcher of its own.
     """
 
     def __init__(
@@ -261,6 +241,9 @@ class Worlds:
         self._folder = folder
         self._prepare = prepare
         self._environ = environ
+        late = all(name.startswith("FASTCOLL_") and name not in AT_IMPORT for name in environ or ())
+        self._own = None if late else launcher.Launcher(environ)
+        (self._own or launcher.default()).wait()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._worlds: dict[int, World] = {}
 
@@ -270,24 +253,18 @@ class Worlds:
         if world is None or not world.alive:
             if world is not None:
                 world.kill()
-            world = World(size, self._store.port, self._folder, self._prepare, self._environ)
+            world = World(size, self._store.port, self._folder, self._prepare, self._environ, self._own)
             self._worlds[size] = world
         return world
 
     def close(self) -> None:
         """End all ranks; raise the first failure after the last world is closed."""
         with contextlib.ExitStack() as stack:
+            if self._own is not None:
+                stack.callback(self._own.close)
             for world in self._worlds.values():
                 stack.callback(world.close)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _ending(exitcode: int | None) -> str:
-    if exitcode is None:
-        return "pipe closed, process still there"
-    if exitcode < 0:
-        return f"signal {signal.Signals(-exitcode).name}"
-    return f"exit code {exitcode}"

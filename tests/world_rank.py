@@ -6,17 +6,14 @@ to move tensors through shared memory.
 
 import contextlib
 import dataclasses
-import faulthandler
 import importlib.util
 import os
 import pickle
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import connection, parent_process
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +85,14 @@ def here() -> Here:
 
 
 def serve(
+    pipe: connection.Connection,
     rank: int,
     size: int,
-    pipe: connection.Connection,
     store_port: int,
     backend: str,
-    log: str,
     prepare: Callable[[], None] | None = None,
 ) -> None:
     """Answer calls until the pipe ends or None arrives."""
-    _prepare_process(log)
     import torch
     import torch.distributed as dist
 
@@ -161,23 +156,6 @@ def _run(call: Call, rank: int, size: int) -> Any:
         return call.function.load()(*arguments)
     finally:
         _here = None
-
-
-def _prepare_process(log: str) -> None:
-    os.setsid()  # Ctrl-C in the terminal is for pytest alone, which then ends the ranks
-    with open(log, "ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable(file=2, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-pytest").start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 def _destroy() -> None:

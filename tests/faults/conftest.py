@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from fault_job import Jobs, Launcher
-
-
-@pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    """The process that forks ranks."""
-    launcher = Launcher()
-    yield launcher
-    launcher.close()
+from fault_job import Jobs
+from launcher import Launcher
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,14 @@
 
 ``jobs(size, scenario, *arguments)`` starts ``scenario(rank, *arguments)`` in ``size`` processes of
 their own (see fault_rank.py). Every wait has an end; what a rank printed is in the failure. When
-the test is over, no rank, no process of a rank and no file in /dev/shm may be left.
+the test is over, no rank, no process of a rank and no file of a rank in /dev/shm may be left.
 """
 
 import contextlib
 import os
 import pickle
-import select
+import re
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import connection
@@ -20,100 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from fault_rank import Call
+from fault_rank import Call, run
+from launcher import Launcher, Process, dump_stacks
 from world_rank import Function
 
 __all__ = ["Job", "JobFailed", "Jobs", "Launcher"]
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 """Seconds to wait for what a rank is to say, far above every bound that a test asserts."""
-
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class JobFailed(AssertionError):
     """A rank raised, ended, or said nothing in time.
 
     Attributes:
-        how: "raised", "ended", "silent", or "broken" where it is the launcher's fault.
+        how: "raised", "ended" or "silent".
     """
 
-    def __init__(self, text: str, how: str = "broken") -> None:
+    def __init__(self, text: str, how: str) -> None:
         super().__init__(text)
         self.how = how
-
-
-class Launcher:
-    """The process that forks the ranks.
-
-    Args:
-        environment: variables of the launcher and all its ranks, beside those of this process.
-    """
-
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        here = Path(__file__).parent
-        paths = [
-            *[str(here), str(here / "matrix"), str(here / "soak"), str(here.parent)],
-            os.environ.get("PYTHONPATH", ""),
-        ]
-        self._process = subprocess.Popen(
-            [sys.executable, "-B", str(here / "fault_launcher.py"), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={
-                **os.environ,
-                **(environment or {}),
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            },
-        )
-        theirs.close()
-        self._statuses: dict[int, int] = {}
-        self._started: list[int] = []
-        self._ready = False
-
-    def start(self, message: bytes, channel: int, log: int) -> int:
-        """Fork a rank and return its process id."""
-        while not self._ready:
-            self._receive(60.0)
-        socket.send_fds(self._socket, [message], [channel, log])
-        while not self._started:
-            self._receive(60.0)
-        return self._started.pop()
-
-    def status(self, pid: int, timeout: float) -> int | None:
-        """Return the exit code, negative for a signal, or None if it has not ended in time."""
-        end = time.monotonic() + timeout
-        while pid not in self._statuses and (left := end - time.monotonic()) > 0:
-            self._receive(left, must=False)
-        while pid not in self._statuses and self._receive(0.0, must=False):
-            pass
-        return self._statuses.get(pid)
-
-    def close(self) -> None:
-        """End the launcher, and with it all ranks."""
-        self._socket.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)
-        self._process.kill()
-        self._process.wait()
-
-    def _receive(self, timeout: float, must: bool = True) -> bool:
-        if not select.select([self._socket], [], [], max(0.0, timeout))[0]:
-            if must:
-                raise JobFailed("the launcher of ranks does not answer")
-            return False
-        data = self._socket.recv(1 << 16)
-        if not data:
-            raise JobFailed(f"the launcher of ranks ended with {self._process.wait()}")
-        what, *values = pickle.loads(data)
-        if what == "ready":
-            self._ready = True
-        elif what == "started":
-            self._started.append(values[0])
-        else:
-            self._statuses[values[0]] = os.waitstatus_to_exitcode(values[1])
-        return True
 
 
 class Job:
@@ -125,27 +48,42 @@ class Job:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         ranks: Iterable[int],
+        environment: dict[str, str],
+        real_exit: bool,
         **common: Any,
     ) -> None:
         code = function.__code__
         name = Function(function.__module__, code.co_filename, function.__qualname__)
-        self._launcher = launcher
-        self._folder = Path(common["folder"])
+        folder = Path(common["folder"])
         self.ranks = list(ranks)
-        self.pids: dict[int, int] = {}
+        self._processes: dict[int, Process] = {}
         self._channels: dict[int, connection.Connection] = {}
         self._logs: dict[int, Path] = {}
         self._killed: set[int] = set()
         for index, rank in enumerate(self.ranks):
-            call = Call(name, arguments, rank, **common)
             ours, theirs = connection.Pipe()
-            log = self._folder / f"process{index}.log"
-            with open(log, "ab") as file:
-                pid = launcher.start(pickle.dumps(call), theirs.fileno(), file.fileno())
-            theirs.close()
+            log = folder / f"process{index}.log"
+            with theirs:
+                process = launcher.start(
+                    *(run, Call(name, arguments, rank, **common)),
+                    log=log,
+                    channel=theirs,
+                    environment=environment,
+                    real_exit=real_exit,
+                )
             # Two processes may be given one rank; they are told apart by their place in the list.
-            key = rank if rank not in self.pids else index
-            self.pids[key], self._channels[key], self._logs[key] = pid, ours, log
+            key = rank if rank not in self._processes else index
+            self._processes[key], self._channels[key], self._logs[key] = process, ours, log
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process id of each rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    @property
+    def processes(self) -> list[Process]:
+        """The process of each rank."""
+        return list(self._processes.values())
 
     def tell(self, rank: int, value: Any = None) -> None:
         """Say something to a rank."""
@@ -168,7 +106,7 @@ class Job:
     def signal(self, rank: int, number: signal.Signals) -> float:
         """Send a signal to a rank; return when."""
         now = time.monotonic()
-        os.kill(self.pids[rank], number)
+        os.kill(self._processes[rank].pid, number)
         if number == signal.SIGKILL:
             self._killed.add(rank)
         return now
@@ -179,9 +117,9 @@ class Job:
 
     def end(self, rank: int, timeout: float = DEADLINE) -> int:
         """Wait for the end of a rank and return its exit code, negative for a signal."""
-        code = self._launcher.status(self.pids[rank], timeout)
+        code = self._processes[rank].wait(timeout)
         if code is None:
-            self._dump_stacks()
+            dump_stacks(self._processes.values())
             raise JobFailed(
                 f"rank {rank} has not ended within {timeout:g} s\n{self.logs()}", "silent"
             )
@@ -213,13 +151,10 @@ class Job:
         while its peers may have noticed its death, and ended, already.
         """
         for rank in self._killed:
-            self._launcher.status(self.pids[rank], DEADLINE)
-        running = [r for r, pid in self.pids.items() if self._launcher.status(pid, 0.0) is None]
+            self._processes[rank].wait(DEADLINE)
+        running = [r for r, process in self._processes.items() if process.exitcode is None]
         for rank in running:
-            with contextlib.suppress(ProcessLookupError):
-                self.kill(rank)
-        for rank in running:
-            self.end(rank)
+            self._processes[rank].kill()
         for channel in self._channels.values():
             channel.close()
         return running
@@ -227,23 +162,16 @@ class Job:
     def _hear(self, rank: int, end: float) -> Any:
         channel = self._channels[rank]
         if not channel.poll(max(0.0, end - time.monotonic())):
-            self._dump_stacks()
+            dump_stacks(self._processes.values())
             raise JobFailed(f"rank {rank} says nothing\n{self.logs()}", "silent")
         try:
             what, value = pickle.loads(channel.recv_bytes())
         except (EOFError, ConnectionResetError):
-            code = self._launcher.status(self.pids[rank], 5.0)
+            code = self._processes[rank].wait(DEADLINE)
             raise JobFailed(f"rank {rank} ended with {code}\n{self.logs()}", "ended") from None
         if what == "raised":
             raise JobFailed(f"rank {rank} raised\n{value}\n{self.logs()}", "raised")
         return value
-
-    def _dump_stacks(self) -> None:
-        for pid in self.pids.values():
-            if self._launcher.status(pid, 0.0) is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.5)  # the handlers write into the logs
 
 
 class Jobs:
@@ -252,7 +180,6 @@ class Jobs:
     def __init__(self, launcher: Launcher, store: dist.TCPStore, folder: Path) -> None:
         self._launcher, self._store, self._folder = launcher, store, folder
         self._jobs: list[Job] = []
-        self._files = _shared_files()
 
     def __call__(
         self,
@@ -271,9 +198,9 @@ class Jobs:
             function: at the top of a module.
             arguments: anything that pickles.
             ranks: those that are started, by default all.
-            environment: variables that are set before the scenario runs.
+            environment: variables that are set before all else.
             prefix: that of an earlier job, to meet what it left in the store.
-            real_exit: whether the ranks end as a Python program does; see fault_rank.py.
+            real_exit: whether the ranks end as a Python program does; see ``Launcher.start``.
         """
         folder = self._folder / f"job{len(self._jobs)}"
         folder.mkdir()
@@ -282,12 +209,12 @@ class Jobs:
             function,
             arguments,
             range(size) if ranks is None else ranks,
+            environment=environment or {},
+            real_exit=real_exit,
             size=size,
             prefix=f"{folder}/" if prefix is None else prefix,
             store=("127.0.0.1", self._store.port),
             folder=str(folder),
-            environment=environment or {},
-            real_exit=real_exit,
         )
         self._jobs.append(job)
         return job
@@ -301,8 +228,8 @@ class Jobs:
         """Give the ranks of all jobs that long, in all, to end by themselves."""
         end = time.monotonic() + seconds
         for job in self._jobs:
-            for pid in job.pids.values():
-                self._launcher.status(pid, max(0.0, end - time.monotonic()))
+            for process in job.processes:
+                process.wait(max(0.0, end - time.monotonic()))
 
     def stop(self) -> None:
         """Kill all ranks that still run."""
@@ -311,34 +238,20 @@ class Jobs:
 
     def close(self) -> list[str]:
         """Clean up; return what was left."""
-        pids = [pid for job in self._jobs for pid in job.pids.values()]
+        pids = {process.pid for job in self._jobs for process in job.processes}
         found = [
             f"job {i} left ranks {r} running" for i, j in enumerate(self._jobs) if (r := j.close())
         ]
         # A rank leads a session of its own: what it started is in it.
-        if orphans := _processes_of_sessions(set(pids)):
+        if orphans := _processes_of_sessions(pids):
             found.append(f"processes {orphans}")
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if files := {f for f in _shared_files() - self._files if not _has_user(f)}:
-            found.append(f"in /dev/shm {files}")
+        files = os.listdir("/dev/shm")  # of other processes, too: theirs have other numbers
+        if left := [file for file in files if pids & set(map(int, re.findall(r"\d+", file)))]:
+            found.append(f"in /dev/shm {left}")
         return found
-
-
-def _shared_files() -> set[str]:
-    return {str(path) for path in SHARED_MEMORY.rglob("*")}
-
-
-def _has_user(file: str) -> bool:
-    """Return whether a living process has the file open or mapped: then it is not a leak of ours."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if file in (process / "maps").read_text():
-                return True
-            if any(os.readlink(fd) == file for fd in (process / "fd").iterdir()):
-                return True
-    return False
 
 
 def _processes_of_sessions(sessions: set[int]) -> list[int]:

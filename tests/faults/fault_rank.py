@@ -1,9 +1,6 @@
 """The side of a rank in the fault tests: what a scenario is handed, and what it can look at.
 
-Not the ranks of the ``world`` fixture: these are forked from a process that has torch loaded, and die
-as the test wants. One started with ``real_exit`` returns to the top of its script, so that it ends as
-any Python program does (threads joined, ``atexit``, destructors of C++); that takes torch half a
-second, so the others leave by ``os._exit``.
+Not the ranks of the ``world`` fixture: these serve one scenario, and die as the test wants.
 """
 
 import contextlib
@@ -11,8 +8,6 @@ import dataclasses
 import gc
 import os
 import pickle
-import signal
-import sys
 import time
 import traceback
 from collections import Counter
@@ -44,8 +39,6 @@ class Call:
     prefix: str
     store: tuple[str, int]
     folder: str
-    environment: dict[str, str]
-    real_exit: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,14 +194,11 @@ class Rank:
         return {"again": again, "state": state, "destroy": destroy, "left": left}
 
 
-def run(call: Call, channel: connection.Connection) -> None:
+def run(channel: connection.Connection, call: Call) -> None:
     """Run the scenario and tell the test what came of it."""
-    os.environ.update(call.environment)
-    if hosts := int(
-        os.environ.get("FASTCOLL_TEST_HOSTS", "0")
-    ):  # the first half of two on one, and so on
+    # The first half of two hosts' ranks on one, and so on.
+    if hosts := int(os.environ.get("FASTCOLL_TEST_HOSTS", "0")):
         os.environ.setdefault("FASTCOLL_HOST_ID", f"host {call.rank * hosts // call.size}")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     rank = Rank(call, channel)
     try:
@@ -221,7 +211,3 @@ def run(call: Call, channel: connection.Connection) -> None:
             channel.send_bytes(pickle.dumps(("raised", traceback.format_exc())))
         raise
     channel.send_bytes(pickle.dumps(answer))
-    if not call.real_exit:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)

@@ -1,0 +1,278 @@
+"""Starts processes that have torch loaded: the ranks of worlds, fault tests and suites, and whole programs.
+
+A fork of a process with torch loaded takes tens of milliseconds, an interpreter that imports torch more than a
+second. So a ``Launcher`` is the test's side of one such process (launcher_server.py). It starts with the launcher, in
+the background, and ends, with all that it started, when this process does. Only processes started here are killed.
+"""
+
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Ended", "Launcher", "LauncherFailed", "Process", "close_default", "default", "dump_stacks", "ending"]
+
+PRELOAD = (
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+    "torch.testing",
+    "torch.utils.data",
+    "pytest",  # test modules import it
+)
+"""What the default launcher has loaded."""
+
+PATIENCE = 300.0
+"""Seconds that the server may take to load what it forks, or to fork, on a machine with much else to do."""
+
+
+class LauncherFailed(AssertionError):
+    """The server has ended, or does not answer."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended: exit status, negative for a signal, and what it printed."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Launcher:
+    """A process that forks others.
+
+    Args:
+        environment: variables of the server and all its processes, beside those of this process: those that must be
+            set before torch is loaded.
+        preload: modules that the server imports beside torch; by default what the tests of ranks use.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, preload: Iterable[str] = PRELOAD
+    ) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile()
+        server = Path(__file__).with_name("launcher_server.py")
+        paths = [path for path in sys.path if Path(path).is_relative_to(server.parent)]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
+        self._process = subprocess.Popen(
+            [sys.executable, str(server), str(theirs.fileno()), *preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                **(environment or {}),
+            },
+        )
+        theirs.close()
+        self._numbers = itertools.count()
+        self._pids: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process.poll() is None
+
+    def wait(self) -> "Launcher":
+        """Wait until the server has loaded what it forks."""
+        while not self._ready:
+            self._receive(PATIENCE)
+        return self
+
+    def start(
+        self,
+        what: Callable[..., None] | str,
+        *arguments: Any,
+        log: Path | tuple[Path, Path],
+        channel: connection.Connection | None = None,
+        environment: Mapping[str, str | None] | None = None,
+        folder: Path | None = None,
+        real_exit: bool = False,
+    ) -> "Process":
+        """Fork a process, which leads a session of its own.
+
+        Args:
+            what: a function of a module, or the text of a program, which is the main program of its interpreter.
+            arguments: of the function; anything that pickles.
+            log: where the process's output and errors go, or each of the two.
+            channel: handed to the function before its arguments.
+            environment: variables that are set, or with None removed, before all else.
+            folder: where the process works; by default where the server does.
+            real_exit: whether the process ends as a Python program does (threads joined, ``atexit``, destructors of
+                C++), which takes half a second with torch; else it leaves by ``os._exit``. What raises ends as a
+                Python program does in any case.
+        """
+        self.wait()
+        number = next(self._numbers)
+        is_text = isinstance(what, str)
+        request = {
+            "number": number,
+            "text": what if is_text else None,
+            "call": None if is_text else pickle.dumps((what, arguments)),
+            "environment": dict(environment or {}),
+            "folder": None if folder is None else str(folder),
+            "sys_path": list(sys.path),
+            "real_exit": real_exit,
+        }
+        output, errors = log if isinstance(log, tuple) else (log, log)
+        with open(output, "ab") as first, open(errors, "ab") as second:
+            descriptors = [first.fileno(), second.fileno()]
+            if channel is not None:
+                descriptors.append(channel.fileno())
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(request)], descriptors)
+            except (BrokenPipeError, ConnectionResetError):
+                self._fail()
+        while number not in self._pids:
+            self._receive(PATIENCE)
+        return Process(self, number, self._pids.pop(number))
+
+    def program(
+        self, text: str, folder: Path, *, limit: float = 60, **environment: str | None
+    ) -> Ended:
+        """Run the text of a program in ``folder`` and return what it leaves.
+
+        Args:
+            text: of the program.
+            folder: where it works; ``stdout`` and ``stderr`` there are what it printed.
+            limit: seconds, after which it is ended by SIGABRT, with all stacks in ``stderr``.
+            environment: variables that are set, or with None removed.
+        """
+        log = folder / "stdout", folder / "stderr"
+        process = self.start(text, log=log, environment=environment, folder=folder, real_exit=True)
+        return process.ended(limit, log)
+
+    def close(self) -> None:
+        """End the server, and with it all that it started."""
+        self._socket.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def status(self, number: int, timeout: float) -> int | None:
+        """Return the exit code of a process by its number; see ``Process.wait``."""
+        end = time.monotonic() + timeout
+        while number not in self._statuses and (left := end - time.monotonic()) > 0:
+            self._receive(left, must=False)
+        while number not in self._statuses and self._receive(0.0, must=False):
+            pass
+        return self._statuses.get(number)
+
+    def _receive(self, timeout: float, must: bool = True) -> bool:
+        if not select.select([self._socket], [], [], max(0.0, timeout))[0]:
+            if must:
+                raise LauncherFailed(f"the launcher has not answered for {timeout:g} s")
+            return False
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._fail()
+        what, *values = pickle.loads(data)
+        if what == "ready":
+            self._ready = True
+        elif what == "started":
+            self._pids[values[0]] = values[1]
+        else:
+            self._statuses[values[0]] = os.waitstatus_to_exitcode(values[1])
+        return True
+
+    def _fail(self) -> None:
+        status = self._process.wait(10)
+        self._log.seek(0)
+        printed = self._log.read().decode(errors="replace")[-4000:]
+        raise LauncherFailed(f"the launcher ended with {status}\n{printed}")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that a launcher has forked."""
+
+    launcher: Launcher
+    number: int
+    pid: int
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the exit code, negative for a signal, or None if it has not ended in time."""
+        return self.launcher.status(self.number, timeout)
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self.wait(0.0)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it has not ended."""
+        if self.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, and wait for its end."""
+        self.signal(signal.SIGKILL)
+        self.wait(PATIENCE)
+
+    def ended(self, limit: float, log: tuple[Path, Path]) -> Ended:
+        """Wait for the end, for ``limit`` seconds at most, and return what it left."""
+        if (status := self.wait(limit)) is None:
+            self.signal(signal.SIGABRT)  # faulthandler prints all stacks
+            status = self.wait(PATIENCE)
+        assert status is not None, "the process outlives SIGABRT"
+        return Ended(status, *(path.read_text(errors="replace") for path in log))
+
+
+def dump_stacks(processes: Iterable[Process]) -> None:
+    """Have each process that runs write the stacks of its threads into its log."""
+    for process in processes:
+        process.signal(signal.SIGUSR1)
+    time.sleep(0.5)  # the handlers write
+
+
+def ending(exitcode: int | None) -> str:
+    """Say how a process has ended."""
+    if exitcode is None:
+        return "channel closed, process still there"
+    return f"signal {signal.Signals(-exitcode).name}" if exitcode < 0 else f"exit code {exitcode}"
+
+
+_default: Launcher | None = None
+
+
+def default() -> Launcher:
+    """Return the launcher of this process's environment, starting it if there is none."""
+    global _default
+    if _default is None or not _default.alive:
+        _default = Launcher()
+    return _default
+
+
+def close_default() -> None:
+    """End the default launcher, if there is one."""
+    global _default
+    if _default is not None:
+        _default.close()
+        _default = None

@@ -1,0 +1,135 @@
+"""A process that has torch loaded, never computes, and forks one process for each request of launcher.py.
+
+    python launcher_server.py DESCRIPTOR [MODULE ...]
+
+It has one thread, so forking it is safe. DESCRIPTOR is a socket of packets. A request is a pickled dict (see
+``Launcher.start``), with two descriptors for output and error, and a third one if the process has a channel. The
+answers are ("ready",), ("started", number, pid) and ("ended", number, wait status). The end of the socket ends all
+processes that were started.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+from multiprocessing import connection
+from typing import Any
+
+__all__: list[str] = []
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
+
+
+def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Serve requests; return in a forked process with its request, or with None at the end."""
+    ended, wakeup = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    running: dict[int, int] = {}
+    try:
+        control.send(pickle.dumps(("ready",)))
+        while True:
+            readable, _, _ = select.select([control, ended], [], [])
+            if ended in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(ended, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                    control.send(pickle.dumps(("ended", running.pop(found[0]), found[1])))
+            if control not in readable:
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 3)
+            if not message:
+                break
+            request = pickle.loads(message)
+            server = os.getpid()
+            if pid := os.fork():
+                running[pid] = request["number"]
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                control.send(pickle.dumps(("started", request["number"], pid)))
+                continue
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(ended)
+            os.close(wakeup)
+            control.close()
+            become(request, server, descriptors)
+            return request, descriptors[2:]
+    except (BrokenPipeError, ConnectionResetError):  # the other side has gone with an answer unread
+        pass
+    for pid in running:  # one that has changed its user does not die with this process
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(pid, signal.SIGKILL)
+    return None
+
+
+def become(request: dict[str, Any], server: int, descriptors: list[int]) -> None:
+    """Make the fork a process of its own, which dies with the server."""
+    os.setsid()  # Ctrl-C in the terminal is for pytest alone, which then ends the ranks
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+    for number, descriptor in enumerate(descriptors[:2], 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for descriptor in descriptors[2:]:
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable(file=2, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    # A job in the background of a shell inherits that SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if request["folder"] is not None:
+        os.chdir(request["folder"])
+    sys.path += [folder for folder in request["sys_path"] if folder not in sys.path]
+
+
+def run(request: dict[str, Any], channel: list[int]) -> None:
+    """Run what is asked for; leave at once after it, unless the process ends as a Python program does."""
+    if request["text"] is not None:
+        exec(compile(request["text"], "program", "exec"), {"__name__": "__main__"})
+    else:
+        function, arguments = pickle.loads(request["call"])
+        function(*map(connection.Connection, channel), *arguments)
+    if not request["real_exit"]:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    """Load what all processes need, then serve."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    threads = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else NumPy starts threads when it is loaded
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    del os.environ["OPENBLAS_NUM_THREADS"]
+    if threads is not None:
+        os.environ["OPENBLAS_NUM_THREADS"] = threads
+    gc.collect()
+    gc.freeze()  # a fork's look for garbage passes by what is loaded here, and copies none of it
+    forked = serve(control)
+    if forked is not None:
+        run(*forked)
+
+
+if __name__ == "__main__":
+    main()
