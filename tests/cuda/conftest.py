@@ -1,18 +1,13 @@
 """Fixtures of the tests that run CuPy over the stand-in for NCCL."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fake_nccl.build import build
-from nccl_scripts import Ended, Script
-
-TESTS = Path(__file__).parents[1]
+from launcher import Ended, Launcher
+from nccl_scripts import Script
 
 
 @pytest.fixture(scope="session")
@@ -23,22 +18,17 @@ def stand_in(without_nccl: None) -> str:
 
 
 @pytest.fixture(scope="session")
-def launcher(stand_in: str) -> Iterator["subprocess.Popen[str]"]:
+def cupy_launcher(stand_in: str) -> Iterator[Launcher]:
+    """Forks processes that have torch and CuPy loaded, and no NCCL."""
     if torch.version.cuda is not None:
-        pytest.skip("this torch loads an NCCL; these programs are of interpreters with none")
-    path = [str(TESTS), str(TESTS / "cuda"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", str(TESTS / "cuda" / "nccl_launcher.py")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield process
+        pytest.skip("torch has its own NCCL here; these programs are of interpreters with none")
+    launcher = Launcher(preload=["torch.distributed", "cupy", "fastcoll.cuda.nccl"])
+    yield launcher.wait()
+    launcher.close()
 
 
 @pytest.fixture
-def script(launcher: "subprocess.Popen[str]", stand_in: str, tmp_path: Path) -> Script:
+def script(cupy_launcher: Launcher, stand_in: str, tmp_path: Path) -> Script:
     """``script(text, NAME="value")`` runs a program in an interpreter that has the stand-in loaded."""
 
     def run(
@@ -47,15 +37,6 @@ def script(launcher: "subprocess.Popen[str]", stand_in: str, tmp_path: Path) -> 
         load = (
             f"import ctypes; ctypes.CDLL({library!r}, mode=ctypes.RTLD_GLOBAL)\n" if library else ""
         )
-        request = {
-            "text": load + text,
-            "environment": environment,
-            "folder": str(tmp_path),
-            "limit": limit,
-        }
-        assert launcher.stdin is not None and launcher.stdout is not None
-        print(json.dumps(request), file=launcher.stdin, flush=True)
-        status = json.loads(launcher.stdout.readline())
-        return Ended(status, *((tmp_path / name).read_text() for name in ("stdout", "stderr")))
+        return cupy_launcher.program(load + text, tmp_path, limit=limit, **environment)
 
     return run

@@ -1,18 +1,9 @@
-"""What a program of the ``script`` fixture has left."""
+"""The type of the ``script`` fixture."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from launcher import Ended
 
 __all__ = ["Ended", "Script"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A program that has ended: exit status, negative for a signal, and what it printed."""
-
-    status: int
-    stdout: str
-    stderr: str
-
 
 Script = Callable[..., Ended]
