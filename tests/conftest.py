@@ -46,7 +46,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if "launcher" in used:
         launchers.default()  # loads in the background
-    if used & {"device_world", "nccl_world", "peer_world"}:
+    if used & {"device_libraries", "device_world", "nccl_world", "peer_world"}:
         with contextlib.suppress(
             RuntimeError
         ):  # for the fixture to raise, in the tests that need it
@@ -82,6 +82,12 @@ def device_world(
     worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
     yield worlds
     worlds.close()
+
+
+@pytest.fixture(scope="session")
+def device_libraries() -> None:
+    """The recording device and NCCL's stand-in are built."""
+    device_ranks.build()
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,9 @@
 """A fault of device tensors that no call tells the program of ends the process, unless that is switched off."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-import recording_device
-from device_ranks import build_stand_in
-
-TESTS = Path(__file__).parents[1]
 
 # One rank, whose device does nothing for it until `token` is released; what follows is the case.
 HEAD = """
@@ -32,6 +24,11 @@ if os.environ.get("HANGS"):
     function = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: time.sleep(60))
     addresses["ncclCommGetAsyncError"] = ctypes.cast(function, ctypes.c_void_p).value
     library.functions = C.NcclFunctions(addresses, library.version)
+
+def aborted():
+    while "the group is aborted" not in open("stderr").read():
+        time.sleep(0.05)
+
 store = dist.FileStore(tempfile.mktemp(), 1)
 dist.init_process_group("fastcoll", store=store, rank=0, world_size=1, timeout=timedelta(seconds=1))
 x = torch.ones(3, device="recording")
@@ -40,20 +37,21 @@ token = recording_device.hold(torch.accelerator.current_stream())
 dist.all_reduce(x)  # its end is never seen
 """
 
+# If no call has raised the fault, the process is ended 1 s after the group is aborted.
 CASES = {
-    "computes on": "time.sleep(30)",
-    "computes on a while": "time.sleep(4)",
+    "computes on": "time.sleep(60)",
+    "computes on after the abort": "aborted(); time.sleep(1.4)",
+    "computes on a while": "time.sleep(2.5)",
     "is told": """
-end = time.monotonic() + 6
-while time.monotonic() < end:
+while True:
     try:
         dist.all_reduce(x)
     except dist.DistBackendError as error:
-        text = str(error)
+        print(error)
         break
     time.sleep(0.1)
-time.sleep(2.5)
-print(text)
+aborted()
+time.sleep(1.4)
 """,
     "asks": """
 work = dist.all_reduce(x, async_op=True)
@@ -62,8 +60,9 @@ while not work.is_completed():
 try:
     work.wait()
 except dist.DistBackendError as error:
-    time.sleep(2.5)
     print(error)
+aborted()
+time.sleep(1.4)
 """,
     "has ended it": """
 dist.destroy_process_group()
@@ -73,33 +72,27 @@ print("lives")
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    recording_device.build()
-    build_stand_in()
+@pytest.fixture
+def run(launcher, device_libraries, tmp_path):
+    """``run(case, NAME="value")`` runs the program of a case in a process of its own."""
+
+    def run(case, **environment):
+        text = HEAD + CASES[case] + "\nrecording_device.release(token)\n"
+        environment = {"FASTCOLL_ERROR_HANDLING": None, **environment}
+        return launcher.program(text, tmp_path, limit=100, **environment)
+
+    return run
 
 
-def run(case: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k != "FASTCOLL_ERROR_HANDLING"}
-    variables = {**kept, "PYTHONPATH": str(TESTS), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", HEAD + CASES[case] + "\nrecording_device.release(token)\n"],
-        env=variables,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-def test_a_process_that_computes_on_is_ended(tmp_path):
-    ended = run("computes on", tmp_path, FASTCOLL_TRACE_DUMP=str(tmp_path / "trace"))
-    assert ended.returncode == -signal.SIGABRT, ended.stderr
+def test_a_process_that_computes_on_is_ended(run, tmp_path):
+    ended = run("computes on", FASTCOLL_TRACE_DUMP=str(tmp_path / "trace"))
+    assert ended.status == -signal.SIGABRT, ended.stderr
     assert "rank 0/1: the process is ended: all_reduce(seq 2, float32[3]" in ended.stderr
     assert "timed out after 1000 ms" in ended.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["trace0"]
+    assert {file.name for file in tmp_path.iterdir()} == {"trace0", "stdout", "stderr"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
     [
@@ -109,46 +102,49 @@ def test_a_process_that_computes_on_is_ended(tmp_path):
     ],
     ids=json.dumps,
 )
-def test_it_lives_where_that_is_asked_for(tmp_path, environment):
-    ended = run("computes on a while", tmp_path, **environment)
-    assert ended.returncode != -signal.SIGABRT, ended.stderr
+def test_it_lives_where_that_is_asked_for(run, environment):
+    ended = run("computes on after the abort", **environment)
+    assert ended.status != -signal.SIGABRT, ended.stderr
     assert "the process is ended" not in ended.stderr
     assert "timed out after 1000 ms; the group is aborted" in ended.stderr
 
 
-@pytest.mark.parametrize("case", ["is told", "asks"])
-def test_a_program_that_is_told_lives(tmp_path, case):
-    ended = run(case, tmp_path)
+@pytest.mark.parametrize("case", ["is told", pytest.param("asks", marks=pytest.mark.full)])
+def test_a_program_that_is_told_lives(run, case):
+    ended = run(case)
     assert "timed out after 1000 ms" in ended.stdout, ended.stderr
     assert "the process is ended" not in ended.stderr
 
 
-def test_a_group_that_was_ended_ends_nobody(tmp_path):
-    ended = run("has ended it", tmp_path)
+@pytest.mark.full
+def test_a_group_that_was_ended_ends_nobody(run):
+    ended = run("has ended it")
     assert "the process is ended" not in ended.stderr
-    assert ended.returncode != -signal.SIGABRT
+    assert ended.status != -signal.SIGABRT
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
-    [{"FASTCOLL_HEARTBEAT_SECONDS": "2"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2"}],
+    [{"FASTCOLL_HEARTBEAT_SECONDS": "1"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"}],
     ids=json.dumps,
 )
-def test_a_watchdog_that_stands_still_ends_the_process(tmp_path, environment):
+def test_a_watchdog_that_stands_still_ends_the_process(run, environment):
     """NCCL does not answer it."""
-    ended = run("computes on", tmp_path, HANGS="1", **environment)
-    assert ended.returncode == -signal.SIGABRT, ended.stderr
-    assert "the watchdog has waited 2000 ms for the device's driver" in ended.stderr
+    ended = run("computes on", HANGS="1", **environment)
+    assert ended.status == -signal.SIGABRT, ended.stderr
+    assert "the watchdog has waited 1000 ms for the device's driver" in ended.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environment",
     [
-        {"FASTCOLL_HEARTBEAT_SECONDS": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2"},
-        {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "2"},
+        {"FASTCOLL_HEARTBEAT_SECONDS": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"},
+        {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1"},
     ],
     ids=json.dumps,
 )
-def test_nothing_looks_after_a_watchdog_if_that_is_asked_for(tmp_path, environment):
-    ended = run("computes on a while", tmp_path, HANGS="1", **environment)
+def test_nothing_looks_after_a_watchdog_if_that_is_asked_for(run, environment):
+    ended = run("computes on a while", HANGS="1", **environment)
     assert "the watchdog has waited" not in ended.stderr
