@@ -159,9 +159,44 @@ class Launcher:
             limit: seconds, after which it is ended by SIGABRT, with all stacks in ``stderr``.
             environment: variables that are set, or with None removed.
         """
+        return self._program(text, folder, environment).ended(limit, folder)
+
+    def ranks(
+        self, text: str, size: int, folder: Path, *, limit: float = 60, **environment: str | None
+    ) -> list[Ended]:
+        """Run the text of a program on ranks of one host, as torchrun does; return what each leaves.
+
+        Args:
+            text: of the program.
+            size: number of ranks.
+            folder: in which each rank works in a folder of its number.
+            limit: see ``program``.
+            environment: variables beside those that torchrun sets.
+        """
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        processes = []
+        for rank in range(size):
+            (folder / str(rank)).mkdir()
+            given = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank makes one
+                **environment,
+            }
+            processes.append(self._program(text, folder / str(rank), given))
+        return [process.ended(limit, folder / str(r)) for r, process in enumerate(processes)]
+
+    def _program(
+        self, text: str, folder: Path, environment: Mapping[str, str | None]
+    ) -> "Process":
         log = folder / "stdout", folder / "stderr"
-        process = self.start(text, log=log, environment=environment, folder=folder, real_exit=True)
-        return process.ended(limit, log)
+        return self.start(text, log=log, environment=environment, folder=folder, real_exit=True)
 
     def close(self) -> None:
         """End the server, and with it all that it started."""
@@ -236,13 +271,13 @@ class Process:
         self.signal(signal.SIGKILL)
         self.wait(PATIENCE)
 
-    def ended(self, limit: float, log: tuple[Path, Path]) -> Ended:
+    def ended(self, limit: float, folder: Path) -> Ended:
         """Wait for the end, for ``limit`` seconds at most, and return what it left."""
         if (status := self.wait(limit)) is None:
             self.signal(signal.SIGABRT)  # faulthandler prints all stacks
             status = self.wait(PATIENCE)
         assert status is not None, "the process outlives SIGABRT"
-        return Ended(status, *(path.read_text(errors="replace") for path in log))
+        return Ended(status, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr")))
 
 
 def dump_stacks(processes: Iterable[Process]) -> None:

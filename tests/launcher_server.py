@@ -117,13 +117,15 @@ def run(request: dict[str, Any], channel: list[int]) -> None:
 def main() -> None:
     """Load what all processes need, then serve."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else NumPy starts threads when it is loaded
+    environment = dict(os.environ)
+    # Else NumPy starts threads when it is loaded; and a fork would compute on all cores.
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     for name in sys.argv[2:]:
         importlib.import_module(name)
-    del os.environ["OPENBLAS_NUM_THREADS"]
-    if threads is not None:
-        os.environ["OPENBLAS_NUM_THREADS"] = threads
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        del os.environ[name]
+        if name in environment:
+            os.environ[name] = environment[name]
     gc.collect()
     gc.freeze()  # a fork's look for garbage passes by what is loaded here, and copies none of it
     forked = serve(control)

@@ -119,6 +119,7 @@ def test_a_program_that_is_told_lives(run, case):
 @pytest.mark.full
 def test_a_group_that_was_ended_ends_nobody(run):
     ended = run("has ended it")
+    assert ended.stdout == "lives\n"
     assert "the process is ended" not in ended.stderr
     assert ended.status != -signal.SIGABRT
 

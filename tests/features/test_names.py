@@ -9,13 +9,16 @@ import pickle
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 from backend import IS_GLOO
 
+from fastcoll import names
+
 pytestmark = pytest.mark.skipif(IS_GLOO, reason="is about fastcoll's own settings")
+
+HEAD = "import os, sys, torch, torch.distributed as dist\n"
 
 END = """
 import fastcoll.info
@@ -25,32 +28,22 @@ dist.destroy_process_group()
 """
 
 
-def run(folder: Path, script: str, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
-    """Runs a script under torchrun; returns the lines of rank 0, and all that went to stderr."""
-    path = folder / "script.py"
-    path.write_text(
-        "import os, sys, torch, torch.distributed as dist\n"
-        "if os.environ['RANK'] != '0': sys.stdout = open(os.devnull, 'w')\n"
-        + textwrap.dedent(script)
-        + END
-    )
-    done = subprocess.run(
-        [
-            *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)],
-            *["--standalone", str(path)],
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
+@pytest.fixture
+def run(launcher, tmp_path):
+    """``run(script, NAME="value")`` returns the lines of rank 0, and all that went to stderr."""
+
+    def run(script: str, ranks: int = 2, **environ: str) -> tuple[list[str], str]:
+        text = "from fastcoll import names\nnames.apply()\n" + HEAD + textwrap.dedent(script) + END
+        ended = launcher.ranks(text, ranks, tmp_path, **environ)
+        errors = "".join(rank.stderr for rank in ended)
+        assert not any(rank.status for rank in ended), errors
+        return ended[0].stdout.splitlines(), errors
+
+    return run
 
 
-def test_who_names_gloo_is_served_and_told_once(tmp_path):
+def test_who_names_gloo_is_served_and_told_once(run):
     lines, errors = run(
-        tmp_path,
         """
         dist.init_process_group("gloo")
         print(dist.get_backend(), dist.get_backend() == "gloo", dist.get_backend() in ("nccl", "gloo"))
@@ -71,9 +64,8 @@ def test_who_names_gloo_is_served_and_told_once(tmp_path):
     assert errors.count("[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)") == 1
 
 
-def test_what_is_made_without_a_name_stays_gloo(tmp_path):
+def test_what_is_made_without_a_name_stays_gloo(run):
     lines, _ = run(
-        tmp_path,
         """
         dist.init_process_group("gloo")
         store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
@@ -87,9 +79,8 @@ def test_what_is_made_without_a_name_stays_gloo(tmp_path):
     assert lines[0] == "gloo [2.0, 2.0]"
 
 
-def test_who_names_none_is_served_by_the_default(tmp_path):
+def test_who_names_none_is_served_by_the_default(run):
     lines, _ = run(
-        tmp_path,
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.nn.parallel import DistributedDataParallel
@@ -107,9 +98,8 @@ def test_who_names_none_is_served_by_the_default(tmp_path):
     assert any("'gloo'" in line for line in serving), "who names gloo gets gloo"
 
 
-def test_who_names_none_is_served_where_gloo_is_replaced(tmp_path):
+def test_who_names_none_is_served_where_gloo_is_replaced(run):
     lines, _ = run(
-        tmp_path,
         """
         dist.init_process_group()
         dist.barrier()
@@ -122,9 +112,8 @@ def test_who_names_none_is_served_where_gloo_is_replaced(tmp_path):
     assert "'fastcoll'" in lines[1] and "'gloo'" not in lines[1]
 
 
-def test_make_default_in_a_script(tmp_path):
+def test_make_default_in_a_script(run):
     lines, _ = run(
-        tmp_path,
         """
         import fastcoll
         fastcoll.make_default()
@@ -137,9 +126,8 @@ def test_make_default_in_a_script(tmp_path):
     assert lines[0] == "fastcoll"
 
 
-def test_every_group_is_told_at_info(tmp_path):
+def test_every_group_is_told_at_info(run):
     _, errors = run(
-        tmp_path,
         """
         dist.init_process_group("gloo")
         dist.new_group([0, 1], backend="fastcoll")
@@ -151,28 +139,59 @@ def test_every_group_is_told_at_info(tmp_path):
     assert "[fastcoll] group '1': cpu tensors by fastcoll" in errors
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [
-        ("FASTCOLL_REPLACE", "mpi", "FASTCOLL_REPLACE=mpi: expected backends of gloo, nccl"),
-        ("FASTCOLL_DEFAULT", "tpu", "FASTCOLL_DEFAULT=tpu: expected 1, 0, or devices of cpu, cuda"),
-    ],
-)
-def test_a_bad_value_is_told_and_torch_is_imported(variable, value, expected):
+@pytest.mark.full
+def test_under_torchrun(tmp_path):
+    """Where the variables are read when torch is imported."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + "dist.init_process_group('gloo')\nprint(dist.get_backend(), flush=True)\n"
+        "dist.barrier()\n" + END
+    )
     done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.distributed.Backend('gloo'))"],
-        env={**os.environ, variable: value},
+        [
+            *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+            *["--standalone", str(script)],
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FASTCOLL_REPLACE": "gloo"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fastcoll\n") == 2
+    assert done.stdout.count("[('cpu', 'fastcoll'), ('cuda', 'fastcoll')] shm") == 2
+    assert "[fastcoll] serves the groups that name gloo (FASTCOLL_REPLACE)" in done.stderr
+
+
+BAD_VALUES = {
+    "FASTCOLL_REPLACE": ("mpi", "FASTCOLL_REPLACE=mpi: expected backends of gloo, nccl"),
+    "FASTCOLL_DEFAULT": ("tpu", "FASTCOLL_DEFAULT=tpu: expected 1, 0, or devices of cpu, cuda"),
+}
+
+
+@pytest.mark.parametrize("variable", BAD_VALUES)
+def test_a_bad_value_is_an_error(variable):
+    value, expected = BAD_VALUES[variable]
+    with pytest.raises(ValueError, match=expected):
+        names.apply({variable: value})
+
+
+def test_a_bad_value_is_told_and_torch_is_imported():
+    value, expected = BAD_VALUES["FASTCOLL_DEFAULT"]
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.distributed.Backend('gloo'))"],
+        env={**os.environ, "FASTCOLL_DEFAULT": value},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.stdout == "gloo\n"
     assert expected in done.stderr
 
 
-def test_a_misspelt_variable_is_told_with_the_nearest(tmp_path):
+def test_a_misspelt_variable_is_told_with_the_nearest(run):
     _, errors = run(
-        tmp_path, 'dist.init_process_group("fastcoll")\n', ranks=1, FASTCOLL_TRANSPRT="shm"
+        'dist.init_process_group("fastcoll")\n', ranks=1, FASTCOLL_TRANSPRT="shm"
     )
     assert (
         "no variable FASTCOLL_TRANSPRT is known, and it is ignored. Did you mean FASTCOLL_TRANSPORT?"
@@ -180,9 +199,8 @@ def test_a_misspelt_variable_is_told_with_the_nearest(tmp_path):
     )
 
 
-def test_options_of_another_backend(tmp_path):
+def test_options_of_another_backend(run):
     lines, errors = run(
-        tmp_path,
         """
         dist.init_process_group("gloo")
         given = dist.ProcessGroupGloo._Options()
@@ -202,10 +220,9 @@ def test_options_of_another_backend(tmp_path):
     )
 
 
-def test_options_of_stock_nccl_are_taken_over(tmp_path):
+def test_options_of_stock_nccl_are_taken_over(run):
     """A torch without CUDA has no such class: its attributes, on another backend's options."""
     lines, errors = run(
-        tmp_path,
         """
         class StockOptions(dist.ProcessGroupGloo._Options):
             is_high_priority_stream = False
@@ -232,22 +249,22 @@ def test_options_of_stock_nccl_are_taken_over(tmp_path):
 
 
 def test_a_served_name_is_both():
-    from fastcoll.names import ServedName
-
-    name = ServedName("fastcoll", "gloo")
+    name = names.ServedName("fastcoll", "gloo")
     assert [name == other for other in ("fastcoll", "gloo", "nccl")] == [True, True, False]
     assert [name != other for other in ("fastcoll", "gloo", "nccl")] == [False, False, True]
     assert str(name) == f"{name}" == "fastcoll" and {"fastcoll": 1}[name] == 1
     assert pickle.loads(pickle.dumps(name)) == "gloo"
 
 
-def test_a_served_name_is_compared_in_compiled_code():
-    from fastcoll.names import ServedName
-
-    name = ServedName("fastcoll", "gloo")
+def compare_in_compiled_code():
+    name = names.ServedName("fastcoll", "gloo")
 
     @torch.compile(backend="eager", fullgraph=True)
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x if name == "gloo" else x
 
-    assert double(torch.ones(1)).item() == 2
+    return double(torch.ones(1)).item()
+
+
+def test_a_served_name_is_compared_in_compiled_code(world):
+    assert world(1).run(compare_in_compiled_code, init=False) == [2]
