@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BACKEND", "load_suite", "prepare_rank", "skip_reason", "world_size"]
+__all__ = ["BACKEND", "load_suite", "prepare_rank", "world_size"]
 
 BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
 _WORLD_SIZE = 3
@@ -90,14 +90,6 @@ def prepare_rank(suite: type, test: str, folder: str) -> None:
     module.INIT_METHOD = os.environ["INIT_METHOD"]
 
 
-def skip_reason(suite: type, name: str) -> str | None:
-    """Returns why unittest would not even start this test, or None."""
-    method = getattr(suite, name)
-    if getattr(method, "__unittest_skip__", False):
-        return str(method.__unittest_skip_why__)
-    return None
-
-
 class _DistributedForTests(types.ModuleType):
     """`torch.distributed` as the suite sees it.
 
@@ -169,5 +161,4 @@ def _lift_guards(suite: type, name: str) -> None:
     if why.startswith(_LIFTED_REASONS):
         lifted = _with_globals(lifted)
     if lifted is not method:
-        lifted.beneath_guard = True
         setattr(suite, name, lifted)

@@ -1,104 +1,101 @@
-"""`TorchSuite`: the door through which pytest and the recorder reach the launcher of PyTorch's suite."""
+"""`TorchSuite`: runs tests of PyTorch's suite on one backend."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import selectors
-import subprocess
-import sys
-import tempfile
+import pickle
+import time
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
 
-__all__ = ["DEADLINE", "TorchSuite"]
+from launcher import Launcher, Process, dump_stacks, ending
+from suite_cases import world_size
+from suite_ranks import play, tell_tests
 
-DEADLINE = 40.0  # seconds for one test, below the suite's own 60 s for a collective; gloo's longest test takes 5
-_START_SECONDS = 120.0
-_GRACE_SECONDS = 20.0
+__all__ = ["TorchSuite"]
+
+DEADLINE = 50.0
+"""Seconds for one test, below the suite's own 60 s for a collective; gloo's longest test takes 5."""
+
+AFTER_A_FAILURE = 10.0
+"""Seconds that the other ranks of a test may still run."""
 
 
 class TorchSuite:
-    """PyTorch's suite for one backend; starts its launcher at once, and again after it was lost.
+    """PyTorch's suite for one backend.
 
     Attributes:
-        torch_version: release the suite was read from, without the local part.
-        tests: names of all its test methods, sorted.
+        skips: why its guards skip each test, or None, by name.
     """
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._scratch = tempfile.TemporaryDirectory(prefix="torch-suite-")
-        self._launcher: subprocess.Popen[str] | None = None
-        self._start()
-
-    def run(self, test: str, seconds: float = DEADLINE) -> dict[str, Any]:
-        """Runs one test and returns its reply.
-
-        Keys: outcome ("passed", "skipped" or "failed"), detail, seconds, beneath_guard.
-        """
-        if self._launcher is None:
-            self._start()
-        assert self._launcher is not None and self._launcher.stdin is not None
+    def __init__(self, backend: str, folder: Path) -> None:
+        # No CUDA: with a few GPUs, but fewer than ranks, the suite would skip every test.
+        environment = {"CUDA_VISIBLE_DEVICES": "", "FASTCOLL_TEST_BACKEND": backend}
+        self._launcher = Launcher(environment, preload=["suite_loaded"])
+        log = folder / "tests.log"
+        pipe, theirs = connection.Pipe()
+        with theirs:
+            self._launcher.start(tell_tests, str(folder), log=log, channel=theirs)
         try:
-            self._launcher.stdin.write(json.dumps({"test": test, "seconds": seconds}) + "\n")
-            self._launcher.stdin.flush()
-            return self._reply(seconds + _GRACE_SECONDS)
-        except (OSError, RuntimeError) as error:
-            self._end_launcher()
-            detail = f"the launcher was lost: {error}"
-            return {"outcome": "failed", "detail": detail, "seconds": 0.0, "beneath_guard": False}
-        except (
-            BaseException
-        ):  # Ctrl-C or pytest-timeout: this answer would be taken for the next one's
-            self._end_launcher()
-            raise
+            self.skips, self._skipped = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            raise RuntimeError(f"the suite tells no tests:\n{log.read_text()}") from None
+
+    def run(self, test: str, folder: Path) -> tuple[str, str]:
+        """Runs a test and returns "passed", "skipped" or "failed", and why.
+
+        Args:
+            test: its name.
+            folder: an empty one, which the test may fill.
+        """
+        for part in ("barrier", "test_dir", "init_dir"):
+            (folder / part).mkdir()
+        logs = [folder / f"log.{rank}" for rank in range(world_size(test))]
+        ranks, pipes = [], []
+        try:
+            for rank, log in enumerate(logs):
+                ours, theirs = connection.Pipe()
+                pipes.append(ours)
+                with theirs:
+                    ranks.append(
+                        self._launcher.start(
+                            *(play, rank, test, str(folder)),
+                            log=log,
+                            channel=theirs,
+                            environment={"TMPDIR": str(folder)},
+                        )
+                    )
+            hung = self._wait(ranks)
+            codes = [process.exitcode for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        # As in torch's harness rank 0 says whether a test is skipped; unlike there, every rank must end well.
+        if not hung and all(code == 0 or code in self._skipped for code in codes):
+            return ("skipped", self._skipped[codes[0]]) if codes[0] else ("passed", "")
+        parts = []
+        for rank in sorted((r for r, code in enumerate(codes) if code != 0), key=hung.__contains__):
+            told = logs[rank].read_text(errors="replace")[-6000:]
+            with contextlib.suppress(EOFError):
+                told = pipes[rank].recv() if pipes[rank].poll() else told
+            state = "no end in time" if rank in hung else ending(codes[rank])
+            parts.append(f"--- rank {rank}: {state}\n{told}")
+        return "failed", "\n".join(parts)
 
     def close(self) -> None:
-        """Ends the launcher, whose ranks die with it, and removes what they left in their scratch folder."""
-        self._end_launcher()
-        self._scratch.cleanup()
+        """Ends the launcher, and with it all ranks."""
+        self._launcher.close()
 
-    def _end_launcher(self) -> None:
-        if self._launcher is not None:
-            self._launcher.kill()
-            self._launcher.wait()
-            for stream in (self._launcher.stdin, self._launcher.stdout):
-                with contextlib.suppress(OSError):
-                    stream.close()
-            self._launcher = None
-
-    def _start(self) -> None:
-        self._launcher = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("suite_launcher.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # No CUDA: with a few GPUs, but fewer than ranks, the suite would skip every test.
-            env={
-                **os.environ,
-                "CUDA_VISIBLE_DEVICES": "",
-                "FASTCOLL_TEST_BACKEND": self._backend,
-                "OMP_NUM_THREADS": "1",
-                "TMPDIR": self._scratch.name,
-            },
-        )
-        hello = self._reply(_START_SECONDS)
-        self.torch_version: str = hello["torch"]
-        self.tests: list[str] = hello["tests"]
-
-    def _reply(self, seconds: float) -> dict[str, Any]:
-        assert self._launcher is not None and self._launcher.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._launcher.stdout, selectors.EVENT_READ)
-            if not selector.select(seconds):
-                raise RuntimeError(
-                    f"no answer from the launcher of {self._backend!r} within {seconds} s"
-                )
-        line = self._launcher.stdout.readline()
-        if not line:
-            raise RuntimeError(
-                f"the launcher of {self._backend!r} ended, status {self._launcher.wait()}: see its stderr"
-            )
-        return json.loads(line)
+    def _wait(self, ranks: list[Process]) -> list[int]:
+        """Waits until all have ended, or the time is over, and returns the ranks that have not."""
+        end = time.monotonic() + DEADLINE
+        failed = False
+        while running := [r for r, process in enumerate(ranks) if process.exitcode is None]:
+            if time.monotonic() > end:
+                dump_stacks(ranks)
+                break
+            ranks[running[0]].wait(0.02)
+            if not failed and any(p.exitcode not in (None, 0, *self._skipped) for p in ranks):
+                failed = True
+                end = min(end, time.monotonic() + AFTER_A_FAILURE)
+        return running
