@@ -24,17 +24,16 @@ from typing import Any
 
 __all__ = ["Ended", "Launcher", "LauncherFailed", "Process", "close_default", "default", "dump_stacks", "ending"]
 
-PRELOAD = (
-    "torch",
+TORCH = ("torch", "torch.testing", "torch.utils.data", "pytest")
+"""What test modules import: a second of loading."""
+
+MORE = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
-    "torch.testing",
-    "torch.utils.data",
-    "pytest",  # test modules import it
 )
-"""What the default launcher has loaded."""
+"""What many tests import beside it: another two seconds."""
 
 PATIENCE = 300.0
 """Seconds that the server may take to load what it forks, or to fork, on a machine with much else to do."""
@@ -59,11 +58,11 @@ class Launcher:
     Args:
         environment: variables of the server and all its processes, beside those of this process: those that must be
             set before torch is loaded.
-        preload: modules that the server imports beside torch; by default what the tests of ranks use.
+        preload: modules that the server imports.
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, preload: Iterable[str] = PRELOAD
+        self, environment: Mapping[str, str] | None = None, preload: Iterable[str] = TORCH
     ) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()
@@ -88,6 +87,11 @@ class Launcher:
         self._pids: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
         self._ready = False
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -301,7 +305,7 @@ def default() -> Launcher:
     """Return the launcher of this process's environment, starting it if there is none."""
     global _default
     if _default is None or not _default.alive:
-        _default = Launcher()
+        _default = Launcher(preload=[*TORCH, *MORE])
     return _default
 
 

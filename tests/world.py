@@ -25,10 +25,10 @@ from world_rank import Call, Function, here, serve
 
 __all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here"]
 
-DEADLINE = 60.0
+DEADLINE = 90.0
 """Seconds that a call may take."""
 
-GRACE = 5.0
+GRACE = 15.0
 """Seconds that the other ranks get to answer after one failed, and a rank gets to end."""
 
 DIED = "died: "

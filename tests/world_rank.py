@@ -19,7 +19,7 @@ from typing import Any
 
 __all__ = ["GROUP_TIMEOUT", "Call", "Function", "Here", "here", "serve"]
 
-GROUP_TIMEOUT = timedelta(seconds=40)
+GROUP_TIMEOUT = timedelta(seconds=60)
 """Timeout of the groups: under the deadline of a call, so that a hang shows the backend's text."""
 
 

@@ -35,7 +35,7 @@ def kill_on(rank):
 
 def sleep_on(rank):
     if here().rank == rank:
-        time.sleep(60)
+        time.sleep(1000)
 
 
 def without_group():
@@ -53,6 +53,10 @@ def leave_marks():
 
 def find_marks():
     return "LEFT_BEHIND" in os.environ, len(dist.distributed_c10d._world.pg_map)
+
+
+def variables(*names):
+    return [os.environ.get(name) for name in names]
 
 
 def destroy_default_group():
@@ -144,6 +148,18 @@ def test_destroying_the_shared_group_is_an_error(own_worlds):
 def test_only_module_functions_are_taken(own_worlds):
     with pytest.raises(TypeError, match="top of a module"):
         own_worlds(1).run(lambda: None)
+
+
+@pytest.mark.parametrize(
+    "name", ["FASTCOLL_WAIT", pytest.param("OF_TORCH", marks=pytest.mark.full)]
+)
+def test_variables_of_ranks(tmp_path, name):
+    """Those of fastcoll are set in a fork; others may be read when torch is imported."""
+    worlds = Worlds(tmp_path, environ={name: "7"})
+    try:
+        assert worlds(1).run(variables, name, init=False) == [["7"]]
+    finally:
+        worlds.close()
 
 
 def test_closing_leaves_no_process(tmp_path):
