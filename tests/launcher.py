@@ -67,7 +67,7 @@ class Launcher:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()
         server = Path(__file__).with_name("launcher_server.py")
-        paths = [path for path in sys.path if Path(path).is_relative_to(server.parent)]
+        paths = [path for path in _sys_path() if Path(path).is_relative_to(server.parent)]
         paths += filter(None, [os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
             [sys.executable, str(server), str(theirs.fileno()), *preload],
@@ -136,7 +136,7 @@ class Launcher:
             "call": None if is_text else pickle.dumps((what, arguments)),
             "environment": dict(environment or {}),
             "folder": None if folder is None else str(folder),
-            "sys_path": list(sys.path),
+            "sys_path": _sys_path(),
             "real_exit": real_exit,
         }
         output, errors = log if isinstance(log, tuple) else (log, log)
@@ -282,6 +282,10 @@ class Process:
             status = self.wait(PATIENCE)
         assert status is not None, "the process outlives SIGABRT"
         return Ended(status, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr")))
+
+
+def _sys_path() -> list[str]:
+    return [os.path.abspath(path) for path in sys.path]
 
 
 def dump_stacks(processes: Iterable[Process]) -> None:

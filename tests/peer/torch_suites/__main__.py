@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch_suites import source
 from torch_suites.outcomes import Comparison, Outcome, Pair, first_error
-from torch_suites.runs import FileOutcomes, Launcher
+from torch_suites.runs import FileOutcomes, SuiteFiles
 from torch_suites.suites import NOT_APPLICABLE, OPTIONAL, SUITES, files_of
 
 
@@ -38,9 +38,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run_on_both(
-    launchers: list[Launcher], file: str, options: argparse.Namespace
+    backends: list[SuiteFiles], file: str, options: argparse.Namespace
 ) -> list[tuple[FileOutcomes, str]]:
-    gloo, peer = launchers
+    gloo, peer = backends
     on_peer = peer.run(file, options.file_seconds)
     only = None
     if options.quick:
@@ -49,16 +49,16 @@ def _run_on_both(
 
 
 def _rerun(
-    launchers: list[Launcher], file: str, differing: dict[str, Pair], options: argparse.Namespace
+    backends: list[SuiteFiles], file: str, differing: dict[str, Pair], options: argparse.Namespace
 ) -> None:
     tests = [name.split("::")[1] for name in differing]
     for _ in range(options.rounds - 1):
-        for launcher in launchers:
-            outcomes, told = launcher.run(file, options.file_seconds, tests)
+        for each in backends:
+            outcomes, told = each.run(file, options.file_seconds, tests)
             for test in tests:
                 pair = differing[f"{file}::{test}"]
                 missing: Outcome = {"outcome": "not run", "detail": told, "seconds": 0.0}
-                rounds = pair.gloo if launcher.backend == "gloo" else pair.peer
+                rounds = pair.gloo if each.backend == "gloo" else pair.peer
                 rounds.append(outcomes.get(test, missing))
 
 
@@ -93,14 +93,14 @@ def main() -> int:
     print(f"PyTorch's test files {version}, torch {torch_version}", flush=True)
     files = files_of(test / "distributed", list(SUITES) if "all" in chosen else chosen)
     comparison = Comparison(options.backend)
-    launchers = [Launcher(test, b, options.test_seconds) for b in ("gloo", options.backend)]
+    backends = [SuiteFiles(test, b, options.test_seconds) for b in ("gloo", options.backend)]
     record = {}
     try:
         for suite, names in files.items():
             for file in names:
                 if options.file and file not in options.file:
                     continue
-                told = _run_on_both(launchers, file, options)
+                told = _run_on_both(backends, file, options)
                 differing = comparison.add(suite, file, *told)
                 passed = [
                     f"{sum(o['outcome'] == 'passed' for o in found.values())}/{len(found)}"
@@ -108,7 +108,7 @@ def main() -> int:
                 ]
                 print(f"{suite:12}{file:60}{passed[0]:>9}{passed[1]:>9}", flush=True)
                 if differing:
-                    _rerun(launchers, file, differing, options)
+                    _rerun(backends, file, differing, options)
                     _save_details(source.BUILD / "details", file, differing)
                 for name, pair in differing.items():
                     wrong = next(o for o in pair.peer if o["outcome"] != "passed")
@@ -123,8 +123,8 @@ def main() -> int:
                 if options.json:
                     options.json.write_text(json.dumps(record, indent=1) + "\n")
     finally:
-        for launcher in launchers:
-            launcher.close()
+        for each in backends:
+            each.close()
     _print_table(comparison)
     fails = record.get(f"{options.backend}_fails", {})
     counted = [name for name, row in fails.items() if "not_applicable" not in row]

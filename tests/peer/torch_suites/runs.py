@@ -1,31 +1,29 @@
-"""`Launcher`: runs test files on one backend."""
+"""`SuiteFiles`: runs test files on one backend."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from launcher import Launcher, ending
+from torch_suites.files import run_file
 from torch_suites.source import BUILD
 
-__all__ = ["FileOutcomes", "Launcher"]
+__all__ = ["FileOutcomes", "SuiteFiles"]
 
 _HARNESS_ENDS_EARLIER = 10.0  # seconds
 
 FileOutcomes = dict[str, dict[str, Any]]
 
 
-class Launcher:
-    """The program that runs test files, with torch imported once, on one backend."""
+class SuiteFiles:
+    """Runs test files, with torch imported once, on one backend."""
 
     def __init__(self, test: Path, backend: str, test_seconds: float) -> None:
-        """Starts the program.
+        """Starts the launcher.
 
         Args:
             test: folder `test` of PyTorch's source.
@@ -36,26 +34,13 @@ class Launcher:
         self._test = test
         self._seconds = test_seconds
         self._scratch = tempfile.TemporaryDirectory(prefix="suites-", ignore_cleanup_errors=True)
-        self._errors = open(f"{self._scratch.name}/errors", "w+", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torch_suites.launcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=self._scratch.name,
-            env=self._environment(),
-            start_new_session=True,
-        )
+        self._launcher = Launcher(self._environment(), preload=["torch_suites.prepared"])
 
     def _environment(self) -> dict[str, str]:
         replaces = {"FASTCOLL_REPLACE": "gloo"} if self.backend == "fastcoll" else {}
-        here = str(Path(__file__).parents[1])
         return {
-            **os.environ,
             **replaces,
             "TORCH_SUITES_BACKEND": self.backend,
-            "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -82,33 +67,25 @@ class Launcher:
             file_seconds: limit for the file; tests that it leaves out are not in the result.
             only: names of the tests to run, as CLASS.TEST; None for all.
         """
-        request = {
-            "file": str(self._test / "distributed" / file),
-            "paths": [str(self._test)],
-            "seconds": self._seconds,
-            "file_seconds": file_seconds,
-            "only": only,
-        }
-        assert self._process.stdin is not None and self._process.stdout is not None
+        ours, theirs = connection.Pipe()
+        log = Path(self._scratch.name, "log")
+        with theirs:
+            process = self._launcher.start(
+                *(run_file, self._test / "distributed" / file, [str(self._test)]),
+                *(self._seconds, file_seconds, only),
+                log=log,
+                channel=theirs,
+                folder=log.parent,
+            )
         outcomes: FileOutcomes = {}
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        for line in self._process.stdout:
-            reply = json.loads(line)
-            if "end" in reply:
-                return outcomes, reply["end"]
-            outcomes[reply.pop("test")] = reply
-        self._errors.seek(0)
-        raise RuntimeError(
-            f"the launcher of {self.backend!r} ended with {self._process.wait()}:\n"
-            + self._errors.read()[-3000:]
-        )
+        try:
+            while "end" not in (reply := ours.recv()):
+                outcomes[reply.pop("test")] = reply
+        except EOFError:
+            return outcomes, f"the process of the file ended with {ending(process.wait(10.0))}"
+        return outcomes, reply["end"]
 
     def close(self) -> None:
-        """Ends the program and removes what it left."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._errors.close()
+        """Ends all processes and removes what they left."""
+        self._launcher.close()
         self._scratch.cleanup()

@@ -1,12 +1,8 @@
-"""Runs test files; a program, started by `runs.Launcher`.
+"""Runs a test file, in a process that is forked for it from one that `runs.SuiteFiles` has started.
 
-torch is imported once, in this process, which then never computes: it stays single-threaded, so
-that forking it is safe. A file is imported in a process forked for it, which in turn forks one for
-each test, and this one forks the ranks.
-
-Protocol: one JSON object a line. In: {"file", "paths", "seconds", "file_seconds", "only"}. Out:
-{"test", "outcome", "detail", "seconds"} for each test, where outcome is "passed", "failed" or
-"skipped", then {"end": ""}; {"end": why} says why the file gave no more tests.
+It imports the file, forks a process for each test, and these fork the ranks. Each reply is one object: {"test",
+"outcome", "detail", "seconds"} for a test, where outcome is "passed", "failed" or "skipped", then {"end": ""};
+{"end": why} says why the file gave no more tests.
 """
 
 from __future__ import annotations
@@ -24,17 +20,13 @@ import time
 import traceback
 import unittest
 from collections.abc import Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from torch_suites import harness
+__all__ = ["run_file"]
 
 _PR_SET_PDEATHSIG = 1
-
-
-def _prepare() -> None:
-    harness.change_harness()
-    harness.serve(os.environ["TORCH_SUITES_BACKEND"])
 
 
 def _cases(suite: Any) -> Iterator[unittest.TestCase]:
@@ -123,11 +115,20 @@ def _run(case: unittest.TestCase, seconds: float) -> dict[str, Any]:
     return {"test": _name(case), "outcome": outcome, "detail": detail[-8000:], "seconds": took}
 
 
-def _run_file(request: dict[str, Any], replies: Any) -> None:
-    file = Path(request["file"])
-    deadline = time.monotonic() + request["file_seconds"]
-    signal.alarm(int(request["file_seconds"] + request["seconds"]) + 1)
-    paths = [str(file.parent), *request["paths"]]
+def run_file(
+    replies: connection.Connection,
+    file: Path,
+    paths: list[str],
+    seconds: float,
+    file_seconds: float,
+    only: list[str] | None,
+) -> None:
+    """Runs the tests of one file; see `runs.SuiteFiles.run`."""
+    deadline = time.monotonic() + file_seconds
+    signal.alarm(int(file_seconds + seconds) + 1)
+    # A rank that a test spawns imports the main module again, and needs the same harness.
+    sys.modules["__main__"] = sys.modules["torch_suites.prepared"]
+    paths = [str(file.parent), *paths]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ["PYTHONPATH"]])
     sys.argv = [str(file)]
@@ -135,40 +136,13 @@ def _run_file(request: dict[str, Any], replies: Any) -> None:
         module = importlib.import_module(file.stem)
         cases = list(_cases(unittest.defaultTestLoader.loadTestsFromModule(module)))
     except (Exception, SystemExit) as error:
-        print(json.dumps({"end": f"{type(error).__name__}: {error}"}), file=replies)
+        replies.send({"end": f"{type(error).__name__}: {error}"})
         return
     for case in cases:
-        if request["only"] is not None and _name(case) not in request["only"]:
+        if only is not None and _name(case) not in only:
             continue
-        left = deadline - time.monotonic()
-        if left <= 0:
-            told = f"no end within {request['file_seconds']:g} s"
-            print(json.dumps({"end": told}), file=replies)
+        if time.monotonic() > deadline:
+            replies.send({"end": f"no end within {file_seconds:g} s"})
             return
-        print(json.dumps(_run(case, request["seconds"])), file=replies)
-    print(json.dumps({"end": ""}), file=replies)
-
-
-def main() -> None:
-    """Forks a process for each file that is asked for."""
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # nothing that a library prints may enter the protocol
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                _run_file(json.loads(line), replies)
-                replies.flush()
-            finally:
-                os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            told = f"the process of the file ended with {os.waitstatus_to_exitcode(status)}"
-            print(json.dumps({"end": told}), file=replies)
-
-
-# A rank that a test spawns imports this module again, and needs the same harness.
-_prepare()
-
-if __name__ == "__main__":
-    main()
+        replies.send(_run(case, seconds))
+    replies.send({"end": ""})
