@@ -22,7 +22,16 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ended", "Launcher", "LauncherFailed", "Process", "close_default", "default", "dump_stacks", "ending"]
+__all__ = [
+    "Ended",
+    "Launcher",
+    "LauncherFailed",
+    "Process",
+    "close_default",
+    "default",
+    "dump_stacks",
+    "ending",
+]
 
 TORCH = ("torch", "torch.testing", "torch.utils.data", "pytest")
 """What test modules import: a second of loading."""
@@ -65,7 +74,7 @@ class Launcher:
         self, environment: Mapping[str, str] | None = None, preload: Iterable[str] = TORCH
     ) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         server = Path(__file__).with_name("launcher_server.py")
         paths = [path for path in _sys_path() if Path(path).is_relative_to(server.parent)]
         paths += filter(None, [os.environ.get("PYTHONPATH")])
@@ -76,11 +85,7 @@ class Launcher:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                **(environment or {}),
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
         )
         theirs.close()
         self._numbers = itertools.count()
@@ -196,9 +201,7 @@ class Launcher:
             processes.append(self._program(text, folder / str(rank), given))
         return [process.ended(limit, folder / str(r)) for r, process in enumerate(processes)]
 
-    def _program(
-        self, text: str, folder: Path, environment: Mapping[str, str | None]
-    ) -> "Process":
+    def _program(self, text: str, folder: Path, environment: Mapping[str, str | None]) -> "Process":
         log = folder / "stdout", folder / "stderr"
         return self.start(text, log=log, environment=environment, folder=folder, real_exit=True)
 
@@ -272,8 +275,9 @@ class Process:
 
     def kill(self) -> None:
         """Kill it, and wait for its end."""
-        self.signal(signal.SIGKILL)
-        self.wait(PATIENCE)
+        if self.launcher.alive:  # else it has died with it
+            self.signal(signal.SIGKILL)
+            self.wait(PATIENCE)
 
     def ended(self, limit: float, folder: Path) -> Ended:
         """Wait for the end, for ``limit`` seconds at most, and return what it left."""
@@ -281,7 +285,9 @@ class Process:
             self.signal(signal.SIGABRT)  # faulthandler prints all stacks
             status = self.wait(PATIENCE)
         assert status is not None, "the process outlives SIGABRT"
-        return Ended(status, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr")))
+        return Ended(
+            status, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        )
 
 
 def _sys_path() -> list[str]:

@@ -8,7 +8,6 @@ one. Only processes started here are ever killed.
 """
 
 import contextlib
-import os
 import pickle
 import sys
 import tempfile
@@ -83,7 +82,9 @@ class World:
     @property
     def alive(self) -> bool:
         """Whether every rank can take a call."""
-        return bool(self._processes) and all(p.exitcode is None for p in self._processes)
+        return bool(self._processes) and all(
+            process.launcher.alive and process.exitcode is None for process in self._processes
+        )
 
     def run(
         self,
@@ -253,7 +254,9 @@ class Worlds:
         if world is None or not world.alive:
             if world is not None:
                 world.kill()
-            world = World(size, self._store.port, self._folder, self._prepare, self._environ, self._own)
+            world = World(
+                size, self._store.port, self._folder, self._prepare, self._environ, self._own
+            )
             self._worlds[size] = world
         return world
 

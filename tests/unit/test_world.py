@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND
+from launcher import LauncherFailed
 from world import RanksFailed, World, Worlds, here
 
 
@@ -98,7 +99,7 @@ def test_nothing_of_a_call_is_left_for_the_next(world):
 
 
 @pytest.fixture
-def own_worlds(tmp_path):
+def own_worlds(launcher, tmp_path):
     """Worlds that a test may break."""
     worlds = Worlds(tmp_path)
     yield worlds
@@ -132,6 +133,17 @@ def test_death_that_was_planned_and_did_not_come(own_worlds):
         own_worlds(2).run(kill_on, 7, init=False, dying=[1])
 
 
+@pytest.mark.full
+def test_a_launcher_that_ends_takes_its_worlds_along(tmp_path):
+    worlds = Worlds(tmp_path, environ={"OF_TORCH": "1"})
+    world = worlds(1)
+    os.kill(psutil.Process(world.pids[0]).ppid(), signal.SIGKILL)
+    with pytest.raises(LauncherFailed, match="ended with -9"):
+        world.run(sleep_on, 0, init=False)
+    assert not world.alive
+    worlds.close()
+
+
 def test_silent_rank_shows_its_stack(own_worlds):
     with pytest.raises(RanksFailed) as caught:
         own_worlds(2).run(sleep_on, 1, init=False, deadline=1.0)
@@ -153,7 +165,7 @@ def test_only_module_functions_are_taken(own_worlds):
 @pytest.mark.parametrize(
     "name", ["FASTCOLL_WAIT", pytest.param("OF_TORCH", marks=pytest.mark.full)]
 )
-def test_variables_of_ranks(tmp_path, name):
+def test_variables_of_ranks(launcher, tmp_path, name):
     """Those of fastcoll are set in a fork; others may be read when torch is imported."""
     worlds = Worlds(tmp_path, environ={name: "7"})
     try:
@@ -162,7 +174,7 @@ def test_variables_of_ranks(tmp_path, name):
         worlds.close()
 
 
-def test_closing_leaves_no_process(tmp_path):
+def test_closing_leaves_no_process(launcher, tmp_path):
     worlds = Worlds(tmp_path)
     pids = worlds(3).pids
     assert all(psutil.pid_exists(pid) for pid in pids)
@@ -171,7 +183,7 @@ def test_closing_leaves_no_process(tmp_path):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_world_can_be_used_alone(tmp_path):
+def test_world_can_be_used_alone(launcher, tmp_path):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     alone = World(1, store.port, tmp_path)
     assert alone.alive and alone.run(rank_and_argument, 1) == [(0, 1, 1)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from launcher import Launcher, ending
+
 from torch_suites.files import run_file
 from torch_suites.source import BUILD
 
