@@ -8,6 +8,7 @@ one. Only processes started here are ever killed.
 """
 
 import contextlib
+import os
 import pickle
 import sys
 import tempfile
@@ -35,6 +36,12 @@ DIED = "died: "
 
 AT_IMPORT = ("FASTCOLL_DEBUG", "FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
 """The variables of fastcoll that are read when torch is imported; the others, when a group is made."""
+
+
+def _is_late(name: str, value: str) -> bool:
+    """Return whether a fork of a process with torch loaded can still be given this variable."""
+    given = os.environ.get(name) == value
+    return given or (name.startswith(("FASTCOLL_", "DDP_")) and name not in AT_IMPORT)
 
 
 class RanksFailed(AssertionError):
@@ -242,7 +249,7 @@ class Worlds:
         self._folder = folder
         self._prepare = prepare
         self._environ = environ
-        late = all(name.startswith("FASTCOLL_") and name not in AT_IMPORT for name in environ or ())
+        late = all(_is_late(*variable) for variable in (environ or {}).items())
         self._own = None if late else launcher.Launcher(environ)
         (self._own or launcher.default()).wait()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
