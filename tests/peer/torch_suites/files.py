@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import os
-import select
 import signal
 import sys
 import tempfile
@@ -54,7 +52,7 @@ def _outcome(case: unittest.TestCase) -> tuple[str, str]:
     return "passed", ""
 
 
-def _run_in_child(case: unittest.TestCase, folder: str, pipe: int) -> None:
+def _run_in_child(case: unittest.TestCase, folder: str, pipe: connection.Connection) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -67,50 +65,37 @@ def _run_in_child(case: unittest.TestCase, folder: str, pipe: int) -> None:
         told = _outcome(case)
     except BaseException:
         told = "failed", traceback.format_exc()
-    with os.fdopen(pipe, "w") as file:
-        json.dump(told, file)
-
-
-def _read_until(pipe: int, deadline: float) -> str:
-    parts = []
-    while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            return ""
-        part = os.read(pipe, 1 << 16)
-        if not part:
-            return b"".join(parts).decode(errors="replace")
-        parts.append(part)
+    pipe.send(told)
 
 
 def _run(case: unittest.TestCase, seconds: float) -> dict[str, Any]:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torch-suites-", ignore_cleanup_errors=True) as folder:
-        read, write = os.pipe()
+        ours, theirs = connection.Pipe()
         child = os.fork()
         if child == 0:
-            os.close(read)
             try:
-                _run_in_child(case, folder, write)
+                _run_in_child(case, folder, theirs)
             finally:
                 os._exit(0)
-        os.close(write)
-        told = _read_until(read, start + seconds)
-        os.close(read)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # whatever the test left behind
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        theirs.close()
+        state = f"no end within {seconds:g} s"
+        outcome, detail = "failed", ""
+        if ours.poll(seconds):
+            try:
+                outcome, detail = ours.recv()
+                state = ""
+            except EOFError:
+                state = "the process died"
+        ours.close()
+        for kill in (os.killpg, os.kill):  # whatever the test left behind
+            with contextlib.suppress(ProcessLookupError):
+                kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        if told:
-            outcome, detail = json.loads(told)
-        else:
-            ended = time.monotonic() - start
-            state = f"no end within {seconds:g} s" if ended >= seconds else "the process died"
-            log = Path(folder, "log")
-            outcome, detail = "failed", f"TestProcessError: {state}"
-            if log.exists():
-                detail = f"{log.read_text(errors='replace')[-4000:]}\n{detail}"
+        log = Path(folder, "log")
+        if state:
+            printed = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+            detail = f"{printed}\nTestProcessError: {state}"
     took = round(time.monotonic() - start, 2)
     return {"test": _name(case), "outcome": outcome, "detail": detail[-8000:], "seconds": took}
 
