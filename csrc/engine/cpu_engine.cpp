@@ -140,9 +140,8 @@ void CpuEngine::execute(const TaskRef& task) {
     task->finish();
     trace::complete(task->trace);
   } catch (const Error& error) {
-    const bool lost = dynamic_cast<const ConnectionLost*>(&error) != nullptr;
     try {
-      failHere(request, error, lost);
+      failHere(request, error);
     } catch (const Error& first) {
       trace::fail(task->trace, first.what());
       throw;

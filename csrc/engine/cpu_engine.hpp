@@ -116,7 +116,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void runOne(Request& request);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
-  ToldFault whoBroke(const std::string& text) const noexcept;
+  static std::string causeIn(const Error& error);
+  ToldFault whoBroke(const std::string& text, bool left) const noexcept;
   ToldFault whyLost(int peer, const std::string& text) noexcept;
   template <typename Connect>
   void connect(Connect connect);
@@ -136,7 +137,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void work();
   void throwIfUnusable(const char* call, std::uint64_t seq) const;
   std::string prefix(const char* call, std::uint64_t seq) const;
-  [[noreturn]] void failHere(const Request& request, const Error& error, bool connectionLost);
+  [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
   ToldFault tellPeers(const ToldFault& fault) noexcept;
   bool hasTold() const;

@@ -14,13 +14,14 @@ constexpr Milliseconds kTelling{100};
 // For the rank that noticed first to say so, and for the kernel to bury a process.
 constexpr Milliseconds kWhoBroke{500};
 
+}  // namespace
+
 /// An error's text without the call and rank at its head, which are not those of other ranks.
-std::string causeIn(const std::string& text) {
+std::string CpuEngine::causeIn(const Error& error) {
+  const std::string text = error.what();
   const auto end = text.find("]: ");
   return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
 }
-
-}  // namespace
 
 ToldFault CpuEngine::tellPeers(const ToldFault& fault) noexcept {
   if (rendezvous_ == nullptr) return fault;
@@ -37,14 +38,17 @@ void CpuEngine::checkPeers(const std::string& prefix) const {
   }
 }
 
-ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
+/// Why a connection to another host broke: what its ranks have told, or that a process has ended.
+/// `left`: the host's leader has said goodbye, which is the reason if nothing else is told.
+ToldFault CpuEngine::whoBroke(const std::string& text, bool left) const noexcept {
   ToldFault fault{ErrorKind::Backend, text};
   try {
-    const auto until = Clock::now() + kWhoBroke;
+    const auto began = Clock::now(), told = began + kTelling;
     const std::string key = rendezvous_->faultKeys()[0];
-    while (Clock::now() < until) {
+    while (Clock::now() < (left ? told : began + kWhoBroke)) {
       if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
-      const std::string ended = rendezvous_->endedProcesses();
+      // A process that has ended may have said goodbye before: its peers have time to tell.
+      const std::string ended = Clock::now() < told ? "" : rendezvous_->endedProcesses();
       if (!ended.empty()) {
         fault.text = concat(ended, ": connection closed by peer (process died); ", text);
         return fault;
@@ -76,10 +80,11 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
 }
 
 /// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
-void CpuEngine::failHere(const Request& request, const Error& error, bool connectionLost) {
-  ToldFault fault{error.kind(), causeIn(error.what())};
+void CpuEngine::failHere(const Request& request, const Error& error) {
+  ToldFault fault{error.kind(), causeIn(error)};
   const std::string own = fault.text;
-  if (connectionLost) fault = whoBroke(own);
+  const bool left = dynamic_cast<const PeerLeft*>(&error) != nullptr;
+  if (dynamic_cast<const ConnectionLost*>(&error) != nullptr) fault = whoBroke(own, left);
   abort(fault.kind, fault.text);
   takeConnectionsBack();
   const Path path = path_.load(std::memory_order_acquire);

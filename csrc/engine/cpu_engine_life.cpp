@@ -71,6 +71,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.tuning = config_.tuning;
   spanning_.memory = memory_.get();
   spanning_.checkPeers = [this](const std::string& site) { checkPeers(site); };
+  spanning_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeIn(error)}); };
   spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
   const Hosts& hosts = spanning_.hosts;
   if (hosts.local().size() > 1) {

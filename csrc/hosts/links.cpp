@@ -23,6 +23,8 @@ constexpr Milliseconds kGoodbye{200};
 constexpr Milliseconds kDrain{2000};
 // A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
 constexpr Milliseconds kLook{1000};
+// For a close notice that is on its way when the other connection to its sender breaks.
+constexpr Milliseconds kNotice{100};
 // For another leader to connect, which is about to: all ranks have arrived.
 constexpr Milliseconds kConnect{10000};
 
@@ -34,6 +36,7 @@ auto Links::lost(int host, Call call) {
   try {
     return call();
   } catch (const ConnectionLost& error) {
+    throwIfLeft(host);
     throw ConnectionLost(error.kind(),
                          prefix_ + brokeOff(memory_.memberName(hosts_.leader(host)), error.what()));
   }
@@ -71,9 +74,9 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
 }
 
 Links::~Links() {
-  // A connection that is closed may take with it what the peer has not read. Whoever answers, with
-  // a goodbye of its own or with the frame of a collective that this rank will not take part in,
-  // has read it; the kernel of one that is late has it at least.
+  // A connection that is closed may take with it what the peer has not read. A peer has read this
+  // goodbye when it sends its own, or closes the connection because a collective of its own cannot
+  // end any more; the kernel of one that is late has it at least.
   const auto now = Clock::now();
   const auto each = [this](auto use) {
     for (const int host : others_) {
@@ -96,15 +99,37 @@ Links::~Links() {
   close();
 }
 
-/// Waits for the peer's goodbye, or for the frame of a collective that this rank will not run.
+/// Waits for the peer's goodbye behind the frames of collectives that this rank does not run.
 void Links::farewell(Link& peer, TimePoint until) {
-  for (bool answered = false; !answered && !peer.coming.empty();) {
+  for (bool left = false; !left && !peer.coming.empty();) {
     if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
     peer.coming.pop_front();
     peer.present = (peer.present + 1) % (kAhead + 1);
-    answered = !peer.later.has_value() || headAt(peer).goodbye != 0;
-    peer.later.reset();
+    left = headAt(peer).goodbye != 0;
   }
+}
+
+/// Throws if the host's goodbye has come. Of a host that leaves, the connection for what goes there
+/// may be seen to break before its goodbye has come in the other.
+void Links::throwIfLeft(int host) {
+  Link& peer = link(host);
+  const auto until = Clock::now() + kNotice;
+  try {
+    for (std::size_t i = 0; i < peer.coming.size(); ++i) {
+      if (peer.coming[i] != nullptr && !peer.coming[i]->wait(until)) return;
+      peer.coming[i].reset();
+      if (headAt(peer, i + 1).goodbye != 0) throwLeft(host);
+    }
+  } catch (const PeerLeft&) {
+    throw;
+  } catch (const ConnectionLost&) {  // nothing more comes
+  }
+}
+
+void Links::throwLeft(int host) const {
+  throw PeerLeft(ErrorKind::Backend,
+                 concat(prefix_, memory_.memberName(hosts_.leader(host)),
+                        " left the group (goodbye sent) before taking part in ", describe(arrival_)));
 }
 
 /// Receives a frame after those that are coming. Of a peer that has gone, who waits for it hears.
@@ -207,10 +232,7 @@ void Links::compareNext(int host) {
   if (head.goodbye != 0) {
     peer.coming.clear();
     peer.gone = "goodbye sent";
-    throw ConnectionLost(
-        ErrorKind::Backend,
-        concat(prefix_, memory_.memberName(hosts_.leader(host)),
-               " left the group (goodbye sent) before taking part in ", describe(mine.arrival)));
+    throwLeft(host);
   }
   compare(host, mine, head);
   post(peer);

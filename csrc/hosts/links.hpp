@@ -27,6 +27,11 @@
 
 namespace fastcoll {
 
+/// The host's leader has said goodbye.
+struct PeerLeft : ConnectionLost {
+  using ConnectionLost::ConnectionLost;
+};
+
 class Links {
  public:
   /// Most bytes of data in a frame.
@@ -78,6 +83,8 @@ class Links {
   TransferRef receive(int host, void* data, std::size_t bytes, Lane lane = kFirstStep);
   /// Waits until a transfer with the host has ended.
   void wait(int host, TransferRef& transfer);
+  /// Throws PeerLeft if the host's leader has said goodbye, or is about to.
+  void throwIfLeft(int host);
   /// To be called now and then while another wait lasts, which has begun then: throws when the
   /// group has failed, or a host that is not waited for runs another collective.
   void check(TimePoint began);
@@ -127,6 +134,7 @@ class Links {
   void compare(int host, const Signature& mine, const Head& head) const;
   void settle(int host);
   void farewell(Link& link, TimePoint until);
+  [[noreturn]] void throwLeft(int host) const;
   void post(Link& link);
   Head headAt(const Link& link, std::size_t ahead = 0) const;
   [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;

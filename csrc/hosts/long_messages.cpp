@@ -24,6 +24,7 @@ auto LongMessages::lost(int rank, Call call) const {
   try {
     return call();
   } catch (const ConnectionLost& error) {
+    if (spanning_.links != nullptr) spanning_.links->throwIfLeft(spanning_.hosts.hostOf(rank));
     throw ConnectionLost(
         error.kind(),
         spanning_.prefix + brokeOff(spanning_.memory->memberName(rank), error.what()));

@@ -49,6 +49,8 @@ struct Spanning {
   std::string prefix;                             // of the present collective's errors
   /// Throws when a rank that shares no memory with this one has told of a fault.
   std::function<void(const std::string& prefix)> checkPeers;
+  /// Tells the ranks that share no memory with this one of a fault.
+  std::function<void(const Error&)> tellPeers;
   // What the network may read and write while a collective is under way, and if that fails until
   // connections are closed.
   std::vector<Scratch> scratch;
