@@ -1,6 +1,5 @@
 """Many groups, many works, many threads."""
 
-import os
 import threading
 import time
 
@@ -8,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch, footprint
-
-SLOW = os.environ.get("FASTCOLL_TEST_SLOW") == "1"
+from suite_rules import bound
 
 
 def in_threads(*functions) -> list[BaseException]:
@@ -81,7 +79,7 @@ def test_two_threads_on_one_group(jobs):
     """An error or the right result, never a crash, a hang or a wrong number."""
     job = jobs(2, one_group_unordered)
     for raised, seconds in job.hear_all(timeout=40).values():
-        assert seconds < 20.0
+        assert seconds < bound(5.0)
         for kind, text in raised:
             assert kind == "DistBackendError", text
             assert "mismatch between collectives" in text or "left the group" in text, text
@@ -167,7 +165,7 @@ def test_1000_groups_unused(jobs):
     job = jobs(2, many_groups, 1000, False)
     for found in job.hear_all(timeout=60).values():
         assert found["more"] == [] and found["after"] == [] and found["left"] == []
-        assert found["made"] < 10.0, found
+        assert found["made"] < bound(2.5), found
         assert found["memory"] < 1 << 20, found
     job.ended_well()
 
@@ -242,14 +240,15 @@ def init_and_destroy(rank: Rank, count):
     dist.all_reduce(torch.ones(1 << 18), async_op=True).wait()
     dist.destroy_process_group()
     assert rank.left() == []
-    before, memory = footprint(), resident()
+    rank.before, memory = footprint(), resident()
     for i in range(count):
         rank.used(f"round {i}", timeout=15)
         tensor = torch.ones(1 << 18)
         dist.all_reduce(tensor)
         assert tensor[0] == rank.size
         dist.destroy_process_group()
-    return footprint().beyond(before), resident() - memory
+    # The kernel lists a thread for a moment after it was joined.
+    return rank.left(), resident() - memory
 
 
 def resident() -> int:
@@ -258,18 +257,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize(
-    "count",
-    [
-        20,
-        pytest.param(
-            1000,
-            marks=[
-                pytest.mark.full,
-                pytest.mark.timeout(600),
-                pytest.mark.skipif(not SLOW, reason="takes a minute: set FASTCOLL_TEST_SLOW=1"),
-            ],
-        ),
-    ],
+    "count", [20, pytest.param(1000, marks=[pytest.mark.full, pytest.mark.timeout(600)])]
 )
 def test_init_and_destroy_over_and_over(jobs, count):
     job = jobs(2, init_and_destroy, count)
