@@ -62,9 +62,15 @@ class StandIn:
         return [name for name, _ in self.calls()]
 
 
+@functools.lru_cache(maxsize=1)
+def _file_store(path: str, size: int) -> dist.FileStore:
+    """One object a rank and call: the last of ``size`` objects that goes removes the file under later ones."""
+    return dist.FileStore(path, size)
+
+
 def store(name: str = "store") -> dist.Store:
-    """Returns a store that the ranks of this call share."""
-    return dist.FileStore(str(here().scratch / name), here().size)
+    """Returns a store that the ranks of this call share, the same each time that they ask for this name."""
+    return dist.PrefixStore(name, _file_store(str(here().scratch / "store"), here().size))
 
 
 def create(path: str, timeout: float = 30, name: str = "g", **options: object) -> NcclCommunicator:

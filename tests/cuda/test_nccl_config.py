@@ -39,9 +39,11 @@ def config_of(**fields: int | str) -> C.NcclConfig:
     return config
 
 
-def configured(config: C.NcclConfig | None, seconds: float = 30) -> NcclCommunicator:
+def configured(
+    config: C.NcclConfig | None, name: str = "store", seconds: float = 30
+) -> NcclCommunicator:
     return NcclCommunicator.create(
-        store(),
+        store(name),
         group="g",
         rank=here().rank,
         size=here().size,
@@ -77,16 +79,16 @@ def each_field_arrives(path: str) -> None:
     stand_in.clear()
     assert made.destroy()
     assert stand_in.names().count("destroy") == 1
-    made = configured(config_of(min_ctas=3))
+    made = configured(config_of(min_ctas=3), "again")
     assert told(stand_in) == {"minCTAs": 3}
     assert made.abort()
 
 
 def without_a_field_cupy_makes_it(path: str) -> None:
     stand_in = StandIn.load(path)
-    for config in (None, C.NcclConfig()):
+    for name, config in [("first", None), ("second", C.NcclConfig())]:
         stand_in.clear()
-        made = configured(config)
+        made = configured(config, name)
         assert type(made._raw).__module__.startswith("cupy")
         assert not told(stand_in)
         assert made.abort()
@@ -95,7 +97,7 @@ def without_a_field_cupy_makes_it(path: str) -> None:
 def parts_have_configs(path: str) -> None:
     stand_in = StandIn.load(path)
     size, rank = here().size, here().rank
-    for whole in (configured(None), configured(config_of(max_ctas=8))):
+    for whole in (configured(None, "first"), configured(config_of(max_ctas=8), "second")):
         for config in (None, C.NcclConfig(), config_of(cta_policy=1)):
             stand_in.clear()
             part = whole.split(rank % 2, -rank, "half", config)
@@ -119,7 +121,7 @@ def faults_are_named(path: str) -> None:
     stand_in = StandIn.load(path)
     stand_in.clear()
     with pytest.raises(dist.DistBackendError, match="config: minCTAs -5"):
-        configured(config_of(min_ctas=-5))
+        configured(config_of(min_ctas=-5), "wrong")
     made = configured(config_of(min_ctas=1))
     assert made.async_error() is None
     stand_in.inject("async_error", "allReduce", 6)

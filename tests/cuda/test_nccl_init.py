@@ -207,8 +207,9 @@ def absent_rank(path: str) -> str:
             create(path, timeout=0.7)
         assert 0.7 <= time.monotonic() - start < 20
         text = str(caught.value)
-    store("done").set(f"{here().rank}", "")
-    store("done").wait(["0", "1"], timedelta(seconds=20))
+    shared = store("done")
+    shared.set(f"{here().rank}", "")
+    shared.wait(["0", "1"], timedelta(seconds=20))
     made = create(path, name="again")
     assert made.destroy()
     return text
