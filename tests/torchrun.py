@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from backend import BACKEND
 
 from fastcoll.bench.namespaces import INTERFACE, Cluster
@@ -19,21 +19,17 @@ __all__ = ["torchrun"]
 SCRIPTS = Path(__file__).parent / "features" / "scripts"
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _rendezvous(hosts: int, cluster: Cluster | None) -> list[list[str]]:
-    """Returns the options of each host's agent."""
+def _rendezvous(
+    hosts: int, cluster: Cluster | None, meeting: dist.TCPStore | None
+) -> list[list[str]]:
+    """Returns the options of each host's agent, which meet in the store or on the cluster's first host."""
     if hosts == 1:
         return [["--standalone"]]
     common = [f"--nnodes={hosts}", "--rdzv-backend=c10d"]
     if cluster is None:
-        endpoint = f"--rdzv-endpoint=127.0.0.1:{_free_port()}"
-        return [[*common, endpoint, "--local-addr=127.0.0.1"]] * hosts
+        assert meeting is not None
+        common.append(f"--rdzv-endpoint=127.0.0.1:{meeting.port}")
+        return [[*common, "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]] * hosts
     common.append(f"--rdzv-endpoint={cluster.address(0)}:29500")
     # No name server knows these hosts, by which torchrun would tell whose endpoint it is.
     return [
@@ -58,6 +54,9 @@ def torchrun(
     """
     if cluster is not None:
         hosts = cluster.hosts
+    several = hosts > 1 and cluster is None
+    # In this process, so that its port is not another's when the agents come.
+    meeting = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if several else None
     program = [str(SCRIPTS / script)] if script.endswith(".py") else ["-m", script]
     commands = [
         [
@@ -65,7 +64,7 @@ def torchrun(
             *[f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"],
             *["--monitor-interval=0.1", *program, *map(str, arguments)],
         ]
-        for rendezvous in _rendezvous(hosts, cluster)
+        for rendezvous in _rendezvous(hosts, cluster, meeting)
     ]
     paths = [str(SCRIPTS.parent.parent), os.environ.get("PYTHONPATH", "")]
     shared = {

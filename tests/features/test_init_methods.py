@@ -17,17 +17,24 @@ from world import here
 BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
 
 
-def free_port():
-    """A port below those that the kernel gives to whoever connects.
+@contextlib.contextmanager
+def kept_ports(count):
+    """Ports that only a store of rank 0 can listen at.
 
-    One of these could be taken meanwhile, or a rank that comes first could connect to itself.
+    They lie below those that the kernel gives to whoever connects: one of these could be taken meanwhile, or a rank
+    that comes first could connect to itself. A bound socket keeps each from other tests; with SO_REUSEADDR it lets
+    a store listen, which sets that too.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, first)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    with contextlib.ExitStack() as stack:
+        ports = []
+        while len(ports) < count:
+            keeper = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                keeper.bind(("127.0.0.1", random.randrange(10_000, first)))
+                keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                ports.append(keeper.getsockname()[1])
+        yield ports
 
 
 def use_group():
@@ -109,11 +116,13 @@ def test_file(world, name):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_tcp(world, size):
-    world(size).run(by_url, f"tcp://127.0.0.1:{free_port()}", BACKEND, init=False)
+    with kept_ports(1) as (port,):
+        world(size).run(by_url, f"tcp://127.0.0.1:{port}", BACKEND, init=False)
 
 
 def test_environment(world):
-    world(3).run(by_environment, free_port(), free_port(), init=False)
+    with kept_ports(2) as ports:
+        world(3).run(by_environment, *ports, init=False)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
@@ -123,7 +132,7 @@ def test_store(world, kind):
 
 @pytest.mark.skipif(
     not (dist.is_nccl_available() and torch.cuda.is_available()),
-    reason="there is no GPU, or this torch has no NCCL, which it names",
+    reason="torch finds no CUDA device, or has no NCCL, which this names",
 )
 def test_nccl_for_cuda(world):
     world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
