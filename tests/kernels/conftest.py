@@ -33,8 +33,9 @@ def _gpu() -> torch.device:
 
 @pytest.fixture(scope="session")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Living ranks in which Triton interprets, whatever this process has imported."""
-    worlds = Worlds(tmp_path_factory.mktemp("interpreted"), environ={"TRITON_INTERPRET": "1"})
+    """Living ranks in which Triton interprets."""
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    worlds = Worlds(tmp_path_factory.mktemp("interpreted"))
     yield worlds
     worlds.close()
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ALL_REDUCE = ("one_shot", "two_shot", "ring")
-SPINS = 400_000
+SPINS = 100_000
 """Polls before a wait gives up: more than a minute of the interpreter."""
 
 
@@ -121,7 +121,7 @@ def play(
     import quick_interpreter
 
     modules = interpret()
-    quick_interpreter.pause[0] = 0.005 if here().rank == slow else 0.0001
+    quick_interpreter.dawdle[0] = 0.005 if here().rank == slow else 0.0
     buffers = open_buffers(modules.peers.PeerLayout(channels, 1024, slots, 512))
     room = 1 << 16
     messages = mapped("message", room)

@@ -180,41 +180,31 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_no_argument_becomes_a_constant_where_launches_fall_back() -> None:
+def test_no_argument_becomes_a_constant_and_cpu_tensors_are_refused_where_kernels_compile() -> None:
     """``kernel[grid](...)`` makes a constant of an integer that is 1, and constants have no dtype."""
     done = in_a_process(
         "import importlib, fastcoll.kernels as k\n"
         "for name in k.KERNEL_MODULES:\n"
         "    for one in importlib.import_module(f'fastcoll.kernels.{name}').configurations():\n"
         "        for each in one.kernel.params:\n"
-        "            print(each.is_constexpr or each.do_not_specialize, one.name, each.name)"
+        "            print(each.is_constexpr or each.do_not_specialize, one.name, each.name)\n"
+        "import torch; from fastcoll.buckets import BucketLayout\n"
+        "k.Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')"
     )
     lines = done.stdout.splitlines()
     assert len(lines) > 1000, done.stderr
     assert [line for line in lines if not line.startswith("True ")] == []
-
-
-def test_compiled_kernels_refuse_cpu_tensors() -> None:
-    done = in_a_process(
-        "import torch; from fastcoll.buckets import BucketLayout; from fastcoll.kernels import Flatten\n"
-        "Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')"
-    )
     assert done.returncode == 1
     assert "ValueError: expected CUDA tensors, got cpu. Move the tensors to a GPU" in done.stderr
 
 
-def test_importing_fastcoll_and_its_kernels_imports_no_triton() -> None:
+def test_imports_need_no_triton_and_the_first_use_says_what_to_install() -> None:
     done = in_a_process(
-        "import sys, fastcoll, fastcoll.kernels, fastcoll.buckets; print('triton' in sys.modules)"
-    )
-    assert done.stdout.strip() == "False", done.stderr
-
-
-def test_without_triton_the_first_use_says_what_to_install() -> None:
-    done = in_a_process(
-        "import sys; sys.modules['triton'] = None; import fastcoll.kernels as k\n"
+        "import sys, fastcoll, fastcoll.kernels as k, fastcoll.buckets; print('triton' in sys.modules)\n"
+        "sys.modules['triton'] = None\n"
         "from fastcoll.kernels import reference\n"
         "k.Flatten"
     )
+    assert done.stdout.strip() == "False", done.stderr
     assert done.returncode == 1
     assert "ImportError: fastcoll.kernels.Flatten: expected Triton 3.6 or newer" in done.stderr

@@ -77,7 +77,7 @@ def played(wire: torch.dtype, dtype: torch.dtype, seed: int) -> int:
                 assert_same(out, expected, f"rank {rank}, case {number}")
                 compared += out.numel()
         # Another algorithm in between, on other channels.
-        x = torch.full((2000,), 1.0 + rank)
+        x = torch.full((300,), 1.0 + rank)
         modules.two_shot.all_reduce(x, x, buffers, channels=1 + number % 3)
         assert torch.all(x == ranks * (ranks + 1) / 2)
     return compared
@@ -94,7 +94,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    "ranks, wire, dtype", [(1, *PAIRS[0]), (3, *PAIRS[1]), *((2, *pair) for pair in PAIRS[2:])]
+    ("ranks", "wire", "dtype"),
+    [
+        (3, *PAIRS[1]),
+        pytest.param(1, *PAIRS[0], marks=pytest.mark.full),
+        *(pytest.param(2, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
+    ],
 )
 def test_the_oracles_bits(
     ranks: int, wire: torch.dtype, dtype: torch.dtype, interpreted: Worlds
