@@ -4,10 +4,14 @@ The engine's tensors are the recording device's, whose memory is the host's; a k
 What a kernel touches is reported to the recording device, so that it checks the order of streams here too.
 """
 
+import contextlib
 import ctypes
+import dataclasses
 import os
 import time
 import weakref
+from collections.abc import Iterator, Set
+from typing import Any
 
 import device_ranks
 import torch
@@ -17,10 +21,12 @@ __all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of"]
 DEVICE = "recording:0"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class SharedFiles:
     """A mapper, as fastcoll.cuda.mapping has it.
 
     Attributes:
+        polls_per_second: Of a flag, as the engine counts on it.
         refuses: Steps that fail on this rank: "atomics", "allocate", "map"; "hangs": the mapping, too late; "missing".
         hangs_for: Seconds.
         on_host: What ranks have in common that share a host.
@@ -28,13 +34,22 @@ class SharedFiles:
         shared: The same where ranks do share one, and NCCL would refuse them.
     """
 
-    def __init__(self) -> None:
-        self.polls_per_second = 100_000
-        self.refuses: set[str] = set()
-        self.hangs_for = 3.0
-        self.on_host = "one host"
-        self.identity = ""
-        self.shared = ""
+    polls_per_second: int = 100_000
+    refuses: Set[str] = frozenset()
+    hangs_for: float = 3.0
+    on_host: str = "one host"
+    identity: str = ""
+    shared: str = ""
+
+    @contextlib.contextmanager
+    def changed(self, **changes: Any) -> Iterator[None]:
+        """Changes attributes for a block: the rank lives on when its test has ended, so nothing else can."""
+        before = {name: getattr(self, name) for name in changes}
+        self.__dict__.update(changes)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
 
     def host(self) -> str:
         return self.on_host

@@ -6,6 +6,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from unittest import mock
 
 import peer_memory
 import pytest
@@ -46,12 +47,6 @@ def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, re
     assert found == "" if not reason else found.startswith(reason)
 
 
-def test_as_many_ranks_as_the_kernels_have_flags_for():
-    from fastcoll.kernels.peers import MAX_RANKS
-
-    assert symmetric._MOST_RANKS == MAX_RANKS
-
-
 def with_a_broken_triton():
     """On one rank alone: none has kernels, and NCCL serves."""
     if dist.get_rank() == 1:
@@ -80,19 +75,12 @@ def test_a_triton_that_does_not_work_on_one_rank(peer_world):
 
 def without_peers(change):
     """One rank alone cannot: none does, and all can say why."""
-    mapper = peer_memory.MAPPER
-    if dist.get_rank() == 1:
-        if change == "host":
-            mapper.on_host = "another host"
-        elif change == "device":
-            pass  # see below
-        elif change == "hangs":
-            symmetric._PATIENCE = 0.5
-            mapper.refuses = {change}
-        else:
-            mapper.refuses = {change}
+    changes = {}
     if change == "device":
-        mapper.identity = "the only GPU"
+        changes["identity"] = "the only GPU"
+    elif dist.get_rank() == 1:
+        changes = {"on_host": "another host"} if change == "host" else {"refuses": {change}}
+    patience = 0.5 if "hangs" in changes.get("refuses", ()) else symmetric._PATIENCE
     records = []
     handler = logging.Handler()
     handler.emit = lambda entry: records.append(entry.getMessage())
@@ -100,15 +88,17 @@ def without_peers(change):
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        group, before = dist.new_group(), called("allReduce")
-        for _ in range(2):
-            x = torch.full((100,), 1.0 + dist.get_rank(), device=DEVICE)
-            dist.all_reduce(x, group=group)
-            assert x.cpu().eq(6).all()
+        with (
+            peer_memory.MAPPER.changed(**changes),
+            mock.patch.object(symmetric, "_PATIENCE", patience),
+        ):
+            group, before = dist.new_group(), called("allReduce")
+            for _ in range(2):
+                x = torch.full((100,), 1.0 + dist.get_rank(), device=DEVICE)
+                dist.all_reduce(x, group=group)
+                assert x.cpu().eq(6).all()
     finally:
         log.removeHandler(handler)
-        mapper.refuses, mapper.on_host, mapper.identity = set(), "one host", ""
-        symmetric._PATIENCE = 60.0
     reduces = peer_memory.reduces_of(group)
     assert called("allReduce") == before + 2
     assert reduces.chosen == "" and reduces.region.peers is None
@@ -144,14 +134,11 @@ def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
 
 def mapping_outlasts_the_timeout():
     """One rank's mapping hangs for longer than the group's timeout; the others still hear that it cannot."""
-    if dist.get_rank() == 1:
-        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = {"hangs"}, 8.0
-    try:
+    changes = {"refuses": {"hangs"}, "hangs_for": 8.0} if dist.get_rank() == 1 else {}
+    with peer_memory.MAPPER.changed(**changes):
         group = dist.new_group(timeout=timedelta(seconds=4))
         x = torch.ones(100, device=DEVICE)
         dist.all_reduce(x, group=group)
-    finally:
-        peer_memory.MAPPER.refuses, peer_memory.MAPPER.hangs_for = set(), 3.0
     assert x.cpu().eq(3).all()
     return peer_memory.reduces_of(group).region.topology.reason
 
@@ -204,8 +191,7 @@ def test_an_algorithm_is_forced_or_refused_by_name(peer_world, size, algorithm):
 
 def forced_without_peers():
     os.environ["FASTCOLL_ALGO"] = "two_shot"
-    peer_memory.MAPPER.refuses = {"missing"}
-    try:
+    with peer_memory.MAPPER.changed(refuses={"missing"}):
         group = dist.new_group()
         x = torch.ones(4, device=DEVICE)
         with pytest.raises(
@@ -213,8 +199,6 @@ def forced_without_peers():
         ):
             dist.all_reduce(x, group=group)
         dist.broadcast(x, 0, group=group)
-    finally:
-        peer_memory.MAPPER.refuses = set()
 
 
 def test_a_forced_algorithm_without_its_memory_is_an_error(peer_world):
@@ -263,7 +247,6 @@ def tuned_for_another():
     from fastcoll import tuning
     from fastcoll.cuda import engine
 
-    engine.device_name = lambda device: f"model {device.index}"
     record = json.loads(tuning.SHIPPED.read_text())
     found = []
     for name in ("model 0", "model 1"):
@@ -273,7 +256,8 @@ def tuned_for_another():
         path.write_text(json.dumps(record))
         os.environ["FASTCOLL_TUNING"] = str(path)
         group = dist.new_group()
-        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+        with mock.patch.object(engine, "device_name", lambda device: f"model {device.index}"):
+            dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
         found.append(peer_memory.reduces_of(group)._thresholds == Thresholds(**table))
     assert found == [True, False]
 

@@ -97,6 +97,7 @@ def eight():
             assert torch.equal(tensor.cpu(), oracle(given, "avg", 1.0, wire))
 
 
+@pytest.mark.full
 def test_eight_ranks(peer_world):
     peer_world(8).run(eight)
 

@@ -77,7 +77,13 @@ def every_case(algorithm, async_op):
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
-@pytest.mark.parametrize(("size", "async_op"), [(2, False), (3, True)], ids=["2-sync", "3-async"])
+@pytest.mark.parametrize(
+    ("size", "async_op"),
+    [
+        pytest.param(2, False, id="2-sync", marks=pytest.mark.full),
+        pytest.param(3, True, id="3-async"),
+    ],
+)
 def test_every_algorithm_gives_the_oracles_bits(peer_world, size, algorithm, async_op):
     peer_world(size).run(every_case, algorithm, async_op)
 
@@ -144,7 +150,7 @@ def _bucket(lists):
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring", "nccl", "all_to_all"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_lists_are_fused(peer_world, size, algorithm):
     peer_world(size).run(every_list, algorithm, SHORT if algorithm == "ring" else LIST)
 
@@ -171,7 +177,10 @@ def sixteen_bits_over_nccl(sizes):
         assert {plan.launches for plan in plans} == {0, 2, 3, 5}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "size",
+    [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)],
+)
 def test_a_sum_over_nccl_with_one_rounding(peer_world, size):
     peer_world(size).run(sixteen_bits_over_nccl, (1, 16, 17, 48 * 8, 5000))
 

@@ -1,4 +1,4 @@
-"""Where kernels run: interpreted on the CPU, and with ``pytest -m gpu`` compiled on the GPU."""
+"""Where kernels run: interpreted on the CPU, and in a run of `gpu` items only compiled on the GPU."""
 
 import os
 from collections.abc import Iterator
@@ -26,8 +26,7 @@ def gpu() -> torch.device:
 def _gpu() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
-    if "TRITON_INTERPRET" in os.environ:
-        pytest.skip("kernels are interpreted in this run: pytest -m gpu compiles them")
+    assert "TRITON_INTERPRET" not in os.environ, "kernels are interpreted: pass -m gpu"
     return torch.device("cuda", torch.cuda.current_device())
 
 

@@ -61,6 +61,7 @@ def test_buffers_that_cannot_be_are_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=f"{what}.*: expected .*, got"):
             PeerBuffers(rank, region, addresses, LAYOUT)
+    PeerBuffers(0, memory, [address + 128 * rank for rank in range(32)], LAYOUT)
     with pytest.raises(ValueError, match="spins: expected"):
         PeerBuffers(0, memory, [address], LAYOUT, spins=0)
 
