@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from device_calls import all_reduce
 from device_ranks import called, inject, until
+from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 
 from fastcoll.cuda.all_reduce import AllReduces
+from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 DEVICE = "recording:0"
 
@@ -47,7 +49,7 @@ def a_call_that_fails_on_one_rank():
     if dist.get_rank() == 0:
         inject("fail allReduce 2 0 1")
     text, took = fault_of(lambda: reduce(own))
-    assert took < 20
+    assert took < bound(5)
     if dist.get_rank() == 0:
         assert "injected into allReduce" in text and "seq 2" in text
     else:
@@ -62,7 +64,7 @@ def an_abort_is_told():
         assert "rank 0 aborted the group" in fault_of(lambda: reduce(own))[0]
     else:
         text, took = fault_of(lambda: reduce(own))  # waits in the library for rank 0
-        assert "another rank met a fault: rank 0: rank 0 aborted the group" in text and took < 20
+        assert "another rank met a fault: rank 0: rank 0 aborted the group" in text and took < bound(5)
 
 
 def an_interrupt_in_a_call():
@@ -145,9 +147,9 @@ def an_abort_that_hangs():
     inject("hang abort 0 0 1")
     start = time.monotonic()
     own.abort()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < ABORT_SECONDS  # else it has waited
     dist.destroy_process_group(own)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < bound(3)
 
 
 def a_making_that_is_aborted():
@@ -156,7 +158,7 @@ def a_making_that_is_aborted():
     if dist.get_rank() == 0:
         threading.Timer(0.5, own.abort).start()
         text, took = fault_of(lambda: reduce(own))
-        assert "aborted" in text and took < 10
+        assert "aborted" in text and took < bound(3)
 
 
 def no_engine_after_an_abort():
@@ -172,18 +174,15 @@ def the_lock_of_python_is_held():
         until(lambda: has_failed(own))
         fault_of(lambda: reduce(own))
         return
-    before = called("abort")
-    ready, aborts = threading.Event(), []
+    before, calls, aborts = called("abort"), called("allReduce"), []
 
     def hold():
-        ready.wait()
-        time.sleep(0.2)  # the other thread is in the library
+        until(lambda: called("allReduce") > calls)  # the other thread is in the library
         ctypes.PyDLL(None).sleep(4)  # a PyDLL keeps the lock
         aborts.append(called("abort"))
 
     thread = threading.Thread(target=hold)
     thread.start()
-    ready.set()
     text, _ = fault_of(lambda: reduce(own))
     thread.join()
     assert aborts == [before + 1] and "timed out after 1000 ms" in text
@@ -211,18 +210,24 @@ CASES = [
     a_call_that_fails_on_one_rank,
     an_abort_is_told,
     an_interrupt_in_a_call,
-    an_interrupt_before_a_call,
-    a_pair_alone,
     a_fault_that_nobody_was_told,
-    an_aborted_work_has_no_result,
-    an_abort_that_hangs,
     a_making_that_is_aborted,
     no_engine_after_an_abort,
-    the_lock_of_python_is_held,
     a_fork_is_told,
+]
+SECONDS_LONG = [
+    an_interrupt_before_a_call,
+    a_pair_alone,
+    an_aborted_work_has_no_result,
+    an_abort_that_hangs,
+    the_lock_of_python_is_held,
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in SECONDS_LONG)],
+    ids=lambda case: case.__name__,
+)
 def test_abort(nccl_world, case):
     nccl_world(2).run(case, fresh=True)
