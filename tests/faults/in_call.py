@@ -1,0 +1,49 @@
+"""What a rank does so that a fault meets it in a call, and not on its way there."""
+
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from backend import IS_GLOO
+from fault_rank import Rank
+
+import fastcoll.trace
+
+__all__ = ["soon", "tell_in_call"]
+
+
+def tell_in_call(rank: Rank, calls: int = 1) -> None:
+    """Tell the test "in call" when this process has begun so many collectives and messages more.
+
+    A thread reads the trace, which has a record of each call from its begin on.
+    """
+    before = _begun()
+
+    def tell() -> None:
+        if IS_GLOO:
+            time.sleep(0.3)  # Gloo keeps no record of its calls that another thread could read
+        else:
+            while _begun() < before + calls:
+                time.sleep(0.002)
+        rank.tell("in call")
+
+    threading.Thread(target=tell, daemon=True).start()
+
+
+def soon(seconds: float = 1.0) -> None:
+    """Let calls time out after so many seconds from here on.
+
+    What came before had a long timeout, because it waited for ranks that start slowly.
+    """
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._set_default_timeout(timedelta(seconds=seconds))
+
+
+def _begun() -> int:
+    """Return how many calls this process has begun."""
+    try:
+        return fastcoll.trace.dump()["fastcoll"]["recorded"]
+    except RuntimeError:  # there is no group yet
+        return 0
