@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import tell_in_call
+from suite_rules import bound
 
 # --- destroy with work pending -------------------------------------------------------------------
 
@@ -48,13 +50,13 @@ def test_destroy_with_pending_work(jobs, kind):
     assert job.hear(0) == "destroyed"
     job.tell(1)
     seconds, faults, done, left = job.hear(0)
-    assert seconds < 2.0 and done and left == []
+    assert seconds < bound(1.0) and done and left == []
     for fault in faults:
         assert fault is not None and "RuntimeError" in fault.bases, fault
         assert "destroyed on rank 0 with work pending" in fault.text, fault.text
-        assert fault.seconds < 0.5
+        assert fault.seconds < bound(0.5)
     fault, left = job.hear(1)
-    assert fault is not None and fault.seconds < 1.0, fault
+    assert fault is not None and fault.seconds < bound(1.0), fault
     assert "destroyed on rank 0" in fault.text or "left the group" in fault.text, fault.text
     assert left == []
     job.ended_well()
@@ -78,34 +80,34 @@ def call_recv(rank):
 def aborted(rank: Rank, call):
     """Target: 0.1 s. Rank 0 waits and is aborted by its own thread; rank 2 waits, too; rank 1 is away."""
     rank.used()
-    rank.tell("ready")
-    rank.hear()
     if rank.rank == 1:
-        return catch(dist.all_reduce, torch.ones(10)), 0.0, rank.recover([0, 2])
+        rank.hear()
+        return catch(dist.all_reduce, torch.ones(10)), [], rank.recover([0, 2])
     times = []
 
     def abort():
-        time.sleep(0.4)
+        rank.hear()
         times.append(time.monotonic())
         dist.group.WORLD.abort()
 
     thread = threading.Thread(target=abort)
     if rank.rank == 0:
         thread.start()
+    tell_in_call(rank)
     fault = catch(call, rank) if rank.rank == 0 else catch(call_all_reduce, rank)
     if rank.rank == 0:
         thread.join()
     del thread
+    rank.tell("noticed")
     return fault, times, rank.recover([r for r in range(3) if r != rank.rank])
 
 
 @pytest.mark.parametrize("call", [call_all_reduce, call_wait, call_recv])
 def test_abort_from_another_thread(jobs, call):
     job = jobs(3, aborted, call)
-    job.hear_all()
+    assert job.hear_all(but=[1]) == {0: "in call", 2: "in call"}
     job.tell(0)
-    job.tell(2)
-    time.sleep(1.0)
+    assert job.hear_all(but=[1]) == {0: "noticed", 2: "noticed"}
     job.tell(1)
     answers = job.hear_all()
     aborted_at = answers[0][1][0]
@@ -113,8 +115,8 @@ def test_abort_from_another_thread(jobs, call):
         assert fault is not None and fault.kind == "DistBackendError", fault
         assert "rank 0 aborted the group" in fault.text, fault.text
         if rank != 1:
-            assert 0 <= fault.at - aborted_at < 0.6, fault.at - aborted_at
-        assert after["destroy"] < 1.0 and after["left"] == []
+            assert 0 <= fault.at - aborted_at < bound(0.25), fault.at - aborted_at
+        assert after["destroy"] < bound(1.0) and after["left"] == []
     job.ended_well()
 
 
@@ -137,28 +139,36 @@ def call_first(rank):
 def interrupted(rank: Rank, call):
     rank.used()
     rank.group = dist.new_group([0, 1])
-    rank.tell("ready")
     if rank.rank == 1:
+        rank.tell("ready")
         rank.hear()
         return None
+    tell_in_call(rank)
     return catch(call, rank)
 
 
 @pytest.mark.parametrize(
-    "call", [call_all_reduce, call_wait, call_wait_large, call_recv, call_send, call_first]
+    "call",
+    [
+        call_all_reduce,
+        call_wait,
+        pytest.param(call_wait_large, marks=pytest.mark.full),
+        call_recv,
+        pytest.param(call_send, marks=pytest.mark.full),
+        pytest.param(call_first, marks=pytest.mark.full),
+    ],
 )
 def test_ctrl_c(jobs, call):
     """Target: 0.1 s to KeyboardInterrupt, then 2 s to the end of the program."""
     job = jobs(2, interrupted, call, real_exit=True)
     job.hear_all()
-    time.sleep(0.4)
     when = job.signal(0, signal.SIGINT)
     fault = job.hear(0)
     assert fault is not None and fault.kind == "KeyboardInterrupt", fault
-    assert fault.at - when < 0.6, fault.at - when
+    assert fault.at - when < bound(0.25), fault.at - when
     heard = time.monotonic()
     assert job.end(0) == 0
-    assert time.monotonic() - heard < 3.0
+    assert time.monotonic() - heard < bound(2.0)
     job.tell(1)
     job.hear(1)
     job.ended_well()
@@ -166,10 +176,11 @@ def test_ctrl_c(jobs, call):
 
 def interrupted_and_peer(rank: Rank):
     rank.used()
-    rank.tell("ready")
-    rank.hear()
     if rank.rank == 2:
+        rank.tell("ready")
+        rank.hear()
         return None
+    tell_in_call(rank)
     fault = catch(dist.all_reduce, torch.ones(10))
     if rank.rank == 0:
         return fault, catch(dist.all_reduce, torch.ones(10))
@@ -179,9 +190,6 @@ def interrupted_and_peer(rank: Rank):
 def test_ctrl_c_is_told_to_the_others(jobs):
     job = jobs(3, interrupted_and_peer)
     job.hear_all()
-    job.tell(0)
-    job.tell(1)
-    time.sleep(0.4)
     when = job.signal(0, signal.SIGINT)
     fault, later = job.hear(0)
     assert fault.kind == "KeyboardInterrupt"
@@ -189,7 +197,7 @@ def test_ctrl_c_is_told_to_the_others(jobs):
     fault, _ = job.hear(1)
     assert fault.kind == "DistBackendError" and "was interrupted" in fault.text, fault
     assert re.search(r"\brank 0\b", fault.text.partition("]: ")[2]), fault.text
-    assert fault.at - when < 1.0
+    assert fault.at - when < bound(0.5)
     job.tell(2)
     job.hear(2)
     job.ended_well()
@@ -203,7 +211,7 @@ def signals_in_between(rank: Rank):
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     tensor = torch.ones(1 << 20)
     if rank.rank == 1:
-        time.sleep(0.5)
+        time.sleep(0.5)  # rank 0 waits meanwhile, and its signals come
     dist.all_reduce(tensor)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -228,7 +236,7 @@ def exits_with_pending(rank: Rank, kind):
     if rank.rank == 0:
         tensor = torch.ones(1000)
         rank.work = [pending(kind, tensor) for _ in range(3)]  # alive until the process ends
-        time.sleep(0.2)
+        time.sleep(0.2)  # until the threads of whatever backend have taken them up
         return time.monotonic()
     rank.hear()
     return catch(dist.all_reduce, torch.ones(1000))
@@ -241,10 +249,11 @@ def test_exit_with_pending_work(jobs, kind):
     job.hear_all()
     returned = job.hear(0)
     assert job.end(0) == 0
-    assert time.monotonic() - returned < 3.0
+    assert time.monotonic() - returned < bound(2.0)
     job.tell(1)
     fault = job.hear(1)
-    assert fault is not None and fault.kind == "DistBackendError" and fault.seconds < 1.0, fault
+    assert fault is not None and fault.kind == "DistBackendError", fault
+    assert fault.seconds < bound(1.0), fault
     job.ended_well()
 
 
@@ -259,7 +268,7 @@ def test_exit_without_destroy(jobs):
     job = jobs(3, exits_idle, real_exit=True)
     returned = max(job.hear_all().values())
     job.ended_well()
-    assert time.monotonic() - returned < 4.0
+    assert time.monotonic() - returned < bound(2.0)
     assert "Traceback" not in job.logs() and "terminate called" not in job.logs()
 
 
@@ -321,7 +330,7 @@ def test_use_after_destroy(jobs):
     for faults, unchanged, left in job.hear_all().values():
         for name, fault in faults.items():
             assert fault is not None, f"{name} still works"
-            assert fault.seconds < 1.0, (name, fault)
+            assert fault.seconds < bound(0.5), (name, fault)
         for name in ("object", "backend", "message", "barrier"):
             assert "destroyed" in faults[name].text, (name, faults[name])
         assert unchanged and left == []

@@ -1,7 +1,7 @@
 """A rank dies, or goes without a word: every other rank gets an error that names it, and soon.
 
-Target: 0.25 s from the death to the error on every rank, whatever the dead rank's memory. The tests
-assert NOTICED, since the machines they run on are noisy; the timeout of the groups is 30 s.
+Target: 0.25 s from the death to the error on every rank, whatever the dead rank's memory; `make faults` measures it.
+The timeout of the groups is 30 s.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Fault, Rank, catch
+from in_call import tell_in_call
+from suite_rules import bound
 
 NOTICED = 1.0
 ENDED = 1.0
@@ -29,15 +31,15 @@ def assert_names(fault: Fault, since: float, victim: int, pid: int, collective: 
     assert collective in fault.text and re.search(r"seq \d+", fault.text), fault.text
     assert re.search(rf"rank {victim} \(pid {pid}\b", fault.text), fault.text
     assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
-    assert fault.at - since < NOTICED, f"noticed after {fault.at - since:.3f} s: {fault.text}"
+    assert fault.at - since < bound(NOTICED), f"noticed after {fault.at - since:.3f} s: {fault.text}"
 
 
 def assert_recovered(after: dict, fault: Fault) -> None:
     """Sticky, with the same cause; then nothing left, and a new group works."""
-    assert after["again"] is not None and after["again"].seconds < 0.5, after
+    assert after["again"] is not None and after["again"].seconds < bound(0.5), after
     assert cause(after["again"].text) == cause(fault.text)
     assert after["state"] == "COMM_ERROR"
-    assert after["destroy"] < ENDED
+    assert after["destroy"] < bound(ENDED)
     assert after["left"] == []
 
 
@@ -105,7 +107,7 @@ def barrier(rank):
 
 def dies_in(rank: Rank, call):
     rank.used()
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     fault = catch(repeat, rank, call)
     return fault, rank.recover(others(rank))
 
@@ -114,19 +116,17 @@ def dies_in(rank: Rank, call):
     "call",
     [
         all_reduce,
-        all_reduce_small,
+        *[
+            pytest.param(call, marks=pytest.mark.full)
+            for call in (all_reduce_small, broadcast, all_gather, reduce_scatter, barrier)
+        ],
         all_reduce_async,
-        broadcast,
-        all_gather,
-        reduce_scatter,
         all_to_all,
-        barrier,
     ],
 )
 def test_killed_in_the_middle(jobs, call):
     job = jobs(3, dies_in, call)
     job.hear_all()
-    time.sleep(0.15)
     killed = job.kill(VICTIM)
     answers = job.hear_all(but=[VICTIM])
     for fault, after in answers.values():
@@ -147,10 +147,11 @@ def test_killed_in_the_middle(jobs, call):
 
 def dies_before(rank: Rank, use_before: bool, nonblocking: bool):
     (rank.used if use_before else rank.init)()
-    rank.tell("ready")
-    rank.hear()
-    if rank.rank == VICTIM:
-        time.sleep(60)
+    if rank.rank == VICTIM or not use_before:
+        rank.tell("ready")
+        rank.hear()
+    else:
+        tell_in_call(rank)
     if nonblocking:
         work = dist.all_reduce(torch.ones(5), async_op=True)
         fault = catch(work.wait)
@@ -164,8 +165,6 @@ def dies_before(rank: Rank, use_before: bool, nonblocking: bool):
 def test_killed_before_it_arrives(jobs, nonblocking):
     job = jobs(3, dies_before, True, nonblocking)
     job.hear_all()
-    job.tell_all()
-    time.sleep(0.3)
     killed = job.kill(VICTIM)
     for fault, after in job.hear_all(but=[VICTIM]).values():
         assert_names(fault, killed, VICTIM, job.pids[VICTIM], "all_reduce(seq 2, float32[5], SUM)")
@@ -183,8 +182,8 @@ def test_killed_before_the_first_collective(jobs):
         job.tell(rank)
     for fault, after in job.hear_all(but=[VICTIM]).values():
         assert fault.kind == "DistBackendError" and f"rank {VICTIM}" in fault.text, fault
-        assert fault.at - killed < 3.0
-        assert after["destroy"] < ENDED and after["left"] == []
+        assert fault.at - killed < bound(NOTICED)
+        assert after["destroy"] < bound(ENDED) and after["left"] == []
     job.ended_well(but=[VICTIM])
 
 
@@ -218,12 +217,13 @@ def test_message_of_the_dead_is_delivered(jobs):
 def large_process(rank: Rank):
     rank.used()
     ballast = torch.ones(1 << 28) if rank.rank == VICTIM else None  # 1 GiB, touched
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     fault = catch(repeat, rank, all_reduce_small)
     assert ballast is None
     return fault, rank.recover(others(rank))
 
 
+@pytest.mark.full
 def test_killed_with_a_large_memory(jobs):
     """The kernel takes its time to free the memory, and closes files only after it."""
     job = jobs(3, large_process)
@@ -252,7 +252,9 @@ def leaves(rank: Rank, how):
     return fault, rank.recover(others(rank))
 
 
-@pytest.mark.parametrize("how", ["returns", "raises", "destroys", "in recv"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("returns", marks=pytest.mark.full), "raises", "destroys", "in recv"]
+)
 def test_leaves_without_a_word(jobs, how):
     """A clean exit, an exception, or a group destroyed by one rank alone: target 1 s."""
     job = jobs(3, leaves, how, real_exit=True)
@@ -267,7 +269,7 @@ def test_leaves_without_a_word(jobs, how):
         assert "left the group (goodbye sent)" in fault.text, fault.text
         assert "process died" not in fault.text, "a goodbye is no death"
         assert ("recv" if how == "in recv" else "all_reduce(seq 3") in fault.text
-        assert fault.at - gone < 2.0, fault
+        assert fault.at - gone < bound(NOTICED), fault
         assert_recovered(after, fault)
     if how == "destroys":
         job.tell(VICTIM)
@@ -287,7 +289,7 @@ def first_dies_with_its_store(rank: Rank, port_file):
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
     rank.used(store=store)
     rank.before.files["socket"] += 1
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     fault = catch(repeat, rank, all_reduce)
     return fault, rank.recover(others(rank, (0,)))
 
@@ -295,7 +297,6 @@ def first_dies_with_its_store(rank: Rank, port_file):
 def test_rank_0_dies_with_the_store(jobs):
     job = jobs(3, first_dies_with_its_store, "port")
     job.hear_all()
-    time.sleep(0.1)
     killed = job.kill(0)
     for fault, after in job.hear_all(but=[0]).values():
         assert_names(fault, killed, 0, job.pids[0], "all_reduce")
@@ -321,9 +322,10 @@ def receive_from_any(rank):
 
 def message_to_the_dead(rank: Rank, call):
     rank.used()
-    rank.tell("ready")
     if rank.rank == VICTIM:
-        time.sleep(60)
+        rank.tell("ready")
+        rank.hear()
+    tell_in_call(rank)
     fault = catch(call, rank)
     return fault, rank.recover(others(rank))
 
@@ -336,7 +338,6 @@ def message_to_the_dead(rank: Rank, call):
 def test_killed_partner_of_a_message(jobs, call, name):
     job = jobs(3, message_to_the_dead, call)
     job.hear_all()
-    time.sleep(0.2)
     killed = job.kill(VICTIM)
     for fault, after in job.hear_all(but=[VICTIM]).values():
         assert_names(fault, killed, VICTIM, job.pids[VICTIM], name)
@@ -361,12 +362,12 @@ def anything(rank: Rank):
     return fault, rank.recover(others(rank))
 
 
-ROUNDS = 40 if os.environ.get("FASTCOLL_TEST_SLOW") == "1" else 3
+ROUNDS = [*range(3), *(pytest.param(round_, marks=pytest.mark.full) for round_ in range(3, 40))]
 
 
-@pytest.mark.parametrize("round_", range(ROUNDS))
+@pytest.mark.parametrize("round_", ROUNDS)
 def test_killed_at_some_moment(jobs, round_):
-    """Of mixed collectives. FASTCOLL_TEST_SLOW=1 plays 40 rounds."""
+    """Of mixed collectives: which moment it is, the time decides."""
     job = jobs(3, anything)
     job.hear_all()
     time.sleep(0.03 + 0.037 * (round_ % 13))
@@ -384,7 +385,7 @@ def detail(rank: Rank):
     dist.set_debug_level_from_env()  # torch itself reads it when it is loaded
     rank.used()
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     fault = catch(repeat, rank, all_reduce_small)
     with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
@@ -395,9 +396,8 @@ def test_killed_under_detail(jobs):
     """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a check over Gloo before each collective."""
     job = jobs(3, detail, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     job.hear_all()
-    time.sleep(0.1)
     killed = job.kill(VICTIM)
     for fault in job.hear_all(but=[VICTIM]).values():
         assert fault is not None and "RuntimeError" in fault.bases, fault
-        assert fault.at - killed < 2.0
+        assert fault.at - killed < bound(NOTICED)
     job.ended_well(but=[VICTIM])
