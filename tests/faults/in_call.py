@@ -11,7 +11,7 @@ from fault_rank import Rank
 
 import fastcoll.trace
 
-__all__ = ["soon", "tell_in_call"]
+__all__ = ["others_first", "soon", "tell_in_call"]
 
 
 def tell_in_call(rank: Rank, calls: int = 1) -> None:
@@ -32,12 +32,22 @@ def tell_in_call(rank: Rank, calls: int = 1) -> None:
     threading.Thread(target=tell, daemon=True).start()
 
 
-def soon(seconds: float = 1.0) -> None:
-    """Let calls time out after so many seconds from here on.
+def others_first(rank: Rank, last: int, seconds: float) -> None:
+    """Let rank ``last`` wait for the test and time out soon, and the others tell that they are in the call."""
+    if rank.rank == last:
+        rank.tell("ready")
+        rank.hear()
+        soon(seconds)
+    else:
+        tell_in_call(rank)
+
+
+def soon(seconds: float, group: dist.ProcessGroup | None = None) -> None:
+    """Let the group's calls time out after so many seconds from here on.
 
     What came before had a long timeout, because it waited for ranks that start slowly.
     """
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
     backend._set_default_timeout(timedelta(seconds=seconds))
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import tell_in_call
+from suite_rules import bound
 
 NOTICED = 1.0
 OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
@@ -80,7 +82,7 @@ def test_a_death_and_a_mismatch_at_once(jobs):
 def aborts_at_once(rank: Rank):
     """What programs do that give up: they abort the group, so that others do not wait."""
     rank.used()
-    rank.tell("ready")
+    tell_in_call(rank, 3)
 
     def forever():
         while True:
@@ -96,11 +98,10 @@ def test_killed_and_the_others_abort(jobs, environment):
     for _ in range(4):
         job = jobs(4, aborts_at_once, environment=environment)
         job.hear_all()
-        time.sleep(0.05)
         killed = job.kill(2)
         faults = job.hear_all(but=[2]).values()
         assert_one_cause(faults, rf"rank 2 \(pid {job.pids[2]}\b.*died")
-        assert max(fault.at for fault in faults) - killed < 2 * NOTICED
+        assert max(fault.at for fault in faults) - killed < bound(NOTICED)
         job.ended_well(but=[2])
 
 
@@ -108,8 +109,10 @@ def goes_at_once(rank: Rank, uses_before: bool):
     rank.init()
     if uses_before:
         dist.all_reduce(torch.ones(3))
-    rank.tell("ready")
-    rank.hear()
+    if rank.rank == 1:
+        rank.tell("ready")
+        rank.hear()
+    tell_in_call(rank)
     rank.tell(catch(dist.all_reduce, torch.ones(3)))
     os._exit(0)
 
@@ -119,10 +122,7 @@ def goes_at_once(rank: Rank, uses_before: bool):
 def test_who_looks_late_hears_who_died_first(jobs, environment, uses_before):
     """Rank 0 notices and goes, before rank 2 looks: both processes are gone then."""
     job = jobs(3, goes_at_once, uses_before, environment=environment)
-    job.hear_all()
-    job.tell(0)
-    job.tell(2)
-    time.sleep(0.3)  # they wait for rank 1
+    job.hear_all()  # ranks 0 and 2 wait for rank 1
     job.signal(2, signal.SIGSTOP)
     job.kill(1)
     faults = [job.hear(0)]
@@ -143,8 +143,10 @@ def waits_for_the_one_before(rank: Rank):
         dist.send(tensor, rank.rank + 1)
     if rank.rank > 0:
         dist.recv(tensor, rank.rank - 1)
-    rank.tell("ready")
-    rank.hear()
+    if rank.rank == 0:
+        rank.tell("ready")
+        rank.hear()
+    tell_in_call(rank)
     fault = catch(dist.recv, tensor, rank.rank - 1)
     rank.tell(fault)
     rank.hear()  # nobody leaves before all have heard
@@ -155,13 +157,10 @@ def waits_for_the_one_before(rank: Rank):
 def test_a_chain_of_receivers_hears_of_its_head(jobs):
     job = jobs(5, waits_for_the_one_before)
     job.hear_all()
-    for rank in range(1, 5):
-        job.tell(rank)
-    time.sleep(0.2)
     killed = job.kill(0)
     faults = job.hear_all(but=[0]).values()
     assert_one_cause(faults, rf"rank 0 \(pid {job.pids[0]}\b.*died")
-    assert max(fault.at for fault in faults) - killed < NOTICED
+    assert max(fault.at for fault in faults) - killed < bound(NOTICED)
     for rank in range(1, 5):
         job.tell(rank)
     assert set(map(tuple, job.hear_all(but=[0]).values())) == {()}
@@ -173,11 +172,12 @@ def test_a_chain_of_receivers_hears_of_its_head(jobs):
 
 def one_aborts(rank: Rank):
     rank.used()
-    rank.tell("ready")
     if rank.rank == 1:
+        rank.tell("ready")
         rank.hear()
         dist.distributed_c10d._abort_process_group()
         return None
+    tell_in_call(rank)
     return catch(dist.all_reduce, torch.ones(3))
 
 
@@ -185,11 +185,10 @@ def one_aborts(rank: Rank):
 def test_an_abort_is_told_to_those_who_wait(jobs, environment):
     job = jobs(3, one_aborts, environment=environment)
     job.hear_all()
-    time.sleep(0.3)
     since = time.monotonic()
     job.tell(1)
     answers = job.hear_all()
     faults = [answers[0], answers[2]]
     assert_one_cause(faults, "rank 1 aborted the group")
-    assert max(fault.at for fault in faults) - since < NOTICED
+    assert max(fault.at for fault in faults) - since < bound(NOTICED)
     job.ended_well()

@@ -1,18 +1,22 @@
 """Faults of ranks that have created a group, and have not all come to its first collective."""
 
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import soon, tell_in_call
+from suite_rules import bound
+
+NOTICED = 1.0
 
 
 def comes(rank: Rank, late: list[int]):
-    rank.init(timeout=20.0)
-    rank.tell("ready")
+    rank.init()
     if rank.rank in late:
+        rank.tell("ready")
         rank.hear()
+    else:
+        tell_in_call(rank)
     return catch(dist.all_reduce, torch.ones(10))
 
 
@@ -21,25 +25,26 @@ def test_a_death_is_named_though_rank_0_has_not_come(jobs, hosts):
     """Rank 0 gathers who the ranks are; the others look at each other meanwhile."""
     job = jobs(3, comes, [0, 2], environment=hosts)
     job.hear_all()
-    time.sleep(0.3)
     killed = job.kill(2)
     fault = job.hear(1)
     assert f"rank 2 (pid {job.pids[2]}, " in fault.text and "process died" in fault.text, fault
-    assert fault.at - killed < 2.0
+    assert fault.at - killed < bound(NOTICED)
     job.tell(0)
     fault = job.hear(0)
-    assert f"rank 2 (pid {job.pids[2]}, " in fault.text and fault.seconds < 2.0, fault
+    assert f"rank 2 (pid {job.pids[2]}, " in fault.text and fault.seconds < bound(NOTICED), fault
     job.ended_well(but=[2])
 
 
 def two_lives(rank: Rank):
     """The first ends with a fault that rank 0 tells; the second has the same name and store."""
-    rank.init(timeout=0.5)
+    rank.init()
+    soon(0.5)
     fault = catch(dist.all_reduce, torch.ones(10)) if rank.rank == 0 else None
     dist.destroy_process_group()
     rank.tell(fault)
     rank.hear()
-    rank.init(timeout=20.0)
+    tell_in_call(rank)
+    rank.init()
     tensor = torch.ones(10)
     fault = catch(dist.all_reduce, tensor)
     dist.destroy_process_group()
@@ -51,8 +56,8 @@ def two_lives(rank: Rank):
 def test_the_fault_of_an_earlier_life_is_not_this_one_s(jobs, first, hosts):
     job = jobs(2, two_lives, environment=hosts)
     assert "Timed out after 500 ms" in job.hear_all()[0].text
-    job.tell(first)
-    time.sleep(0.3)
-    job.tell(1 - first)
+    for rank in (first, 1 - first):
+        job.tell(rank)
+        assert job.hear(rank) == "in call"
     assert set(job.hear_all().values()) == {(None, 2.0)}
     job.ended_well()

@@ -1,6 +1,7 @@
 """Point-to-point between hosts, pretended by FASTCOLL_HOST_ID: who takes part, and what a fault is called."""
 
 import os
+import signal
 import threading
 import time
 
@@ -8,14 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import soon, tell_in_call
+from suite_rules import bound
 
 SMALL, LARGE = 8, 3_000_000
 """Elements: in one record, and with a body that goes by itself."""
 
 
-def start(rank: Rank, hosts: str, timeout: float = 20.0):
+def start(rank: Rank, hosts: str):
     os.environ["FASTCOLL_HOST_ID"] = hosts[rank.rank]
-    rank.init(timeout=timeout)
+    rank.init()
 
 
 def two_talk(rank: Rank, hosts):
@@ -102,10 +105,11 @@ def one_expects(rank: Rank, call, count):
     tensor = torch.ones(10)
     for turn in [dist.send, dist.recv] if rank.rank == 0 else [dist.recv, dist.send]:
         turn(tensor, other)
-    rank.tell("ready")
     if rank.rank == 1:
+        rank.tell("ready")
         return rank.hear()
     tensor = torch.ones(count)
+    tell_in_call(rank)
     fault = catch(lambda: getattr(dist, call)(tensor, 1).wait())
     again = catch(dist.send, tensor, 1)
     dist.destroy_process_group()
@@ -116,21 +120,23 @@ def one_expects(rank: Rank, call, count):
 def test_a_dead_peer_is_named(jobs, call, count):
     job = jobs(2, one_expects, call, count)
     job.hear_all()
-    time.sleep(0.2)
     killed = job.kill(1)
     fault, again, left = job.hear(0)
     assert fault.kind == "DistBackendError" and f"fastcoll.{call[1:]}" in fault.text, fault
     assert f"rank 1 (pid {job.pids[1]}, host" in fault.text and "died" in fault.text, fault.text
-    assert fault.at - killed < 1.0
+    assert fault.at - killed < bound(1.0)
     assert again is not None and "died" in again.text
     assert left == []
     job.ended_well(but=[1])
 
 
 def killed_within(rank: Rank):
-    """A long message is on its way when its sender dies: the receiver's memory is its own again after the error."""
+    """A long message is on its way when its sender dies: the receiver's memory is its own again after the error.
+
+    The receiver stops itself, so that no more of the message arrives than its socket has room for.
+    """
     start(rank, "01")
-    tensor = torch.ones(60_000_000)
+    tensor = torch.ones(20_000_000)
     if rank.rank == 0:
         work = dist.isend(tensor, 1)
         rank.tell("ready")
@@ -141,9 +147,10 @@ def killed_within(rank: Rank):
     while into[200_000] == 0:
         time.sleep(0.0005)
     rank.tell("under way")
+    os.kill(os.getpid(), signal.SIGSTOP)
     fault = catch(work.wait)
     into.fill_(7)
-    time.sleep(0.2)
+    time.sleep(0.2)  # for what would come late
     return fault, bool(torch.all(into == 7))
 
 
@@ -152,9 +159,10 @@ def test_a_sender_that_dies_within_a_message(jobs):
     job.hear(0)
     job.hear(1)
     job.kill(0)
+    assert job.end(0) == -9
+    job.signal(1, signal.SIGCONT)
     fault, untouched = job.hear(1)
-    if fault is not None:  # else the message had arrived
-        assert f"rank 0 (pid {job.pids[0]}, host" in fault.text, fault.text
+    assert fault is not None and f"rank 0 (pid {job.pids[0]}, host" in fault.text, fault
     assert untouched
     job.ended_well(but=[0])
 
@@ -165,7 +173,7 @@ def talk_unwatched(rank: Rank):
     other = 1 - rank.rank
     into = torch.empty(LARGE)
     works = [dist.isend(torch.full((LARGE,), float(rank.rank)), other), dist.irecv(into, other)]
-    end = time.monotonic() + 10
+    end = time.monotonic() + bound(2.5)
     while not all(work.is_completed() for work in works) and time.monotonic() < end:
         time.sleep(0.01)
     completed = [work.is_completed() for work in works]
@@ -220,14 +228,16 @@ def test_a_receiver_that_leaves_long_messages_unread_is_named(jobs, count):
     assert job.hear(1) == "left"
     fault = job.hear(0)
     assert fault is not None and f"rank 1 (pid {job.pids[1]}, host" in fault.text, fault
-    assert "left the group" in fault.text and fault.seconds < 3.0, fault
+    assert "left the group" in fault.text and fault.seconds < bound(1.0), fault
     job.ended_well()
 
 
 def nobody_sends(rank: Rank, peer):
-    start(rank, "01", timeout=1.0)
+    start(rank, "01")
+    rank.meet()
     if rank.rank == 1:
         return rank.hear()
+    soon(1.0)
     fault = catch(dist.recv, torch.ones(3), peer)
     dist.destroy_process_group()
     return fault
@@ -241,7 +251,7 @@ def test_a_timeout_says_what_was_awaited(jobs, peer):
     assert ("any rank" if peer is None else f"rank 1 (pid {job.pids[1]}, host") in fault.text, (
         fault.text
     )
-    assert 0.8 < fault.seconds < 3.0
+    assert 0.9 < fault.seconds < 1.0 + bound(0.5)
     job.tell(1)
     job.hear(1)
     job.ended_well()
@@ -264,7 +274,7 @@ def test_sizes_that_differ(jobs, sent, expected):
     assert f"sends float32[{sent}]" in fault.text, fault.text
     waits, _ = job.hear(0)
     assert "Detected mismatch" in waits.text, waits.text
-    assert waits.seconds < 3.0
+    assert waits.seconds < bound(1.0)
     job.ended_well()
 
 
@@ -303,13 +313,15 @@ def test_what_was_sent_is_received_after_the_sender_has_left(jobs):
 
 def chain(rank: Rank):
     """Rank 0 gives up; rank 1 waits for it, and rank 2 for rank 1."""
-    start(rank, "012", timeout=1.0 if rank.rank == 0 else 20.0)
+    start(rank, "012")
     for low in (0, 1):
         if rank.rank in (low, low + 1):
             turn = dist.send if rank.rank == low else dist.recv
             turn(torch.ones(3), 2 * low + 1 - rank.rank)
     rank.tell("ready")
     rank.hear()
+    if rank.rank == 0:
+        soon(1.0)
     fault = catch(dist.recv, torch.ones(3), 1 if rank.rank == 0 else rank.rank - 1)
     dist.destroy_process_group()
     return fault
@@ -319,10 +331,11 @@ def test_who_hears_of_a_fault_tells_it_on(jobs):
     job = jobs(3, chain)
     job.hear_all()
     job.tell_all()
-    for fault in job.hear_all().values():
+    faults = job.hear_all()
+    for fault in faults.values():
         assert fault is not None and "Timed out after 1000 ms in recv(" in fault.text, fault
         assert f"rank 1 (pid {job.pids[1]}, host" in fault.text, fault.text
-        assert fault.seconds < 4.0
+        assert fault.at - faults[0].at < bound(1.0)
     job.ended_well()
 
 
@@ -376,9 +389,9 @@ def test_the_sender_of_a_message_that_was_announced_is_named(jobs):
     job = jobs(2, dies_with_a_message_announced)
     job.hear_all()
     job.kill(1)
-    time.sleep(0.3)
+    assert job.end(1) == -9
     job.tell(0)
     fault = job.hear(0)
     assert f"rank 1 (pid {job.pids[1]}, host" in fault.text and "died" in fault.text, fault.text
-    assert fault.seconds < 1.0
+    assert fault.seconds < bound(1.0)
     job.ended_well(but=[1])

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Fault, Rank, catch
-from in_call import soon, tell_in_call
+from in_call import others_first, soon, tell_in_call
 from suite_rules import bound
 
 TIMEOUT = 0.5
@@ -64,16 +64,6 @@ def barrier(rank):
     dist.barrier()
 
 
-def wait_for_turn(rank: Rank, first: int) -> None:
-    """Tell the test that this rank is in its next call; rank ``first`` waits for the test, and times out."""
-    if rank.rank == first:
-        rank.tell("ready")
-        rank.hear()
-        soon(TIMEOUT)
-    else:
-        tell_in_call(rank)
-
-
 def misses(rank: Rank, call, absent: list[int]):
     rank.used()
     dist.all_reduce(torch.ones(3))
@@ -81,7 +71,7 @@ def misses(rank: Rank, call, absent: list[int]):
         rank.tell("away")
         rank.hear()  # until the others have their error
         return catch(call, rank), None
-    wait_for_turn(rank, first=0)
+    others_first(rank, 0, TIMEOUT)
     fault = catch(call, rank)
     return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, *absent)])
 
@@ -183,7 +173,7 @@ def stopped(rank: Rank, call):
         rank.tell("ready")
         rank.hear()
     else:
-        wait_for_turn(rank, first=0)
+        others_first(rank, 0, TIMEOUT)
     fault = catch(call, rank)
     return fault, rank.error_kind()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import others_first, soon
 from trace_scenarios import ask_torch
 
 import fastcoll.trace
@@ -46,8 +47,8 @@ def wait_for(path, seconds=10.0):
         time.sleep(0.01)
 
 
-def does_five_steps(rank: Rank, timeout: float = 30.0):
-    rank.init(timeout=timeout)
+def does_five_steps(rank: Rank):
+    rank.init()
     for _ in range(5):
         dist.all_reduce(torch.ones(4))
 
@@ -79,23 +80,20 @@ def test_a_mismatch(jobs, folder, capsys, tmp_path):
     assert any("Culprit rank 1" in message for message in messages)
 
 
-def soon():
-    """From here on calls time out soon; what came before had to wait for ranks that start slowly."""
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    backend._set_default_timeout(timedelta(seconds=1))
-
-
 def does_not_come(rank: Rank):
     does_five_steps(rank)
-    soon()
     if rank.rank == ODD:
+        rank.tell("away")
         rank.hear()
         return None
+    others_first(rank, 0, 1.0)
     return catch(dist.broadcast, torch.ones(7), 0)
 
 
 def test_a_rank_that_does_not_come_dumps_too(jobs, folder, capsys, tmp_path):
     job = jobs(3, does_not_come, environment=environment(folder))
+    job.hear_all()
+    job.tell(0)
     assert "imed out" in job.hear(0).text
     assert "imed out" in job.hear(2).text
     wait_for(folder / "t_1")
@@ -177,7 +175,7 @@ def receives_for_ever(rank: Rank, *source: int):
         rank.hear()
         return None
     dist.recv(torch.ones(3), ODD)
-    soon()
+    soon(1.0)
     return catch(dist.recv, torch.ones(5), *source)
 
 
