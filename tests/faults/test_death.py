@@ -31,7 +31,9 @@ def assert_names(fault: Fault, since: float, victim: int, pid: int, collective: 
     assert collective in fault.text and re.search(r"seq \d+", fault.text), fault.text
     assert re.search(rf"rank {victim} \(pid {pid}\b", fault.text), fault.text
     assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
-    assert fault.at - since < bound(NOTICED), f"noticed after {fault.at - since:.3f} s: {fault.text}"
+    assert fault.at - since < bound(NOTICED), (
+        f"noticed after {fault.at - since:.3f} s: {fault.text}"
+    )
 
 
 def assert_recovered(after: dict, fault: Fault) -> None:

@@ -273,7 +273,9 @@ def test_message_of_another_size_or_dtype(jobs, sent, expected, texts):
     job = jobs(2, message_differs, sent, expected)
     answers = job.hear_all()
     fault, _ = answers[1]
-    assert fault is not None and fault.kind == "DistBackendError" and fault.seconds < bound(SOON), fault
+    assert fault is not None and fault.kind == "DistBackendError" and fault.seconds < bound(SOON), (
+        fault
+    )
     assert "mismatch" in fault.text and "tag 9" in fault.text, fault.text
     assert all(text in fault.text for text in texts), fault.text
     # A small message is sent when it is posted; a large one shows the fault to its sender, too.

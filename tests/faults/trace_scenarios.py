@@ -17,7 +17,7 @@ __all__ = ["ask_torch", "every_kind"]
 def ask_torch(folder: Path, output: Path) -> tuple[list[str], list[object]]:
     """Return what torchfrtrace prints of dumps t_<rank>, and the collectives that it matched."""
     if TORCH < (2, 13):
-        pytest.skip("torchfrtrace knows no backend but NCCL before torch 2.13")
+        pytest.skip(f"torch {TORCH[0]}.{TORCH[1]} has no torchfrtrace for a backend but NCCL")
     said: list[str] = []
 
     class Heard(logging.Handler):

@@ -9,6 +9,7 @@ its row. The exit status is 1 if a row of fastcoll's is not as wanted.
 import argparse
 import contextlib
 import json
+import os
 import re
 import shlex
 import socket
@@ -116,6 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--builds", action="store_true", help="play rows that compile too")
     parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args(arguments)
+    os.environ["FASTCOLL_TEST_SLACK"] = "1"  # here promises are measured, by the ranks too
     backends = options.backend.split(",")
     console = Console()
     results = []

@@ -43,7 +43,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def _checked(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        if number in (errno.EPERM, errno.EINVAL, errno.ENOSYS):
+        if number == errno.EPERM:
+            raise NotPlayed(f"needs root: {what}: {os.strerror(number)}")
+        if number in (errno.EINVAL, errno.ENOSYS):
             raise NotPlayed(f"{what}: {os.strerror(number)}")
         raise OSError(number, what)
 
@@ -102,12 +104,16 @@ class Network:
 
 
 def _tool(*words: str) -> None:
+    if os.geteuid() != 0:
+        raise NotPlayed(f"needs root: {' '.join(words)}")
     try:
         subprocess.run(words, check=True, capture_output=True, timeout=20)
     except FileNotFoundError:
         raise NotPlayed(f"there is no program {words[0]} (iproute2)") from None
     except subprocess.CalledProcessError as error:
-        raise NotPlayed(f"{' '.join(words)}: {error.stderr.decode().strip()}") from None
+        said = error.stderr.decode().strip()
+        forbidden = "needs root: " if "not permitted" in said else ""
+        raise NotPlayed(f"{forbidden}{' '.join(words)}: {said}") from None
 
 
 @contextlib.contextmanager
@@ -191,4 +197,4 @@ def memory_limit(mebibytes: int) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         return
-    raise NotPlayed("memory cgroups cannot be made here")
+    raise NotPlayed("needs root: memory cgroups cannot be made here")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fault_rank import Fault, Rank, catch
+from in_call import soon, tell_in_call
 from matrix_machine import enter_network
 
 __all__ = [
@@ -77,7 +78,6 @@ def enter_host(rank: Rank, names: list[str], ends: list[str]) -> None:
 def until_error(
     rank: Rank,
     call: Callable[[Rank], None],
-    timeout: float = 30.0,
     ballast: int = 0,
     away: tuple[int, ...] = (VICTIM,),
 ) -> dict[str, Any]:
@@ -86,19 +86,25 @@ def until_error(
     Args:
         ballast: bytes that the victim holds besides.
     """
-    rank.used(timeout=timeout)
+    rank.used()
     held = torch.ones(ballast // 4) if rank.rank == VICTIM else None
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     rank.tell(repeated(call, rank))
     del held
     return aftermath(rank, away)
 
 
-def arrives(rank: Rank, call: Callable[[Rank], None], timeout: float = 30.0) -> dict[str, Any]:
-    """Call when told; the victim never does."""
-    rank.used(timeout=timeout)
-    rank.tell("ready")
-    rank.hear()
+def arrives(
+    rank: Rank, call: Callable[[Rank], None], timeout: float | None = None
+) -> dict[str, Any]:
+    """Call, with a timeout when the test says so; the victim never does."""
+    rank.used()
+    if timeout is None and rank.rank != VICTIM:
+        tell_in_call(rank)
+    else:
+        rank.tell("ready")
+        rank.hear()
+        soon(timeout or 30.0)
     if rank.rank == VICTIM:
         time.sleep(60.0)
     rank.tell(catch(call, rank))

@@ -13,6 +13,7 @@ from typing import Any
 
 from fault_job import Job, JobFailed, Jobs
 from fault_rank import Fault
+from suite_rules import bound, slack
 
 __all__ = [
     "ANY_ERROR",
@@ -22,6 +23,7 @@ __all__ = [
     "Row",
     "Stage",
     "Verdict",
+    "limit",
     "row",
     "worst",
 ]
@@ -34,6 +36,11 @@ ANY_ERROR = ("RuntimeError",)
 
 ENDED = 1.0
 """Seconds that destroy_process_group may take after a fault."""
+
+
+def limit(seconds: float) -> float:
+    """Return a bound on a time; in the suite two seconds at least, for there a rank may not run for a second."""
+    return seconds if slack() <= 1.0 else max(2.0, bound(seconds))
 
 
 class Verdict(enum.IntEnum):
@@ -110,7 +117,6 @@ class Stage:
         backend: name that the ranks give to ``init_process_group``.
         rounds: of rows that repeat.
         deep: whether rows play their largest sizes (2 GiB on each rank) and all their variants.
-        slack: factor on the bounds of time, for machines that do other things besides.
         builds: whether rows that compile for minutes are played.
         hosts: on how many pretended hosts the ranks of a row are.
     """
@@ -121,11 +127,10 @@ class Stage:
         backend: str,
         rounds: int = 10,
         deep: bool = False,
-        slack: float = 1.0,
         builds: bool = False,
         hosts: int = 1,
     ) -> None:
-        self.jobs, self.backend, self.rounds, self.slack = jobs, backend, rounds, slack
+        self.jobs, self.backend, self.rounds = jobs, backend, rounds
         self.deep, self.builds, self.hosts = deep, builds, hosts
 
     def require_one_host(self) -> None:
@@ -181,7 +186,7 @@ class Stage:
             outcomes.append(self.judged(fault, since, within, patterns, kinds, not_before))
             if aftermath:
                 try:
-                    outcomes.append(after(job.hear(rank, SILENCE), self.slack))
+                    outcomes.append(after(job.hear(rank, SILENCE)))
                 except JobFailed as error:
                     outcomes.append(failure(error))
         return worst(outcomes)
@@ -199,7 +204,7 @@ class Stage:
         if fault is None:
             return Outcome(Verdict.WRONG_RESULT, detail="no error: success was reported")
         seconds = fault.seconds if since is None else fault.at - since
-        if seconds > within * self.slack:
+        if seconds > limit(within):
             return Outcome(Verdict.TOO_SLOW, seconds, fault.text)
         if not_before and seconds < not_before:
             return Outcome(Verdict.FAILS, seconds, "too early: " + fault.text)
@@ -257,18 +262,18 @@ def held(found: dict[str, Any]) -> Outcome:
         return Outcome(Verdict.LEFTOVERS, seconds, ", ".join(left))
     if not named:
         return Outcome(Verdict.UNNAMED, seconds, detail)
-    if within is not None and seconds is not None and seconds > within:
+    if within is not None and seconds is not None and seconds > limit(within):
         return Outcome(Verdict.TOO_SLOW, seconds, detail)
     return Outcome(Verdict.AS_WANTED, seconds, detail)
 
 
-def after(found: dict[str, Any], slack: float) -> Outcome:
+def after(found: dict[str, Any]) -> Outcome:
     """Judge what ``Rank.recover`` returned: a sticky error, a quick end, nothing left."""
     if found["again"] is None:
         return Outcome(Verdict.WRONG_RESULT, detail="the failed group worked again")
     if found["left"]:
         return Outcome(Verdict.LEFTOVERS, detail=", ".join(found["left"]))
-    if found["destroy"] > ENDED * slack:
+    if found["destroy"] > limit(ENDED):
         return Outcome(Verdict.TOO_SLOW, found["destroy"], "destroy_process_group")
     return Outcome(Verdict.AS_WANTED)
 

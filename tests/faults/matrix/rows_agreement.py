@@ -162,10 +162,14 @@ def bad_beginnings(stage: Stage) -> Outcome:
     errors = ["DistBackendError", "DistStoreError", "DistNetworkError"]
     found = []
     job = stage.jobs(3, begins, [3, 3, 3], 1.0, ranks=[0, 2])
-    for fault, _, _ in job.hear_all(timeout=12.0).values():
+    job.hear_all(timeout=12.0)
+    job.tell_all()
+    for fault, _ in job.hear_all(timeout=12.0).values():
         found.append(stage.judged(fault, None, 1.5, [r"rank\(?s?\)? 1\b"], errors))
     job = stage.jobs(2, begins, [2, 3], 3.0)
-    for rank, (fault, _, _) in job.hear_all(timeout=12.0).items():
+    job.hear_all(timeout=12.0)
+    job.tell_all()
+    for rank, (fault, _) in job.hear_all(timeout=12.0).items():
         found.append(stage.judged(fault, None, 3.5, [rf"rank {1 - rank}\b", "world size"], errors))
     job = stage.jobs(2, begins_as_duplicate, ranks=[0, 1, 1])
     job.hear_all(timeout=12.0)

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from fault_job import JobFailed
 from fault_rank import Rank, catch
+from in_call import tell_in_call
 from matrix_ranks import VICTIM, all_reduce, finish, repeated, works
-from matrix_row import ANY_ERROR, NotPlayed, Outcome, Stage, Verdict, row, worst
+from matrix_row import ANY_ERROR, NotPlayed, Outcome, Stage, Verdict, limit, row, worst
 from torchrun import torchrun
 
 __all__: list[str] = []
@@ -54,20 +55,19 @@ def restarted(stage: Stage) -> Outcome:
 def shrinks_and_grows(stage: Stage) -> Outcome:
     name = f"elastic {time.monotonic()}/"
     job = stage.started(3, loses_one, prefix=name)
-    time.sleep(0.1)
     job.kill(VICTIM)
     rebuilt = [job.hear(rank) for rank in (0, 2)]
     late = stage.jobs(3, joins_again, ranks=[VICTIM], prefix=name)
     found = [stage.checks(late), stage.checks(job, but=[VICTIM])]
     seconds = max(rebuilt)
-    if seconds > 0.1 * stage.slack:
+    if seconds > limit(0.1):
         found.append(Outcome(Verdict.TOO_SLOW, seconds, "until the smaller group worked"))
     return worst(found, seconds)
 
 
 def loses_one(rank: Rank):
     rank.used()
-    rank.tell("ready")
+    tell_in_call(rank, 3)
     fault = repeated(all_reduce, rank, 100_000)
     start = time.monotonic()
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import soon, tell_in_call
 from matrix_machine import refuse_calls, two_networks
 from matrix_ranks import (
     VICTIM,
@@ -42,7 +43,6 @@ NOTICED = 0.25
 )
 def killed_in_the_middle(stage: Stage) -> Outcome:
     job = stage.started(3, until_error, all_reduce_large)
-    time.sleep(0.15)
     return stage.errors(job, job.kill(VICTIM), NOTICED, *DEATH, but=[VICTIM])
 
 
@@ -55,8 +55,6 @@ def killed_in_the_middle(stage: Stage) -> Outcome:
 )
 def killed_before_it_arrives(stage: Stage) -> Outcome:
     job = stage.started(3, arrives, all_reduce)
-    job.tell_all()
-    time.sleep(0.3)
     return stage.errors(job, job.kill(VICTIM), NOTICED, *DEATH, but=[VICTIM])
 
 
@@ -67,8 +65,7 @@ def killed_before_it_arrives(stage: Stage) -> Outcome:
     "test_death.py::test_killed_with_a_large_memory",
 )
 def killed_with_a_large_memory(stage: Stage) -> Outcome:
-    job = stage.started(3, until_error, all_reduce, 30.0, 3 << 30)
-    time.sleep(0.1)
+    job = stage.started(3, until_error, all_reduce, 3 << 30)
     return stage.errors(job, job.kill(VICTIM), NOTICED, *DEATH, but=[VICTIM])
 
 
@@ -181,7 +178,6 @@ def leaves_without_a_word(stage: Stage) -> Outcome:
 )
 def first_dies_with_its_store(stage: Stage) -> Outcome:
     job = stage.started(3, until_error_with_own_store)
-    time.sleep(0.1)
     patterns = (r"rank 0 \(pid \d+", "died")
     return stage.errors(job, job.kill(0), NOTICED, *patterns, but=[0])
 
@@ -218,7 +214,6 @@ def the_store_dies(stage: Stage) -> Outcome:
 def link_cut(stage: Stage) -> Outcome:
     with two_networks() as network:
         job = stage.started(2, over_the_link, network.names, network.ends)
-        time.sleep(0.2)
         since = network.cut()
         patterns = ("timed out",)
         return stage.errors(job, since, TIMEOUT + 0.5, *patterns, kinds=ANY_ERROR, aftermath=False)
@@ -226,8 +221,9 @@ def link_cut(stage: Stage) -> Outcome:
 
 def over_the_link(rank: Rank, names, ends):
     enter_host(rank, names, ends)
-    rank.used(timeout=TIMEOUT)
-    rank.tell("ready")
+    rank.used()
+    soon(TIMEOUT)
+    tell_in_call(rank, 3)
     rank.tell(repeated(all_reduce, rank, 10_000))
 
 
@@ -238,7 +234,6 @@ def over_the_link(rank: Rank, names, ends):
 )
 def core_dump(stage: Stage) -> Outcome:
     job = stage.started(3, dumps_core)
-    time.sleep(0.1)
     since = time.monotonic()
     job.tell(VICTIM)
     # The kernel marks no word and closes no file before the dump is written.
@@ -254,11 +249,12 @@ def dumps_core(rank: Rank):
         os.chdir(rank.folder / "core")
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         held = torch.ones(128 << 20)
-    rank.tell("ready")
     if rank.rank == VICTIM:
+        rank.tell("ready")
         rank.hear()
         ctypes.string_at(0)
     del held
+    tell_in_call(rank)
     rank.tell(repeated(all_reduce, rank))
     with contextlib.suppress(FileNotFoundError):
         for core in (rank.folder / "core").iterdir():
@@ -287,7 +283,8 @@ def fails_in_the_thread(rank: Rank):
 
     def reduces():
         work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
-        time.sleep(0.5)  # so that it is not run by whoever waits
+        while not work.is_completed():  # it is not to be run by a rank that waits for it
+            time.sleep(0.01)
         work.wait()
 
     rank.tell(catch(reduces))

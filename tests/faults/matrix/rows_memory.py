@@ -1,9 +1,11 @@
 """Rows 32 to 36 and 42 to 47: shared memory, limits, and many of everything."""
 
+import contextlib
 import os
 import re
 import resource
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -111,16 +113,19 @@ def beyond_the_limit(rank: Rank, cgroup: str):
 )
 def all_killed(stage: Stage) -> Outcome:
     name = f"again {time.monotonic()}/"
-    before = kernel_shared_memory()
     job = stage.started(3, busy, prefix=name)
-    time.sleep(0.1)
+    memory = {inode for pid in job.pids.values() for inode in shared_memory(pid)}
+    if stage.native and len(memory) != 3:
+        return Outcome(Verdict.FAILS, detail=f"expected a memory of each rank, got {memory}")
     for rank in job.pids:
         job.kill(rank)
     for rank in job.pids:
         job.end(rank)
-    left = kernel_shared_memory() - before
-    if left > 4 << 20:
-        return Outcome(Verdict.LEFTOVERS, detail=f"{left >> 20} MiB of shared memory")
+    processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    if holders := [pid for pid in processes if memory & shared_memory(pid)]:
+        return Outcome(
+            Verdict.LEFTOVERS, detail=f"processes {holders} have shared memory of the dead"
+        )
     job = stage.jobs(3, works_again, prefix=name)
     answers = job.hear_all()
     slowest = max(seconds for seconds, _ in answers.values())
@@ -128,11 +133,12 @@ def all_killed(stage: Stage) -> Outcome:
     return Outcome(Verdict.LEFTOVERS if beyond else Verdict.AS_WANTED, slowest, ", ".join(beyond))
 
 
-def kernel_shared_memory() -> int:
-    """Return the bytes of tmpfs and memfd in use on the whole machine."""
-    with open("/proc/meminfo") as file:
-        (line,) = [line for line in file if line.startswith("Shmem:")]
-    return int(line.split()[1]) << 10
+def shared_memory(pid: int) -> set[str]:
+    """Return the inodes of fastcoll's memory that a process has mapped; none if it has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "/memfd:fastcoll" in line}
+    return set()
 
 
 @row(

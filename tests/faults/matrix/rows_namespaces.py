@@ -32,7 +32,7 @@ def transport() -> str:
 
 def needs_root() -> None:
     if os.geteuid() != 0:
-        raise NotPlayed("changing the user needs root")
+        raise NotPlayed("needs root: changing the user")
 
 
 @row(

@@ -1,6 +1,5 @@
 """The quick rows of the fault matrix, and that every row has a play or a test."""
 
-import ast
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,24 @@ from matrix_row import ROWS, NotPlayed, Outcome, Row, Stage, Verdict, failure, w
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
 
-# Machines that run tests do other things besides; `make faults` measures.
-SLACK = 6.0
+# Those that take more than two seconds: the link that is cut times out, the core dump is of 512 MB, and the clock that steps
+# takes a library and ranks of their own.
+LONG = {10, 11, 22}
 
 
 @beyond_gloo("`make faults` plays them with gloo")
-@pytest.mark.parametrize("row", [row for row in ROWS if row.quick], ids=lambda row: str(row.number))
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(
+            row, id=str(row.number), marks=[pytest.mark.full] if row.number in LONG else []
+        )
+        for row in ROWS
+        if row.quick
+    ],
+)
 def test_row(jobs, row):
-    outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, slack=SLACK))
+    outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3))
     jobs.settle(5.0)
     if outcome.verdict == Verdict.NOT_PLAYED:
         pytest.skip(outcome.detail)
@@ -36,16 +45,18 @@ def launcher_of_two_hosts() -> Iterator[Launcher]:
     launcher.close()
 
 
-# Gloo keeps the connection of a stranger that says nothing it knows: row 59 counts descriptors.
-OVER_HOSTS = [row for row in ROWS if row.quick and row.number != 59]
+# Rows 39 and 40 are about ranks that share memory. Row 59 counts descriptors, and Gloo keeps the connection of a stranger
+# that says nothing it knows.
+OVER_HOSTS = [row for row in ROWS if row.quick and row.number not in (39, 40, 59)]
 
 
+@pytest.mark.full
 @beyond_gloo("fastcoll's own hosts")
 @pytest.mark.parametrize("row", OVER_HOSTS, ids=lambda row: str(row.number))
 def test_row_over_two_hosts(launcher_of_two_hosts, job_store, tmp_path, row):
     jobs = Jobs(launcher_of_two_hosts, job_store, tmp_path)
     try:
-        outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, slack=SLACK, hosts=2))
+        outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, hosts=2))
         jobs.settle(5.0)
     finally:
         left = jobs.close()
@@ -66,14 +77,11 @@ def test_rows_that_are_not_quick_have_tests():
 
 
 def test_tests_that_rows_name_exist():
-    functions = {}
-    for path in TESTS.rglob("test_*.py"):
-        tree = ast.parse(path.read_text())
-        functions[path.name] = {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+    files = {path.name: path.read_text() for path in TESTS.rglob("test_*.py")}
     for row in ROWS:
         for name in row.tests:
             file, _, function = name.partition("::")
-            assert function in functions.get(file, set()), f"row {row.number}: {name}"
+            assert f"\ndef {function}(" in files[file], f"row {row.number}: {name}"
 
 
 def test_plays_are_of_modules_that_ranks_can_import():
@@ -115,7 +123,7 @@ def cannot_inject(rank: Rank):
 @beyond_gloo("no backend takes part")
 def test_a_row_whose_fault_a_rank_cannot_inject_is_not_played(jobs):
     def play(stage):
-        return stage.checks(stage.jobs(2, cannot_inject), timeout=2.0)
+        return stage.checks(stage.jobs(2, cannot_inject), timeout=1.0)
 
     outcome, _ = Row(0, "", "", play).run(Stage(jobs, "fastcoll"))
     assert outcome == Outcome(Verdict.NOT_PLAYED, detail="the machine forbids it")

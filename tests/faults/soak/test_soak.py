@@ -7,6 +7,7 @@ from soak_verdict import growths
 SECONDS = 9.0
 
 
+@pytest.mark.full
 def test_nothing_grows(jobs):
     job = jobs(3, sampled, SECONDS)
     for samples in job.hear_all(timeout=SECONDS + 40.0).values():
