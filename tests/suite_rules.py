@@ -28,7 +28,7 @@ SKIPS = (
 )
 """Patterns of the reasons for which a test may be skipped."""
 
-TOOLS = (r"needs root: ", r"needs spin: ", r"needs iproute2: ")
+TOOLS = (r"needs root: ", r"needs spin: ", r"needs iproute2: ", r"needs two cores: ")
 """Patterns of further reasons on a developer's machine. In CI, where CI is set, such a skip fails."""
 
 

@@ -264,11 +264,16 @@ def test_the_last_group_leaves_no_thread_of_the_pool(tmp_path):
     # Unused they would end by themselves after two seconds, which this must not wait for.
     # In new processes, where no group of an earlier test lives on.
     worlds = Worlds(tmp_path)
+    seconds = []
     try:
-        answers = worlds(2).run(destroyed_after_a_pooled_thread, init=False)
+        # Threads that end by themselves take two seconds each time, a busy machine not each time.
+        while len(seconds) < 3 and min(seconds, default=2.0) > 1.0:
+            answers = worlds(2).run(destroyed_after_a_pooled_thread, init=False)
+            assert all(had > 0 for had, _ in answers)
+            seconds.append(max(took for _, took in answers))
     finally:
         worlds.close()
-    assert all(had > 0 and seconds < 1.9 for had, seconds in answers)
+    assert min(seconds) < 1.0, seconds
 
 
 def test_destroyed_one_by_one(world):

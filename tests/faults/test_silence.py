@@ -6,7 +6,6 @@ of them alone has the short one, and calls when the others are in the call: a ra
 
 import re
 import signal
-import time
 from datetime import timedelta
 
 import pytest

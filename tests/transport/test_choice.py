@@ -17,7 +17,7 @@ pytestmark = beyond_gloo("fastcoll's own choice of a transport")
 NOBODY = 65534
 CLONE_NEWNET = 0x40000000
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing the user needs root")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changing the user")
 
 
 def shared_store() -> dist.Store:
@@ -106,7 +106,7 @@ def test_nothing_is_logged_when_all_is_well(own_worlds):
 
 def one_asks_for_gloo(others):
     os.environ["FASTCOLL_TRANSPORT"] = "gloo" if here().rank == 1 else others
-    init(dist.FileStore(f"{here().scratch}/store", here().size), timeout=6.0)
+    init(dist.FileStore(f"{here().scratch}/store", here().size))
     if others == "shm":
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(3))
@@ -141,7 +141,7 @@ def other_user(transport):
     if here().rank == 1:
         os.seteuid(NOBODY)
     try:
-        init(store, timeout=8.0)
+        init(store)
         if transport == "shm":
             with pytest.raises(dist.DistBackendError) as caught:
                 dist.all_reduce(torch.ones(3))
@@ -193,9 +193,11 @@ def two_networks():
     try:
         ip("netns", "add", spaces[0])
     except FileNotFoundError:
-        pytest.skip("there is no program `ip` (iproute2)")
+        pytest.skip("needs iproute2: there is no program `ip`")
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces are not permitted: {error.stderr.decode().strip()}")
+        said = error.stderr.decode().strip()
+        assert "not permitted" in said, said
+        pytest.skip(f"needs root: network namespaces: {said}")
     try:
         ip("netns", "add", spaces[1])
         ip(

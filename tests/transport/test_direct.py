@@ -196,7 +196,7 @@ def reductions_in_place():
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [2, pytest.param(5, marks=pytest.mark.full)])
 def test_every_reduction_has_the_bits_of_the_ring(world, size):
     world(size).run(reductions_in_place)
 

@@ -263,7 +263,7 @@ MISMATCHES = {
 
 
 def mismatch(call):
-    start("gloo", timeout=5.0)
+    start("gloo")
     used()
     with pytest.raises(dist.DistBackendError) as caught:
         call(here().rank)

@@ -15,10 +15,19 @@ pytestmark = beyond_gloo("fastcoll's own hosts")
 
 # The host of each rank: one aside, in halves, in turns, of different sizes.
 PLACEMENTS = ["001", "0011", "0101", "00112", "011000", "012012", "001122", "00001111"]
+IN_SHORT = {"001", "0101", "012012"}
 CASES = [
     *[(function, placement) for function in (reductions, movements) for placement in PLACEMENTS],
     *[(messages, "001"), (messages, "010"), (training, "0011"), (training, "012012")],
 ]
+
+
+def tiered(*cases):
+    """Return the cases, of which those whose placement is not in IN_SHORT are full."""
+    return [
+        pytest.param(*case, marks=[] if IN_SHORT & set(case) else pytest.mark.full)
+        for case in cases
+    ]
 
 
 def on_hosts(placement, function):
@@ -26,7 +35,7 @@ def on_hosts(placement, function):
     return over("auto", function, "shm+gloo" if len(set(placement)) > 1 else "shm")
 
 
-@pytest.mark.parametrize("function, placement", CASES)
+@pytest.mark.parametrize("function, placement", tiered(*CASES))
 def test_same_bits_as_on_one_host(world, placement, function):
     size = len(placement)
     alone = world(size).run(on_hosts, "0" * size, function, init=False)
@@ -85,7 +94,9 @@ def chunks(placement, ring_bytes):
 
 
 @pytest.mark.parametrize("ring_bytes", [16 << 10, 2 << 20])
-@pytest.mark.parametrize("placement", ["0011", "0101", "0012", "012345"])
+@pytest.mark.parametrize(
+    "placement", tiered(*([placement] for placement in ["0011", "0101", "0012", "012345"]))
+)
 def test_many_chunks(world, placement, ring_bytes):
     world(len(placement)).run(chunks, placement, ring_bytes)
 
@@ -118,7 +129,10 @@ def links(placement):
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("placement", ["0011", "0102", "012", "01234"])
+@pytest.mark.parametrize(
+    "placement",
+    ["0102", *(pytest.param(p, marks=pytest.mark.full) for p in ["0011", "012", "01234"])],
+)
 def test_no_link_changes_a_bit(world, placement):
     world(len(placement)).run(links, placement)
 
@@ -150,7 +164,10 @@ def wires(placement):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("placement", ["0011", "00001111", "00112233"])
+@pytest.mark.parametrize(
+    "placement",
+    ["0011", *(pytest.param(p, marks=pytest.mark.full) for p in ["00001111", "00112233"])],
+)
 def test_a_wire_narrows_what_hosts_send_each_other(world, placement):
     """An all_reduce rounds each host's sum to it; hosts are equal here, so that they are the tree's leaves."""
     world(len(placement)).run(wires, placement)
@@ -172,6 +189,7 @@ def reduces_by_parts():
     dist.destroy_process_group(group)
 
 
+@pytest.mark.full
 def test_a_late_rank_in_a_call_of_several_parts_is_no_mismatch(world):
     world(3).run(reduces_by_parts, fresh=True)
 

@@ -45,7 +45,10 @@ def mixed(placement):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("placement", ["0011", "0101", "0012", "0123"])
+@pytest.mark.parametrize(
+    "placement",
+    ["0011", "0123", *(pytest.param(p, marks=pytest.mark.full) for p in ["0101", "0012"])],
+)
 def test_beside_short_ones_and_sends(world, placement):
     world(len(placement)).run(mixed, placement)
 
@@ -71,6 +74,8 @@ def rooted(placement):
             dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("placement", ["0011", "0102", "0123"])
+@pytest.mark.parametrize(
+    "placement", ["0102", *(pytest.param(p, marks=pytest.mark.full) for p in ["0011", "0123"])]
+)
 def test_with_a_root(world, placement):
     world(len(placement)).run(rooted, placement)

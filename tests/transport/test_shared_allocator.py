@@ -194,6 +194,7 @@ def forks_come_and_go():
     assert shared_bytes() < 30 * tensors[0].nbytes + (4 << 20)
 
 
+@pytest.mark.full
 def test_forks_leave_nothing(processes):
     processes(2).run(forks_come_and_go)
 
@@ -206,6 +207,7 @@ def loaders():
     assert_same(found, rows)
 
 
+@pytest.mark.full
 def test_workers_of_a_data_loader(processes):
     processes(2).run(loaders)
 
@@ -250,6 +252,7 @@ def without_memory():
     assert [group["transport"] for group in fastcoll.info.groups()].count("shm") >= 2
 
 
+@pytest.mark.full  # its ranks are new interpreters
 def test_without_shared_memory_a_tensor_is_an_ordinary_one(tmp_path):
     worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(80 << 20)})
     world = worlds(2)

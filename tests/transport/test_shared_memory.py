@@ -16,8 +16,6 @@ pytestmark = beyond_gloo("fastcoll's own shared memory")
 RETIREMENT = 2.5
 """Seconds after which memory of a group that is gone is used again: kRetirement of arena.cpp, and some."""
 
-SLOW = os.environ.get("FASTCOLL_TEST_SLOW") == "1"
-
 
 def shared_bytes() -> int:
     import fastcoll.info
@@ -60,18 +58,7 @@ def every_collective():
 
 
 @pytest.mark.parametrize(
-    "size",
-    [
-        16,
-        pytest.param(
-            64,
-            marks=[
-                pytest.mark.full,
-                pytest.mark.timeout(300),
-                pytest.mark.skipif(not SLOW, reason="64 processes: set FASTCOLL_TEST_SLOW=1"),
-            ],
-        ),
-    ],
+    "size", [16, pytest.param(64, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
 )
 def test_many_ranks(own_worlds, size):
     answers = own_worlds(size).run(every_collective, deadline=100 if size <= 16 else 280)
@@ -175,6 +162,7 @@ def groups_come_and_go(rounds):
     return before, (shared_bytes(), open_files(), mapped_bytes())
 
 
+@pytest.mark.full  # waits for the retirement
 def test_groups_that_come_and_go_take_nothing_with_them(world):
     for before, after in world(2).run(groups_come_and_go, 40, fresh=True):
         assert after[0] <= before[0] + (1 << 20), (before, after)

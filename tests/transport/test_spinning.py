@@ -14,7 +14,7 @@ SPIN_US = 50
 """By default, where each rank has a core."""
 
 many_cores = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="ranks of one core each need two cores"
+    len(os.sched_getaffinity(0)) < 2, reason="needs two cores: ranks of one core each"
 )
 
 

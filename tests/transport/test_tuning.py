@@ -162,6 +162,7 @@ def test_ranks_must_have_the_same_table(own_worlds):
     own_worlds(2).run(another_table)
 
 
+@pytest.mark.full
 def test_measuring_writes_a_table_that_is_used(host, tmp_path):
     answer = subprocess.run(
         [sys.executable, "-m", "fastcoll.tune", "--rounds", "1"],
@@ -184,6 +185,7 @@ def test_measuring_writes_a_table_that_is_used(host, tmp_path):
     assert written["table"]["segment_bytes"] in (65536, 131072, 262144, 524288)
 
 
+@pytest.mark.full
 def test_the_link_between_hosts_is_measured_into_the_table(tmp_path):
     path = tmp_path / "table.json"
     kept = {**json.loads(record(tuning.machine_name(), one_shot_bytes=77)), "measured": {"a": 1}}

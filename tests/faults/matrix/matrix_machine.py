@@ -109,7 +109,7 @@ def _tool(*words: str) -> None:
     try:
         subprocess.run(words, check=True, capture_output=True, timeout=20)
     except FileNotFoundError:
-        raise NotPlayed(f"there is no program {words[0]} (iproute2)") from None
+        raise NotPlayed(f"needs iproute2: there is no program {words[0]}") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode().strip()
         forbidden = "needs root: " if "not permitted" in said else ""

@@ -14,8 +14,8 @@ from matrix_row import ROWS, NotPlayed, Outcome, Row, Stage, Verdict, failure, w
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
 
-# Those that take more than two seconds: the link that is cut times out, the core dump is of 512 MB, and the clock that steps
-# takes a library and ranks of their own.
+# Those that take more than two seconds: the link that is cut times out, the core dump is of 512 MB, and the clock that
+# steps takes a library and ranks of their own.
 LONG = {10, 11, 22}
 
 
@@ -45,8 +45,8 @@ def launcher_of_two_hosts() -> Iterator[Launcher]:
     launcher.close()
 
 
-# Rows 39 and 40 are about ranks that share memory. Row 59 counts descriptors, and Gloo keeps the connection of a stranger
-# that says nothing it knows.
+# Rows 39 and 40 are about ranks that share memory. Row 59 counts descriptors, and Gloo keeps the connection of a
+# stranger that says nothing it knows.
 OVER_HOSTS = [row for row in ROWS if row.quick and row.number not in (39, 40, 59)]
 
 
