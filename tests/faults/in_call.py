@@ -17,7 +17,8 @@ __all__ = ["others_first", "soon", "tell_in_call"]
 def tell_in_call(rank: Rank, calls: int = 1) -> None:
     """Tell the test "in call" when this process has begun so many collectives and messages more.
 
-    A thread reads the trace, which has a record of each call from its begin on.
+    A thread reads the trace, which has a record of each call from its begin on. The last of the calls must not be one
+    that ends by itself: the rank's next word could come before this one.
     """
     before = _begun()
 

@@ -35,7 +35,7 @@ def test_a_death_is_named_though_rank_0_has_not_come(jobs, hosts):
     job.ended_well(but=[2])
 
 
-def two_lives(rank: Rank):
+def two_lives(rank: Rank, first: int):
     """The first ends with a fault that rank 0 tells; the second has the same name and store."""
     rank.init()
     soon(0.5)
@@ -43,7 +43,8 @@ def two_lives(rank: Rank):
     dist.destroy_process_group()
     rank.tell(fault)
     rank.hear()
-    tell_in_call(rank)
+    if rank.rank == first:
+        tell_in_call(rank)
     rank.init()
     tensor = torch.ones(10)
     fault = catch(dist.all_reduce, tensor)
@@ -54,10 +55,10 @@ def two_lives(rank: Rank):
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("hosts", [{}, {"FASTCOLL_TRANSPORT": "gloo"}], ids=["one", "two"])
 def test_the_fault_of_an_earlier_life_is_not_this_one_s(jobs, first, hosts):
-    job = jobs(2, two_lives, environment=hosts)
+    job = jobs(2, two_lives, first, environment=hosts)
     assert "Timed out after 500 ms" in job.hear_all()[0].text
-    for rank in (first, 1 - first):
-        job.tell(rank)
-        assert job.hear(rank) == "in call"
+    job.tell(first)
+    assert job.hear(first) == "in call"
+    job.tell(1 - first)
     assert set(job.hear_all().values()) == {(None, 2.0)}
     job.ended_well()

@@ -5,6 +5,7 @@ import signal
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.data
@@ -66,6 +67,7 @@ def forks(rank: Rank, how: str):
     return said, code, rank.left()
 
 
+@pytest.mark.full
 def test_child_that_only_exits(jobs):
     job = jobs(2, forks, "exits", real_exit=True)
     for said, code, left in job.hear_all(timeout=40).values():
@@ -86,6 +88,7 @@ def test_child_that_uses_the_group(jobs):
     job.ended_well()
 
 
+@pytest.mark.full
 def test_child_that_destroys_the_group(jobs):
     job = jobs(2, forks, "destroys", real_exit=True)
     for said, code, left in job.hear_all(timeout=40).values():

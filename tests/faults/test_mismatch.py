@@ -149,6 +149,29 @@ CASES = {
 }
 
 
+IN_SHORT = {
+    "small shapes",
+    "large shapes",
+    "small and large",
+    "empty and not",
+    "sync and async",
+    "dtypes of one size",
+    "ops",
+    "factors",
+    "wire dtypes",
+    "roots of broadcast",
+    "sizes of all_gather",
+    "all_reduce and barrier",
+    "all_reduce and broadcast",
+    "all_gather and reduce_scatter",
+}
+
+
+def tiered(cases, short):
+    """Return the names of cases, of which those not in ``short`` are full."""
+    return [pytest.param(n, marks=[] if n in short else pytest.mark.full) for n in cases]
+
+
 def differ(rank: Rank, others, odd):
     rank.used()
     function, *arguments = odd if rank.rank == ODD else others
@@ -158,7 +181,7 @@ def differ(rank: Rank, others, odd):
     return fault, rank.recover([r for r in range(rank.size) if r != rank.rank])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", tiered(CASES, IN_SHORT))
 def test_mismatch(jobs, case):
     others, odd, one, other = CASES[case]
     job = jobs(3, differ, others, odd)
@@ -190,7 +213,13 @@ def differ_between_hosts(rank: Rank, others, odd):
     return next(filter(None, faults), None), rank.recover([r for r in range(3) if r != rank.rank])
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if "broadcast" in name or "root" in name])
+@pytest.mark.parametrize(
+    "case",
+    tiered(
+        [name for name in CASES if "broadcast" in name or "root" in name],
+        {"roots of gather", "all_reduce and broadcast"},
+    ),
+)
 def test_between_hosts_a_rank_may_hear_of_it_in_its_next_calls(jobs, case):
     others, odd, one, other = CASES[case]
     job = jobs(3, differ_between_hosts, others, odd)

@@ -66,7 +66,9 @@ def recv(rank):
     dist.recv(torch.ones(10), 1)
 
 
-@pytest.mark.parametrize("call", [all_reduce, wait, recv])
+@pytest.mark.parametrize(
+    "call", [all_reduce, *(pytest.param(call, marks=pytest.mark.full) for call in (wait, recv))]
+)
 def test_a_rank_never_calls_over_gloo(jobs, call):
     job = jobs(2, never_calls, call, environment=OVER_GLOO)
     job.hear_all()
@@ -82,7 +84,9 @@ def test_a_rank_never_calls_over_gloo(jobs, call):
     job.ended_well()
 
 
-@pytest.mark.parametrize("call", [all_reduce, wait, recv])
+@pytest.mark.parametrize(
+    "call", [wait, *(pytest.param(call, marks=pytest.mark.full) for call in (all_reduce, recv))]
+)
 def test_ctrl_c_over_gloo(jobs, call):
     job = jobs(2, interrupted, call, environment=OVER_GLOO)
     job.hear_all()

@@ -14,9 +14,10 @@ from matrix_row import ROWS, NotPlayed, Outcome, Row, Stage, Verdict, failure, w
 HERE = Path(__file__).parent
 TESTS = HERE.parents[1]
 
-# Those that take more than two seconds: the link that is cut times out, the core dump is of 512 MB, and the clock that
-# steps takes a library and ranks of their own.
-LONG = {10, 11, 22}
+# Those that `make test` leaves to `make test-all`. Rows 10, 11 and 22 take more than two seconds: the link that is
+# cut times out, the core dump is of 512 MB, and the clock that steps takes a library and ranks of its own. Rows 48 to
+# 52 are about what tensors hold, which tests/collectives has.
+FULL = {10, 11, 22, *range(48, 53)}
 
 
 @beyond_gloo("`make faults` plays them with gloo")
@@ -24,7 +25,7 @@ LONG = {10, 11, 22}
     "row",
     [
         pytest.param(
-            row, id=str(row.number), marks=[pytest.mark.full] if row.number in LONG else []
+            row, id=str(row.number), marks=[pytest.mark.full] if row.number in FULL else []
         )
         for row in ROWS
         if row.quick

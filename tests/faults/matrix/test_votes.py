@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from in_call import tell_in_call
 from matrix_machine import refuse_calls
 from rows_elastic import published
 from suite_rules import bound
@@ -45,7 +44,6 @@ def begins(rank: Rank, has_memory: bool, publishes: bool):
     rank.tell("ready")
     rank.hear()
     tensor = torch.full((1000,), rank.rank + 1.0)
-    tell_in_call(rank)
     fault = catch(dist.all_reduce, tensor)
     if fault is None:
         assert torch.all(tensor == 3.0), "a wrong result was returned as success"
@@ -106,11 +104,9 @@ def forged(jobs):
             if rank == first and until:
                 forger.wait_for(until)
             elif rank == first:
-                assert job.hear(rank) == "in call"
                 answers[rank] = job.hear(rank)
         for rank in job.pids:
             if rank not in answers:
-                assert job.hear(rank) == "in call"
                 answers[rank] = job.hear(rank)
         assert set(map(tuple, job.hear_all().values())) == {()}
         job.ended_well()
@@ -119,7 +115,10 @@ def forged(jobs):
     return play
 
 
-@pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
+@pytest.mark.parametrize(
+    "environment",
+    [pytest.param({}, id="shm"), pytest.param(OVER_GLOO, id="gloo", marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("value", GARBAGE, ids=[repr(value[:8]) for value in GARBAGE])
 def test_what_is_no_vote(forged, value, environment):
     for fault, _ in forged("H/v/1", value, first=0, environment=environment):
