@@ -1,18 +1,19 @@
-"""One rank of a benchmark with backends that misbehave, here or in companions; started by the tests beside it."""
+"""A benchmark with backends that misbehave, here or in companions, and with a small model of DDP's steps."""
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import torch
 
-from fastcoll.bench.__main__ import run_rank
+from fastcoll.bench import __main__ as bench
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.companion_peer import CompanionPeer
 from fastcoll.bench.control import Control
 from fastcoll.bench.environments import Environment
-from fastcoll.bench.peers import ADAPTERS
+from fastcoll.bench.gradients import MODELS
+from fastcoll.bench.peers import ADAPTERS as ALL_BUT_OURS
 from fastcoll.bench.torch_peer import TorchPeer
 from fastcoll.bench.turn import Call
 
@@ -66,7 +67,18 @@ class Companions(CompanionPeer):
     }
 
 
-if __name__ == "__main__":
-    altered = {"corrupting": Corrupting, "refusing": Refusing}
-    companions = dict.fromkeys(Companions.environments, Companions)
-    sys.exit(run_rank(sys.argv[1:], {**ADAPTERS, **altered, **companions}))
+ADAPTERS = {
+    **ALL_BUT_OURS,
+    "corrupting": Corrupting,
+    "refusing": Refusing,
+    **dict.fromkeys(Companions.environments, Companions),
+}
+
+SMALL = [(512, 512), (7,), (600, 400)]
+"""Two megabytes: DDP's first bucket is of one."""
+
+
+def run_rank(arguments: list[str]) -> int:
+    """Be one rank."""
+    with mock.patch.dict(MODELS, small=lambda: SMALL):
+        return bench.run_rank(arguments, ADAPTERS)

@@ -9,19 +9,17 @@ import time
 from pathlib import Path
 
 import torch
-from altered_rank import Companions
+from altered_rank import ADAPTERS
 
 from fastcoll.bench.collectives import build_case
 from fastcoll.bench.options import parse
-from fastcoll.bench.peers import ADAPTERS
 from fastcoll.bench.run import open_run
 
 SETTLE_SECONDS = 0.2  # for what a turn leaves to be done
 REST_SECONDS = 1.0
 
 if __name__ == "__main__":
-    adapters = {**ADAPTERS, **dict.fromkeys(Companions.environments, Companions)}
-    with open_run(parse(sys.argv[2:]), sys.argv[2:], adapters) as run:
+    with open_run(parse(sys.argv[2:]), sys.argv[2:], ADAPTERS) as run:
         arguments = ("all_reduce", 4096, torch.float32, "sum", run.rank, run.world_size, 0)
         for peer in run.peers:
             candidate = peer.prepare(build_case(*arguments, torch.device("cpu")))

@@ -2,19 +2,4 @@
 
 __all__ = ["SHORT"]
 
-SHORT = [
-    "-b",
-    "4",
-    "-e",
-    "64K",
-    "-f",
-    "128",
-    "-n",
-    "6",
-    "--rounds",
-    "3",
-    "-w",
-    "1",
-    "--turn-ms",
-    "0",
-]
+SHORT = "-b 4 -e 64K -f 16384 -n 4 --rounds 2 -w 1 --turn-ms 0".split()

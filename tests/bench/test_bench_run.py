@@ -1,4 +1,4 @@
-"""Whole runs on two ranks."""
+"""Whole runs: one by the command line, the others on living ranks."""
 
 import inspect
 import json
@@ -6,49 +6,50 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from bench_ranks import run_on
 from short_run import SHORT
 from torch.nn.parallel import DistributedDataParallel
+from world import Worlds
 
 from fastcoll.bench.launch import launch
 
-ALTERED_RANK = Path(__file__).with_name("altered_rank.py")
+FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fastcoll.bench", *arguments],
+def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    command = [sys.executable, "-m", "fastcoll.bench", "all_reduce", *FEW, "-b", "4", "-e", "4"]
+    ended = subprocess.run(
+        [*command, "--nproc", "1", "--backend", "fastcoll,absent", "--json", str(path)],
         capture_output=True,
         text=True,
-        timeout=300,  # no measure: what hangs shall end
-    )
-
-
-def test_all_collectives_side_by_side(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "result.json"
-    ended = run(
-        "all",
-        *SHORT,
-        "--backend",
-        "fastcoll,absent,gloo,fake,mpi,fastcoll-shared",
-        "--json",
-        str(path),
+        timeout=100,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "# wrong elements: 0 OK" in ended.stdout
     assert "absent is left out: torch.distributed knows no backend of that name" in ended.stderr
     assert "%" not in ended.stderr  # no progress bar: this is no terminal
     record = json.loads(path.read_text())
-    assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
-    assert set(record["left_out"]) == {"absent", "mpi"}
-    for key in ("date", "command", "seed", "versions", "revision"):
+    for key in ("date", "command", "seed", "versions", "compiled_module_sha256"):
         assert record[key]
     for key in ("cpu", "cores", "memory_bytes", "kernel", "load_average"):
         assert record["machine"][key]
-    assert record["command"].startswith("python -m fastcoll.bench all -b 4 ")
+    assert record["command"].startswith("python -m fastcoll.bench all_reduce -n 1 ")
+    assert [case["size"] for case in record["cases"]] == [4]
+
+
+def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    backends = "fastcoll,absent,gloo,fake,mpi,fastcoll-shared"
+    ended = run_on(world, 2, "all", *SHORT, "--backend", backends, "--json", path)
+    assert ended.status == 0, ended
+    assert "# wrong elements: 0 OK" in ended.stdout
+    record = json.loads(path.read_text())
+    assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
+    assert set(record["left_out"]) == {"absent", "mpi"}
     assert len({case["collective"] for case in record["cases"]}) == 10
     sizes = [case["size"] for case in record["cases"] if case["collective"] == "all_reduce"]
-    assert sizes == [4, 512, 65536]
+    assert sizes == [4, 65536]
     for case in record["cases"]:
         assert case["unsupported"] == {}
         assert 0 <= case["other_processes_percent"] <= 100
@@ -58,67 +59,48 @@ def test_all_collectives_side_by_side(tmp_path: Path) -> None:
         assert (case["floor"] is None) == (case["collective"] == "barrier")
         for backend in case["backends"].values():
             time = backend["time"]
-            assert time["count"] == 6
+            assert time["count"] == 4
             assert 0 < time["minimum"] <= time["lower"] <= time["median"]
             assert time["median"] <= time["upper"] <= time["maximum"]
             assert len(backend["rank_medians"]) == 2
 
 
-def test_every_reduction_is_verified() -> None:
-    ended = run(
-        "all_reduce",
-        *[
-            "-b",
-            "64K",
-            "-e",
-            "64K",
-            "-n",
-            "1",
-            "-w",
-            "0",
-            "-d",
-            "int8,half",
-            "-o",
-            "all",
-            "--backend",
-            "fastcoll",
-        ],
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def test_every_reduction_is_verified(world: Worlds) -> None:
+    kinds = ("-b", "64K", "-e", "64K", "-d", "int8,half", "-o", "all")
+    ended = run_on(world, 2, "all_reduce", *FEW, *kinds, "--backend", "fastcoll")
+    assert ended.status == 0, ended
     rows = [
         line.split()
         for line in ended.stdout.splitlines()
         if " fastcoll " in line and line[0] == " "
     ]
-    kinds = [(row[2], row[3]) for row in rows]
+    found = [(row[2], row[3]) for row in rows]
     every = [
         (dtype, op) for dtype in ("int8", "half") for op in ("sum", "prod", "min", "max", "avg")
     ]
-    assert [kind for kind in every if kind not in kinds] == []
+    assert [kind for kind in every if kind not in found] == []
 
 
 def test_wrong_results_end_with_status_1_and_refusals_are_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    world: Worlds, tmp_path: Path
 ) -> None:
     path = tmp_path / "result.json"
-    arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", str(path)]
-    assert launch([sys.executable, str(ALTERED_RANK), *arguments], 2) == 1
-    printed = capfd.readouterr().out
-    assert "# wrong elements: 6 FAILED" in printed
-    assert "# 512 B: refusing cannot do this: NotImplementedError: not today\n" in printed
+    arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", path]
+    ended = run_on(world, 2, *arguments, module="altered_rank")
+    assert ended.status == 1
+    assert "# wrong elements: 4 FAILED" in ended.stdout
+    assert "# 64 KiB: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
     for case in json.loads(path.read_text())["cases"]:
         assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
         assert case["backends"]["gloo"]["wrong"] == 0
         assert set(case["unsupported"]) == {"refusing"}
 
 
-def test_steps_of_ddp_are_verified_and_compared(tmp_path: Path) -> None:
+def test_steps_of_ddp_are_verified_and_compared(world: Worlds, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    ended = run(
-        *("ddp", "mlp", "--backend", "fastcoll,gloo,unreduced,fake"),
-        *("-n", "1", "--rounds", "1", "-w", "0", "--json", str(path)),
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    given = ("ddp", "small", "--backend", "fastcoll,gloo,unreduced,fake", "--json", path)
+    ended = run_on(world, 2, *given, *FEW, module="altered_rank")
+    assert ended.status == 0, ended
     (row,) = json.loads(path.read_text())["cases"]
     assert row["alone"]["time"]["median"] > 0
     kinds = [(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]]
@@ -130,16 +112,14 @@ def test_steps_of_ddp_are_verified_and_compared(tmp_path: Path) -> None:
     assert "# fake is left out: DDP needs a process group" in ended.stdout
 
 
-def test_steps_that_keep_gradients_are_verified(tmp_path: Path) -> None:
+def test_steps_that_keep_gradients_are_verified(world: Worlds, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     backends = ["fastcoll", "fastcoll-fused", "fastcoll-sync"]
     if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:
         backends.append("gloo-batched")
-    ended = run(
-        *("ddp", "mlp", "--keep-gradients", "--backend", ",".join(backends)),
-        *("-n", "1", "--rounds", "1", "-w", "0", "--json", str(path)),
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    given = ("ddp", "small", "--keep-gradients", "--backend", ",".join(backends), "--json", path)
+    ended = run_on(world, 2, *given, *FEW, module="altered_rank")
+    assert ended.status == 0, ended
     assert "which steps keep and add to" in ended.stdout
     (row,) = json.loads(path.read_text())["cases"]
     assert row["kept"]
@@ -148,9 +128,9 @@ def test_steps_that_keep_gradients_are_verified(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_to_measure_ends_with_status_2() -> None:
-    ended = run("all_reduce", *SHORT, "--nproc", "1", "--backend", "absent")
-    assert ended.returncode == 2
+def test_nothing_to_measure_ends_with_status_2(world: Worlds) -> None:
+    ended = run_on(world, 1, "all_reduce", *SHORT, "--backend", "absent")
+    assert ended.status == 2
     assert "# nothing was measured" in ended.stdout
 
 
