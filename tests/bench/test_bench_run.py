@@ -89,7 +89,7 @@ def test_wrong_results_end_with_status_1_and_refusals_are_named(
     ended = run_on(world, 2, *arguments, module="altered_rank")
     assert ended.status == 1
     assert "# wrong elements: 4 FAILED" in ended.stdout
-    assert "# 64 KiB: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
+    assert "# 65536 B: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
     for case in json.loads(path.read_text())["cases"]:
         assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
         assert case["backends"]["gloo"]["wrong"] == 0

@@ -1,0 +1,116 @@
+"""``python docs/check.py``: checks what the pages and the build's files repeat of the sources; part of ``make lint``.
+
+It prints one line for each thing that differs, and ends with status 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def load(path: str) -> ModuleType:
+    """Returns a module of the repository that needs the standard library only."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(path: str) -> str:
+    """Returns the text of a file."""
+    return (ROOT / path).read_text()
+
+
+def anchors(text: str) -> set[str]:
+    """Returns the names under which the headings of a page can be linked."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links() -> Iterator[str]:
+    """Each relative link leads to a file, and each anchor to a heading."""
+    for page in PAGES:
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+            if re.match(r"[a-z]+:", link):
+                continue
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            if not target.exists():
+                yield f"{page.relative_to(ROOT)}: {link} leads to no file"
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text()):
+                yield f"{page.relative_to(ROOT)}: {link} leads to no heading"
+
+
+def variables() -> Iterator[str]:
+    """The pages name each variable of fastcoll/env.py and no other; csrc/base/env.cpp reads the same, within the same bounds."""
+    known = {one.name: one for one in load("fastcoll/env.py").variables()}
+    named = {name for page in PAGES for name in re.findall(r"FASTCOLL_[A-Z_]+\b", page.read_text())}
+    named = {name for name in named if not name.startswith("FASTCOLL_TEST_")}
+    for name in sorted(named ^ known.keys()):
+        yield f"{name}: {'no page' if name in known else 'not fastcoll/env.py, but a page'} has it"
+    source = read("csrc/base/env.cpp")
+    in_cpp = {name for name, one in known.items() if one.read_in_cpp}
+    for name in sorted(set(re.findall(r"FASTCOLL_[A-Z_]+", source)) ^ in_cpp):
+        yield f"{name}: fastcoll/env.py and csrc/base/env.cpp differ on who reads it"
+    bound = r"(-?\d+)(?:LL)?(?: << (\d+))?"
+    found = re.findall(rf'integer\("(\w+)", text, {bound}, {bound}\)', source)
+    bounds = {name: (int(a) << int(b or 0), int(c) << int(d or 0)) for name, a, b, c, d in found}
+    numbers = {n: (one.least, one.most) for n, one in known.items() if isinstance(one.default, int)}
+    for name in sorted(numbers.keys() | bounds):
+        if bounds.get(name) != numbers.get(name):
+            yield f"{name}: {numbers.get(name)} in fastcoll/env.py, {bounds.get(name)} in env.cpp"
+
+
+def errors() -> Iterator[str]:
+    """What docs/troubleshooting.md quotes of errors is what the sources say."""
+    files = [*ROOT.glob("csrc/**/*.[ch]pp"), *ROOT.glob("fastcoll/**/*.py")]
+    # Literals that follow each other are one text.
+    sources = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in files))
+    quoted = re.findall(r"^\| `([^`]+)` \|", read("docs/troubleshooting.md"), re.MULTILINE)
+    for text in [*quoted, *([] if quoted else ["a quoted error"])]:
+        if text not in sources:
+            yield f"docs/troubleshooting.md: no source says {text!r}"
+
+
+def tables() -> Iterator[str]:
+    """Generated tables and pictures are those of their records."""
+    command = [sys.executable, "-m", "fastcoll.bench.page", "--check", "--pictures"]
+    if subprocess.run(command, check=False).returncode != 0:
+        yield f"run {' '.join(command[1:-2])} --pictures"
+    clients = load("tests/clients/client_page.py")
+    text = clients.PAGE.read_text()
+    if clients.rewritten(text, clients.recorded()) != text:
+        yield "docs/integrations.md: run make clients"
+
+
+def releases() -> Iterator[str]:
+    """The workflows and the Makefile name the releases of torch that build_backend/supported.py does."""
+    supported = load("build_backend/supported.py")
+    made = re.findall(r"^ +torch: (\[.*\])$", read(".github/workflows/wheels.yml"), re.MULTILINE)
+    if [json.loads(each) for each in made] != [list(supported.MINORS)]:
+        yield f".github/workflows/wheels.yml: expected torch: {list(supported.MINORS)}"
+    tested = set(re.findall(r'torch: "([0-9.]+)"', read(".github/workflows/test.yml")))
+    if tested != {supported.MINORS[0], supported.MINORS[-1], supported.PINNED}:
+        yield f".github/workflows/test.yml: tests the oldest, pinned and newest torch, not {tested}"
+    if f"TORCH := torch=={supported.PINNED}." not in read("Makefile"):
+        yield f"Makefile: expected TORCH := torch=={supported.PINNED}.*"
+
+
+if __name__ == "__main__":
+    checks = (links, variables, errors, tables, releases)
+    problems = [problem for check in checks for problem in check()]
+    print(*problems, sep="\n", end="\n" if problems else "")
+    sys.exit(1 if problems else 0)
