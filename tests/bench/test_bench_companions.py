@@ -43,9 +43,7 @@ def test_a_companion_is_verified_and_timed_as_any_other(world: Worlds, tmp_path:
         assert slow["lead"] == pytest.approx(1 / fast["lead"])
 
 
-def test_a_wrong_result_in_a_companion_ends_with_status_1(
-    world: Worlds, tmp_path: Path
-) -> None:
+def test_a_wrong_result_in_a_companion_ends_with_status_1(world: Worlds, tmp_path: Path) -> None:
     ended, record = measure(world, tmp_path, *SHORT, "--backend", "Wrong,Gloo")
     assert ended.status == 1
     assert "# wrong elements: 4 FAILED" in ended.stdout

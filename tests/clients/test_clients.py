@@ -1,9 +1,8 @@
-"""docs/integrations.md says what the record says; what a training prints is read right."""
+"""What a training prints is read right, and compared with gloo's."""
 
 import json
-import re
+from pathlib import Path
 
-import client_page
 import pytest
 import torch
 from client_record import bound, compared, parsed
@@ -34,39 +33,8 @@ def runs(ours, theirs, ranks=2):
     return compared(some, ranks)
 
 
-def test_the_table_is_that_of_the_record():
-    text = client_page.PAGE.read_text()
-    assert client_page.rewritten(text, client_page.recorded()) == text, "run make clients"
-
-
-def test_the_record_has_all_clients_and_their_losses_agree():
-    record = client_page.recorded()
-    if record is None:
-        assert "No run is recorded yet" in client_page.PAGE.read_text()
-        return
-    assert list(record["clients"]) == list(CLIENTS)
-    for name, entry in record["clients"].items():
-        assert entry["setting"] == CLIENTS[name].setting
-        assert {ranks: case["agrees"] for ranks, case in entry["ranks"].items()} == {
-            "2": True,
-            "4": True,
-        }, name
-
-
-def test_what_the_page_points_to_is_there():
-    for link in re.findall(r"\]\(([^)#:]+)\)", client_page.PAGE.read_text()):
-        assert (client_page.PAGE.parent / link).exists(), link
-
-
-def test_a_page_without_its_table_is_refused():
-    with pytest.raises(ValueError, match="expected one table"):
-        client_page.rewritten("no table", {"clients": {}})
-
-
 def test_each_client_has_its_script_and_its_environment():
-    scripts = {
-        path.name for path in (client_page.PAGE.parents[1] / "tests/clients/trainings").iterdir()
-    }
+    scripts = {path.name for path in Path(__file__).with_name("trainings").iterdir()}
     for client in CLIENTS.values():
         assert client.script in scripts
         assert client.environment in ENVIRONMENTS
