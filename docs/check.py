@@ -55,7 +55,7 @@ def links() -> Iterator[str]:
 
 
 def variables() -> Iterator[str]:
-    """The pages name each variable of fastcoll/env.py and no other; csrc/base/env.cpp reads the same, within the same bounds."""
+    """The pages name each variable of fastcoll/env.py, and no other; csrc/base/env.cpp allows the same numbers."""
     known = {one.name: one for one in load("fastcoll/env.py").variables()}
     named = {name for page in PAGES for name in re.findall(r"FASTCOLL_[A-Z_]+\b", page.read_text())}
     named = {name for name in named if not name.startswith("FASTCOLL_TEST_")}

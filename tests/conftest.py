@@ -10,10 +10,18 @@ import pytest
 import recording_device
 import suite_rules
 import torch
+from hypothesis import settings
 from suite_rules import pytest_runtest_makereport
 from world import Worlds
 
 __all__ = ["pytest_runtest_makereport"]
+
+# `make test-all` loads `drawn`, and names a seed.
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile(
+    "drawn", derandomize=False, deadline=None, max_examples=200, database=None, print_blob=True
+)
+settings.load_profile("fixed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -9,6 +9,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from backend import all_gather_single, reduce_scatter_single
 from peer_memory import DEVICE
 from test_peer_engine import inputs_of, lists_of, oracle
 
@@ -70,8 +71,8 @@ def everything_else():
     ranks = dist.get_world_size()
     calls = [
         lambda: dist.broadcast(x, 0),
-        lambda: dist.all_gather_into_tensor(many, x),
-        lambda: dist.reduce_scatter_tensor(x, many),
+        lambda: all_gather_single(many, x),
+        lambda: reduce_scatter_single(x, many),
         lambda: dist.reduce(x, 0),
         lambda: dist.all_to_all_single(many.clone(), many),
         lambda: dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0),

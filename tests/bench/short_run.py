@@ -2,4 +2,7 @@
 
 __all__ = ["SHORT"]
 
-SHORT = "-b 4 -e 64K -f 16384 -n 4 --rounds 2 -w 1 --turn-ms 0".split()
+SHORT = [
+    *("-b", "4", "-e", "64K", "-f", "16384"),
+    *("-n", "4", "--rounds", "2", "-w", "1", "--turn-ms", "0"),
+]

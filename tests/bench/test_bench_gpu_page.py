@@ -9,6 +9,8 @@ import pytest
 
 from fastcoll.bench import gpu_page
 
+pytestmark = pytest.mark.full  # interpreters that run pytest
+
 REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
 RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
 TIME = {"time": {"median": 12.5}, "wrong": 0}

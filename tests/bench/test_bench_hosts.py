@@ -17,6 +17,7 @@ def test_least_bytes():
     assert wire.least_bytes("gather", 1000, 4) is None
 
 
+@pytest.mark.full
 def test_a_run_on_two_hosts(tmp_path):
     if problem := namespaces.missing():
         pytest.skip(problem)
@@ -38,6 +39,7 @@ def test_a_run_on_two_hosts(tmp_path):
     assert all_reduce["fastcoll"]["ms"] > shaped * 8 / 500e3  # no faster than the link
 
 
+@pytest.mark.full
 def test_the_benchmark_on_two_hosts_counts_what_leaves_them(tmp_path):
     if problem := namespaces.missing():
         pytest.skip(problem)

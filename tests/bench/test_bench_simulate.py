@@ -13,6 +13,8 @@ from fastcoll.bench.simulate import asked, parse_counts, parse_sizes
 from fastcoll.costs import ALGORITHMS, HGX_H200, IMPLEMENTED, nccl
 from fastcoll.cuda.algorithms import ALGORITHMS as DEVICE_ALGORITHMS
 
+pytestmark = pytest.mark.full  # a study
+
 
 def test_ranges_and_lists():
     assert parse_counts("8..16384") == [8 << power for power in range(12)]

@@ -8,6 +8,8 @@ import torch
 
 from fastcoll.bench import single_copy
 
+pytestmark = pytest.mark.full  # a study
+
 
 def test_both_ways_are_timed(tmp_path, capfd):
     path = tmp_path / "result.json"

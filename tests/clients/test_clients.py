@@ -112,6 +112,7 @@ def trained(order: list[int], ranks: int = 4, steps: int = 10) -> list[str]:
     return losses
 
 
+@pytest.mark.full
 def test_the_bound_for_four_ranks_lets_orders_pass_and_no_lacking_rank():
     gloos = trained([3, 1, 0, 2])
     ours = runs(trained([0, 1, 2, 3]), gloos, ranks=4)

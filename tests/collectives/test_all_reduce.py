@@ -1,5 +1,7 @@
 """all_reduce: every operation, every element type, every world size."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,8 +21,57 @@ from oracle import (
     reduced,
     sample,
 )
+from world import World, Worlds
+
+from fastcoll._load import C
 
 SHAPES = [(1,), (7,), (3, 5), (1000,), (65537,)]
+
+
+ISAS = ["avx2", "baseline"] if torch.cpu._is_avx2_supported() else ["baseline"]
+"""Instruction sets of the reductions beside the machine's best, which all other tests run."""
+
+
+def take(isa):
+    """The making of a group chooses the instruction set of the process."""
+    os.environ["FASTCOLL_ISA"] = isa
+    dist.new_group()
+    assert C.reduce_isa() == isa
+
+
+def by_isa(isa, function, *arguments):
+    best = C.reduce_isa()
+    take(isa)
+    try:
+        return function(*arguments)
+    finally:
+        take(best)
+
+
+class IsaWorld:
+    """A world whose ranks reduce with an instruction set."""
+
+    def __init__(self, world: World, isa: str) -> None:
+        self._world, self._isa = world, isa
+
+    def run(self, function, *arguments, **options):
+        return self._world.run(by_isa, self._isa, function, *arguments, **options)
+
+
+@pytest.fixture(
+    params=[
+        "best",
+        *(
+            pytest.param(isa, marks=[pytest.mark.full, beyond_gloo("chooses by itself")])
+            for isa in ISAS
+        ),
+    ]
+)
+def world(request: pytest.FixtureRequest, world: Worlds):
+    """Every case of this file with each instruction set."""
+    if request.param == "best":
+        return world
+    return lambda size: IsaWorld(world(size), request.param)
 
 
 def cases(*, allowed):
@@ -83,6 +134,19 @@ def premultiply_by_tensor(factor):
 @pytest.mark.parametrize(("op", "dtype"), cases(allowed=True), ids=name_of)
 def test_operation_and_type(world, op, dtype):
     answers = world(3).run(all_reduce, SHAPES, op, dtype)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def all_reduce_everything(pairs):
+    return [all_reduce([(67,)], op, dtype) for op, dtype in pairs]
+
+
+@beyond_gloo("chooses by itself")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("world", ["best"], indirect=True)
+def test_operations_and_types_with_another_instruction_set(world, isa):
+    pairs = [case.values for case in cases(allowed=True)]
+    answers = world(3).run(by_isa, isa, all_reduce_everything, pairs)
     assert answers[0] == answers[1] == answers[2]
 
 

@@ -244,10 +244,7 @@ def ring(r, case, ranks):
 
 # No shrinking: a case says all about itself, and every failing run costs new ranks.
 ANY = settings(
-    max_examples=400,
-    derandomize=True,
-    deadline=None,
-    database=None,
+    max_examples=4 * settings.default.max_examples,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

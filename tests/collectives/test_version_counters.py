@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from backend import all_gather_single, reduce_scatter_single
 from torch import Tensor
 from world import Worlds
 
@@ -40,7 +41,7 @@ def calls() -> dict[str, tuple[list[Tensor], Callable[[bool], Any]]]:
     case(
         "all_gather_into_tensor",
         [h, d],
-        lambda later: dist.all_gather_into_tensor(d, h, async_op=later),
+        lambda later: all_gather_single(d, h, async_op=later),
     )
     i, j = ones(), [ones(), ones()]
     case("gather", [i, *j], lambda later: dist.gather(i, root(j), 0, async_op=later))
@@ -52,7 +53,7 @@ def calls() -> dict[str, tuple[list[Tensor], Callable[[bool], Any]]]:
     case(
         "reduce_scatter_tensor",
         [p, q],
-        lambda later: dist.reduce_scatter_tensor(p, q, async_op=later),
+        lambda later: reduce_scatter_single(p, q, async_op=later),
     )
     r, s = [ones(), ones()], [ones(), ones()]
     case("all_to_all", [*r, *s], lambda later: dist.all_to_all(r, s, async_op=later))

@@ -19,6 +19,8 @@ from fastcoll.costs import (
     predict,
 )
 
+pytestmark = pytest.mark.full
+
 whole = st.integers(1, 10**6)
 sizes = st.builds(Fraction, st.integers(0, 1 << 34), st.integers(1, 3))
 
@@ -49,7 +51,7 @@ def shapes(algorithm):
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bounds(collective, algorithm, data):
     ranks, per_node = data.draw(st.sampled_from(shapes(algorithm)))

@@ -1,10 +1,12 @@
 """NCCL's own model: values worked out by hand from its rules, and what must hold of any."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcoll.costs import nccl
+
+pytestmark = pytest.mark.full
 
 
 def found(collective, ranks, size):
@@ -48,7 +50,6 @@ def test_by_hand(collective, ranks, size, algorithm, protocol, microseconds):
     assert time == pytest.approx(microseconds, rel=1e-12)
 
 
-@settings(deadline=None)
 @given(
     collective=st.sampled_from(["all_reduce", "reduce_scatter", "all_gather"]),
     ranks=st.sampled_from([2, 4, 8, 16, 64, 1024, 16384]),

@@ -17,6 +17,8 @@ from fastcoll.costs import (
 )
 from fastcoll.costs.double_tree import height, parents
 
+pytestmark = pytest.mark.full
+
 SIZE = Fraction(997)  # a prime: no number of ranks divides it
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 32, 40, 64]
 

@@ -140,6 +140,7 @@ def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts(world):
     assert len(set().union(*answers)) == 1
 
 
+@pytest.mark.full
 def test_command(tmp_path, capfd):
     path, picture = tmp_path / "e.json", tmp_path / "e.png"
     flags = f"--most 4 --real 2 --elements 3000 --json {path} --plot {picture}"

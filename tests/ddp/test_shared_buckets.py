@@ -49,6 +49,7 @@ def in_private_memory():
     assert are_shared(dist.group.WORLD, gradients(None)) == [False] * 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "environ",
     [
@@ -73,6 +74,7 @@ def beyond_the_arena():
     return here().rank
 
 
+@pytest.mark.full
 def test_where_shared_memory_is_lacking_buckets_are_private(tmp_path):
     worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(64 << 20)})
     try:

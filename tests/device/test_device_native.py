@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from backend import all_gather_single, reduce_scatter_single
 from device_ranks import DEVICE, build_stand_in
 from torch.distributed.distributed_c10d import _coalescing_manager
 
@@ -97,8 +98,8 @@ def lines_run():
         lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(0.5), own),
         lambda: dist.broadcast(x, 0, own),
         lambda: dist.reduce(x, 0, group=own),
-        lambda: dist.all_gather_into_tensor(whole, x, own),
-        lambda: dist.reduce_scatter_tensor(x, whole, group=own),
+        lambda: all_gather_single(whole, x, own),
+        lambda: reduce_scatter_single(x, whole, group=own),
         lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=own),
         messages,
     )

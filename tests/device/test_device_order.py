@@ -114,8 +114,8 @@ def changes_are_told_as_nccl_tells_them():
     before = [tensor._version for tensor in tensors]
     dist.all_reduce(x)
     dist.broadcast(x, 0)
-    dist.all_gather_into_tensor(whole, x)
-    dist.reduce_scatter_tensor(y, whole)
+    all_gather_single(whole, x)
+    reduce_scatter_single(y, whole)
     dist.all_gather(pieces, x)
     changed = [tensor._version > old for tensor, old in zip(tensors, before, strict=True)]
     assert changed == [False] * 3 + [True] * size

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import TORCH
+from backend import TORCH, all_gather_single, reduce_scatter_single
 from torch.distributed.flight_recorder.fr_trace import main as torchfrtrace
 
 __all__ = ["ask_torch", "every_kind"]
@@ -45,14 +45,12 @@ def every_kind(rank: int, size: int) -> list[str]:
     dist.broadcast(ones(3), 1)
     dist.reduce(ones(3), 1)
     dist.all_gather([ones(3) for _ in range(size)], ones(3))
-    whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    whole(ones(3 * size), ones(3))
+    all_gather_single(ones(3 * size), ones(3))
     dist.gather(ones(4), [ones(4) for _ in range(size)] if rank == 0 else None, 0)
     dist.scatter(ones(4), [ones(4) for _ in range(size)] if rank == 0 else None, 0)
     dist.reduce_scatter(ones(2), [ones(2) for _ in range(size)])
     dist.reduce_scatter(ones(2 + rank), [ones(2 + i) for i in range(size)])
-    share = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    share(ones(2), ones(2 * size))
+    reduce_scatter_single(ones(2), ones(2 * size))
     dist.all_to_all([ones(i + 1) for i in range(size)], [ones(rank + 1) for _ in range(size)])
     dist.all_to_all_single(ones(size), ones(size))
     dist.barrier()

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from backend import all_gather_single
 from engine_cases import BETWEEN, CASES
 from small_network import expected_parameters, network, sharded, train
 from torch._C._distributed_c10d import ErrorType
@@ -132,7 +133,7 @@ def memory_of_dropped_works():
     for index in range(50):
         x = torch.full((1 << 20,), float(index), device=DEVICE)
         y = torch.empty(dist.get_world_size() << 20, device=DEVICE)
-        work = dist.all_gather_into_tensor(y, x, async_op=True)
+        work = all_gather_single(y, x, async_op=True)
         del x
         torch.full((1 << 20,), -1.0, device=DEVICE)  # would get its memory
         with torch.cuda.stream(stream):

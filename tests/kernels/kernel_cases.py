@@ -16,9 +16,7 @@ __all__ = [
 ]
 
 SLOW = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    derandomize=True,  # the same cases on the CPU and on the GPU, today and tomorrow
 )
 
 # Around one block of 4096 elements, one step of 1024, and 16 bytes.

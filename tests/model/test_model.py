@@ -1,31 +1,34 @@
 """The model of the shared-memory protocol in its small sizes, and its mutants; `make model` has all."""
 
+import shutil
+
 import check_model
 import pytest
-from check_model import MODELS, MUTANTS, Missing, Search, check
+from check_model import MODELS, MUTANTS, Search, check
 
 
-def found(search):
-    try:
-        return check(search)
-    except Missing as missing:
-        pytest.skip(str(missing))
+@pytest.fixture
+def spin():
+    if shutil.which("spin") is None:
+        pytest.skip("needs spin: apt-get install spin")
 
 
 def quick(searches):
     return [pytest.param(s, id=s.name) for s in searches if s.quick]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("search", quick(MODELS))
-def test_model(search):
-    result = found(search)
+def test_model(search, spin):
+    result = check(search)
     assert result.error == ""
     assert result.states > 10_000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("search", quick(MUTANTS))
-def test_mutant_is_found(search):
-    assert found(search).error
+def test_mutant_is_found(search, spin):
+    assert check(search).error
 
 
 def test_model_and_mutants():
@@ -40,8 +43,9 @@ def test_model_and_mutants():
             assert macro.partition("=")[0] in source, search
 
 
-def test_a_search_that_is_cut_short_is_no_success(monkeypatch):
-    found(Search("small", ("COLLECTIVES=1",)))
+@pytest.mark.full
+def test_a_search_that_is_cut_short_is_no_success(monkeypatch, spin):
+    check(Search("small", ("COLLECTIVES=1",)))
     monkeypatch.setattr(check_model, "MODEL", check_model.MODEL.with_name("none.pml"))
     with pytest.raises(RuntimeError, match="spin -a"):
         check(Search("none", ()))

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from suite_rules import bound
 from test_trace_reading import entry
 
 from fastcoll.trace.__main__ import main
 
-SETTINGS = settings(max_examples=150, deadline=2000)
+SETTINGS = settings(max_examples=3 * settings.default.max_examples // 2, deadline=bound(2000))
 
 
 def good() -> dict[str, Any]:
@@ -123,7 +124,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(SETTINGS, max_examples=400)
+@settings(SETTINGS, max_examples=4 * settings.default.max_examples)
 @given(st.data())
 def test_any_value_in_any_place(data: st.DataObject) -> None:
     raw = good()

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
+from backend import reduce_scatter_single
 from fault_rank import Rank
 
 __all__ = ["Sample", "sampled"]
@@ -133,7 +134,7 @@ class Load:
     def scatters(self, count: int) -> None:
         whole = torch.ones(self.size * count)
         part = torch.empty(count)
-        dist.reduce_scatter_tensor(part, whole)
+        reduce_scatter_single(part, whole)
         self.check(part, float(self.size))
         out = torch.empty(self.size * count)
         dist.all_to_all_single(out, whole.fill_(float(self.rank)))
