@@ -115,6 +115,7 @@ def measured(
     return measure
 
 
+@pytest.mark.full
 def test_a_measurement_is_recorded(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
     cases = [
@@ -159,6 +160,7 @@ def test_what_fails_is_recorded_and_the_rest_is_measured(measured: Any) -> None:
     assert "no room for it" in record["failed"]["case 3"]
 
 
+@pytest.mark.full
 def test_without_the_bandwidth_of_a_copy_there_is_no_share_of_it(measured: Any) -> None:
     cpu = torch.device("cpu")
     copy = kernel_cases.copy_case(7000, 1, cpu)

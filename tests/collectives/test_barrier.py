@@ -6,6 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from suite_rules import bound
+from words import await_word, say
 from world import here
 
 
@@ -25,9 +27,10 @@ def nobody_passes_early(rounds):
 
 def asynchronously():
     if dist.get_rank() == 1:
-        time.sleep(0.3)
+        await_word("looked")
     work = dist.barrier(async_op=True)
     early = work.is_completed()
+    say("looked")
     assert work.wait()
     return early
 
@@ -56,11 +59,14 @@ def monitored_passes():
 
 
 def monitored_names_the_missing(missing, wait_all):
+    dist.barrier()
     if dist.get_rank() in missing:
-        time.sleep(2)
+        for rank in set(range(dist.get_world_size())) - set(missing):
+            await_word(f"rank {rank} is through")
         return ""
     with pytest.raises(RuntimeError) as caught:
-        cpu_backend().monitored_barrier(timedelta(milliseconds=700), wait_all)
+        cpu_backend().monitored_barrier(timedelta(seconds=bound(0.2)), wait_all)
+    say(f"rank {dist.get_rank()} is through")
     return str(caught.value)
 
 

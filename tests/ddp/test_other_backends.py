@@ -58,9 +58,11 @@ def like_stock(group, way, options):
     assert_like(ours, stock, 1e-5)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("options", [{}, {"gradient_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.full), {"gradient_norm": True}], ids=str
+)
 def test_training_on_gloo_is_that_of_stock_ddp(world, way, options, size):
     world(size).run(on_gloo, "like_stock", way, options)
 
@@ -72,7 +74,11 @@ def learns(group, way, wire):
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("wire", WIRE_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "wire",
+    [pytest.param(w, marks=[] if w.itemsize == 1 else pytest.mark.full) for w in WIRE_DTYPES],
+    ids=str,
+)
 def test_any_wire_on_gloo(world, way, wire):
     world(3).run(on_gloo, "learns", way, wire)
 

@@ -16,12 +16,6 @@ STEPS = 30
 ORDERS = 3
 
 
-# Of the short tier the quickest.
-TASKS_OF_BOTH_TIERS = [
-    pytest.param(name, marks=[] if name == "transformer" else pytest.mark.full) for name in TASKS
-]
-
-
 def compared(name):
     gloo = dist.new_group(backend="gloo")
     case = compare(TASKS[name], STEPS, ORDERS, gloo, None)
@@ -31,7 +25,8 @@ def compared(name):
 
 
 @beyond_gloo("the hook's average in the all-reduce")
-@pytest.mark.parametrize("name", TASKS_OF_BOTH_TIERS)
+@pytest.mark.full
+@pytest.mark.parametrize("name", list(TASKS))
 def test_training_is_gloos(world, name, tmp_path):
     cases = world(2).run(compared, name)
     # The ranks have data of their own, and one model.
@@ -55,6 +50,7 @@ def alone(name):
         assert other.losses == first.losses and torch.equal(other.weights, first.weights)
 
 
+@pytest.mark.full
 @beyond_gloo("the hook's average in the all-reduce")
 def test_one_rank(world):
     world(1).run(alone, "resnet-like")

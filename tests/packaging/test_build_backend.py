@@ -71,6 +71,7 @@ def sources(tmp_path: Path) -> Path:
     return target
 
 
+@pytest.mark.full
 def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path: Path) -> None:
     status, lines = run_hook(
         "print(backend.get_requires_for_build_sdist()); "
@@ -93,6 +94,7 @@ def test_a_source_distribution_needs_no_torch(isolated, sources: Path, tmp_path:
     assert "Dynamic: requires-dist\n" in metadata
 
 
+@pytest.mark.full
 def test_an_isolated_build_takes_the_torch_of_the_environment(isolated, tmp_path: Path) -> None:
     status, lines = run_hook(
         "print(backend.get_requires_for_build_wheel()); assert not backend._installed(); backend._prepare({}); "
@@ -147,6 +149,7 @@ def test_without_pythons_headers_one_sentence_comes_last(isolated) -> None:
     assert "/nonexistent has no Python.h" in line
 
 
+@pytest.mark.full
 def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_path: Path) -> None:
     for path in (sources / "csrc").rglob("*.cpp"):
         path.unlink()

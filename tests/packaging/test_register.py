@@ -58,6 +58,7 @@ def test_a_group_of_cpu_ranks_imports_nothing_for_devices() -> None:
     assert output == "['fastcoll.cuda.thresholds']"
 
 
+@pytest.mark.full
 def test_import_fastcoll_before_torch_registers_once() -> None:
     output = run_python(
         """
@@ -71,6 +72,7 @@ def test_import_fastcoll_before_torch_registers_once() -> None:
     assert version == importlib.metadata.version("fastcoll")
 
 
+@pytest.mark.full
 def test_a_failing_registration_never_breaks_import_torch() -> None:
     output = run_python(
         """

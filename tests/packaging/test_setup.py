@@ -57,6 +57,7 @@ def test_with_a_torch_out_of_range_it_stops_with_one_sentence(tmp_path: Path, ve
     assert f"torch>=2.11,<2.16 and found torch {version}" in line
 
 
+@pytest.mark.full
 def test_the_metadata_name_the_torch_that_is_compiled_against(tmp_path: Path) -> None:
     run_setup("--quiet", "egg_info", "--egg-base", str(tmp_path))
     text = (tmp_path / "fastcoll.egg-info" / "requires.txt").read_text()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND
 from launcher import LauncherFailed
+from suite_rules import bound
 from world import RanksFailed, World, Worlds, here
 
 
@@ -145,10 +146,14 @@ def test_a_launcher_that_ends_takes_its_worlds_along(tmp_path):
 
 
 def test_silent_rank_shows_its_stack(own_worlds):
+    own_worlds(2).run(
+        sleep_on, 2, init=False
+    )  # starts the ranks, for which the deadline is too short
+    deadline = bound(0.25)
     with pytest.raises(RanksFailed) as caught:
-        own_worlds(2).run(sleep_on, 1, init=False, deadline=1.0)
+        own_worlds(2).run(sleep_on, 1, init=False, deadline=deadline)
     text = str(caught.value)
-    assert "---- rank 1\nno answer in time (deadline 1 s)" in text
+    assert f"---- rank 1\nno answer in time (deadline {deadline:g} s)" in text
     assert "in sleep_on" in text and "---- rank 0" not in text
 
 
