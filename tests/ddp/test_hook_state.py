@@ -54,7 +54,7 @@ def wide_behind_float8():
 
 
 def test_a_last_bucket_without_a_wire_behind_one_of_float8(world):
-    world(2).run(wide_behind_float8, deadline=20)
+    world(2).run(wide_behind_float8)
 
 
 def a_state_of_two(together):
