@@ -1,10 +1,15 @@
-"""Jobs that torchrun starts, and starts again after a death."""
+"""Jobs that torchrun starts, and starts again after a death; and one of living ranks with torchrun's variables."""
+
+import os
 
 import pytest
 import torch
-from backend import beyond_gloo
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from torch.nn.parallel import DistributedDataParallel
 from torchrun import torchrun
-from training import assert_like, network, train_alone
+from training import assert_like, network, train, train_alone
+from world import here
 
 from fastcoll.bench import namespaces
 
@@ -18,9 +23,36 @@ def trained(path):
     return model
 
 
+def as_under_torchrun(port):
+    """Train as scripts/train.py does; the store is the agent's."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(here().rank),
+        "LOCAL_RANK": str(here().rank),
+        "WORLD_SIZE": str(here().size),
+        "LOCAL_WORLD_SIZE": str(here().size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    dist.init_process_group(BACKEND)
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
+    train(model, STEPS)
+    dist.destroy_process_group()
+    return model.module.state_dict()
+
+
+def test_training_with_the_variables_of_torchrun(world):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for state in world(2).run(as_under_torchrun, agent.port, init=False):
+        model = network()
+        model.load_state_dict(state)
+        assert_like(model, train_alone(STEPS, 2))
+
+
 exits_cleanly = beyond_gloo("its threads want the interpreter's lock at exit, and at times abort")
 
 
+@pytest.mark.full
 @exits_cleanly
 def test_training(tmp_path):
     printed = torchrun("train.py", tmp_path / "model", STEPS, "destroy")
@@ -28,12 +60,14 @@ def test_training(tmp_path):
     assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
 
 
+@pytest.mark.full
 @exits_cleanly
 def test_interpreter_ends_with_the_group_alive(tmp_path):
     torchrun("train.py", tmp_path / "model", STEPS, "leave")
     assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
 
 
+@pytest.mark.full
 @beyond_gloo("torch 2.13 crashes in DDP's logger, which takes the wrapper for gloo")
 def test_debug_detail(tmp_path):
     """DETAIL wraps the backend and checks every collective through a gloo group of its own."""
@@ -43,6 +77,7 @@ def test_debug_detail(tmp_path):
     assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
 
 
+@pytest.mark.full
 @beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
 def test_restart_after_a_killed_worker(tmp_path):
     printed = torchrun("die_once.py", tmp_path / "checkpoint", max_restarts=1)
@@ -52,6 +87,7 @@ def test_restart_after_a_killed_worker(tmp_path):
     assert_like(trained(tmp_path / "checkpoint"), expected)
 
 
+@pytest.mark.full
 @exits_cleanly
 def test_two_hosts(tmp_path):
     loud = {"FASTCOLL_DEBUG": "INFO"}
@@ -62,6 +98,7 @@ def test_two_hosts(tmp_path):
     assert_like(trained(path), train_alone(STEPS, 4))
 
 
+@pytest.mark.full
 @beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
 def test_both_hosts_restart_after_a_killed_worker(tmp_path):
     printed = torchrun("die_once.py", tmp_path / "checkpoint", hosts=2, max_restarts=2)
@@ -71,6 +108,7 @@ def test_both_hosts_restart_after_a_killed_worker(tmp_path):
     assert_like(trained(tmp_path / "checkpoint"), expected)
 
 
+@pytest.mark.full
 @beyond_gloo("fastcoll's own hosts")
 @pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing() or "-")
 class TestNamespaces:
