@@ -74,7 +74,7 @@ def _traffic() -> list[str]:
 def _surroundings() -> list[str]:
     name = "surroundings_cuda_1rank.json"
     if not (_RESULTS / name).exists():
-        return ["No GPU has measured this yet."]
+        return ["Never run on a GPU ([status.md](status.md))."]
     record = _record(name)
     rows = [
         [

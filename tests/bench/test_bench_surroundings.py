@@ -150,7 +150,7 @@ def assert_table(record):
         if row["name"] == "fused hook":
             row["of_stock_host"] = 0.25
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(page, "_RESULTS", Path(folder)):
-        assert page._surroundings() == ["No GPU has measured this yet."]
+        assert page._surroundings() == ["Never run on a GPU ([status.md](status.md))."]
         (Path(folder) / "surroundings_cuda_1rank.json").write_text(json.dumps(record))
         lines = page._surroundings()
     rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines) if cells[1:]}
