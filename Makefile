@@ -222,6 +222,7 @@ lint: $(STAMPS)/dev
 	'$(PYTHON)' setup.py --quiet build_py --build-lib build/typing
 	(cd build/typing && '$(PYTHON)' -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
 	'$(PYTHON)' -m codespell_lib
+	'$(PYTHON)' docs/check.py
 
 format: $(STAMPS)/dev
 	'$(PYTHON)' -m ruff check --fix .

@@ -6,6 +6,8 @@ import random
 import peer_ranks
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from peer_ranks import Case
 from world import Worlds
 

@@ -30,10 +30,7 @@ def fill(source: torch.Tensor, out: torch.Tensor, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("collective", "algorithm"),
-    [
-        pytest.param(*kind, marks=pytest.mark.full if kind in OTHER_RINGS else ())
-        for kind in KINDS
-    ],
+    [pytest.param(*kind, marks=pytest.mark.full if kind in OTHER_RINGS else ()) for kind in KINDS],
 )
 def test_a_prepared_launch_is_repeated_among_others(
     collective: str, algorithm: str, interpreted: Worlds
