@@ -12,6 +12,7 @@ import torch.distributed as dist
 from backend import all_gather_single
 from engine_cases import BETWEEN, CASES
 from small_network import expected_parameters, network, sharded, train
+from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -159,10 +160,10 @@ def a_rank_that_never_arrives():
         backend = own._get_backend(torch.device(DEVICE))
         while backend.get_error() == ErrorType.SUCCESS:  # until the other rank is told
             time.sleep(0.1)
-            assert time.monotonic() - start < 30
+            assert time.monotonic() - start < bound(8)
         dist.all_reduce(x, group=own)
     took = time.monotonic() - start
-    assert 2.5 < took < 15
+    assert 2.5 < took < bound(4)
     if dist.get_rank() == 0:
         assert "timed out after 3000 ms" in str(caught.value)
         assert "rank 1 completed call 1 of 1, under way: nothing" in str(caught.value)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_calls import all_reduce
+from suite_rules import bound
 from torch import nn
 from torch._C._distributed_c10d import ErrorType
 from torch.nn.parallel import DistributedDataParallel
@@ -232,11 +233,11 @@ def a_rank_that_never_arrives():
         backend = group._get_backend(torch.device(DEVICE))
         while backend.get_error() == ErrorType.SUCCESS:
             time.sleep(0.1)
-            assert time.monotonic() - start < 40
+            assert time.monotonic() - start < bound(10)
         dist.all_reduce(x, group=group)
     torch.cuda.synchronize()
     took = time.monotonic() - start
-    assert 7 < took < 40
+    assert 7 < took < bound(10)
     text = str(caught.value)
     assert f"[group '{group.group_name}', rank {dist.get_rank()}/2" in text
     if dist.get_rank() == 0:
@@ -261,7 +262,7 @@ def destroyed_while_a_kernel_waits():
     with contextlib.suppress(dist.DistBackendError):  # of the call that was under way
         dist.destroy_process_group(group)
     torch.cuda.synchronize()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < bound(8)
 
 
 def test_a_kernel_that_waits_when_its_group_is_destroyed(gpu_peer_world):

@@ -62,9 +62,9 @@ def test_tables_are_made_once() -> None:
 
 
 def test_bad_layouts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sizes\[1\]: expected at least 0 elements, got -1"):
+    with pytest.raises(ValueError, match=r"sizes\[1\]"):
         BucketLayout([1, -1])
-    with pytest.raises(ValueError, match="alignment: expected at least 1"):
+    with pytest.raises(ValueError, match="alignment"):
         BucketLayout([1], 0)
     with pytest.raises(ValueError, match=r"less than 2\^31 blocks"):
         BucketLayout([2**31]).block_map(1, CPU)
@@ -87,7 +87,7 @@ def test_dense_tensors_pass(tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("tensor", [torch.zeros(4, 6)[:, :5], torch.zeros(3).expand(2, 3)])
 def test_gaps_and_repeats_are_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"t: expected a contiguous tensor.*tensor.contiguous\(\)"):
+    with pytest.raises(ValueError, match="contiguous"):
         require_dense(tensor, "t")
 
 

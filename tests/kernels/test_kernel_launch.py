@@ -115,7 +115,7 @@ def test_a_configuration_must_name_every_argument_in_order() -> None:
     fewer = {name: kind for name, kind in good.signature.items() if name != "sizes"}
     for signature in (fewer, dict(reversed(good.signature.items()))):
         bad = Configuration("bad", good.kernel, signature, good.constexprs)
-        with pytest.raises(ValueError, match="bad: expected the arguments"):
+        with pytest.raises(ValueError, match="bad"):
             _launch.compile_for(bad, None)
 
 
@@ -131,7 +131,7 @@ def test_attributes_name_arguments_by_position() -> None:
     wrong = Configuration(
         "wrong", good.kernel, good.signature, good.constexprs, frozenset({"BLOCK"})
     )
-    with pytest.raises(ValueError, match=r"divisible_by_16 names \['BLOCK'\]"):
+    with pytest.raises(ValueError, match="divisible_by_16"):
         wrong.attributes()
 
 

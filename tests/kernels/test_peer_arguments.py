@@ -34,7 +34,7 @@ def memory_of(layout: PeerLayout) -> torch.Tensor:
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(changes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(changes))}: expected .*, got"):
+    with pytest.raises(ValueError, match=next(iter(changes))):
         PeerLayout(**{**vars(LAYOUT), **changes})
 
 
@@ -59,10 +59,10 @@ def test_buffers_that_cannot_be_are_refused() -> None:
         (0, memory[:-128], [address], "memory"),
         (0, memory.view(torch.int32), [address], "memory's dtype"),
     ]:
-        with pytest.raises(ValueError, match=f"{what}.*: expected .*, got"):
+        with pytest.raises(ValueError, match=what):
             PeerBuffers(rank, region, addresses, LAYOUT)
     PeerBuffers(0, memory, [address + 128 * rank for rank in range(32)], LAYOUT)
-    with pytest.raises(ValueError, match="spins: expected"):
+    with pytest.raises(ValueError, match="spins"):
         PeerBuffers(0, memory, [address], LAYOUT, spins=0)
 
 
@@ -82,13 +82,13 @@ def refused_calls() -> None:
     space = torch.ones(100)
     half = torch.bfloat16
     for error, what, call in [
-        (TypeError, "source: expected a tensor", lambda: one.all_reduce([1.0], y, peers)),
+        (TypeError, "source", lambda: one.all_reduce([1.0], y, peers)),
         (ValueError, "out's dtype", lambda: one.all_reduce(x, y.double(), peers)),
         (ValueError, "source's dtype", lambda: one.all_reduce(x.int(), y.int(), peers)),
         (ValueError, "contiguous", lambda: one.all_reduce(x[::2], y[:32], peers)),
         (ValueError, "elements of out", lambda: two.all_reduce(x, y[:32], peers)),
         (ValueError, "wire_dtype", lambda: two.all_reduce(x, y, peers, wire_dtype=torch.float64)),
-        (ValueError, "op: expected", lambda: two.all_reduce(x, y, peers, op="mean")),
+        (ValueError, "op", lambda: two.all_reduce(x, y, peers, op="mean")),
         (ValueError, "overlap", lambda: one.all_reduce(space[:64], space[8:72], peers)),
         (ValueError, "channels", lambda: one.all_reduce(x, y, peers, channels=3)),
         (ValueError, "channels", lambda: ring.all_reduce(x, y, peers, channels=0)),

@@ -155,19 +155,17 @@ def refused() -> None:
 
     buffers, _, registered = opened(modules)
     layout = BucketLayout((20, 30), 16)
-    with pytest.raises(
-        TypeError, match=r"expected one of float32 -> float32.*got float32 -> bfloat16"
-    ):
+    with pytest.raises(TypeError, match="float32 -> bfloat16"):
         BucketAllReduce(layout, torch.float32, torch.bfloat16, buffers, registered)
-    with pytest.raises(ValueError, match="multiples of 16 elements"):
+    with pytest.raises(ValueError, match="multiples of 16"):
         BucketAllReduce(BucketLayout((20, 30)), torch.float32, torch.float32, buffers, registered)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, registered)
     x = torch.zeros(60)
-    with pytest.raises(ValueError, match="expected tensors apart from one another"):
+    with pytest.raises(ValueError, match="apart"):
         reduce.prepare([x[:20], x[10:40]])
-    with pytest.raises(ValueError, match="op: expected one of"):
+    with pytest.raises(ValueError, match="op"):
         reduce.prepare([x[:20], x[20:50]], op="xor")
-    with pytest.raises(ValueError, match="channels: expected 1 to 3"):
+    with pytest.raises(ValueError, match="channels"):
         reduce.prepare([x[:20], x[20:50]], channels=4)
     launch = reduce.prepare([x[:20], x[20:50]])
     buffers.close()

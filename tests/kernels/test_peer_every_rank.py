@@ -132,8 +132,8 @@ def test_ranks_whose_tensors_lie_otherwise_are_refused() -> None:
     buffers = buffers_on(torch.device("cpu"), 2, PeerLayout(1, 1024, 4, 512))
     sources = [torch.ones(64) for _ in buffers]
     others = [sources[0], torch.ones(64)]
-    with pytest.raises(ValueError, match="outs: expected all in the place of their sources"):
+    with pytest.raises(ValueError, match="outs"):
         launch_every_rank("two_shot", "all_reduce", sources, others, buffers)
     elsewhere = Registered.at([each.data_ptr() for each in others], "cpu")
-    with pytest.raises(ValueError, match="registered: expected the addresses of sources"):
+    with pytest.raises(ValueError, match="registered"):
         launch_every_rank("two_shot", "all_reduce", sources, sources, buffers, registered=elsewhere)
