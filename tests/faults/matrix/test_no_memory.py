@@ -39,7 +39,9 @@ def file_size_limit():
 def address_space_limit():
     """What is mapped now and 60 MiB: the least arena needs 64; a thread's stack takes 1 MiB, not 8 as usual."""
     libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-    arena_max = -8  # of malloc.h; an arena of another thread would take 64 MiB as soon as something gave back 4
+    arena_max = (
+        -8
+    )  # of malloc.h; an arena of another thread would take 64 MiB as soon as something gave back 4
     assert libc.mallopt(arena_max, 1) == 1
     assert libc.pthread_attr_init(attributes) == 0
     assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 20)) == 0
