@@ -20,7 +20,7 @@ __all__ = ["pytest_runtest_makereport"]
 # A busy machine is slow to draw, which hypothesis takes for a fault of the test.
 COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, **COMMON)
-settings.register_profile("drawn", derandomize=False, max_examples=200, print_blob=True, **COMMON)
+settings.register_profile("drawn", derandomize=False, print_blob=True, **COMMON)
 settings.load_profile("fixed")
 
 
