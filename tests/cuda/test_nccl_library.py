@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launcher import Launcher
 from nccl_ranks import StandIn, communicator
 from nccl_scripts import Script
 from world import Worlds
@@ -27,9 +28,10 @@ except nccl_library.UnusableNccl as error:
 """
 
 
-def test_importing_fastcoll_imports_no_cupy() -> None:
+def test_importing_fastcoll_imports_no_cupy(launcher: Launcher, tmp_path: Path) -> None:
     code = "import sys, fastcoll, fastcoll.cuda.nccl; assert not {'cupy', 'cupy_backends'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    ended = launcher.program(code, tmp_path)
+    assert ended.status == 0, ended.stderr
 
 
 def test_who_brought_the_library(tmp_path, monkeypatch) -> None:
@@ -87,6 +89,7 @@ def test_two_copies_are_refused_and_both_named(
     assert f"Start with LD_PRELOAD={first}, or the other one" in process.stdout
 
 
+@pytest.mark.full
 def test_of_two_copies_the_preloaded_one_is_used(stand_in: str, tmp_path: Path) -> None:
     copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2")
     text = """
@@ -106,7 +109,7 @@ print(library.path)
         env={**os.environ, "LD_PRELOAD": stand_in},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert process.stdout == f"{stand_in}\n", process.stderr
 

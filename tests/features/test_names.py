@@ -176,6 +176,7 @@ def test_a_bad_value_is_an_error(variable):
         names.apply({variable: value})
 
 
+@pytest.mark.full
 def test_a_bad_value_is_told_and_torch_is_imported():
     value, expected = BAD_VALUES["FASTCOLL_DEFAULT"]
     done = subprocess.run(
