@@ -129,3 +129,19 @@ def test_all_reduce_coalesced(world, dtype, async_op):
 @pytest.mark.parametrize("dtype", [torch.float, torch.int32, torch.complex64], ids=str)
 def test_all_gather_coalesced(world, dtype, async_op):
     world(3).run(all_gather_coalesced, dtype, async_op)
+
+
+def dtypes_in_turns():
+    import fastcoll
+
+    dtypes = [torch.float, torch.int64, torch.float, torch.bfloat16, torch.int64]
+    inputs = [of_all(seed, (5 + seed,), dtype) for seed, dtype in enumerate(dtypes)]
+    tensors = [row[dist.get_rank()].clone() for row in inputs]
+    fastcoll.all_reduce_coalesced(tensors)
+    for tensor, row in zip(tensors, inputs, strict=True):
+        assert_reduced(tensor, row, "SUM")
+
+
+@beyond_gloo("has no list of several dtypes")
+def test_a_list_of_several_dtypes(world):
+    world(3).run(dtypes_in_turns)

@@ -67,12 +67,13 @@ def log_of(world, rank: int) -> str:
 def chosen(transport, debug, by):
     os.environ["FASTCOLL_DEBUG"] = debug
     named = {}
-    if by == "environment":
+    if by != "options":
         os.environ["FASTCOLL_TRANSPORT"] = transport
-    else:
+    if by != "environment":
         import fastcoll
 
-        named["pg_options"] = fastcoll.Options(transport=transport)
+        outdone = "shm" if transport == "gloo" else "gloo"
+        named["pg_options"] = fastcoll.Options(transport=outdone if by == "both" else transport)
     init(dist.FileStore(f"{here().scratch}/store", here().size), **named)
     import fastcoll.info
 
@@ -82,7 +83,7 @@ def chosen(transport, debug, by):
     return before, after, fastcoll.info.groups()
 
 
-@pytest.mark.parametrize("by", ["environment", "options"])
+@pytest.mark.parametrize("by", ["environment", "options", "both"])
 @pytest.mark.parametrize("transport", ["auto", "shm", "gloo"])
 def test_transport_and_reason_are_told(own_worlds, transport, by):
     expected = "gloo" if transport == "gloo" else "shm"

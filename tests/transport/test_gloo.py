@@ -125,6 +125,10 @@ def movements():
         tensors = [sample(mine + i, 10 + i, dtype) for i in range(4)]
         dist.all_reduce_coalesced(tensors)
         found[f"all_reduce_coalesced {dtype}"] = b"".join(map(bits, tensors))
+    entries = torch.arange(mine + 1).view(1, -1)  # more on each rank
+    sparse = torch.sparse_coo_tensor(entries, sample(mine, mine + 1, torch.float32), (size,))
+    dist.all_reduce(sparse)
+    found["sparse"] = bits(sparse.to_dense())
     strided = sample(mine, 300, torch.float32).view(20, 15).t()
     dist.all_reduce(strided)
     found["strided"] = bits(strided)
