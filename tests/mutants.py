@@ -1,0 +1,366 @@
+"""Applies made-up defects (mutant_table.py) one by one, and reports which tier of the suite finds each.
+
+    python tests/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
+
+The program works in a copy of the tree, build/mutants/tree, which it builds on its own; the user's tree is not touched.
+For each defect it runs the tests that the row names, then the short tier, then the tests marked ``full``. The first
+failure ends the search, and so does ``--tier``. A test that hangs has found the defect too. A test that also fails
+without a defect finds nothing: the named tests run first on the clean copy, and at the end the others that have failed.
+
+Exit status: 0; 1 if the short tier misses a defect whose row has no reason, or more than one in ten; 2 if a defect
+cannot be applied or built, if a row names no test of the short tier, or if a test fails without a defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import filecmp
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mutant_table import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "build" / "mutants" / "tree"
+PACKAGE = COPY / "build" / "package"
+CLEAN = COPY.parent / "clean"
+
+BUILD_SECONDS = 1200
+ITEM_SECONDS = 60
+SHORT = "not full and not gpu"
+FULL = "full and not gpu"
+WORKERS = ("-n", "3", "--dist", "loadfile")
+SHARE = 0.9
+"""Of all defects, that the short tier must find."""
+
+
+class Unusable(Exception):
+    """Nothing can be said of a defect."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some tests.
+
+    Attributes:
+        found_by: The tier that they belong to.
+        marks: Which they are.
+        seconds: How long they may take together.
+        options: Of pytest.
+    """
+
+    found_by: str
+    marks: str
+    seconds: int
+    options: tuple[str, ...] = ()
+
+
+NAMED = Stage("test", SHORT, 400)
+TEST = Stage("test", SHORT, 1200, WORKERS)
+ALL = Stage("all", FULL, 3600, WORKERS)
+STAGES = (NAMED, TEST, ALL)
+TIERS = ("named", "test", "all")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a defect.
+
+    Attributes:
+        name: Of the defect.
+        room: Where it is.
+        found_by: "test", "all" or "".
+        by_named: Whether a test that its row names has found it.
+        failure: The first test that failed; "hang: " before it, or alone, where it came to no end.
+        seconds: Of the build and the tests.
+    """
+
+    name: str
+    room: str
+    found_by: str
+    by_named: bool
+    failure: str
+    seconds: float
+
+
+def run(command: Sequence[str | Path], folder: Path, seconds: float) -> tuple[int | None, str]:
+    """Returns the exit status and the output of a command; None if it took too long. All that it started ends."""
+    environ = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    with open(COPY.parent / "output.txt", "w+b") as output:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+# --- the copy ------------------------------------------------------------------------------------
+
+
+def synchronize() -> None:
+    """Makes the copy equal to the tree, and touches no file that is equal: ninja goes by their times."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    wanted = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    for name in wanted:
+        source, target = ROOT / name, COPY / name
+        if target.exists() and filecmp.cmp(source, target, shallow=False):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    for path in COPY.rglob("*"):
+        name = path.relative_to(COPY).as_posix()
+        is_made = name.startswith("build/") or name.endswith((".so", "_built_for.json", ".pyc"))
+        if path.is_file() and name not in wanted and not is_made:
+            path.unlink()
+
+
+def build() -> None:
+    """Compiles the copy, and what is unchanged not again.
+
+    Raises:
+        Unusable: It does not compile.
+    """
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    status, output = run(command, COPY, BUILD_SECONDS)
+    if status != 0:
+        raise Unusable(f"the copy does not compile:\n{output[-3000:]}")
+
+
+def make_package() -> None:
+    """Makes the folder in which `import fastcoll` finds the copy, and checks that it does.
+
+    Raises:
+        Unusable: Another fastcoll is found.
+    """
+    shutil.rmtree(PACKAGE, ignore_errors=True)
+    (PACKAGE / "fastcoll").mkdir(parents=True)
+    for part in [*(COPY / "fastcoll").iterdir(), COPY / "kernels", COPY / "bench"]:
+        (PACKAGE / "fastcoll" / part.name).symlink_to(part)
+    names = ("fastcoll", "fastcoll._C", "fastcoll.kernels", "fastcoll.bench", "fastcoll.ddp")
+    question = f"import {', '.join(names)}\nfor m in ({', '.join(names)}): print(m.__file__)"
+    status, output = run([sys.executable, "-c", question], PACKAGE, 120)
+    places = output.split()
+    inside = [Path(place).resolve().is_relative_to(COPY.resolve()) for place in places]
+    if status != 0 or len(inside) != len(names) or not all(inside):
+        raise Unusable(f"the tests would not run on the copy {COPY}:\n{output}")
+
+
+def keep_outputs(source: Path, target: Path) -> None:
+    """Copies what a build has made, with the times by which ninja goes."""
+    for path in [*source.glob("build/torch*/**/*"), *source.glob("fastcoll/*.so")]:
+        there = target / path.relative_to(source)
+        if not path.is_file() or path.suffix == ".gch":  # which are large, and never change
+            continue
+        if not there.exists() or there.stat().st_mtime_ns != path.stat().st_mtime_ns:
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, there)
+
+
+@contextlib.contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Puts a defect into the copy, and takes it back with all that was built of it.
+
+    Raises:
+        Unusable: The lines that it replaces are not there, or more than once.
+    """
+    path = COPY / mutant.file
+    text = path.read_text() if path.is_file() else ""
+    if (count := text.count(mutant.old)) != 1:
+        raise Unusable(f"{mutant.file} has the lines that it replaces {count} times, not once")
+    before = path.stat()
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        yield
+    finally:
+        keep_outputs(CLEAN, COPY)
+        path.write_text(text)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+# --- the tests -----------------------------------------------------------------------------------
+
+
+def pytest(tests: Sequence[str], stage: Stage, more: Sequence[str] = ()) -> tuple[int | None, str]:
+    """Runs tests of the copy; from the folder of the package, so that nothing else is imported."""
+    command = [
+        *(sys.executable, "-m", "pytest", "-c", COPY / "pyproject.toml", "--rootdir", COPY),
+        *("-q", "-rfE", "--tb=short", "--timeout", str(ITEM_SECONDS), "-p", "no:cacheprovider"),
+        *("-m", stage.marks, *stage.options, *more),
+        *(COPY / test for test in tests),
+    ]
+    return run(command, PACKAGE, stage.seconds)
+
+
+def failures(output: str) -> list[str]:
+    """Returns the tests that pytest's summary says have failed, relative to the copy."""
+    lines = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    return [re.sub(r"^.*?(?=tests/)", "", line) for line in lines]
+
+
+def first_failure(tests: Sequence[str], stage: Stage) -> str:
+    """Returns the first test that fails, "" if none does.
+
+    Raises:
+        Unusable: There are no tests, or pytest does not come to run them.
+    """
+    status, output = pytest(tests, stage, ["-x"])
+    if status is None:
+        return "hang"
+    if status == 0:
+        return ""
+    failed = failures(output)
+    if status in (3, 4, 5) or (status > 0 and not failed):
+        raise Unusable(f"pytest ended with {status} on {' '.join(tests)}:\n{output[-3000:]}")
+    first = failed[0] if failed else f"pytest ended by signal {-status}"
+    hangs = "from pytest-timeout" in output or "Timeout (>" in output
+    return f"hang: {first}" if hangs else first
+
+
+def require_clean(tests: Sequence[str], marks: str) -> None:
+    """Checks that tests pass on the copy without a defect.
+
+    Raises:
+        Unusable: One does not.
+    """
+    if not tests:
+        return
+    stage = Stage("", marks, 2400, WORKERS)
+    status, output = pytest(tests, stage)
+    if status != 0:
+        raise Unusable(
+            f"tests that fail without a defect find none ({status}): {' '.join(failures(output))}\n{output[-3000:]}"
+        )
+
+
+def look(mutant: Mutant, tier: str) -> Outcome:
+    """Looks for a defect in the copy, which has been built and is as it was afterwards.
+
+    Raises:
+        Unusable: It cannot be applied or built, or its row names no tests.
+    """
+    began = time.monotonic()
+    found_by = failure = ""
+    by_named = False
+    with applied(mutant):
+        if mutant.file.startswith("csrc/"):
+            build()
+        for stage in STAGES[: TIERS.index(tier) + 1]:
+            if failure := first_failure(mutant.tests if stage is NAMED else ["tests"], stage):
+                found_by, by_named = stage.found_by, stage is NAMED
+                break
+    seconds = round(time.monotonic() - began, 1)
+    return Outcome(mutant.name, mutant.room, found_by, by_named, failure, seconds)
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def line_of(outcome: Outcome) -> str:
+    """Returns a row of the table."""
+    where = {"test": "short tier", "all": "full", "": "-"}[outcome.found_by]
+    return f"{outcome.name:52} {outcome.room:16} {where:11} {outcome.seconds:6.1f} s  {outcome.failure or '-'}"
+
+
+def verdict(outcomes: Sequence[Outcome], chosen: Sequence[Mutant], tier: str) -> list[str]:
+    """Returns what is wrong with the suite."""
+    reasons = {mutant.name: mutant.reason for mutant in chosen}
+    missed = [outcome.name for outcome in outcomes if outcome.found_by != "test"]
+    searched = "tests of its row miss" if tier == "named" else "short tier misses"
+    wrong = [f"{name}: the {searched} it" for name in missed if not reasons[name]]
+    if len(chosen) == len(MUTANTS) and len(outcomes) - len(missed) < SHARE * len(outcomes):
+        wrong.append(f"the short tier misses {len(missed)} of {len(outcomes)} defects")
+    return wrong
+
+
+def arguments() -> argparse.Namespace:
+    """Returns those of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these defects")
+    parser.add_argument("--list", action="store_true", help="print the defects and end")
+    parser.add_argument(
+        "--tier", choices=TIERS, default="all", help="which tests run at most, where none fails"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
+    given = parser.parse_args()
+    known = {mutant.name for mutant in MUTANTS}
+    if strange := sorted(set(given.only or ()) - known):
+        parser.error(f"--only: there is no defect {', '.join(strange)}; --list prints them")
+    return given
+
+
+def main() -> int:
+    """Looks for all defects that were asked for."""
+    given = arguments()
+    chosen = [mutant for mutant in MUTANTS if not given.only or mutant.name in given.only]
+    if given.list:
+        for mutant in chosen:
+            print(f"{mutant.name:52} {mutant.room:16} {mutant.file}")
+        return 0
+    COPY.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through run(), which ends its command
+    outcomes: list[Outcome] = []
+    errors: list[str] = []
+    named = sorted({test for mutant in chosen for test in mutant.tests})
+    try:
+        synchronize()
+        build()
+        shutil.rmtree(CLEAN, ignore_errors=True)
+        keep_outputs(COPY, CLEAN)
+        make_package()
+        require_clean(named, SHORT)
+        for mutant in chosen:
+            try:
+                outcomes.append(look(mutant, given.tier))
+                print(line_of(outcomes[-1]), flush=True)
+            except Unusable as error:
+                errors.append(f"{mutant.name}: {error}")
+                print(f"{mutant.name:52} {mutant.room:16} error", flush=True)
+        later = {
+            outcome.failure for outcome in outcomes if outcome.found_by and not outcome.by_named
+        }
+        require_clean(sorted(test for test in later if test.startswith("tests/")), "not gpu")
+    except Unusable as error:
+        errors.append(str(error))
+    if given.json:
+        given.json.write_text(
+            json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
+        )
+    wrong = verdict(outcomes, chosen, given.tier)
+    found = sum(outcome.found_by == "test" for outcome in outcomes)
+    print(f"\nThe short tier finds {found} of {len(outcomes)} defects.")
+    print("\n".join([*errors, *wrong]))
+    return 2 if errors else 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
