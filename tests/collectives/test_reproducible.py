@@ -91,7 +91,7 @@ def test_every_reducing_collective_gives_the_same_bits(world, dtype):
 @beyond_gloo("sums in another order")
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 def test_sum_is_in_rank_order_and_rounded_once(world, dtype):
-    world(5).run(sum_in_rank_order, dtype)
+    world(7).run(sum_in_rank_order, dtype)
 
 
 @beyond_gloo("rounds every sum")

@@ -267,3 +267,29 @@ def frozen_first():
 
 def test_parameters_frozen_from_the_start(world):
     world(2).run(frozen_first)
+
+
+class InTurns(nn.Module):
+    """Layers of one shape, whose gradients become ready in an order that the caller chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, inputs, first):
+        order = [(first + step) % 3 for step in range(3)]
+        return sum((layer + 1) * self.layers[layer](inputs).sum() for layer in order)
+
+
+def another_order_on_each_rank():
+    model, rank = InTurns(), dist.get_rank()
+    GradientSynchronizer(model, overlap=True, bucket_cap_mb=1e-5)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((2, 4), rank + 1.0), rank).backward()
+        for number, layer in enumerate(model.layers, 1):
+            assert layer.weight.grad.eq(3.0 * number).all(), layer.weight.grad
+
+
+def test_gradients_become_ready_in_another_order_on_each_rank(world):
+    world(2).run(another_order_on_each_rank)
