@@ -80,6 +80,20 @@ def error_of_the_library():
     assert "NCCL reported an error on communicator of recording:0" in text
 
 
+def refusal_among_several_calls():
+    """The library's group is ended too: the calls that this thread makes next are no part of it."""
+    own = group(30)
+    x = torch.ones(4, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    inject("fail send 2 0 1")
+    text, _ = fault_of(lambda: dist.all_to_all_single(torch.empty_like(x), x, group=own))
+    assert "injected into send" in text and "(status 2)" in text
+    next_one = group(30)
+    y = torch.ones(3, device=DEVICE)
+    dist.all_reduce(y, group=next_one)
+    assert y.tolist() == [2.0] * 3
+
+
 def abort_of_the_group():
     own = group(30)
     x = torch.ones(3, device=DEVICE)
@@ -120,6 +134,7 @@ def init_that_hangs():
         hang_in_the_library,
         hang_on_the_device,
         error_of_the_library,
+        refusal_among_several_calls,
         abort_of_the_group,
         init_that_fails,
         pytest.param(init_that_hangs, marks=pytest.mark.full),

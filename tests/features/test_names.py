@@ -12,6 +12,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.distributed as dist
 from backend import IS_GLOO
 
 from fastcoll import names
@@ -267,3 +268,14 @@ def compare_in_compiled_code():
 
 def test_a_served_name_is_compared_in_compiled_code(world):
     assert world(1).run(compare_in_compiled_code, init=False) == [2]
+
+
+def one_of_two_devices():
+    names.replace("gloo")
+    assert dist.Backend("cpu:gloo,cuda:nccl") == "cpu:fastcoll,cuda:nccl"
+    assert dist.Backend("nccl") == "nccl"
+    assert dist.Backend("gloo") == "fastcoll"
+
+
+def test_only_the_named_backend_of_a_group_of_two_is_served(world):
+    world(1).run(one_of_two_devices, init=False, fresh=True)
