@@ -381,7 +381,7 @@ MUTANTS = (
         "fastcoll/names.py",
         "{NAME if backend in _replaced else backend}",
         "{NAME}",
-        ("tests/features/test_names.py",),
+        ("tests/features/test_names.py::test_only_the_named_backend_of_a_group_of_two_is_served",),
     ),
     Mutant(
         "ballot_waits_for_ever",
