@@ -219,12 +219,13 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   const auto onLook = [&] {
     throwIfCancelled();
     if (Clock::now() >= deadline) {
-      std::string missing;
+      std::string missing, undecided;
       for (const int rank : roster_.silent(kVotes)) {  // some may wait for others of their hosts
-        if (hasCome(records_[static_cast<std::size_t>(rank)])) continue;
-        missing += concat(missing.empty() ? "" : ", ", rank);
+        auto& list = hasCome(records_[static_cast<std::size_t>(rank)]) ? undecided : missing;
+        list += concat(list.empty() ? "" : ", ", rank);
       }
-      timedOut(missing.empty() ? "not all ranks have said whether they share memory"
+      timedOut(missing.empty() ? concat("rank(s) ", undecided,
+                                        " have not reported whether they can share memory")
                                : concat("rank(s) ", missing,
                                         " have not arrived at the group's first collective"),
                timeout);

@@ -16,6 +16,7 @@ from fastcoll.bench.launch import launch
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 
 
+@pytest.mark.full
 def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "result.json"
     command = [sys.executable, "-m", "fastcoll.bench", "all_reduce", *FEW, "-b", "4", "-e", "4"]

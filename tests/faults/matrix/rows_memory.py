@@ -13,7 +13,7 @@ from backend import BACKEND
 from fault_rank import Rank, catch
 from matrix_machine import memory_limit, refuse_calls, remount_shared_memory
 from matrix_ranks import aftermath, finish, works
-from matrix_row import NotPlayed, Outcome, Stage, Verdict, row, worst
+from matrix_row import NotPlayed, Outcome, Stage, Verdict, limit, row, worst
 from test_control import exit_race
 from test_many import many_groups, many_works
 from test_restart import busy
@@ -297,7 +297,8 @@ def few_descriptors(rank: Rank, room: int):
     if rank.rank == 1:
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + room, hard))
-    fault = catch(rank.used, timeout=4.0)
+    rank.meet()
+    fault = catch(rank.used, timeout=2 * limit(2.0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if dist.is_initialized():
         dist.destroy_process_group()
