@@ -250,7 +250,7 @@ MUTANTS = (
         "csrc/hosts/links.cpp",
         "    peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);\n",
         "",
-        ("tests/faults/test_across_hosts.py",),
+        ("tests/faults/test_leaving_across_hosts.py",),
     ),
     Mutant(
         "average_between_hosts_divided_by_hosts",

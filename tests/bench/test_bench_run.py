@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from bench_ranks import run_on
 from short_run import SHORT
 from torch.nn.parallel import DistributedDataParallel

@@ -308,22 +308,3 @@ def test_calls_with_long_messages_that_differ_are_named(jobs, calls):
         assert "mismatch between collectives on ranks" in fault.text, fault.text
         assert fault.seconds < bound(1.5)
     job.ended_well()
-
-
-def half_leaves(rank: Rank):
-    start(rank, 20.0)
-    if rank.rank < 2:
-        return catch(dist.all_reduce, torch.ones(10))
-    dist.destroy_process_group()
-    return None
-
-
-def test_a_host_that_leaves_is_no_death(jobs):
-    job = jobs(4, half_leaves)
-    job.hear_all()
-    answers = job.hear_all()
-    for rank in (0, 1):
-        assert answers[rank].kind == "DistBackendError", answers[rank]
-        assert f"rank 2 (pid {job.pids[2]}" in answers[rank].text, answers[rank].text
-        assert "left the group (goodbye sent)" in answers[rank].text, answers[rank].text
-    job.ended_well()
