@@ -6,7 +6,9 @@ of them alone has the short one, and calls when the others are in the call: a ra
 
 import re
 import signal
+import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -338,9 +340,21 @@ def comes_last(rank: Rank):
     return catch(dist.all_reduce, torch.ones(4 << 20))  # more than a rank can publish at once
 
 
+def sleeps(pid: int) -> bool:
+    """Return whether the process's main thread sleeps, and goes on doing so."""
+    for _ in range(5):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state != "S":
+            return False
+        time.sleep(0.002)
+    return True
+
+
 def test_a_rank_is_stopped_within_a_call_to_which_all_have_come(jobs):
-    job = jobs(3, comes_last)
+    job = jobs(3, comes_last, environment={"FASTCOLL_SPIN_US": "0"})
     job.hear_all()
+    while not sleeps(job.pids[ABSENT]):  # it has published what there is room for, and waits
+        pass
     job.signal(ABSENT, signal.SIGSTOP)
     job.tell(2)
     for fault in job.hear_all(but=[ABSENT]).values():
