@@ -21,7 +21,7 @@ from fault_rank import Call, run
 from launcher import Launcher, Process, dump_stacks
 from world_rank import Function
 
-__all__ = ["Job", "JobFailed", "Jobs", "Launcher"]
+__all__ = ["DEADLINE", "Job", "JobFailed", "Jobs", "Launcher"]
 
 DEADLINE = 60.0
 """Seconds to wait for what a rank is to say, far above every bound that a test asserts."""

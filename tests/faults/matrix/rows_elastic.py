@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fault_job import JobFailed
+from fault_job import DEADLINE, JobFailed
 from fault_rank import Rank, catch
 from in_call import tell_in_call
 from matrix_ranks import VICTIM, all_reduce, finish, repeated, works
@@ -103,14 +103,15 @@ def published(store: dist.TCPStore, prefix: str, pattern: str, native: bool = Tr
         JobFailed: if fastcoll writes no such key.
         NotPlayed: if another backend writes none, as it may.
     """
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         for key in store.list_keys():
             if prefix in key and re.search(pattern, key):
                 return key
         time.sleep(0.01)
     if native:
-        raise JobFailed(f"expected a key that matches {pattern} in the store, got none in 5 s")
+        text = f"expected a key that matches {pattern} in the store, got none in {DEADLINE:g} s"
+        raise JobFailed(text, "silent")
     raise NotPlayed("no record is to be seen in the store")
 
 
