@@ -224,11 +224,11 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
         auto& list = hasCome(records_[static_cast<std::size_t>(rank)]) ? undecided : missing;
         list += concat(list.empty() ? "" : ", ", rank);
       }
-      timedOut(missing.empty() ? concat("rank(s) ", undecided,
-                                        " have not reported whether they can share memory")
-                               : concat("rank(s) ", missing,
-                                        " have not arrived at the group's first collective"),
-               timeout);
+      timedOut(
+          missing.empty()
+              ? concat("rank(s) ", undecided, " have not reported whether they can share memory")
+              : concat("rank(s) ", missing, " have not arrived at the group's first collective"),
+          timeout);
     }
     if (++look % 8 != 0) return;
     restart = changed();

@@ -127,9 +127,9 @@ void Links::throwIfLeft(int host) {
 }
 
 void Links::throwLeft(int host) const {
-  throw PeerLeft(ErrorKind::Backend,
-                 concat(prefix_, memory_.memberName(hosts_.leader(host)),
-                        " left the group (goodbye sent) before taking part in ", describe(arrival_)));
+  throw PeerLeft(ErrorKind::Backend, concat(prefix_, memory_.memberName(hosts_.leader(host)),
+                                            " left the group (goodbye sent) before taking part in ",
+                                            describe(arrival_)));
 }
 
 /// Receives a frame after those that are coming. Of a peer that has gone, who waits for it hears.
