@@ -351,3 +351,22 @@ def wrong_ranks(size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_are_not_in_the_group(world, size):
     world(size).run(wrong_ranks, size)
+
+
+def more_small_ones_than_a_ring_has_lines():
+    """The receiver looks at none of them before all are sent; the ring has 512 lines, one for each."""
+    if dist.get_rank() == 0:
+        works = [dist.isend(torch.tensor([number]), 1) for number in range(600)]
+        say("sent")
+        for work in works:
+            work.wait()
+        return
+    await_word("sent")
+    tensor = torch.empty(1, dtype=torch.int64)
+    for number in range(600):
+        dist.recv(tensor, 0)
+        assert tensor.item() == number
+
+
+def test_more_small_messages_than_a_ring_holds(world):
+    world(2).run(more_small_ones_than_a_ring_has_lines, fresh=True)
