@@ -203,7 +203,6 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
-  const Peer& peer = peers_[static_cast<std::size_t>(message.source)];
   op.unasked_ = message.bytes;
   trace::start(op.trace);
   if (message.bytes == op.message.bytes() && message.dtype == op.dtype) return;
