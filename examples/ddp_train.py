@@ -206,39 +206,38 @@ def train_in_processes(backend: str, world_size: int, settings: Settings) -> Out
 
 
 def print_table(outcomes: list[Outcome], world_size: int) -> None:
-    """Prints one row a backend; the ratio is to the last one."""
+    """Prints one row for each backend, then how the others compare with the last one."""
     from rich.console import Console
     from rich.table import Table
 
     first, last = outcomes[0], outcomes[-1]
-    table = Table(
-        title=f"{world_size} ranks on {os.cpu_count()} cores, one thread a rank, torch {torch.__version__}. "
-        f"Medians of {len(first.step_seconds)} steps and of {len(first.all_reduce_seconds)} all_reduce calls "
-        f"on as many bytes as all gradients have, {first.gradient_bytes:,}.",
-        title_justify="left",
-    )
+    cores = f"{world_size} ranks on {os.cpu_count()} cores, torch {torch.__version__}"
+    table = Table(title=cores, title_justify="left")
     table.add_column("backend")
-    columns = ("final loss", "test accuracy", "step, ms", "all_reduce, µs")
-    for column in columns:
+    for column in ("loss", "accuracy", "step, ms", "all_reduce, µs"):
         table.add_column(column, justify="right")
-    if len(outcomes) > 1:
-        table.add_column(f"step, all_reduce: times as fast as {last.backend}", justify="right")
+    times = []
     for outcome in outcomes:
         step = statistics.median(outcome.step_seconds)
         reduce = statistics.median(outcome.all_reduce_seconds)
-        row = [
+        times.append((step, reduce))
+        table.add_row(
             outcome.backend,
             f"{statistics.mean(outcome.losses[-10:]):.6f}",
             f"{outcome.accuracy:.2%}",
             f"{step * 1e3:.2f}",
             f"{reduce * 1e6:.0f}",
-        ]
-        if len(outcomes) > 1:
-            step_ratio = statistics.median(last.step_seconds) / step
-            reduce_ratio = statistics.median(last.all_reduce_seconds) / reduce
-            row.append(f"{step_ratio:.2f}, {reduce_ratio:.2f}" if outcome is not last else "")
-        table.add_row(*row)
+        )
     Console().print(table)
+    print(
+        f"Times are medians of {len(first.step_seconds)} steps and of {len(first.all_reduce_seconds)} all_reduce "
+        f"calls of {first.gradient_bytes:,} bytes, the size of all gradients."
+    )
+    for outcome, (step, reduce) in zip(outcomes[:-1], times, strict=False):
+        print(
+            f"{outcome.backend} needs {step / times[-1][0]:.2f} of {last.backend}'s time for a step, "
+            f"and {reduce / times[-1][1]:.2f} for an all_reduce."
+        )
 
 
 def judge(outcomes: list[Outcome]) -> str | None:
