@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import shlex
 import sys
 import sysconfig
 from importlib import metadata
@@ -15,7 +17,8 @@ import fastcoll
 from fastcoll import _built_for
 
 ROOT = Path(__file__).parents[2]
-REBUILD = rf"rebuild it, `pip install --no-build-isolation --no-deps --editable {ROOT}`"
+FOLDER = shlex.quote(str(ROOT))
+REBUILD = re.escape(f"rebuild it, `pip install --no-build-isolation --no-deps --editable {FOLDER}`")
 
 
 @pytest.fixture
@@ -124,5 +127,5 @@ def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin) ->
 def test_who_installed_a_folder_is_told_of_that_folder(installed) -> None:
     installed({"url": ROOT.as_uri(), "dir_info": {}})
     assert _built_for.remedy("2.14.1") == (
-        f"rebuild it, `pip install --no-build-isolation --no-deps --force-reinstall {ROOT}`"
+        f"rebuild it, `pip install --no-build-isolation --no-deps --force-reinstall {FOLDER}`"
     )

@@ -6,11 +6,13 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import torch
 
@@ -70,7 +72,9 @@ def _compile(library: Path) -> None:
     from torch.utils import cpp_extension
 
     library.with_name("lock").unlink(missing_ok=True)
-    with _scripts_on_path():
+    # torch quotes all paths of its commands but this one, which may have a space.
+    quoted = shlex.quote(cpp_extension.TORCH_LIB_PATH)
+    with _scripts_on_path(), mock.patch.object(cpp_extension, "TORCH_LIB_PATH", quoted):
         cpp_extension.load(
             NAME,
             [str(path) for path in sorted(SOURCES.glob("*.cpp"))],

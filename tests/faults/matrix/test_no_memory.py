@@ -98,6 +98,7 @@ def test_first_call_is_point_to_point(jobs, limit, sender, late):
     job = jobs(2, first_call, victim, sender, limit)
     answers = job.hear_all()
     if answers[victim] != "ready":
+        jobs.stop()
         pytest.skip(answers[victim])
     first, second = (0, victim) if late else (victim, 0)
     job.tell(first)
