@@ -64,7 +64,7 @@ def variables() -> Iterator[str]:
     source = read("csrc/base/env.cpp")
     in_cpp = {name for name, one in known.items() if one.read_in_cpp}
     for name in sorted(set(re.findall(r"FASTCOLL_[A-Z_]+", source)) ^ in_cpp):
-        yield f"{name}: fastcoll/env.py and csrc/base/env.cpp differ on who reads it"
+        yield f"{name}: fastcoll/env.py and csrc/base/env.cpp differ on which language reads it"
     bound = r"(-?\d+)(?:LL)?(?: << (\d+))?"
     found = re.findall(rf'integer\("(\w+)", text, {bound}, {bound}\)', source)
     bounds = {name: (int(a) << int(b or 0), int(c) << int(d or 0)) for name, a, b, c, d in found}

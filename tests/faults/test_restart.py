@@ -84,7 +84,7 @@ def test_init_and_destroy_again_under_the_same_name(jobs):
 
 def begins(rank: Rank, sizes, timeout):
     fault = catch(rank.init, timeout=timeout, world_size=sizes[rank.rank])
-    rank.tell("ready")  # who comes has come when the timeout runs
+    rank.tell("ready")  # both ranks have arrived before the timeout begins
     rank.hear()
     if fault is None:
         fault = catch(dist.all_reduce, torch.ones(3))

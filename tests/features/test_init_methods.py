@@ -21,7 +21,7 @@ BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
 def kept_ports(count):
     """Ports that only a store of rank 0 can listen at.
 
-    They lie below those that the kernel gives to whoever connects: one of these could be taken meanwhile, or a rank
+    They lie below those that the kernel gives to a connecting socket: one of these could be taken meanwhile, or a rank
     that comes first could connect to itself. A bound socket keeps each from other tests; with SO_REUSEADDR it lets
     a store listen, which sets that too.
     """
