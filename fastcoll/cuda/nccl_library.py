@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import re
 import warnings
@@ -329,6 +330,9 @@ def _import_cupy() -> ModuleType:
         with warnings.catch_warnings():  # what it warns of is raised below
             warnings.filterwarnings("ignore", r"\s*nccl library could not be loaded", UserWarning)
             from cupy.cuda import nccl
+
+            if not nccl.available:  # as CuPy found at its first import; NCCL may be there since
+                nccl = importlib.reload(nccl)
     except ImportError as error:
         raise UnusableNccl(
             f"expected CuPy, through which NCCL is reached, and it cannot be imported ({error})",

@@ -79,6 +79,18 @@ print(library.path)
     assert process.stdout == f"{stand_in}\n", process.stderr
 
 
+def test_one_that_comes_after_a_first_try_is_found(script: Script, stand_in: str) -> None:
+    """As in a notebook: the error says what to install, and the next try needs no new process."""
+    process = script(
+        f"{LOAD}\nimport ctypes\nctypes.CDLL({stand_in!r}, mode=ctypes.RTLD_GLOBAL)\n"
+        "print(nccl_library.load().path)",
+        library=None,
+    )
+    refused, path = process.stdout.splitlines()
+    assert "to load NCCL, and it cannot (libnccl.so.2: cannot open" in refused, process.stderr
+    assert path == stand_in
+
+
 def test_two_copies_are_refused_and_both_named(
     script: Script, stand_in: str, tmp_path: Path
 ) -> None:
