@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, TORCH, beyond_gloo
 from oracle import assert_same
+from own_threads import thread_names
 from suite_rules import bound
 from world import Worlds, here
 
@@ -95,8 +96,7 @@ def made_again(times):
 
 
 def pool_threads():
-    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
-    return names.count("fastcoll-work\n")
+    return thread_names().count("fastcoll-work")
 
 
 def destroyed_after_a_pooled_thread():

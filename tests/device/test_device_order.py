@@ -1,15 +1,14 @@
 """Calls under several streams, works that are waited for elsewhere or never, and barriers beside them."""
 
-import os
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
+from own_threads import thread_names
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
@@ -268,9 +267,7 @@ def many_groups():
         work.wait()
         assert x[0].item() == total()
         dist.destroy_process_group(own)
-    names = [
-        Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")
-    ]
+    names = thread_names()
     assert sum(name.startswith(("fastcoll-dog", "fastcoll-news")) for name in names) <= 4, names
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from backend import BACKEND
+from own_threads import thread_names
 from world_rank import Function
 
 __all__ = ["Call", "Fault", "Footprint", "Rank", "catch", "footprint", "run"]
@@ -79,15 +80,13 @@ def footprint() -> Footprint:
         with contextlib.suppress(FileNotFoundError):
             link = os.readlink(f"/proc/self/fd/{name}")
             files[link.split(":")[0] if link.startswith(("socket:", "pipe:")) else link] += 1
-    threads: Counter[str] = Counter()
     children: list[int] = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
-            threads[Path(f"/proc/self/task/{task}/comm").read_text().strip()] += 1
             children += map(int, Path(f"/proc/self/task/{task}/children").read_text().split())
     with open("/proc/self/maps") as maps:
         shared = sum("memfd:fastcoll" in line or "/dev/shm/" in line for line in maps)
-    return Footprint(files, threads, children, shared)
+    return Footprint(files, Counter(thread_names()), children, shared)
 
 
 def catch(function: Callable[..., Any], *arguments: Any, **named: Any) -> Fault | None:
