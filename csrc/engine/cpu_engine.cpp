@@ -178,7 +178,7 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
 /// it tells a rank that came too late from one that did not come.
 void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
   try {
-    throwIfUnusable(collectiveName(task.request.collective), task.request.seq);
+    throwIfUnusable(collectiveName(task.request.collective), sequence_ + 1);
   } catch (const Error& error) {
     const std::uint64_t next = sequence_ + 1;
     const bool first = !std::exchange(refused_, true);

@@ -28,7 +28,7 @@ def assert_names(fault: Fault, since: float, victim: int, pid: int, collective: 
     assert fault is not None, "no error"
     assert fault.kind == "DistBackendError", fault
     assert "RuntimeError" in fault.bases
-    assert collective in fault.text and re.search(r"seq \d+", fault.text), fault.text
+    assert collective in fault.text and re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
     assert re.search(rf"rank {victim} \(pid {pid}\b", fault.text), fault.text
     assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
     assert fault.at - since < bound(NOTICED), (
