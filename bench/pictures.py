@@ -1,16 +1,17 @@
-"""The pictures of docs/performance.md, each with the record that it was drawn from.
+"""The pictures of README and docs/performance.md, each with the record that it was drawn from.
 
-A PNG carries the digest of its record, so that a test can tell a picture that is older than its record.
+A picture carries the digest of its record, so that a test can tell a picture that is older than its record.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import exactness, parity_plot, plot, simulate_report
+from fastcoll.bench import added_plot, exactness, parity_plot, plot, simulate_report
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
 
@@ -34,6 +35,13 @@ def _models() -> dict[str, Any]:
 
 PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], str], None]]] = {
     "all_reduce_cpu_2ranks.png": (_read("all_reduce_cpu_2ranks.json"), plot.draw),
+    **{
+        f"added_{theme}.svg": (
+            _read("ddp_fused_cpu_2ranks.json"),
+            functools.partial(added_plot.draw, theme=theme),
+        )
+        for theme in added_plot.COLORS
+    },
     "exactness.png": (_read("exactness_cpu.json"), exactness.draw),
     "parity.png": (_read("parity_cpu_2ranks.json"), parity_plot.draw),
     "models_all_reduce.png": (_models, simulate_report.draw),

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,21 @@ def digest(record: dict[str, Any]) -> str:
 
 
 def save(figure: Any, record: dict[str, Any], path: str, dpi: int) -> None:
-    """Writes a figure, and makes its folder; a PNG carries the digest of the record that it was drawn from."""
+    """Writes a figure, and makes its folder; a PNG or SVG carries the digest of the record that it was drawn from."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    carried = {_DIGEST: digest(record)} if Path(path).suffix.lower() == ".png" else None
-    figure.savefig(path, dpi=dpi, metadata=carried)
+    suffix, carried = Path(path).suffix.lower(), f"{_DIGEST}: {digest(record)}"
+    metadata = {".png": {_DIGEST: digest(record)}, ".svg": {"Description": carried, "Date": None}}
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": _DIGEST}):
+        figure.savefig(path, dpi=dpi, metadata=metadata.get(suffix))
 
 
 def drawn_from(path: Path) -> str | None:
-    """Returns the digest that a PNG carries, or None where the file has none or is missing."""
+    """Returns the digest that a PNG or SVG carries, or None where the file has none or is missing."""
     if not path.is_file():
         return None
+    if path.suffix == ".svg":
+        found = re.search(rf"{_DIGEST}: (\w+)", path.read_text())
+        return found and found[1]
     with importlib.import_module("PIL.Image").open(path) as picture:
         carried: str | None = picture.text.get(_DIGEST)
     return carried

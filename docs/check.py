@@ -90,10 +90,61 @@ def tables() -> Iterator[str]:
     command = [sys.executable, "-m", "fastcoll.bench.page", "--check", "--pictures"]
     if subprocess.run(command, check=False).returncode != 0:
         yield f"run {' '.join(command[1:-2])} --pictures"
-    clients = load("tests/clients/client_page.py")
-    text = clients.PAGE.read_text()
-    if clients.rewritten(text, clients.recorded()) != text or re.search("FAILED:|DIFFER:", text):
-        yield "docs/integrations.md: run make clients"
+
+
+def figures() -> Iterator[str]:
+    """The figures in the prose of README are those of the records."""
+    ratios = [
+        case["backends"]["gloo"]["time"]["minimum"]
+        / case["backends"]["fastcoll"]["time"]["minimum"]
+        for name in ("all_reduce", "collectives", "collectives_bfloat16")
+        for case in json.loads(read(f"bench/results/{name}_cpu_2ranks.json"))["cases"]
+        if {"gloo", "fastcoll"} <= case["backends"].keys()
+    ]
+    suites = json.loads(read("tests/peer/suite_outcomes.json"))
+    passed = sum(each["fastcoll"].get("passed", 0) for each in suites["suites"].values())
+    faults = json.loads(read("bench/results/faults_cpu.json"))["rows"]
+    reported = [
+        one["row"]
+        for one in faults
+        if "success was reported" in one["backends"].get("gloo", {}).get("detail", "")
+    ]
+    gradients = json.loads(read("bench/results/ddp_fused_cpu_2ranks.json"))["cases"][0]
+    expected = (
+        f"at least {int(min(ratios) * 10) / 10} times as long",
+        f"{passed} tests pass, and {len(suites['fastcoll_fails'])} pass on Gloo only",
+        f"({gradients['size'] / 1e6:.0f} MB)",
+        f"(rows {reported[0]} to {reported[-1]})",
+    )
+    page = " ".join(read("README.md").split())
+    for text in expected:
+        if text not in page:
+            yield f"README.md: expected {text!r}, as the records have it"
+
+
+WORDS = {
+    "who as a subject": r"\b[Ww]ho(?:ever)?\b|\b[Nn]obody\b",
+    "a machine that talks": r"\b(?:says?|said|tells?|told|hears?|knows?|believes?|asks?|looks|votes?|g[ai]ves? up)\b",
+    "a metaphor": r"\b(?:floors?|house|life word|goodbye|owes?|dear|spared?|lies?|lie)\b",
+    "a chain of clauses": r"\bso that\b|^[^|]*(?:, for\b|; )",
+}
+PLAIN = (
+    "README.md",
+    "docs/status.md",
+    "docs/walkthrough.md",
+    "docs/options.md",
+    "docs/gradients.md",
+)
+
+
+def language() -> Iterator[str]:
+    """The first pages keep the rules of language: what can be searched for is not there."""
+    for page in PLAIN:
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", read(page), flags=re.DOTALL)
+        for line in prose.splitlines():
+            for kind, pattern in WORDS.items():
+                for found in re.findall(pattern, line):
+                    yield f"{page}: {kind}, {found!r}, in {line.strip()!r}"
 
 
 def releases() -> Iterator[str]:
@@ -110,7 +161,7 @@ def releases() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    checks = (links, variables, errors, tables, releases)
+    checks = (links, variables, errors, tables, figures, language, releases)
     problems = [problem for check in checks for problem in check()]
     print(*problems, sep="\n", end="\n" if problems else "")
     sys.exit(1 if problems else 0)

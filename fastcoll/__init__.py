@@ -15,6 +15,7 @@ from fastcoll._register import register
 from fastcoll._version import __version__
 
 if TYPE_CHECKING:
+    from fastcoll import ddp, fsdp, info
     from fastcoll._C import Options
     from fastcoll.coalesced import all_reduce_coalesced
     from fastcoll.monitored_barrier import monitored_barrier
@@ -25,7 +26,10 @@ __all__ = [
     "Options",
     "__version__",
     "all_reduce_coalesced",
+    "ddp",
     "empty_shared",
+    "fsdp",
+    "info",
     "is_available",
     "make_default",
     "monitored_barrier",
@@ -37,6 +41,8 @@ _HOMES = {
     "make_default": "fastcoll.names",
     "monitored_barrier": "fastcoll.monitored_barrier",
 }
+
+_PACKAGES = ("ddp", "fsdp", "info")
 
 stop_without_torch()
 register()
@@ -63,6 +69,8 @@ def __getattr__(name: str) -> Any:
         return C.Options
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"fastcoll.{name}")
     raise AttributeError(f"module 'fastcoll' has no attribute {name!r}")
 
 

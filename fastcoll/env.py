@@ -87,60 +87,60 @@ class Env:
     debug: str = _variable(
         "DEBUG",
         "WARN",
-        "How much goes to the log; INFO says which transport a group uses and why.",
+        "Level of the log. INFO reports which transport each group uses, and why.",
         ("OFF", "WARN", "INFO", "TRACE"),
     )
     transport: str = _variable(
         "TRANSPORT",
         "auto",
-        "What moves bytes: auto takes shared memory where all ranks can map each other, else Gloo.",
+        "Transport of CPU tensors. auto uses shared memory between ranks of a host, and Gloo between hosts.",
         ("auto", "shm", "gloo"),
     )
     host_id: str = _variable(
         "HOST_ID",
         "",
-        "Ranks with equal ones are on one host, and share memory; by default the machine tells.",
+        "Name of this host. Ranks with equal names share memory. Unset, fastcoll reads the machine's identity.",
     )
     ring_bytes: int = _variable(
         "RING_BYTES",
         2 << 20,
-        "Shared memory, for each group, through which the data of a rank goes, in bytes.",
+        "Size of a rank's ring in shared memory, for each group, in bytes.",
         least=16 << 10,
         most=1 << 30,
     )
     stores: str = _variable(
         "STORES",
         "auto",
-        "How segments of 8 KiB and more are written to shared memory: auto begins to take streaming stores where "
-        "plain ones cost six times as much, and ends where they cost less than four times as much.",
+        "How segments of 8 KiB and more are written to shared memory. streaming bypasses the caches. auto measures "
+        "both, switches to streaming when plain costs 6 times as much, and back below 4 times.",
         ("auto", "plain", "streaming"),
     )
     spin_us: int = _variable(
         "SPIN_US",
         -1,
-        "How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.",
+        "Time that a wait spins before it sleeps, in microseconds. -1 is 50 if each rank has its own core, else 0.",
         least=-1,
         most=1_000_000,
     )
     link_seconds: int = _variable(
         "LINK_SECONDS",
         10,
-        "After how many seconds of silence of its kernel another host counts as lost; 0: after TCP's own bounds.",
+        "Seconds without any TCP response after which a host is treated as lost. 0 keeps the TCP defaults.",
         least=0,
         most=86400,
     )
     error_handling: str = _variable(
         "ERROR_HANDLING",
         "teardown",
-        "What a fault of device tensors does that the program is not told of within a second: teardown ends the "
-        "process, raise leaves it to the group's next call. Unset, TORCH_NCCL_ASYNC_ERROR_HANDLING says it.",
+        "What happens after a CUDA error that was not raised within 1 s. teardown ends the process. raise keeps it, "
+        "and the next call of the group raises. Unset, TORCH_NCCL_ASYNC_ERROR_HANDLING decides.",
         ("teardown", "raise"),
     )
     heartbeat_seconds: int = _variable(
         "HEARTBEAT_SECONDS",
         480,
-        "How long a watchdog of device tensors may stand still before the process is ended, in seconds; 0: for ever. "
-        "Unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and TORCH_NCCL_ENABLE_MONITORING say it.",
+        "Seconds that the watchdog of CUDA tensors may be blocked before the process ends. 0 disables this. "
+        "Unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and TORCH_NCCL_ENABLE_MONITORING decide.",
         least=0,
         most=86400,
     )
@@ -153,15 +153,15 @@ class Env:
     arena_bytes: int = _variable(
         "ARENA_BYTES",
         64 << 30,
-        "Address space of a process's shared memory, in bytes; memory itself is taken only as used.",
+        "Address space reserved for shared memory by each process, in bytes. Only used pages take memory.",
         least=16 << 20,
         most=1 << 44,
     )
     shared_tensors: int = _variable(
         "SHARED_TENSORS",
         0,
-        "Whether CPU tensors of 32 KiB and more that are made after init_process_group lie in shared memory, where "
-        "peers read and reduce them in place: 0 or 1.",
+        "1 puts CPU tensors of 32 KiB and more into shared memory, if they are made after init_process_group. Peers "
+        "read and reduce them in place.",
         least=0,
         most=1,
     )
@@ -169,7 +169,7 @@ class Env:
     shared_buckets: int = _variable(
         "SHARED_BUCKETS",
         1,
-        "Whether DDP's buckets of CPU tensors lie in shared memory, unless DDP_DISABLE_COMM_MEM is 1: 0 or 1.",
+        "0 keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.",
         least=0,
         most=1,
     )
@@ -177,30 +177,30 @@ class Env:
     default: str = _variable(
         "DEFAULT",
         "",
-        "Devices, such as `cpu` or `cpu,cuda`, for which fastcoll serves groups that name no backend; 1 is `cpu`.",
+        "Devices, `cpu` or `cpu,cuda`, for which fastcoll serves groups that name no backend. 1 means `cpu`.",
         read_in_cpp=False,
     )
 
     replace: str = _variable(
         "REPLACE",
         "",
-        "Backends, `gloo`, `nccl` or both with a comma, in whose place fastcoll serves the groups that name them.",
+        "Backends that fastcoll replaces in groups that name them: `gloo`, `nccl` or `gloo,nccl`.",
         read_in_cpp=False,
     )
 
     tuning: str = _variable(
         "TUNING",
         "auto",
-        "Tuning table: a file that `python -m fastcoll.tune` wrote, `default` for the shipped one; "
-        "auto takes this host's where it was tuned, else the shipped one.",
+        "Tuning table: a file that `python -m fastcoll.tune` wrote, or `default`, the shipped table. auto uses this "
+        "host's table if there is one, else the shipped table.",
         read_in_cpp=False,
     )
 
     algo: str = _variable(
         "ALGO",
         "auto",
-        "Algorithm of every all_reduce of CUDA tensors, equal on all ranks; a call that it cannot serve is an error. "
-        "auto chooses by size and topology, nccl uses no memory of peers.",
+        "Algorithm of each all_reduce of CUDA tensors, equal on all ranks. A call that it cannot serve raises. "
+        "auto chooses by size and topology. nccl maps no memory of peers.",
         ("auto", "nccl", "one_shot", "two_shot", "ring"),
         read_in_cpp=False,
     )
@@ -208,26 +208,26 @@ class Env:
     trace_size: int = _variable(
         "TRACE_SIZE",
         2000,
-        "Calls that the trace of a process keeps; 0 switches it off.",
+        "Number of calls that the trace of a process keeps. 0 disables the trace.",
         least=0,
         most=1 << 20,
     )
     trace_stacks: int = _variable(
         "TRACE_STACKS",
         0,
-        "Whether the trace keeps the Python stack of each call: 0 or 1.",
+        "1 records the Python stack of each call in the trace.",
         least=0,
         most=1,
     )
     trace_dump: str = _variable(
         "TRACE_DUMP",
         "",
-        "Prefix of the file, the rank is the rest, to which each rank dumps its trace when a group fails.",
+        "Path to which each rank appends its number. It dumps its trace there when a group fails.",
     )
     trace_signal: str = _variable(
         "TRACE_SIGNAL",
         "none",
-        "Signal at which a rank dumps its trace, to /tmp/fastcoll_trace_<rank> if TRACE_DUMP is not set.",
+        "Signal that makes a rank dump its trace, to /tmp/fastcoll_trace_<rank> without FASTCOLL_TRACE_DUMP.",
         ("none", "USR1", "USR2", "HUP", "QUIT"),
     )
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import client_environments
-import client_page
 from client_record import compared, parsed
 from clients import CLIENTS, ENVIRONMENTS, PREPARED, Client
 
 __all__ = ["main"]
 
+_RECORD = Path(__file__).resolve().parents[2] / "bench" / "results" / "clients_cpu.json"
 _TRAININGS = Path(__file__).parent / "trainings"
 _DEADLINE = 600.0
 _ENDING = 20.0  # seconds that a launcher gets to end its ranks
@@ -96,7 +96,9 @@ def _client(name: str, ranks: list[int], rounds: int) -> dict[str, Any]:
             print(f"{name}, {count} ranks: {error}\n{output}", flush=True)
             case = {"problem": str(error).splitlines()[0]}
         else:
-            print(f"{name}, {count} ranks: {client_page.told(case)}", flush=True)
+            from fastcoll.bench.tables import client_result
+
+            print(f"{name}, {count} ranks: {client_result(case)}", flush=True)
         entry["ranks"][str(count)] = {**case, "load_average": os.getloadavg()[0]}
     return entry
 
@@ -113,9 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
     # Here, as it takes seconds and imports torch.
     import torch
 
+    from fastcoll.bench import page
     from fastcoll.bench.machine import describe_machine, describe_run
 
-    path = client_page.RECORD
+    path = _RECORD
     record = json.loads(path.read_text()) if path.exists() else {"clients": {}}
     record |= {"machine": describe_machine(torch.device("cpu")), **describe_run([])}
     record["command"] = "make clients"
@@ -128,8 +131,10 @@ def main(arguments: list[str] | None = None) -> int:
         known = {**record["clients"], name: entry}
         record["clients"] = {one: known[one] for one in CLIENTS if one in known}
         path.write_text(json.dumps(record, indent=1) + "\n")
-        client_page.write()
-    return int(failed)
+    if failed:
+        print("docs/integrations.md is as it was: a training failed, or its losses are not gloo's")
+        return 1
+    return page.main([])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,380 @@
+"""The tables of the pages, each from a record in bench/results: a function makes the lines of one table."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastcoll import env
+from fastcoll.bench import wire
+from fastcoll.bench.options import size_text
+from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
+from fastcoll.costs import HGX_H200
+
+__all__ = ["TABLES", "client_result"]
+
+_RESULTS = Path(__file__).resolve().parent / "results"
+_SET_HERE = (
+    "MALLOC_",
+    "OMP_NUM_THREADS",
+    "GLOO_SOCKET_IFNAME",
+)  # by bench/launch.py and bench/hosts.py
+
+
+def _record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((_RESULTS / name).read_text())
+    return record
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
+    """Returns a table in Markdown whose first columns are text and the others numbers."""
+    rule = ["---" if column < text else "--:" for column in range(len(head))]
+    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+
+
+def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
+    """Returns the lines under a table: command, date and machine."""
+    machine = record.get("machine")
+    # The benchmark sets the others itself.
+    asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
+    settings = "".join(f"{name}={value} " for name, value in asked.items())
+    where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
+    return [
+        "",
+        f"`{settings}{record['command']}`  ",
+        f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}{more}",
+    ]
+
+
+def _traffic() -> list[str]:
+    name = "traffic_resnet50.json"
+    record = _record(name)
+    rows = [
+        [row["name"], row["why"], f"{round(row['passes'], 3):g} S", str(row["launches"])]
+        for row in record["paths"]
+    ]
+    head = ["path", "where the bytes come from", "bytes", "launches"]
+    size = f"S = {record['size'] / 1e6:.1f} MB, {record['ranks']} ranks."
+    size = f"{record['model']}: P = {record['tensors']} tensors, {size}"
+    return [size, "", *_table(head, rows, 2), *_source(name, record)]
+
+
+def _surroundings() -> list[str]:
+    name = "surroundings_cuda_1rank.json"
+    if not (_RESULTS / name).exists():
+        return ["Never run on a GPU ([status.md](status.md))."]
+    record = _record(name)
+    rows = [
+        [
+            model["model"],
+            row["name"],
+            *(f"{row['added'][kind]:.0f}" for kind in ("host", "device")),
+            _number(row.get("of_stock_host"), ".2f"),
+            _number(row.get("around_microseconds"), ".0f"),
+            _number(row.get("bytes_microseconds"), ".0f"),
+            "-" if row["passes"] is None else f"{row['passes']:.3g} S",
+            _number(row.get("observed_added", {}).get("calls"), ".0f"),
+        ]
+        for model in record["models"]
+        for row in model["paths"]
+        if row["name"] != row["base"]
+    ]
+    head = [
+        "model",
+        "path",
+        "host, us",
+        "device, us",
+        "of stock DDP's host",
+        "around collectives, us",
+        "its bytes in a copy, us",
+        "bytes",
+        "calls",
+    ]
+    gpu = f"{record['machine']['gpus'][0]}; a copy moves {record['copy_gigabytes_per_second']:.0f} GB/s."
+    return [f"{gpu} {record['one_rank']}", "", *_table(head, rows, 2), *_source(name, record)]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _ddp(name: str) -> list[str]:
+    record = _record(name)
+    rows = [
+        [
+            case["model"],
+            one["backend"],
+            one["buckets"],
+            f"{one['added'] / 1e3:.1f}",
+            f"{one['best_added'] / 1e3:.1f}",
+            "-" if one["ratio"] is None else f"{one['ratio']:.2f}x",
+        ]
+        for case in record["cases"]
+        for one in case["cases"]
+    ]
+    head = [
+        "model",
+        "path",
+        "buckets",
+        "added, ms (medians)",
+        "added, ms (best)",
+        "against the slowest",
+    ]
+    return [*_table(head, rows, 3), *_source(name, record)]
+
+
+def _all_reduce() -> list[str]:
+    name = "all_reduce_cpu_2ranks.json"
+    record = _record(name)
+    rows = []
+    for case in record["cases"]:
+        times = {key: one["time"]["median"] for key, one in case["backends"].items()}
+        ours = times.pop("fastcoll")
+        shared = times.pop("fastcoll-shared", None)
+        best = min(
+            (key for key in times if key != "gloo"), key=lambda key: times[key], default=None
+        )
+        rows.append([
+            size_text(case["size"]),
+            f"{ours:.1f}",
+            "-" if shared is None else f"{shared:.1f}",
+            f"{times['gloo']:.1f}",
+            f"{times['gloo'] / ours:.1f}x",
+            "-" if shared is None else f"{times['gloo'] / shared:.1f}x",
+            "-" if best is None else f"{best} {times[best]:.1f}",
+            "-" if best is None else f"{times[best] / ours:.2f}x",
+            "-" if best is None or shared is None else f"{times[best] / shared:.2f}x",
+        ])  # fmt: skip
+    head = [
+        "message",
+        "fastcoll, us",
+        "shared, us",
+        "gloo, us",
+        "gloo / fastcoll",
+        "/ shared",
+        "best other, us",
+        "that / fastcoll",
+        "/ shared",
+    ]
+    return [*_table(head, rows), *_source(name, record)]
+
+
+def _collectives(dtype: str) -> list[str]:
+    name = f"collectives{dtype}_cpu_2ranks.json"
+    record = _record(name)
+    ratios: dict[tuple[str, str], dict[int, str]] = {}
+    for case in record["cases"]:
+        times = {one: row["time"]["median"] for one, row in case["backends"].items()}
+        ours, gloo = times.pop("fastcoll"), times.pop("gloo", None)
+        times.pop("fastcoll-shared", None)
+        for peer, theirs in (("Gloo", gloo), ("best other", min(times.values(), default=None))):
+            if theirs is not None:
+                cells = ratios.setdefault((case["collective"], peer), {})
+                cells[case["size"]] = f"{theirs / ours:.2f}x"
+    sizes = sorted({case["size"] for case in record["cases"]})
+    rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
+    head = ["call", "peer's time over fastcoll's", *(size_text(size) or "none" for size in sizes)]
+    return [*_table(head, rows, 2), *_source(name, record)]
+
+
+def _exactness() -> list[str]:
+    name = "exactness_cpu.json"
+    record = _record(name)
+    ways = {
+        "one rounding of the exact mean": "least possible",
+        "fastcoll": "fastcoll, real ranks",
+        "float32, rounded once": "float32, rounded once",
+        "gloo": "gloo, real ranks",
+        "ring, each hop rounds": "ring, each hop rounds",
+    }
+    rows = []
+    for case in record["cases"]:
+        cells = [str(case["ranks"])]
+        for way in ways:
+            found = case.get(way)
+            cells.append(
+                f"{found['relative'] * 1e3:.2f}, {found['not_nearest']:.1%}" if found else "-"
+            )
+        rows.append(cells)
+    return [*_table(["ranks", *ways.values()], rows), *_source(name, record)]
+
+
+def _parity() -> list[str]:
+    name = "parity_cpu_2ranks.json"
+    record = _record(name)
+    rows = [
+        [
+            task,
+            f"{case['parameters']:,}",
+            str(record["steps"]),
+            *("yes" if same else "NO" for same in case["same"].values()),
+            f"{case['moved']:.1e}",
+            f"{case['noise']:.1e}",
+        ]
+        for task, case in record["tasks"].items()
+    ]
+    ways = [f"float32, {way}: gloo's bits" for way in next(iter(record["tasks"].values()))["same"]]
+    head = ["task", "parameters", "steps", *ways, "moved by the bf16 wire", "noise"]
+    return [*_table(head, rows), *_source(name, record)]
+
+
+def _models() -> list[str]:
+    gpus, sizes = "8,64,1024,16384", "64K,1M,32M,1G"
+    record = record_of(HGX_H200, "all_reduce", parse_counts(gpus), parse_sizes(sizes))
+    rows = []
+    for case in record["cases"]:
+        best = case["algorithms"][case["best"]]
+        theirs = min(case["nccl"], key=lambda name: case["nccl"][name]["seconds"])
+        rows.append([
+            str(case["ranks"]),
+            size_text(case["size"]),
+            case["best"],
+            f"{best['seconds'] * 1e6:.1f}",
+            f"{case['algorithms']['ring']['seconds'] * 1e6:.1f}",
+            theirs,
+            f"{case['nccl'][theirs]['seconds'] * 1e6:.1f}",
+        ])  # fmt: skip
+    head = ["GPUs", "message", "best model", "us", "ring, us", "NCCL's own model: its choice", "us"]
+    command = f"python -m fastcoll.bench --simulate --gpus {gpus} --sizes {sizes}"
+    return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
+
+
+def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
+    records = {name: _record(f"hosts_{name}_{link}_cpu.json") for name in shapes}
+    cells: dict[tuple[str, int], dict[str, str]] = {}
+    for name, record in records.items():
+        for case in record["cases"]:
+            ours, gloo = case["fastcoll"], case["gloo"]
+            ratio = ours["ms"] / gloo["ms"]
+            cell = f"{ours['ms']:.3g} / {gloo['ms']:.3g}, {ratio:.2f}"
+            least = wire.least_bytes(case["call"], case["bytes"], record["hosts"])
+            if least and case["bytes"] >= 1 << 20:
+                cell += f"; {ours['sent'] / least:.2f}, {gloo['sent'] / least:.2f}"
+            cells.setdefault((case["call"], case["bytes"]), {})[name] = cell
+    rows = [
+        [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
+        for (call, size), found in cells.items()
+    ]
+    counts = (name.split("x") for name in records)
+    head = ["call", "message", *(f"{hosts} hosts of {each}" for hosts, each in counts)]
+    sources = [
+        line
+        for name, record in records.items()
+        for line in _source(f"hosts_{name}_{link}_cpu.json", record)
+    ]
+    return [*_table(head, rows, 2), *sources]
+
+
+def _clients() -> list[str]:
+    name = "clients_cpu.json"
+    record = _record(name)
+    rows = []
+    for client in record["clients"].values():
+        for ranks, case in client["ranks"].items():
+            if not case.get("agrees"):
+                raise ValueError(f"{name}: {client['title']}, {ranks} ranks: {client_result(case)}")
+            versions = ", ".join(f"{one} {version}" for one, version in case["versions"].items())
+            loss = f"{float.fromhex(case['final_loss']['fastcoll']):.6f}"
+            rows.append([client["title"], versions, f"`{client['setting']}`", ranks])
+            rows[-1] += [*_step_times(case), loss, _losses(case)]
+    head = ["client", "version", "setting", "ranks", *_STEP_TIMES, "final loss, fastcoll"]
+    dates = sorted(client["date"] for client in record["clients"].values())
+    rounds = sorted({client["rounds"] for client in record["clients"].values()})
+    when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
+    table = _table([*head, "losses of all steps"], rows, 3)
+    return [*table, *_source(name, record, f"; {when}")]
+
+
+_STEP_TIMES = ("gloo, ms", "fastcoll, ms", "gloo / fastcoll")
+
+
+def _step_times(case: dict[str, Any]) -> list[str]:
+    times = [f"{case['step_seconds'][name]['median'] * 1e3:.1f}" for name in ("gloo", "fastcoll")]
+    return [*times, f"{case['ratio']:.2f}x"]
+
+
+def _losses(case: dict[str, Any]) -> str:
+    if case["same_bits"]:
+        return "gloo's bits"
+    text = f"within {case['difference']:.1e} of gloo's"
+    return text if case["agrees"] else f"DIFFER: {text}, {case['bound']:.1e} allowed"
+
+
+def client_result(case: dict[str, Any]) -> str:
+    """Returns step times and losses of a framework's training in a line."""
+    if "problem" in case:
+        return f"FAILED: {case['problem']}"
+    gloo, ours, ratio = _step_times(case)
+    return f"gloo {gloo} ms, fastcoll {ours} ms, {ratio}; {_losses(case)}"
+
+
+# Chosen by popularity, before anything was measured.
+_FRAMEWORKS = ("ddp", "fsdp2", "accelerate", "trainer", "lightning", "deepspeed")
+
+
+def _frameworks() -> list[str]:
+    clients = _record("clients_cpu.json")["clients"]
+    rows = []
+    for client in (clients[name] for name in _FRAMEWORKS):
+        case = client["ranks"]["2"]
+        if not case["same_bits"]:
+            raise ValueError(f"{client['title']}: expected Gloo's losses, got {_losses(case)}")
+        rows.append([client["title"], f"`{client['setting']}`", *_step_times(case)])
+    head = ["framework", "how to switch", "Gloo, ms", "fastcoll, ms", "speed-up"]
+    return _table(head, rows, 2)
+
+
+def _variables() -> list[str]:
+    rows = []
+    for one in env.variables():
+        allowed = ", ".join(one.choices) or (
+            f"{one.least} to {one.most}" if isinstance(one.default, int) else "text"
+        )
+        default = "unset" if one.default == "" else f"{one.default}"
+        rows.append([f"`{one.name}`", one.meaning, allowed, default])
+    return _table(["variable", "meaning", "values", "default"], rows, 4)
+
+
+def _fault() -> list[str]:
+    rows = {one["row"]: one["backends"] for one in _record("faults_cpu.json")["rows"]}
+    lines = []
+    for name in ("gloo", "fastcoll"):
+        message = textwrap.wrap(_said(rows[1][name]["detail"]), 88)
+        lines += [f"{name if here == 0 else '':9} {line}" for here, line in enumerate(message)]
+    return ["```", *lines, "```"]
+
+
+def _said(message: str) -> str:
+    """Returns a message without the folder of the file that it names."""
+    return re.sub(r"/\S*/(gloo/)", r"\1", message)
+
+
+TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "docs/performance.md": {
+        "traffic": _traffic,
+        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
+        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.json"),
+        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.json"),
+        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
+        "surroundings": _surroundings,
+        "all_reduce": _all_reduce,
+        "collectives": lambda: _collectives(""),
+        "collectives_bfloat16": lambda: _collectives("_bfloat16"),
+        "exactness": _exactness,
+        "parity": _parity,
+        "models": _models,
+    },
+    "docs/integrations.md": {"clients": _clients},
+    "docs/options.md": {"variables": _variables},
+    "README.md": {"frameworks": _frameworks, "fault": _fault},
+    "docs/hosts.md": {
+        "hosts": lambda: _hosts("1000mbit", ("2x2", "2x4", "3x2", "4x1")),
+        "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
+        "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.json"),
+    },
+}
+"""What makes each table's lines, by its page and the name in its mark."""

@@ -1,0 +1,117 @@
+"""The code and commands of README.md and docs/gradients.md run, and print what the page has."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launcher import Launcher
+from torch import nn
+from torchrun import torchrun
+from world import Worlds
+
+from fastcoll.bench import options
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(page: str, kind: str = "") -> list[str]:
+    """The fenced blocks of a page that have this word behind the fence."""
+    return [
+        text
+        for word, text in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+        if word == kind
+    ]
+
+
+def hello(sign: str) -> str:
+    """hello.py with the lines of the diff that begin with this sign."""
+    (diff,) = blocks(README, "diff")
+    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[0] in (" ", sign))
+
+
+def shown(command: str) -> str:
+    """What the page has below a command, up to the next one."""
+    (text,) = (
+        text for block in blocks(README) for text in block.split("$ ") if text.startswith(command)
+    )
+    return text.partition("\n")[2]
+
+
+def test_the_diff_is_of_one_line() -> None:
+    before, after = hello("-").splitlines(), hello("+").splitlines()
+    assert len(before) == len(after) == 7
+    assert [pair for pair in zip(before, after, strict=True) if len({*pair}) > 1] == [
+        ('dist.init_process_group("gloo")', 'dist.init_process_group("fastcoll")')
+    ]
+
+
+@pytest.mark.parametrize(("sign", "backend"), [("+", "fastcoll"), ("-", "gloo")])
+def test_hello(launcher: Launcher, tmp_path: Path, sign: str, backend: str) -> None:
+    expected = shown("torchrun").replace("fastcoll", backend).splitlines(keepends=True)
+    for rank, line in zip(launcher.ranks(hello(sign), 2, tmp_path), expected, strict=True):
+        assert (rank.status, rank.stdout) == (0, line), rank.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("replaced", [False, True])
+def test_hello_under_torchrun(tmp_path: Path, replaced: bool) -> None:
+    served = "import fastcoll\nprint('served by', fastcoll.info.groups()[0]['backends']['cpu'])\ndist.destroy"
+    text = hello("-" if replaced else "+").replace("dist.destroy", served)
+    (tmp_path / "hello.py").write_text(text)
+    environment = {"FASTCOLL_REPLACE": "gloo"} if replaced else {}
+    printed = torchrun(str(tmp_path / "hello.py"), environment=environment)
+    lines = re.findall("^rank .*\n", printed, re.MULTILINE)
+    assert sorted(lines) == shown("torchrun").splitlines(keepends=True)
+    assert printed.count("served by fastcoll") == 2
+
+
+@pytest.mark.full
+def test_the_demo_prints_a_table_like_that_of_the_page() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "ddp_train.py"), "--nproc", "2"]
+    ended = subprocess.run(
+        [*command, "--backend", "fastcoll", "--compare", "gloo"], capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    numbers = re.compile(r" +[\d.]+")
+    for line in shown("make demo").splitlines()[1:]:
+        assert numbers.sub(" #", line) in numbers.sub(" #", ended.stdout), ended.stdout
+
+
+def test_commands_of_make_are_targets() -> None:
+    commands = re.findall(r"\bmake ([\w-]+)", README)
+    targets = (ROOT / "Makefile").read_text()
+    assert commands
+    assert all(re.search(rf"^{command}:", targets, re.M) for command in commands)
+
+
+def test_the_command_for_gpus_is_understood() -> None:
+    words = " ".join(README.split())
+    (arguments,) = re.findall(r"-m fastcoll\.bench (all [^`]*)`", words)
+    parsed = options.parse(arguments.split())
+    assert (parsed.device, parsed.backends) == ("cuda", ("fastcoll", "nccl"))
+
+
+def gradients(text: str) -> list[float]:
+    """Runs code of docs/gradients.md; returns the sum of the weights before and after its step."""
+    torch.manual_seed(1)
+    names = {
+        "torch": torch,
+        "model": nn.Linear(8, 2),
+        "inputs": torch.randn(4, 8),
+        "targets": torch.randn(4, 2),
+        "loss_function": nn.MSELoss(),
+    }
+    before = names["model"].weight.sum().item()
+    exec(text, names)
+    return [before, names["model"].weight.sum().item()]
+
+
+@pytest.mark.parametrize("block", blocks((ROOT / "docs" / "gradients.md").read_text(), "python"))
+def test_code_of_the_page_of_gradients(world: Worlds, block: str) -> None:
+    first, second = world(2).run(gradients, block)
+    assert first == second
+    assert first[0] != first[1]
