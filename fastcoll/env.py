@@ -99,7 +99,8 @@ class Env:
     host_id: str = _variable(
         "HOST_ID",
         "",
-        "Name of this host. Ranks with equal names share memory. Unset, fastcoll reads the machine's identity.",
+        "Name of this host, of at most 63 characters, in any case. Ranks of one user with equal names share memory. If "
+        "it is unset, fastcoll reads the machine's identity.",
     )
     ring_bytes: int = _variable(
         "RING_BYTES",
@@ -111,14 +112,14 @@ class Env:
     stores: str = _variable(
         "STORES",
         "auto",
-        "How segments of 8 KiB and more are written to shared memory. streaming bypasses the caches. auto measures "
-        "both, switches to streaming when plain costs 6 times as much, and back below 4 times.",
+        "How segments are written to shared memory. streaming bypasses the caches. auto chooses for segments of 8 KiB "
+        "and more: streaming when plain costs 6 times as much, until it costs less than 4 times as much.",
         ("auto", "plain", "streaming"),
     )
     spin_us: int = _variable(
         "SPIN_US",
         -1,
-        "Time that a wait spins before it sleeps, in microseconds. -1 is 50 if each rank has its own core, else 0.",
+        "Time that a wait spins before it sleeps, in microseconds. -1 means 50 if each rank has its own core, else 0.",
         least=-1,
         most=1_000_000,
     )
@@ -133,14 +134,15 @@ class Env:
         "ERROR_HANDLING",
         "teardown",
         "What happens after a CUDA error that was not raised within 1 s. teardown ends the process. raise keeps it, "
-        "and the next call of the group raises. Unset, TORCH_NCCL_ASYNC_ERROR_HANDLING decides.",
+        "and the next call of the group raises. If it is unset, TORCH_NCCL_ASYNC_ERROR_HANDLING decides.",
         ("teardown", "raise"),
     )
     heartbeat_seconds: int = _variable(
         "HEARTBEAT_SECONDS",
         480,
-        "Seconds that the watchdog of CUDA tensors may be blocked before the process ends. 0 disables this. "
-        "Unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and TORCH_NCCL_ENABLE_MONITORING decide.",
+        "Seconds that the watchdog of CUDA tensors may be blocked before the process ends. 0 disables this, and so "
+        "does FASTCOLL_ERROR_HANDLING=raise. If it is unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and "
+        "TORCH_NCCL_ENABLE_MONITORING decide.",
         least=0,
         most=86400,
     )
@@ -169,7 +171,8 @@ class Env:
     shared_buckets: int = _variable(
         "SHARED_BUCKETS",
         1,
-        "0 keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does.",
+        "0 keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does. With a GPU, they are "
+        "there unless DDP_DISABLE_COMM_MEM is 0.",
         least=0,
         most=1,
     )

@@ -5,10 +5,15 @@ import math
 import statistics
 from typing import Any
 
-__all__ = ["bound", "compared", "parsed"]
+__all__ = ["bound", "compared", "has_result", "parsed"]
 
 _MARK = "CLIENT "
 _KEYS = ("losses", "step_seconds", "steps", "ranks", "served_by", "versions")
+
+
+def has_result(printed: str) -> bool:
+    """Return whether a training came to its end."""
+    return any(line.startswith(_MARK) for line in printed.splitlines())
 
 
 def parsed(printed: str, backend: str, ranks: int) -> dict[str, Any]:
@@ -69,5 +74,8 @@ def compared(runs: dict[str, list[dict[str, Any]]], ranks: int) -> dict[str, Any
         "difference": difference,
         "bound": limit,
         "repeatable": repeatable,
+        "ended_badly": [
+            run["ended"] for those in runs.values() for run in those if run["ended"] != "well"
+        ],
         "agrees": (ours == theirs or difference <= limit) and repeatable["fastcoll"],
     }

@@ -16,6 +16,7 @@ RESULT = {
     "steps": 2,
     "ranks": 2,
     "served_by": ["fastcoll"],
+    "ended": "well",
     "versions": {"torch": "2.13.0"},
 }
 
