@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -60,6 +61,11 @@ class StandIn:
     def names(self) -> list[str]:
         """Returns the names of all calls, in order."""
         return [name for name, _ in self.calls()]
+
+    def wait_for(self, name: str) -> None:
+        """Waits until this process is in a call of this name, or has been."""
+        while name not in self.names():
+            time.sleep(0.001)
 
 
 @functools.lru_cache(maxsize=1)

@@ -21,14 +21,10 @@ def create(timeout=30):
 def all_reduce(made):
     Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
 
-def heard(call):
-    while call not in stand_in.names():
-        time.sleep(0.01)
-
 def hangs_aside(call, function, *arguments):
     stand_in.inject("hang", call)
     threading.Thread(target=function, args=arguments, daemon=True).start()
-    heard(call)
+    stand_in.wait_for(call)
 """
 
 # What a process does before it ends, and the calls that NCCL hears after it.
@@ -69,7 +65,7 @@ ENDINGS = {
         """
         import signal
         stand_in.inject('hang', 'initRank')
-        interrupt = lambda: (heard('initRank'), time.sleep(0.1), os.kill(os.getpid(), signal.SIGINT))
+        interrupt = lambda: (stand_in.wait_for('initRank'), os.kill(os.getpid(), signal.SIGINT))
         threading.Thread(target=interrupt, daemon=True).start()
         try:
             create(timeout=30)

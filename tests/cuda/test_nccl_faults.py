@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import unittest.mock
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -139,13 +140,12 @@ def asynchronous(path: str) -> str:
     return str(error)
 
 
-def freed(made: NcclCommunicator, hang: object) -> None:
-    """Hangs on this thread, is aborted from another, and raises the reason of that."""
-    assert callable(hang)
+def freed(made: NcclCommunicator, stand_in: StandIn, name: str, hang: Callable[[], None]) -> None:
+    """Hangs on this thread in a call, is aborted from another, and raises the reason of that."""
     results: list[bool] = []
 
     def abort() -> None:
-        time.sleep(0.2)
+        stand_in.wait_for(name)
         results.append(made.abort("somebody said so"))
 
     thread = threading.Thread(target=abort)
@@ -170,20 +170,24 @@ def hangs(path: str, name: str) -> None:
 
     if name == "absent":  # only this rank calls
         if here().rank == 0:
-            freed(made, lambda: call.all_reduce(tensor, tensor, dist.ReduceOp.SUM))
+            freed(
+                *(made, stand_in, "allReduce"),
+                lambda: call.all_reduce(tensor, tensor, dist.ReduceOp.SUM),
+            )
         else:
             made.abort()
     elif name == "in progress":
         stand_in.inject("in_progress", "broadcast", 10**9)
-        freed(made, lambda: call.broadcast(tensor, tensor, 0))
+        freed(made, stand_in, "broadcast", lambda: call.broadcast(tensor, tensor, 0))
     elif name == "unmatched":
         if here().rank == 0:
-            freed(made, lambda: call.receive(tensor, 1))
+            freed(made, stand_in, "recv", lambda: call.receive(tensor, 1))
         else:
             made.abort()
     else:
         stand_in.inject("hang", name)
-        freed(made, in_group if name == "groupEnd" else lambda: call.broadcast(tensor, tensor, 0))
+        hang = in_group if name == "groupEnd" else lambda: call.broadcast(tensor, tensor, 0)
+        freed(made, stand_in, name, hang)
     stand_in.clear()
 
 

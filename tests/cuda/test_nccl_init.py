@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,18 @@ from fastcoll.cuda.nccl_rendezvous import Rendezvous
 UNIQUE = bytes(range(128))
 
 
+class Looks(threading.Event):
+    """Is not set, and counts for each thread how often it was asked: between two looks into the store."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: Counter[int] = Counter()
+
+    def is_set(self) -> bool:
+        self.of[threading.get_ident()] += 1
+        return super().is_set()
+
+
 class Meeting:
     """Ranks as threads that exchange an id; no NCCL."""
 
@@ -28,7 +41,7 @@ class Meeting:
         self.size = size
         self.store = dist.HashStore() if shared is None else shared
         self.timeout = timeout
-        self.cancelled = threading.Event()
+        self.cancelled = Looks()
         self.outcomes: dict[int, Any] = {}
 
     def rank(self, number: int, version: int = 22907) -> Rendezvous:
@@ -48,6 +61,13 @@ class Meeting:
         self.threads = [threading.Thread(target=exchange, args=(number,)) for number in ranks]
         for thread in self.threads:
             thread.start()
+
+    def wait_for_looks(self) -> None:
+        """Waits until each rank has found that others are missing, and looked again."""
+        for thread in self.threads:
+            while self.cancelled.of[thread.ident or 0] < 3:
+                assert thread.is_alive(), self.outcomes
+                time.sleep(0.001)
 
     def end(self) -> dict[int, Any]:
         for thread in self.threads:
@@ -87,8 +107,7 @@ def test_a_restarted_rank_0_is_not_deceived_by_what_the_last_generation_left() -
     assert last.end()[1] == b"\xff" * 128  # nothing was deleted
     now = Meeting(3, last.store)
     now.run([0])
-    time.sleep(0.2)  # it has found three records, and waits for those who left them
-    assert now.outcomes == {}
+    now.wait_for_looks()  # it has found three records, and waits for the ranks that left them
     started = now.threads
     now.run([1, 2])
     now.threads += started
@@ -102,8 +121,7 @@ def test_a_restarted_rank_is_not_deceived_either(first: int) -> None:
     last.end()
     now = Meeting(3, last.store)
     now.run([first])
-    time.sleep(0.1)
-    assert now.outcomes == {}
+    now.wait_for_looks()
     started = now.threads
     now.run([0, 3 - first])
     now.threads += started
@@ -136,7 +154,7 @@ def test_the_version_of_a_record_of_the_last_generation_does_not_count() -> None
     last.end()
     now = Meeting(3, last.store)
     now.run([0, 1])
-    time.sleep(0.2)
+    now.wait_for_looks()
     started = now.threads
     now.run([2])
     now.threads += started
@@ -168,7 +186,7 @@ def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
 def test_a_second_process_of_the_same_rank_is_told() -> None:
     meeting = Meeting(3, timeout=0.5)
     meeting.run([0, 1])
-    time.sleep(0.1)
+    meeting.wait_for_looks()
     other = Meeting(3, meeting.store, timeout=0.4)
     other.run([1])
     assert "Another process, too, says that it is rank 1." in meeting.texts()[1]
