@@ -19,21 +19,35 @@ TESTS = HERE.parents[1]
 # 52 are about what tensors hold, which tests/collectives has.
 FULL = {10, 11, 22, *range(48, 53)}
 
+# Those that load the recording device, which is built before the first test.
+ON_DEVICE = {55, *range(65, 69)}
 
-@beyond_gloo("`make faults` plays them with gloo")
-@pytest.mark.parametrize(
-    "row",
-    [
+
+def rows(on_device: bool):
+    return [
         pytest.param(
             row, id=str(row.number), marks=[pytest.mark.full] if row.number in FULL else []
         )
         for row in ROWS
-        if row.quick
-    ],
-)
+        if row.quick and (row.number in ON_DEVICE) == on_device
+    ]
+
+
+@beyond_gloo("`make faults` plays them with gloo")
+@pytest.mark.parametrize("row", rows(on_device=False))
 def test_row(jobs, row):
     outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3))
     jobs.settle(5.0)
+    as_wanted(outcome)
+
+
+@beyond_gloo("`make faults` plays them with gloo")
+@pytest.mark.parametrize("row", rows(on_device=True))
+def test_row_on_a_device(device_libraries, jobs, row):
+    test_row(jobs, row)
+
+
+def as_wanted(outcome):
     if outcome.verdict == Verdict.NOT_PLAYED:
         pytest.skip(outcome.detail)
     assert outcome.verdict == Verdict.AS_WANTED, f"{outcome.verdict}: {outcome.detail}"
@@ -54,16 +68,14 @@ OVER_HOSTS = [row for row in ROWS if row.quick and row.number not in (39, 40, 59
 @pytest.mark.full
 @beyond_gloo("fastcoll's own hosts")
 @pytest.mark.parametrize("row", OVER_HOSTS, ids=lambda row: str(row.number))
-def test_row_over_two_hosts(launcher_of_two_hosts, job_store, tmp_path, row):
+def test_row_over_two_hosts(device_libraries, launcher_of_two_hosts, job_store, tmp_path, row):
     jobs = Jobs(launcher_of_two_hosts, job_store, tmp_path)
     try:
         outcome, _ = row.run(Stage(jobs, "fastcoll", rounds=3, hosts=2))
         jobs.settle(5.0)
     finally:
         left = jobs.close()
-    if outcome.verdict == Verdict.NOT_PLAYED:
-        pytest.skip(outcome.detail)
-    assert outcome.verdict == Verdict.AS_WANTED, f"{outcome.verdict}: {outcome.detail}"
+    as_wanted(outcome)
     assert not left, f"left behind: {left}"
 
 
