@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -21,15 +21,13 @@ namespace fastcoll {
 
 class PatientStore : public c10d::Store {
  public:
-  using Flag = std::shared_ptr<const std::atomic<bool>>;
-
-  /// Waits end with an error when the flag is set, and what was set here is taken back, so that no
-  /// peer finds it and connects.
-  PatientStore(c10::intrusive_ptr<c10d::Store> store, Flag stopped)
-      : c10d::Store(store->getTimeout()), store_(std::move(store)), stopped_(std::move(stopped)) {}
+  /// `look` is called while a wait lasts. What it throws ends the wait, and what was set here is
+  /// taken back, so that no peer finds it and connects.
+  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> look)
+      : c10d::Store(store->getTimeout()), store_(std::move(store)), look_(std::move(look)) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<PatientStore>(store_->clone(), stopped_);
+    return c10::make_intrusive<PatientStore>(store_->clone(), look_);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
@@ -51,9 +49,11 @@ class PatientStore : public c10d::Store {
     const auto deadline = deadlineAfter(Clock::now(), timeout);
     for (int micros = 50; !store_->check(keys); micros = std::min(2 * micros, 10000)) {
       checkInterrupt();
-      if (*stopped_) {
+      try {
+        look_();
+      } catch (...) {
         for (const std::string& key : own_) store_->deleteKey(key);
-        throw Error(ErrorKind::Backend, "the group was destroyed");
+        throw;
       }
       if (Clock::now() >= deadline) {
         throw Error(ErrorKind::Timeout, concat("nobody set ", keys.empty() ? "" : keys[0],
@@ -65,7 +65,7 @@ class PatientStore : public c10d::Store {
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;
-  const Flag stopped_;
+  const std::function<void()> look_;
   std::vector<std::string> own_;
 };
 

@@ -122,10 +122,15 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
       rank_, typeOf(send, peer), profiled ? titleOf(send, peer) : nullptr,
       profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
       send ? Tensors{} : Tensors{tensor}, op->seq);
+  op->task->prepare();
   op->work = work;
   work->attach(engine_, op);
-  op->task->prepare();
-  pointToPoint.submit(op);
+  try {
+    pointToPoint.submit(op);
+  } catch (...) {
+    op->work.reset();  // they hold each other until the operation is complete
+    throw;
+  }
   return work;
 }
 

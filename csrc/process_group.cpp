@@ -56,9 +56,9 @@ CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
     const auto start = [store]() -> GlooNetwork::MakeBackend {
       return
           [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout,
-                                          const GlooNetwork::Flag& stopped) {
+                                          const std::function<void()>& look) {
             auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store, stopped));
+                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store, look));
             return make(prefix, rank, 2, timeout);
           };
     };

@@ -211,7 +211,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   std::string name_;
   std::shared_ptr<CpuEngine> engine_;
-  std::uint64_t messages_ = 0;
+  std::atomic<std::uint64_t> messages_{0};
   /// FASTCOLL_DEBUG=TRACE: autograd is told of every output.
   const bool countsAllChanges_ = logLevel() == LogLevel::Trace;
 
@@ -237,7 +237,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::string over_;  // why no engine can be made any more
 
   std::mutex splitMutex_;
-  std::uint64_t splits_ = 0;
+  std::atomic<std::uint64_t> splits_{0};
   std::string lastSplit_;  // name of the group made last
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastSplitGroup_;
 };

@@ -70,8 +70,9 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
 }
 
 bool ProcessGroupFastcoll::isShared(const at::Tensor& tensor) const {
-  const std::shared_ptr<Arena> arena = engine_->process()->arena();
-  return arena != nullptr && tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
+  if (!engine_->process()->started()) return false;
+  const std::shared_ptr<Arena>& arena = engine_->process()->arena();
+  return tensor.is_cpu() && tensor.is_non_overlapping_and_dense() &&
          arena->offsetOf(tensor.const_data_ptr(), tensor.nbytes()) != 0;
 }
 

@@ -166,7 +166,11 @@ std::exception_ptr CombinedWork::exception() const {
 }
 
 bool CombinedWork::wait(std::chrono::milliseconds timeout) {
-  for (const auto& work : works_) work->wait(timeout);
+  const auto end = deadlineAfter(Clock::now(), timeout);
+  for (const auto& work : works_) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    work->wait(timeout > kNoTimeout ? std::max(left, std::chrono::milliseconds{1}) : timeout);
+  }
   return true;
 }
 

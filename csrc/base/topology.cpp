@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -77,8 +78,11 @@ char processState(int pid) {
   return fields.empty() ? '?' : fields[0];
 }
 
-std::uint64_t processStart(int pid) {
-  std::istringstream fields(statusFields(pid));
+std::optional<std::uint64_t> processStart(int pid) {
+  errno = 0;
+  const std::string text = statusFields(pid);
+  if (text.empty() && errno != ENOENT && errno != ESRCH) return std::nullopt;
+  std::istringstream fields(text);
   std::string state;
   if (!(fields >> state) || state == "Z" || state == "X") return 0;
   std::string skipped;
@@ -90,7 +94,7 @@ std::uint64_t processStart(int pid) {
 
 std::uint64_t processBegan() {
   const long perSecond = ::sysconf(_SC_CLK_TCK);
-  return processStart(static_cast<int>(::getpid())) *
+  return processStart(static_cast<int>(::getpid())).value_or(0) *
          (1000000000ull / static_cast<std::uint64_t>(perSecond > 0 ? perSecond : 100));
 }
 

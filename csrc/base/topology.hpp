@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace fastcoll {
@@ -21,8 +22,9 @@ std::string hostName();
 /// Inode of this process's pid namespace: pids mean the same to processes that share it. Or 0.
 std::uint64_t pidNamespace();
 /// When the process began (clock ticks since boot), 0 where no such process runs (or only its
-/// zombie). With the pid it names a process for ever, though pids are used again.
-std::uint64_t processStart(int pid);
+/// zombie), nothing where that cannot be read. With the pid it names a process for ever, though
+/// pids are used again.
+std::optional<std::uint64_t> processStart(int pid);
 /// When this process began, and now, in nanoseconds since boot (equal for all processes of a
 /// machine).
 std::uint64_t processBegan();

@@ -49,7 +49,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.process = process_->address();
   record.networkNamespace = networkNamespace();
   record.pidNamespace = pidNamespace();
-  record.processStart = processStart(static_cast<int>(::getpid()));
+  record.processStart = processStart(static_cast<int>(::getpid())).value_or(0);
   record.processBegan = processBegan();
   record.createdAt = nanosecondsSinceBoot();
   record.rank = static_cast<std::uint32_t>(config_.rank);
@@ -224,11 +224,14 @@ void CpuEngine::runInline(const TaskRef& task) {
   };
   auto waited = std::make_shared<Waited>();
   waited->inner = task;
-  waited->request.timeout = task->request.timeout;
+  waited->request = task->request;  // for its errors; what runs is that of the inner one
   record(*task);
   waited->trace = task->trace;
   queue_.push_back(waited);
-  wakeWorker();
+  try {
+    wakeWorker();
+  } catch (const std::exception&) {  // out of threads: this one runs the queue
+  }
   lock.unlock();
   wait(*waited);
   if (waited->fault) std::rethrow_exception(waited->fault);

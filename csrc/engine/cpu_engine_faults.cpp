@@ -150,7 +150,8 @@ struct CpuEngine::HostWatch {
 };
 
 /// Ranks of a host see each other's deaths and aborts in their calls. Another host waits for this
-/// one's leader, which may call nothing for a long time: so the leader looks now and then.
+/// one's leader, or for a message of any of its ranks, and all of them may call nothing for a long
+/// time: so each looks now and then.
 void CpuEngine::watchHost() {
   hostWatch_ = std::make_shared<HostWatch>();
   hostWatch_->engine = this;
@@ -193,7 +194,7 @@ void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
     if (running_ || closed_) return;  // a call that runs, or is to run, closes them
     running_ = true;
   }
-  spanning_.links->close();
+  if (spanning_.links != nullptr) spanning_.links->close();
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   release(lock);
 }

@@ -42,6 +42,9 @@ template <typename Connect>
 void CpuEngine::connect(Connect connect) {
   try {
     connect();
+  } catch (const CannotConnect& error) {
+    throw Error(error.kind(),
+                concat(prefix("init", 0), memory_->memberName(config_.rank), ": ", error.what()));
   } catch (const Error& error) {
     const std::string text = error.what();
     const std::string line = text.substr(0, text.find('\n'));
@@ -83,12 +86,12 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.leads()) {
     std::unique_ptr<Links> links;
     connect([&] {
-      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace);
+      links = std::make_unique<Links>(network(), hosts, *memory_, agreement.id, timeout, kGrace,
+                                      spanning_.checkPeers);
     });
-    links->checkPeers = spanning_.checkPeers;
     spanning_.links = std::move(links);
-    if (hosts.local().size() > 1) watchHost();
   }
+  if (hosts.local().size() > 1) watchHost();
   reason_ = agreement.reason;
   path_.store(Path::Spanning, std::memory_order_release);
   const bool asked = config_.transport == TransportChoice::Gloo;
@@ -121,7 +124,12 @@ PointToPoint& CpuEngine::madePointToPoint() {
       const auto now = Clock::now();
       if (spinDecided_ || now < nextSpinLook_.load()) return;
       nextSpinLook_ = now + kSpinLook;
-      if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
+      try {
+        if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
+      } catch (const std::exception&) {
+        // The store is gone, or a rank that these messages do not need has a wrong record: the
+        // next collective raises it.
+      }
     };
     setup.network = [this] { return network(); };
     setup.whyLost = [this](int peer, const std::string& text) { return whyLost(peer, text); };

@@ -289,6 +289,7 @@ class PointToPoint : public PeerConnections {
   std::condition_variable background_;
   std::thread thread_;
   bool threadRuns_ = false;
+  bool warned_ = false;        // that there can be no thread
   bool threadRests_ = false;   // nothing is under way; to be woken when something is
   bool threadSleeps_ = false;  // on the bell, until something rings it
   bool stopping_ = false;

@@ -14,8 +14,6 @@
 namespace fastcoll {
 namespace {
 
-// Both ends are about to connect, but each needs the interpreter's lock for it.
-constexpr Milliseconds kConnect{60000};
 constexpr std::chrono::microseconds kFirstPause{200};
 constexpr std::chrono::microseconds kLongestPause{10000};
 
@@ -115,7 +113,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   std::string lost;
   try {
     channel = std::make_unique<RemoteChannel>(
-        setup_.network()->connect(name, memory_.rank() < rank, kConnect));
+        setup_.network()->connect(name, memory_.rank() < rank, Network::kConnect, [] {}));
   } catch (const std::exception& error) {
     lost = error.what();
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../base/counted.hpp"
+#include "../base/env.hpp"
 #include "../base/interrupt.hpp"
 #include "../base/thread.hpp"
 #include "point_to_point.hpp"
@@ -130,7 +131,7 @@ void PointToPoint::wakeBackground() {
   background_.notify_all();
 }
 
-/// Called under the lock when something is under way.
+/// Called under the lock when something is under way. Without a thread, waits alone move it.
 void PointToPoint::needBackground() {
   if (threadRests_) {
     threadRests_ = false;
@@ -138,8 +139,16 @@ void PointToPoint::needBackground() {
   }
   if (threadRuns_ || stopping_) return;
   if (thread_.joinable()) thread_.join();
-  thread_ = startThread([this] { serveInBackground(); });
-  threadRuns_ = true;
+  try {
+    thread_ = startThread([this] { serveInBackground(); });
+    threadRuns_ = true;
+  } catch (const std::exception& error) {
+    if (!std::exchange(warned_, true)) {
+      log(LogLevel::Warn, concat("messages of point-to-point move only while this rank waits for "
+                                 "one: ",
+                                 error.what()));
+    }
+  }
 }
 
 // It keeps out of the way while others look often enough. Only when nobody has looked for a tick

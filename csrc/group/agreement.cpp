@@ -1,10 +1,7 @@
 // How the ranks of a group agree on one transport: all records, then all votes.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "../base/env.hpp"
 #include "rendezvous.hpp"
@@ -17,14 +14,11 @@ constexpr char kShared[] = "shm";
 constexpr char kAgainst[] = "gloo: ";
 constexpr std::size_t kLongestReason = 500;
 
-// Open files that Gloo takes beside one for each connection: it listens, polls, and asks the store.
-constexpr int kGlooDescriptors = 6;
-
 // A rank that waits so long for the roster says that it has come.
 constexpr Milliseconds kSayThatCame{100};
 
-// For a connection when time is up, to say what is missing.
-constexpr Milliseconds kLastTry{50};
+// For a process that runs to answer, before this rank looks at what else may have happened.
+constexpr Milliseconds kAnswer{2};
 
 std::string cameKey(std::uint64_t nonce) {
   return concat("fastcoll/c/", nonce);
@@ -51,26 +45,6 @@ std::string Rendezvous::reasonOf(const std::string& vote) const {
                 concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
   }
   return vote.substr(head.size(), kLongestReason);
-}
-
-/// Before this rank votes for Gloo, which ends the process, or leaves the others waiting for this
-/// rank, where descriptors run out.
-void Rendezvous::requireDescriptors(int connections) const {
-  const int wanted = connections + kGlooDescriptors;
-  std::vector<int> held;
-  held.reserve(static_cast<std::size_t>(wanted));
-  int error = 0;
-  while (error == 0 && static_cast<int>(held.size()) < wanted) {
-    const int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-    fd < 0 ? error = errno : (held.push_back(fd), 0);
-  }
-  for (const int fd : held) ::close(fd);
-  if (error == 0) return;
-  throw GroupLost(
-      ErrorKind::Backend,
-      concat(prefix(), memory_.memberName(memory_.rank()), " can open ", held.size(),
-             " more files where Gloo, for ", connections, " connections, needs ", wanted, " (",
-             std::strerror(error), "). Raise the limit on open files (ulimit -n) on that rank."));
 }
 
 std::string Rendezvous::nameOf(const GroupRecord& record) {
@@ -147,12 +121,21 @@ std::string Rendezvous::stateOf(const GroupRecord& record) const {
   return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
 }
 
+/// The process of a record's rank. One that runs answers within some microseconds.
+std::shared_ptr<PeerProcess> Rendezvous::answerOf(const GroupRecord& record) const {
+  for (const auto until = Clock::now() + kAnswer;;) {
+    auto process = process_.connect(record.process);
+    if (process != nullptr || Clock::now() >= until) return process;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 /// Which of the ranks cannot be bound when time is up.
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
   for (const int peer : peers) {
     const auto& record = records_[static_cast<std::size_t>(peer)];
-    auto process = process_.connect(record.process, Clock::now() + kLastTry);
+    auto process = answerOf(record);
     if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
     std::string vote;
     const bool voted = roster_.said(kVotes, peer, vote);
@@ -171,7 +154,7 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
     const auto began = Clock::now();
     const auto patience = std::min(deadline, began + kStaleGrace);
     for (int round = 0;;) {
-      auto process = process_.connect(record.process, deadline);
+      auto process = answerOf(record);
       if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) break;
       GroupRecord now{};
       if (read(peer, now) && now.nonce != record.nonce) {
@@ -282,7 +265,6 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
         problem = concat("rank ", memory_.rank(), ": ", error.what());
       }
     }
-    if (!problem.empty() || hosts.count() > 1) requireDescriptors(memory_.size() - 1);
     const auto votes = vote(problem.empty() ? kShared : kAgainst + problem, deadline, timeout);
     if (votes.empty()) continue;
 

@@ -46,7 +46,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
   }
   // The echo tells the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
-  auto process = process_.connect(record.process, Clock::now() + kStaleGrace);
+  auto process = process_.connect(record.process);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {
     throwIfTold(faultKey(record.nonce));  // it may have failed before it could be met
     if (process == nullptr && processGone(record)) throwGone(record);
@@ -63,6 +63,7 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   if (!read(peer, record)) return Met::NotYet;
   memory_.nameMember(peer, nameOf(record));
   if (sharesHost(record)) return Met::Pairing;
+  throwIfGroupTold();
   throwIfTold(faultKey(record.nonce));
   if (processGone(record)) throwGone(record);
   const bool first = memory_.rank() < peer;

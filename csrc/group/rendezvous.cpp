@@ -57,7 +57,9 @@ int Rendezvous::processRuns(const GroupRecord& record) const {
   const bool visible = record.pidNamespace == own_.pidNamespace && own_.pidNamespace != 0 &&
                        text(record.bootId) == text(own_.bootId) && record.processStart != 0;
   if (!visible) return -1;
-  return processStart(static_cast<int>(record.pid)) == record.processStart ? 1 : 0;
+  const auto start = processStart(static_cast<int>(record.pid));
+  if (!start) return -1;
+  return *start == record.processStart ? 1 : 0;
 }
 
 /// torchrun may have ended the record's process. It counts restarts for each host: where one host
@@ -87,14 +89,14 @@ bool Rendezvous::processGone(const GroupRecord& record) const {
 
 void Rendezvous::throwGone(const GroupRecord& record) {
   // Another rank may have noticed a fault, told it, and gone: then that is what happened first.
-  const auto keys = faultKeys();
-  if (keys.size() > 1) throwIfTold(keys[0]);
+  throwIfGroupTold();
   throwIfTold(record);
-  throw GroupLost(
-      ErrorKind::Backend,
-      concat(prefix(), "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
-             "): connection closed by peer (process died) before the "
-             "group's ranks had met"));
+  const std::string cause =
+      concat("rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
+             "): connection closed by peer (process died) before the group's ranks had met");
+  // For ranks of other hosts, which cannot see that it has ended.
+  writeFault(store_, faultKey(record.nonce), {ErrorKind::Backend, cause});
+  throw GroupLost(ErrorKind::Backend, prefix() + cause);
 }
 
 /// A fault that a rank has told by itself, not one of an earlier life of the group, whose record
@@ -103,6 +105,16 @@ void Rendezvous::throwIfTold(const GroupRecord& by) {
   const std::string key = faultKey(by.nonce);
   const auto fault = readFault(store_, key);
   if (fault && fault->toldAt >= made_) throwIfTold(key);
+}
+
+/// A fault of the ranks that agreed, if they have.
+void Rendezvous::throwIfGroupTold() {
+  std::string key;
+  {
+    const std::lock_guard<std::mutex> lock(keysMutex_);
+    key = groupFault_;
+  }
+  if (!key.empty()) throwIfTold(key);
 }
 
 void Rendezvous::throwIfTold(const std::string& key) {
@@ -136,6 +148,11 @@ std::vector<std::string> Rendezvous::faultKeys() const {
   std::vector<std::string> keys;
   if (!groupFault_.empty()) keys.push_back(groupFault_);
   keys.push_back(faultKey(own_.nonce));
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    if (rank != memory_.rank() && memory_.isDead(rank)) {
+      keys.push_back(faultKey(memory_.nonceOf(rank)));
+    }
+  }
   return keys;
 }
 

@@ -101,8 +101,9 @@ class Rendezvous {
   /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
   /// so that it works before the ranks can talk to each other; the group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
-  /// Keys under which a fault of this rank is told: of the ranks that agreed last, if they have,
-  /// and of this rank alone. From any thread.
+  /// Keys under which a fault of this rank is told: of the ranks that agreed last, if they have, of
+  /// this rank alone, and of ranks of this host that have died, for which ranks of other hosts may
+  /// wait. From any thread.
   std::vector<std::string> faultKeys() const;
   /// The ranks whose processes are known to have ended: "rank 1 (pid 4711, host h1)"; "" if none
   /// is. Only for ranks that agreed.
@@ -139,9 +140,10 @@ class Rendezvous {
   bool processGone(const GroupRecord& record) const;
   [[noreturn]] void throwGone(const GroupRecord& record);
   void throwIfTold(const std::string& key);
+  void throwIfGroupTold();
   void throwIfTold(const GroupRecord& by);
   std::string cameLate(const ToldFault& fault) const;
-  void requireDescriptors(int connections) const;
+  std::shared_ptr<PeerProcess> answerOf(const GroupRecord& record) const;
   bool votedAgainst(const std::vector<int>& peers, std::string& why);
   std::string reasonOf(const std::string& vote) const;
   static std::string hostKey(const GroupRecord& record);

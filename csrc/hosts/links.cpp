@@ -25,8 +25,6 @@ constexpr Milliseconds kDrain{2000};
 constexpr Milliseconds kLook{1000};
 // For a close notice that is on its way when the other connection to its sender breaks.
 constexpr Milliseconds kNotice{100};
-// For another leader to connect, which is about to: all ranks have arrived.
-constexpr Milliseconds kConnect{10000};
 
 }  // namespace
 
@@ -43,11 +41,12 @@ auto Links::lost(int host, Call call) {
 }
 
 Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
-             const std::string& id, Milliseconds timeout, Milliseconds grace)
+             const std::string& id, Milliseconds timeout, Milliseconds grace, CheckPeers checkPeers)
     : hosts_(hosts),
       memory_(memory),
       room_(std::max(kInlineBytes, 2 * sizeof(std::uint64_t) * hosts.most() * hosts.most())),
       network_(std::move(network)),
+      checkPeers_(std::move(checkPeers)),
       grace_(grace) {
   const int count = hosts.count(), here = hosts.here();
   links_.resize(static_cast<std::size_t>(count));
@@ -57,14 +56,15 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
   // In rounds in which every host has one partner, so that nobody waits for more than one.
   int rounds = 1;
   while (rounds < count) rounds *= 2;
-  const auto limit = std::min(timeout, kConnect);
+  const auto limit = std::min(timeout, Network::kConnect);
   for (int round = 1; round < rounds; ++round) {
     const int peer = here ^ round;
     if (peer >= count) continue;
     const int low = std::min(here, peer), high = std::max(here, peer);
     Link& made = link(peer);
     made.connection = lost(peer, [&] {
-      return network_->connect(concat(id, "/", low, "-", high), here == low, limit);
+      return network_->connect(concat(id, "/", low, "-", high), here == low, limit,
+                               [this] { checkPeers_(prefix_); });
     });
     const std::size_t bytes = sizeof(Head) + room_;
     made.out.reset(new std::uint8_t[bytes]);
@@ -333,7 +333,7 @@ void Links::check(TimePoint began) {
     memory_.passOn();
     memory_.throwAborted(prefix_);
   }
-  checkPeers(prefix_);
+  checkPeers_(prefix_);
   if (Clock::now() < began + kLook) return;
   looked_ = (looked_ + 1) % others_.size();
   lookAt(others_[looked_]);

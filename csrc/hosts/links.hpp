@@ -37,14 +37,14 @@ class Links {
   /// Most bytes of data in a frame.
   static constexpr std::size_t kInlineBytes = 64 * 1024;
 
+  /// Called now and then while a wait lasts; throws when the group has failed elsewhere.
+  using CheckPeers = std::function<void(const std::string& prefix)>;
+
   /// Connects this leader with all others, which do the same. `id` is that of the agreement.
   Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& memory,
-        const std::string& id, Milliseconds timeout, Milliseconds grace);
+        const std::string& id, Milliseconds timeout, Milliseconds grace, CheckPeers checkPeers);
   /// Says goodbye, so that what is under way arrives, and closes.
   ~Links();
-
-  /// Called now and then while a wait lasts; throws when the group has failed elsewhere.
-  std::function<void(const std::string& prefix)> checkPeers = [](const std::string&) {};
 
   /// Starts a collective; `prefix` begins its error messages.
   void begin(const Request& request, std::string prefix);
@@ -159,6 +159,7 @@ class Links {
   std::string prefix_;
   TimePoint deadline_;
   Milliseconds timeout_{};
+  const CheckPeers checkPeers_;
   const Milliseconds grace_;  // for another host to say what keeps it, when time is up
   std::atomic<std::uint64_t> sent_{0};
 };

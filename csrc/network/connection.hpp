@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -17,6 +18,10 @@ namespace fastcoll {
 
 /// A connection broke off, which says nothing of whose fault it was.
 struct ConnectionLost : Error {
+  using Error::Error;
+};
+/// This process cannot connect with anybody, whatever its peers do.
+struct CannotConnect : Error {
   using Error::Error;
 };
 /// What is known when the connection to a peer breaks.
@@ -50,13 +55,19 @@ class Connection {
 
 class Network {
  public:
+  /// For the other end to connect, which is about to; but it may need the interpreter's lock for
+  /// it, which a computation of the user's may hold.
+  static constexpr Milliseconds kConnect{60000};
+
   virtual ~Network() = default;
   /// Waits until the peers' hosts have what was sent on any connection, or until `until`.
   virtual void drain(TimePoint /*until*/) {}
   /// Connects with the process that calls this with the same name, which no other pair uses, as the
-  /// other end. Waits for it, `timeout` at most; throws ConnectionLost.
+  /// other end. Waits for it, `timeout` at most; throws ConnectionLost. `look` is called now and
+  /// then while the wait lasts, and ends it by what it throws.
   virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,
-                                              Milliseconds timeout) = 0;
+                                              Milliseconds timeout,
+                                              const std::function<void()>& look) = 0;
   /// Ends the waits of connect, those to come too.
   virtual void stopConnecting() = 0;
 };

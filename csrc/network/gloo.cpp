@@ -1,9 +1,13 @@
 #include "gloo.hpp"
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <limits>
 #include <list>
 #include <mutex>
@@ -25,6 +29,27 @@ constexpr Milliseconds kNever = std::chrono::hours(24 * 365);
 
 // Of a receive that nobody sends anything for; see Sentinel.
 constexpr int kSentinelTag = std::numeric_limits<int>::max();
+
+// Open files that Gloo takes for a connection: one for each way; and to listen, to poll and to ask
+// the store.
+constexpr int kDescriptors = 2 + 6;
+
+/// Gloo ends the process where it runs out of descriptors, or leaves its peer waiting.
+void requireDescriptors() {
+  int held[kDescriptors];
+  int count = 0;
+  while (count < kDescriptors && (held[count] = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0) {
+    ++count;
+  }
+  const int error = errno;
+  for (int i = 0; i < count; ++i) ::close(held[i]);
+  if (count == kDescriptors) return;
+  throw CannotConnect(
+      ErrorKind::Backend,
+      concat("this process can open ", count, " more files, and a connection by Gloo needs ",
+             kDescriptors, " (", std::strerror(error),
+             "). Raise the limit on open files (ulimit -n) on this rank."));
+}
 
 at::Tensor view(const void* data, std::size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
@@ -200,18 +225,28 @@ class GlooNetwork::GlooConnection : public Connection {
 };
 
 GlooNetwork::GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence)
-    : sockets_([&] { makeBackend_ = start(); }),
+    : sockets_([&] {
+        requireDescriptors();
+        makeBackend_ = start();
+      }),
       silence_(silence),
       alarm_(std::make_shared<Alarm>()) {}
 
 GlooNetwork::~GlooNetwork() = default;
 
 std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool first,
-                                                 Milliseconds timeout) {
+                                                 Milliseconds timeout,
+                                                 const std::function<void()>& look) {
+  requireDescriptors();
   const auto end = Clock::now() + timeout;
+  // With the flag itself: the store in which a backend keeps it may outlive this network.
+  const auto wait = [stopped = stopped_, look] {
+    if (*stopped) throw Error(ErrorKind::Backend, "the group was destroyed");
+    look();
+  };
   const auto backend = [&](const char* way) {
     const auto left = std::chrono::ceil<Milliseconds>(end - Clock::now());
-    auto made = makeBackend_(name + way, first ? 0 : 1, std::max(left, Milliseconds{1}), stopped_);
+    auto made = makeBackend_(name + way, first ? 0 : 1, std::max(left, Milliseconds{1}), wait);
     made->setTimeout(kNever);
     return made;
   };

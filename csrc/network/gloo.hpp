@@ -16,18 +16,17 @@ namespace fastcoll {
 
 class GlooNetwork : public Network {
  public:
-  using Flag = std::shared_ptr<const std::atomic<bool>>;
-  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own. Gives
-  /// up when the flag is set.
+  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own. `look`
+  /// is called while it waits, and ends that by what it throws.
   using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
-      const std::string& name, int rank, Milliseconds, const Flag& stopped)>;
+      const std::string& name, int rank, Milliseconds, const std::function<void()>& look)>;
   /// `start` makes a device and returns what makes backends on it. `silence`: after which a peer's
   /// host counts as lost; 0: never.
   GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence);
   ~GlooNetwork() override;
 
-  std::unique_ptr<Connection> connect(const std::string& name, bool first,
-                                      Milliseconds timeout) override;
+  std::unique_ptr<Connection> connect(const std::string& name, bool first, Milliseconds timeout,
+                                      const std::function<void()>& look) override;
   void stopConnecting() override { *stopped_ = true; }
   void drain(TimePoint until) override { sockets_.drain(until); }
 

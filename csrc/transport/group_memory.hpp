@@ -64,6 +64,9 @@ class GroupMemory {
   /// Until then the bound block may be that of an earlier group of the same name.
   bool isConfirmed(int peer) const { return isBound(peer) && member(peer)->confirmed.load(); }
 
+  /// The instance of the group that is bound; 0: none is.
+  std::uint64_t nonceOf(int peer) const { return isBound(peer) ? member(peer)->nonce : 0; }
+
   /// The peer's process is dead, or has left this group.
   bool isDead(int peer) const;
   bool hasLeft(int peer) const;

@@ -32,7 +32,7 @@ socklen_t abstractAddress(const Nonce128& name, sockaddr_un& address) {
 }
 
 int newSocket() {
-  return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ int listenAt(const Nonce128& socketName) {
   const socklen_t length = abstractAddress(socketName, address);
   const int fd = newSocket();
   if (fd < 0 || ::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::listen(fd, 128) != 0 || ::fcntl(fd, F_SETFL, O_NONBLOCK) != 0) {
+      ::listen(fd, 128) != 0) {
     const int error = errno;
     if (fd >= 0) ::close(fd);
     throw Error(ErrorKind::Backend,

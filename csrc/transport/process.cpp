@@ -51,6 +51,10 @@ void goodbyeAtExit() {
 
 }  // namespace
 
+Descriptor::~Descriptor() {
+  ::close(fd);
+}
+
 PeerProcess::PeerProcess(std::shared_ptr<Arena> own)
     : own_(std::move(own)), base_(own_->base()), bytes_(own_->bytes()) {}
 
@@ -264,35 +268,38 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   return peers_.emplace(nonce, std::move(peer)).first->second;
 }
 
-std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address,
-                                                   TimePoint deadline) {
+std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address) {
+  std::shared_ptr<Descriptor> asked;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (auto known = peers_.find(address.nonce); known != peers_.end()) return known->second;
+    if (auto it = asked_.find(address.nonce); it != asked_.end()) asked = it->second;
   }
-  const int socket = connectTo(address.socketName);
-  if (socket < 0) return nullptr;
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{socket};
-  const Hello hello{kArenaMagic,    kAbiVersion,   sizeof(Hello),
-                    address_.nonce, address.nonce, arena_->bytes()};
-  if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
-  for (;;) {
-    pollfd waiting{socket, POLLIN, 0};
-    const int ready = ::poll(&waiting, 1, 50);
-    checkInterrupt();
-    if (ready > 0) break;
-    if (Clock::now() >= deadline) return nullptr;
+  if (asked == nullptr) {
+    const int socket = connectTo(address.socketName);
+    if (socket < 0) return nullptr;
+    asked = std::make_shared<Descriptor>(socket);
+    const Hello hello{kArenaMagic,    kAbiVersion,   sizeof(Hello),
+                      address_.nonce, address.nonce, arena_->bytes()};
+    if (!sendHello(socket, hello, arena_->descriptor())) return nullptr;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    asked_[address.nonce] = asked;
   }
+  pollfd waiting{asked->fd, POLLIN, 0};
+  if (::poll(&waiting, 1, 0) <= 0) return nullptr;
+  {
+    // Of two threads that find the answer here, one takes it.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = asked_.find(address.nonce);
+    if (it == asked_.end() || it->second != asked) return nullptr;
+    asked_.erase(it);
+  }
+  // The peer closed without an answer: the name is stale or it is going away.
+  if (char byte = 0; ::recv(asked->fd, &byte, 1, MSG_PEEK) == 0) return nullptr;
   Hello reply;
   int memory = -1;
-  const std::string problem = receiveHello(socket, 0, reply, memory);
+  const std::string problem = receiveHello(asked->fd, 0, reply, memory);
   if (!problem.empty()) {
-    char byte = 0;
-    // The peer closed without an answer: the name is stale or it is going away.
-    if (::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return nullptr;
     throw Error(ErrorKind::Network, "fastcoll: a peer answered with " + problem);
   }
   if (reply.sender != address.nonce || reply.receiver != address_.nonce) {
@@ -319,6 +326,7 @@ void LocalProcess::retireHeld() {
 void LocalProcess::prune() {
   retireHeld();  // before the peers: what is held holds some of them
   std::lock_guard<std::mutex> lock(mutex_);
+  asked_.clear();  // a group that still waits connects anew
   for (auto it = peers_.begin(); it != peers_.end();) {
     const bool unused = it->second.use_count() == 1 && it->first != address_.nonce;
     it = unused ? peers_.erase(it) : std::next(it);

@@ -52,6 +52,15 @@ class PeerProcess {
   std::size_t bytes_;
 };
 
+/// A file of this process's, closed with the last who holds this.
+struct Descriptor {
+  explicit Descriptor(int file) : fd(file) {}
+  ~Descriptor();
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  const int fd;
+};
+
 class LocalProcess {
  public:
   /// The process's one instance, shared by its groups and gone with the last of them.
@@ -63,14 +72,16 @@ class LocalProcess {
   const ProcessAddress& address() const { return address_; }
   /// Makes the arena, the socket and the keeper thread, once. Throws Error(Backend).
   void start(std::size_t arenaBytes);
-  /// Valid after start().
+  /// Valid after start(), which does not run on another thread meanwhile.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   bool started() const;
 
-  /// The peer at `address`, connecting to it unless it is known already. Returns nullptr when
-  /// nobody listens there now (a stale address, or a process that has not started yet): ask again.
-  /// Throws Error(Network) when somebody answers wrongly or memory cannot be mapped.
-  std::shared_ptr<PeerProcess> connect(const ProcessAddress& address, TimePoint deadline);
+  /// The peer at `address`, connecting to it unless it is known already. Waits for nobody: returns
+  /// nullptr when nobody listens there now (a stale address, or a process that has not started
+  /// yet), or the peer has not answered yet (it may be stopped). Call again: one connection to a
+  /// peer stays open until it answers. Throws Error(Network) when somebody answers wrongly or
+  /// memory cannot be mapped.
+  std::shared_ptr<PeerProcess> connect(const ProcessAddress& address);
 
   /// Forgets peers that no group uses any more, and does what retireHeld() does.
   void prune();
@@ -105,6 +116,7 @@ class LocalProcess {
   std::atomic<bool> stopping_{false};
   std::thread keeper_;
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
+  std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
   std::map<std::uint64_t, std::function<bool()>> held_;
   // The keeper takes this one, never mutex_: who holds mutex_ may be waiting for a peer's keeper.
   std::mutex watchMutex_;

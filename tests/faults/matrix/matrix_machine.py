@@ -145,6 +145,8 @@ _CALLS = {
     "mbind": (237, 235),
     "madvise": (28, 233),
     "set_robust_list": (273, 99),
+    "clone": (56, 220),
+    "clone3": (435, 435),
 }
 
 

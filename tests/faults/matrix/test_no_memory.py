@@ -9,14 +9,17 @@ import errno
 import itertools
 import re
 import resource
+import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_call import tell_in_call
 from matrix_machine import refuse_calls, remount_shared_memory
 from matrix_ranks import works
 from matrix_row import NotPlayed
+from rows_memory import few_descriptors
 from suite_rules import bound
 
 NOTICED = 1.0
@@ -186,4 +189,49 @@ def test_ranks_that_come_later_hear_of_it(jobs):
         assert re.search(r"rank 1 \(pid \d+, host .*has no shared memory", fault.text), fault.text
     job.tell_all()
     assert set(map(tuple, job.hear_all().values())) == {()}
+    job.ended_well()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("room", [7, 13, 15, 17, 21])
+def test_descriptors_that_run_out_between_connections(jobs, room):
+    """Of 8 ranks that are alone on their hosts each has seven connections, of two sockets."""
+    job = jobs(8, few_descriptors, room, environment={"FASTCOLL_TRANSPORT": "gloo"})
+    for found in job.hear_all().values():
+        assert found["named"], found["detail"]
+        assert found["left"] == []
+    job.ended_well()
+
+
+def no_threads(rank: Rank):
+    """Two threads of rank 0 call a collective when no thread can be started any more."""
+    rank.used()
+    x, y = torch.ones(3), torch.ones(3)
+    if rank.rank == 1:
+        rank.hear()
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+        return x.tolist(), y.tolist()
+    first = threading.Thread(target=dist.all_reduce, args=(x,))
+    go = threading.Event()
+    second = threading.Thread(target=lambda: (go.wait(), dist.all_reduce(y)))
+    second.start()
+    tell_in_call(rank)
+    first.start()
+    rank.hear()  # it is in its call
+    refuse_calls("clone", "clone3", error=errno.EAGAIN)
+    go.set()
+    rank.tell("second")
+    second.join()
+    first.join()
+    return x.tolist(), y.tolist()
+
+
+def test_a_call_that_waits_behind_another_needs_no_thread(jobs):
+    job = jobs(2, no_threads)
+    assert job.hear(0) == "in call"
+    job.tell(0)
+    assert job.hear(0) == "second"
+    job.tell(1)
+    assert job.hear_all() == dict.fromkeys((0, 1), ([2.0] * 3, [2.0] * 3))
     job.ended_well()

@@ -1,0 +1,159 @@
+"""Ranks that meet, or wait, while another is stopped, computes, or ends with the store."""
+
+import ctypes
+import re
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from fault_rank import PATIENT, Rank, catch
+from in_call import tell_in_call
+from suite_rules import bound
+
+import fastcoll
+
+pytestmark = beyond_gloo("how fastcoll's ranks meet")
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def store_ends(rank: Rank):
+    """Rank 2 holds the store and has not made the group; ranks 0 and 1 have met for messages."""
+    if rank.rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        rank.tell(store.port)
+        rank.hear()
+        return None
+    store = dist.TCPStore("127.0.0.1", rank.hear(), is_master=False)
+    rank.init(store=store)
+    x = torch.full((3,), rank.rank + 1.0)
+    if rank.rank == 0:
+        dist.send(x, 1)
+        dist.recv(torch.ones(3), 1)  # each has met the other
+        rank.tell("met")
+        rank.hear()
+        dist.send(x, 1)
+        rank.hear()
+        return None
+    dist.recv(x, 0)
+    dist.send(x, 0)
+    tell_in_call(rank)
+    dist.recv(x, 0)
+    return x.tolist()
+
+
+def test_a_wait_for_a_message_outlives_the_store(jobs):
+    job = jobs(3, store_ends)
+    port = job.hear(2)
+    job.tell(0, port)
+    job.tell(1, port)
+    assert [job.hear(0), job.hear(1)] == ["met", "in call"]
+    job.kill(2)
+    job.end(2)
+    time.sleep(0.5)  # the thread of the rank that waits reads the store five times a second
+    job.tell(0)
+    assert job.hear(1) == [1.0] * 3
+    job.tell(0)
+    job.ended_well(but=[2])
+
+
+def one_is_stopped(rank: Rank):
+    """Rank 1 listens, for it awaits a message, and is stopped; rank 0 has never met it."""
+    rank.init()
+    rank.meet("made")
+    x = torch.ones(2)
+    if rank.rank == 1:
+        work = dist.irecv(x, 2)
+        while fastcoll.info.groups()[0]["shared_bytes"] == 0:
+            time.sleep(0.001)
+        rank.tell("listens")
+        work.wait()
+        dist.send(x, 0)
+        rank.meet()
+        return x.tolist()
+    rank.hear()
+    late = torch.zeros(2)
+    work = dist.irecv(late, 1) if rank.rank == 0 else None
+    peer = 2 - rank.rank
+    for _ in range(300):
+        if rank.rank == 0:
+            dist.send(x, peer)
+            dist.recv(x, peer)
+        else:
+            dist.recv(x, peer)
+            dist.send(x, peer)
+    rank.tell("done")
+    rank.hear()
+    if rank.rank == 2:
+        dist.send(x, 1)
+    if work is not None:
+        work.wait()
+    rank.meet()  # what it has sent lies in its memory
+    return late.tolist()
+
+
+def test_a_stopped_rank_holds_up_no_messages_of_others(jobs):
+    job = jobs(3, one_is_stopped)
+    assert job.hear(1) == "listens"
+    job.signal(1, signal.SIGSTOP)
+    job.tell(0)
+    job.tell(2)
+    assert [job.hear(0, bound(5.0)), job.hear(2, bound(5.0))] == ["done", "done"]
+    job.signal(1, signal.SIGCONT)
+    job.tell(0)
+    job.tell(2)
+    assert job.hear(1) == [1.0, 1.0]
+    assert [job.hear(0), job.hear(2)] == [[1.0, 1.0], [0.0, 0.0]]
+    job.ended_well()
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def queued(rank: Rank):
+    rank.used()
+    if rank.rank == 1:
+        rank.hear()
+        return None
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    tell_in_call(rank)
+    fault = catch(dist.reduce_scatter_tensor, torch.ones(1), torch.ones(2))
+    return fault, catch(work.wait)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_an_error_of_a_call_that_waits_behind_another_names_the_call(jobs, hosts):
+    environment = {"FASTCOLL_TEST_HOSTS": str(hosts)} if hosts > 1 else {}
+    job = jobs(2, queued, environment=environment)
+    assert job.hear(0) == "in call"
+    job.kill(1)
+    for fault, call in zip(job.hear(0), ("reduce_scatter", "all_reduce"), strict=True):
+        assert fault is not None
+        assert re.match(rf"fastcoll\.{call}\w* \[group '0', rank 0/2, seq [1-9]", fault.text), fault
+    job.ended_well(but=[1])
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def computes(rank: Rank):
+    """Rank 0 lets no other thread run Python for longer than leaders once gave each other."""
+    rank.init(timeout=PATIENT)
+    x = torch.ones(3)
+    work = dist.all_reduce(x, async_op=True)
+    if rank.rank == 0:
+        ctypes.PyDLL(None).sleep(12)
+    work.wait(timedelta(seconds=PATIENT))
+    return x.tolist()
+
+
+@pytest.mark.full
+def test_a_leader_that_computes_is_waited_for(jobs):
+    job = jobs(2, computes, environment={"FASTCOLL_TEST_HOSTS": "2"})
+    assert job.hear_all() == {0: [2.0] * 3, 1: [2.0] * 3}
+    job.ended_well()
