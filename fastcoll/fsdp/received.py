@@ -22,9 +22,9 @@ _log = logging.getLogger("fastcoll.fsdp")
 
 @cache
 def has_kernels() -> bool:
-    """Tells whether the kernels can be imported here; if not, the log has why, once."""
+    """Tells whether kernels can be made here; if not, the log has why, once."""
     try:
-        import fastcoll.kernels  # noqa: F401
+        import triton  # noqa: F401  # fastcoll.kernels imports it with the first plan only
     except Exception as error:  # no Triton, or one that does not work here
         _log.warning(
             "fastcoll.fsdp: messages are summed by torch, a pass for each rank: Triton cannot be imported "

@@ -212,7 +212,7 @@ def test_without_triton_torch_sums_and_the_log_says_so(monkeypatch, caplog) -> N
     try:
         assert received.has_kernels()
         received.has_kernels.cache_clear()
-        monkeypatch.setitem(sys.modules, "fastcoll.kernels", None)
+        monkeypatch.setitem(sys.modules, "triton", None)
         assert not received.has_kernels() and not received.has_kernels()
         (record,) = caplog.records
         assert "Triton cannot be imported (ModuleNotFoundError" in record.getMessage()
