@@ -18,7 +18,6 @@ from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
-from fastcoll.cuda.thresholds import Thresholds
 
 __all__ = ["AllReduces", "CallOptions", "Task"]
 
@@ -62,7 +61,6 @@ class AllReduces:
         region: What the ranks have found out, and mapped.
         device: As torch names it.
         kernel_device: As kernels name it.
-        thresholds: From the tuning table.
         forced: FASTCOLL_ALGO.
         aborted: Whether the group was aborted.
         timeout: Seconds that a kernel waits for a peer; see below.
@@ -81,7 +79,6 @@ class AllReduces:
         region: Region,
         device: torch.device,
         kernel_device: torch.device,
-        thresholds: Thresholds,
         forced: str,
         aborted: Callable[[], bool],
         timeout: float,
@@ -94,12 +91,12 @@ class AllReduces:
         self._communicator = communicator
         self._device = device
         self._kernel_device = kernel_device
-        self._thresholds = thresholds
         self._forced = forced
         self._aborted = aborted
         self._workspaces: dict[int, Tensor] = {}
-        # Stream of the last launch with peers, and whether a graph has it.
-        self._last: tuple[torch.Stream, bool] | None = None
+        # Stream of the last launch with peers, of those that a graph captured and of the others: what a graph holds and
+        # what runs at once do not order each other.
+        self._last: dict[bool, torch.Stream] = {}
 
     @property
     def kernel_bytes(self) -> int:
@@ -110,7 +107,7 @@ class AllReduces:
                 return 0
             if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
                 return 1  # lists are fused by kernels, tensors are not
-            limits = self._thresholds
+            limits = self.region.thresholds
             return max(limits.one_shot_bytes, limits.two_shot_bytes, limits.ring_bytes, 1)
         return sys.maxsize
 
@@ -191,7 +188,7 @@ class AllReduces:
                 self.plans = PlanCache()
         self.plans.clear()
         self._workspaces.clear()
-        self.region = Region(self.region.topology)
+        self.region = replace(self.region, peers=None)
 
     def _take_timeout(self) -> None:
         self._timeout = self.timeout
@@ -226,7 +223,7 @@ class AllReduces:
             fused = options.fuse
             if fused is None:
                 forced = options.algorithm or self._forced
-                fused = fuses(sizes, together, self.region.topology, self._thresholds, forced)
+                fused = fuses(sizes, together, self.region.topology, self.region.thresholds, forced)
             if fused and len(sizes) > 1 and self._serves(together, options):
                 calls.append((together, indices))
             else:
@@ -247,7 +244,7 @@ class AllReduces:
     def _choose(self, call: Call, options: CallOptions) -> Algorithm:
         forced = options.algorithm or self._forced
         try:
-            return select(call, self.region.topology, self._thresholds, forced)
+            return select(call, self.region.topology, self.region.thresholds, forced)
         except ValueError as error:
             raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
 
@@ -317,14 +314,14 @@ class AllReduces:
     def _follow(self, recording: bool) -> None:
         """Makes the current stream wait for the one that launched before, if that is another."""
         current = torch.accelerator.current_stream(self._device)
-        last, self._last = self._last, (current, recording)
-        if last is None or last[0] == current:
+        last = self._last.get(recording)
+        self._last[recording] = current
+        if last is None or last == current:
             return
         # What a graph captures waits for nothing outside it, nor the other way: when it runs is the user's affair.
-        if recording and not self.is_recording(last[0]):
+        if recording and not self.is_recording(last):
             return
-        if last[1] == recording:
-            current.wait_stream(last[0])
+        current.wait_stream(last)
 
 
 def _is_captured(stream: torch.Stream | None) -> bool:

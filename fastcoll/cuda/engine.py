@@ -227,7 +227,6 @@ class CudaEngine:
             region,
             where,
             where if mapper is None else mapper.kernel_device(where),
-            wish.thresholds,
             wish.algorithm,
             self._over.is_set,
             self._timeout.total_seconds(),

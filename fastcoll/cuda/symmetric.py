@@ -66,12 +66,12 @@ ROOM = Room()
 
 @dataclass(frozen=True)
 class Wish:
-    """What a rank was told, which must be the same on all.
+    """What a rank was told.
 
     Attributes:
-        algorithm: FASTCOLL_ALGO.
-        thresholds: Of the tuning table.
-        room: Of the regions.
+        algorithm: FASTCOLL_ALGO, which must be the same on all ranks.
+        thresholds: Of the tuning table, or estimated; those of rank 0 count.
+        room: Of the regions, the same on all ranks.
     """
 
     algorithm: str
@@ -126,7 +126,7 @@ class PeerMemory:
     @staticmethod
     def polls_in(seconds: float, polls_per_second: int) -> int:
         """Returns the polls of a wait that ends after that time, not before."""
-        return max(1, int(seconds * polls_per_second))
+        return max(1, min(int(seconds * polls_per_second), (1 << 63) - 1))
 
     def limit_waits(self, seconds: float) -> None:
         """Sets how long the waits of launches last that are prepared from now on; those prepared before refuse."""
@@ -143,10 +143,12 @@ class Region:
 
     Attributes:
         topology: What the group can do.
+        thresholds: Rank 0's, by the name of its device: the devices of other hosts may be others.
         peers: The memory, if it is mapped.
     """
 
     topology: Topology
+    thresholds: Thresholds
     peers: PeerMemory | None = None
 
 
@@ -209,11 +211,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-_WISHES = {
-    "algorithm": "FASTCOLL_ALGO",
-    "thresholds": "section on devices of the tuning table",
-    "room": "version of fastcoll",
-}
+_WISHES = {"algorithm": "FASTCOLL_ALGO", "room": "version of fastcoll"}
 
 
 def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None:
@@ -224,13 +222,12 @@ def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None
     """
     first = records[0]["wish"]
     for rank, record in enumerate(records):
-        for name, value in record["wish"].items():
-            if value != first[name]:
-                what = _WISHES[name]
+        for name, what in _WISHES.items():
+            if (value := record["wish"][name]) != first[name]:
                 raise member.fault(
                     "init",
                     f"expected the same {what} on all ranks, got {first[name]} on rank 0 and {value} on rank {rank}. "
-                    "Set FASTCOLL_ALGO and FASTCOLL_TUNING to the same on all ranks.",
+                    "Set FASTCOLL_ALGO to the same on all ranks, and install the same fastcoll.",
                 )
 
 
@@ -265,12 +262,13 @@ def open_region(
         own = json.dumps(_record(mapper, device, wish))
         records = [json.loads(text) for text in ballot.gather("record", own)]
         _require_one_wish(member, records)
+        thresholds = Thresholds(**records[0]["wish"]["thresholds"])
         kernels = all(record["triton"] for record in records) and mapper is not None
         reason = reason_against(records)
         if member.size == 1 and wish.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
         if reason or mapper is None:
-            return _without(member, kernels, reason, library)
+            return _without(member, kernels, thresholds, reason, library)
         pids = {rank: record["pid"] for rank, record in enumerate(records)}
         lives.watch({rank: pid for rank, pid in pids.items() if rank != member.rank})
         identities = [record["device"] for record in records]
@@ -278,9 +276,9 @@ def open_region(
             store, member, device, timeout, wish.room, mapper, ballot, instance, identities
         )
     if isinstance(found, str):
-        return _without(member, kernels, found, library, unexpected=True)
+        return _without(member, kernels, thresholds, found, library, unexpected=True)
     topology = Topology(member.size, kernels, True, wish.room.bucket_bytes, library=library)
-    return Region(topology, found)
+    return Region(topology, thresholds, found)
 
 
 def _map_regions(
@@ -345,11 +343,16 @@ def _map_regions(
 
 
 def _without(
-    member: Member, kernels: bool, reason: str, library: bool, unexpected: bool = False
+    member: Member,
+    kernels: bool,
+    thresholds: Thresholds,
+    reason: str,
+    library: bool,
+    unexpected: bool = False,
 ) -> Region:
     if member.rank == 0:
         asked = Env.read().debug in ("INFO", "TRACE")
         level = logging.WARNING if unexpected or asked else logging.INFO
         way = "by NCCL alone" if library else "by nothing"
         _log.log(level, member.says("init", f"device tensors are reduced {way}: {reason}"))
-    return Region(Topology(member.size, kernels, reason=reason, library=library))
+    return Region(Topology(member.size, kernels, reason=reason, library=library), thresholds)

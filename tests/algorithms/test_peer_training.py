@@ -172,6 +172,36 @@ def test_launches_on_different_streams_follow_each_other(peer_world):
     peer_world(2).run(streams_in_turn, fresh=True)
 
 
+def a_capture_between_two_launches():
+    """The second of two launches follows the first, though a graph has captured one in between."""
+    x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))
+    dist.all_reduce(x)
+    reduces = peer_memory.reduces_of()
+    captured = False
+    reduces.is_recording = lambda stream: captured
+    recording_device.clear()
+    work = dist.all_reduce(y, async_op=True)
+    captured = True
+    dist.all_reduce(z)
+    captured = False
+    dist.all_reduce(x)
+    current = recording_device.name_of(torch.accelerator.current_stream())
+    marks = recording_device.log("record", "block", "launch")
+    kernels = [at for at, e in enumerate(marks) if e.kind == "launch" and e.what == "kernels"]
+    here = [at for at in kernels if marks[at].stream == current]
+    first = marks[kernels[0]].stream
+    assert first != current and len(here) % 2 == 0
+    between = marks[here[len(here) // 2 - 1] + 1 : here[len(here) // 2]]
+    waits = [e.event for e in between if e.kind == "block" and e.stream == current]
+    made = [e.event for e in between if e.kind == "record" and e.stream == first]
+    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
+    work.wait()
+
+
+def test_a_launch_follows_the_last_of_its_kind(peer_world):
+    peer_world(2).run(a_capture_between_two_launches, fresh=True)
+
+
 def captured_by_the_user():
     """A graph gets plain lists tensor by tensor on all ranks, whatever each has prepared before."""
     dist.all_reduce(torch.ones(3, device=DEVICE))
