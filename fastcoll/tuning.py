@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll._load import C
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds, estimate
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
@@ -47,9 +47,9 @@ class Loaded:
     device: Thresholds = DEFAULT
     device_name: str = ""
 
-    def thresholds_on(self, name: str, ranks: int) -> Thresholds:
-        """Returns the section for devices of that name; estimates where it was measured on others."""
-        return self.device if name == self.device_name else estimate(name, ranks)
+    def thresholds_on(self, name: str) -> Thresholds:
+        """Returns the section for devices of that name; where it was measured on others, that kernels take nothing."""
+        return self.device if name == self.device_name else DEFAULT
 
 
 def machine_name() -> str:
@@ -112,7 +112,7 @@ def _parse_device(section: Any, source: Path) -> tuple[Thresholds, str]:
     """Reads the section on devices: {"name": of the GPU, "table": {...}} and what else was noted; or None.
 
     Returns:
-        The table and the name; estimates and "" of None.
+        The table and the name; the default limits and "" of None.
 
     Raises:
         ValueError: It is not one.

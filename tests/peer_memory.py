@@ -7,6 +7,7 @@ What a kernel touches is reported to the recording device, so that it checks the
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
 import time
 import weakref
@@ -113,6 +114,19 @@ class SharedFiles:
 MAPPER = SharedFiles()
 
 
+def _table() -> str:
+    """Returns the path of a table with limits of kernels for the recording device: a file of this process alone."""
+    from fastcoll import tuning
+    from fastcoll.cuda.thresholds import Thresholds
+
+    limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
+    section = {"name": "recording", "ranks": 8, "table": dataclasses.asdict(limits)}
+    record = {**json.loads(tuning.SHIPPED.read_text()), "device": section}
+    file = os.memfd_create("tuning")
+    os.write(file, json.dumps(record).encode())
+    return f"/proc/self/fd/{file}"
+
+
 def prepare() -> None:
     """Readies a rank: device, libraries, and memory that the ranks map."""
     device_ranks.prepare()
@@ -123,6 +137,7 @@ def prepare() -> None:
     from fastcoll.cuda.mapping import MAPPERS
 
     MAPPERS["recording"] = MAPPER
+    os.environ["FASTCOLL_TUNING"] = _table()
     # Files of a megabyte, and several pieces of a message in the smallest of it.
     symmetric.ROOM = symmetric.Room(1 << 20, 3, 2048, 4, 1024)
     _report_accesses()

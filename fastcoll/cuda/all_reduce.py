@@ -107,8 +107,7 @@ class AllReduces:
                 return 0
             if self._forced == "nccl" or not topology.peers or topology.ranks == 1:
                 return 1  # lists are fused by kernels, tensors are not
-            limits = self.region.thresholds
-            return max(limits.one_shot_bytes, limits.two_shot_bytes, limits.ring_bytes, 1)
+            return max(self.region.thresholds.kernel_bytes, 1)
         return sys.maxsize
 
     def serve(

@@ -33,7 +33,7 @@ from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
 from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
-from fastcoll.cuda.thresholds import Thresholds, device_name, estimate
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
 __all__ = ["CudaEngine", "engine_of", "engines"]
 
@@ -107,7 +107,7 @@ class CudaEngine:
         size: Number of ranks.
         timeout: How long the making of a communicator waits for the other ranks.
         device_type: "cuda"; a test has another one.
-        thresholds_on: Returns where all-reduce algorithms give way to each other, by name of the devices and ranks.
+        thresholds_on: Returns where all-reduce algorithms give way to each other, by name of the devices.
         algorithm: FASTCOLL_ALGO.
         config: Of the communicators.
 
@@ -127,7 +127,7 @@ class CudaEngine:
         size: int,
         timeout: timedelta,
         device_type: str = "cuda",
-        thresholds_on: Callable[[str, int], Thresholds] = estimate,
+        thresholds_on: Callable[[str], Thresholds] = lambda name: DEFAULT,
         algorithm: str = AUTO,
         config: C.NcclConfig | None = None,
     ) -> None:
@@ -207,7 +207,7 @@ class CudaEngine:
         communicator = self._known[device, -1]
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
-        thresholds = self._thresholds_on(device_name(where), self._member.size)
+        thresholds = self._thresholds_on(device_name(where))
         wish = Wish(self._algorithm, thresholds, symmetric.ROOM)
         region = open_region(
             PrefixStore(f"region/{communicator.instance}", self._store),

@@ -28,7 +28,7 @@ def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT)
     size = call.wire_bytes
     if topology.peers and topology.ranks > 1:
         for name, limit in _RING:
-            if size <= getattr(thresholds, limit):
+            if size <= getattr(thresholds, limit) > 0:
                 yield name
                 break
         if call.wire is not None:  # with NCCL it takes two collectives and three kernels

@@ -70,7 +70,7 @@ class Wish:
 
     Attributes:
         algorithm: FASTCOLL_ALGO, which must be the same on all ranks.
-        thresholds: Of the tuning table, or estimated; those of rank 0 count.
+        thresholds: Of the tuning table; those of rank 0 count.
         room: Of the regions, the same on all ranks.
     """
 
@@ -183,15 +183,23 @@ def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str
     return found
 
 
-def reason_against(records: Sequence[dict[str, Any]]) -> str:
+def reason_against(records: Sequence[dict[str, Any]], library: bool = True) -> str:
     """Returns why ranks with these records do not map memory of each other, or "".
 
     Args:
         records: What each rank has, in rank order.
+        library: Whether NCCL takes these ranks.
     """
     ranks = range(len(records))
-    if records[0]["wish"]["algorithm"] == "nccl":
+    wish = records[0]["wish"]
+    if wish["algorithm"] == "nccl":
         return "FASTCOLL_ALGO is nccl"
+    measured = Thresholds(**wish["thresholds"]).kernel_bytes
+    if library and wish["algorithm"] == "auto" and not measured:
+        return (
+            "no limit of a kernel was measured on these devices. Run `python -m fastcoll.tune --device cuda`, or set "
+            "FASTCOLL_ALGO"
+        )
     if len(records) > _MOST_RANKS:
         return f"there are {len(records)} ranks, and the kernels have flags for {_MOST_RANKS}"
     for rank in ranks:
@@ -264,7 +272,7 @@ def open_region(
         _require_one_wish(member, records)
         thresholds = Thresholds(**records[0]["wish"]["thresholds"])
         kernels = all(record["triton"] for record in records) and mapper is not None
-        reason = reason_against(records)
+        reason = reason_against(records, library)
         if member.size == 1 and wish.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
         if reason or mapper is None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import tune, tuning
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds, estimate
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 from fastcoll.tune_device import limits, list_limits, measure_device
 
 
@@ -70,8 +70,8 @@ def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
     tuning._load.cache_clear()
     loaded = tuning.load()
     assert loaded.device == Thresholds(**first["table"])
-    assert loaded.thresholds_on("recording", 3) == loaded.device
-    assert loaded.thresholds_on("another device", 3) == estimate("another device", 3)
+    assert loaded.thresholds_on("recording") == loaded.device
+    assert loaded.thresholds_on("another device") == DEFAULT
     assert tune._kept(path)["device"]["table"] == first["table"]
     tuning._load.cache_clear()
 
@@ -83,7 +83,7 @@ def test_a_table_of_another_machine_is_not_kept(tmp_path) -> None:
     assert tune._kept(path) == {}
 
 
-def test_the_shipped_table_has_estimates_for_devices() -> None:
+def test_the_shipped_table_has_no_limits_for_devices() -> None:
     shipped = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED)
     assert shipped.device == DEFAULT and shipped.device_name == ""
 

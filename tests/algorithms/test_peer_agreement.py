@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from unittest import mock
 
@@ -25,7 +26,8 @@ from fastcoll.cuda.thresholds import Thresholds
 
 
 def record(**changes):
-    wish = {"algorithm": changes.pop("algorithm", "auto")}
+    limits = Thresholds(one_shot_bytes=changes.pop("limit", 8))
+    wish = {"algorithm": changes.pop("algorithm", "auto"), "thresholds": asdict(limits)}
     given = {"triton": "3.7", "missing": "", "host": "a", "device": "", "wish": wish}
     return {**given, **changes}
 
@@ -40,6 +42,8 @@ def record(**changes):
         ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
         ([record()] * 33, "there are 33 ranks, and the kernels have flags for 32"),
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
+        ([record(limit=0), record()], "no limit of a kernel was measured on these devices. Run `python"),
+        ([record(limit=0, algorithm="one_shot")] * 2, ""),
     ],
 )  # fmt: skip
 def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, reason):

@@ -7,12 +7,13 @@ from fastcoll import env
 from fastcoll.cuda.algorithms import ALGORITHMS, Call, Topology
 from fastcoll.cuda.algorithms.algorithm import bucket_elements
 from fastcoll.cuda.selector import fuses, select
-from fastcoll.cuda.thresholds import DEFAULT, Thresholds, estimate
+from fastcoll.cuda.thresholds import DEFAULT, Thresholds
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = Topology(8, kernels=True, peers=True, bucket_bytes=32 * MIB)
 NCCL = Topology(8, kernels=True, reason="ranks are on different hosts")
 BARE = Topology(8, reason="no Triton on rank 1")
+MEASURED = Thresholds(one_shot_bytes=64 * KIB, two_shot_bytes=2 * MIB)
 
 
 def call(size, dtype=torch.float32, op="SUM", wire=None, scale=1.0, tensors=1):
@@ -48,7 +49,7 @@ def call(size, dtype=torch.float32, op="SUM", wire=None, scale=1.0, tensors=1):
     ],
 )  # fmt: skip
 def test_what_is_chosen(what, topology, name):
-    assert select(what, topology).name == name
+    assert select(what, topology, MEASURED).name == name
 
 
 def test_one_rank_has_no_use_for_peers() -> None:
@@ -57,20 +58,9 @@ def test_one_rank_has_no_use_for_peers() -> None:
     assert select(call(4), alone, forced="one_shot").name == "one_shot"
 
 
-def test_limits_are_estimated_for_devices_and_ranks() -> None:
-    assert estimate("", 8) == DEFAULT
-    for device in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"):
-        limits = [estimate(device, ranks) for ranks in (2, 3, 4, 8, 16, 32)]
-        one_shot = [each.one_shot_bytes for each in limits]
-        # Its bytes grow with the ranks, two_shot's hardly; of two ranks both read the same, and one_shot waits once.
-        assert (
-            one_shot == sorted(one_shot, reverse=True) and limits[0].two_shot_bytes == one_shot[0]
-        )
-        assert all(
-            8 * KIB <= each.one_shot_bytes <= each.two_shot_bytes <= 16 * MIB for each in limits
-        )
-    hopper, blackwell = (estimate(name, 8) for name in ("NVIDIA H200", "NVIDIA B200"))
-    assert blackwell.two_shot_bytes > hopper.two_shot_bytes
+def test_kernels_serve_nothing_that_was_not_measured() -> None:
+    assert DEFAULT.kernel_bytes == 0
+    assert [select(call(size), PEERS).name for size in (1, 100, MIB)] == ["nccl"] * 3
 
 
 def test_a_table_moves_the_limits() -> None:
