@@ -25,11 +25,11 @@ import peer_memory
 
 from fastcoll.bench import (
     gradients,
-    page,
     step_clock,
     step_measurement,
     surroundings,
     surroundings_report,
+    tables,
 )
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 from fastcoll.bench.kernel_cases import bucketed
@@ -149,16 +149,19 @@ def assert_table(record):
         row.pop("of_stock_host", None)  # there or not, by the noise of so few steps
         if row["name"] == "fused hook":
             row["of_stock_host"] = 0.25
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(page, "_RESULTS", Path(folder)):
-        assert page._surroundings() == ["Never run on a GPU ([status.md](status.md))."]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(tables, "_RESULTS", Path(folder)),
+    ):
+        assert tables._surroundings() == ["Never run on a GPU ([status.md](status.md))."]
         (Path(folder) / "surroundings_cuda_1rank.json").write_text(json.dumps(record))
-        lines = page._surroundings()
+        lines = tables._surroundings()
     rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines) if cells[1:]}
     assert rows["stock DDP"][5].strip() == "-" and rows["stock DDP"][8].strip() == "4 S"
     assert rows["fused hook"][5].strip() == "0.25"
     assert rows["FSDP2"][8].strip() == "-"
     assert "no data parallelism" not in rows
-    assert lines[-2].startswith("`python -m fastcoll.bench.surroundings small")
+    assert lines[-2].split(" ", 1)[1].startswith("python -m fastcoll.bench.surroundings small")
 
 
 def broken():

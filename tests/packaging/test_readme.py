@@ -59,7 +59,12 @@ def test_hello(launcher: Launcher, tmp_path: Path, sign: str, backend: str) -> N
 @pytest.mark.full
 @pytest.mark.parametrize("replaced", [False, True])
 def test_hello_under_torchrun(tmp_path: Path, replaced: bool) -> None:
-    served = "import fastcoll\nprint('served by', fastcoll.info.groups()[0]['backends']['cpu'])\ndist.destroy"
+    served = (
+        "import fastcoll\n"
+        "backend = fastcoll.info.groups()[0]['backends']['cpu']\n"
+        "print(f'served by {backend}\\n', end='')\n"
+        "dist.destroy"
+    )
     text = hello("-" if replaced else "+").replace("dist.destroy", served)
     (tmp_path / "hello.py").write_text(text)
     environment = {"FASTCOLL_REPLACE": "gloo"} if replaced else {}
