@@ -10,9 +10,9 @@ __all__ = ["draw"]
 
 WAYS = {
     "gloo": "DDP on Gloo",
-    "fastcoll": "DDP on fastcoll",
-    "fastcoll-fused": "DDP on fastcoll, with its hook",
-    "fastcoll-sync": "fastcoll's GradientSynchronizer",
+    "fastcoll": "DDP on fastcoll (one string)",
+    "fastcoll-fused": "and its hook (one call)",
+    "fastcoll-sync": "GradientSynchronizer (no DDP)",
 }
 """The title of each backend's bar, from the top."""
 

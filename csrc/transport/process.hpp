@@ -52,7 +52,7 @@ class PeerProcess {
   std::size_t bytes_;
 };
 
-/// A file of this process's, closed with the last who holds this.
+/// An open file. Its last owner closes it.
 struct Descriptor {
   explicit Descriptor(int file) : fd(file) {}
   ~Descriptor();
@@ -77,7 +77,7 @@ class LocalProcess {
   bool started() const;
 
   /// The peer at `address`, connecting to it unless it is known already. Waits for nobody: returns
-  /// nullptr when nobody listens there now (a stale address, or a process that has not started
+  /// nullptr if no process listens there now (a stale address, or a process that has not started
   /// yet), or the peer has not answered yet (it may be stopped). Call again: one connection to a
   /// peer stays open until it answers. Throws Error(Network) when somebody answers wrongly or
   /// memory cannot be mapped.
