@@ -239,10 +239,12 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
                                                  const std::function<void()>& look) {
   requireDescriptors();
   const auto end = Clock::now() + timeout;
-  // With the flag itself: the store in which a backend keeps it may outlive this network.
-  const auto wait = [stopped = stopped_, look] {
+  // A backend keeps the store in which it waits, which may outlive this call and this network.
+  const auto during = std::make_shared<const std::function<void()>*>(&look);
+  const std::shared_ptr<void> over(nullptr, [during](void*) { *during = nullptr; });
+  const auto wait = [stopped = stopped_, during] {
     if (*stopped) throw Error(ErrorKind::Backend, "the group was destroyed");
-    look();
+    if (*during != nullptr) (**during)();
   };
   const auto backend = [&](const char* way) {
     const auto left = std::chrono::ceil<Milliseconds>(end - Clock::now());
