@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,13 +18,25 @@ namespace stress {
 class MemoryNetwork : public fastcoll::Network {
  public:
   std::unique_ptr<fastcoll::Connection> connect(const std::string& name, bool first,
-                                                fastcoll::Milliseconds timeout) override {
+                                                fastcoll::Milliseconds timeout,
+                                                const std::function<void()>& look) override {
+    const auto end = fastcoll::Clock::now() + timeout;
     const std::shared_ptr<Wire> wire = wireOf(name);
     std::unique_lock<std::mutex> lock(wire->mutex);
     wire->here[first ? 0 : 1] = true;
     wire->changed.notify_all();
-    if (!wire->changed.wait_for(lock, timeout, [&] { return wire->here[0] && wire->here[1]; })) {
-      throw fastcoll::ConnectionLost(fastcoll::ErrorKind::Backend, "nobody connects");
+    const auto met = [&] { return wire->here[0] && wire->here[1]; };
+    while (!wire->changed.wait_for(lock, fastcoll::Milliseconds(10), met)) {
+      if (fastcoll::Clock::now() >= end) {
+        throw fastcoll::ConnectionLost(fastcoll::ErrorKind::Backend, "nobody connects");
+      }
+      lock.unlock();
+      try {
+        look();
+      } catch (const std::exception& error) {  // as over Gloo
+        throw fastcoll::ConnectionLost(fastcoll::ErrorKind::Backend, error.what());
+      }
+      lock.lock();
     }
     return std::make_unique<End>(wire, first ? 0 : 1);
   }
