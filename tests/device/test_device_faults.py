@@ -37,7 +37,8 @@ def hang_in_the_library():
     text, took = fault_of(lambda: dist.all_reduce(x, group=own))
     assert "all_reduce" in text and "seq 2" in text and "timed out after 2000 ms" in text
     assert "rank 1 completed call 1 of 1, under way: nothing" in text
-    assert 1.9 < took < bound(3)
+    # Two seconds of the group, and one in which the watchdog asks how far the others came.
+    assert 1.9 < took < bound(4), took
     text, took = fault_of(lambda: dist.all_reduce(x, group=own))
     assert "the group has failed" in text and took < bound(1)
 
@@ -125,7 +126,8 @@ def init_that_hangs():
         inject("hang initRank 0 0 1")
     text, took = fault_of(lambda: dist.all_reduce(x, group=own))
     assert "NCCL's init, which has not ended" in text and "timed out after 2000 ms" in text
-    assert 1.9 < took < bound(3)
+    # Two seconds of the group, and one in which the watchdog asks how far the others came.
+    assert 1.9 < took < bound(4), took
 
 
 @pytest.mark.parametrize(
