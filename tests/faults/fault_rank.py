@@ -140,19 +140,20 @@ class Rank:
         named = {"rank": self.rank, "world_size": self.size, "store": self.store(name)} | other
         dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), **named)
 
-    def meet(self, name: str = "meet") -> None:
-        """Wait in the store for all ranks: before a group whose timeout is shorter than a start."""
-        store = self.store(name)
-        store.add("come", 1)
-        while store.add("come", 0) < self.size:
+    def meet(self, name: str = "meet", size: int = 0) -> None:
+        """Wait in the store for all ranks, or ``size`` of them: a group's timeout can be shorter than a start."""
+        store, size = self.store(name), size or self.size
+        round_ = (store.add("come", 1) - 1) // size + 1
+        while store.add("come", 0) < round_ * size:
             time.sleep(0.005)
 
     def used(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
-        """Make the default group and use it once, so that the ranks are connected."""
+        """Make the default group and use it once, so that the ranks are connected and none is in that call still."""
         self.init(name, timeout, **other)
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
-        assert tensor.tolist() == [self.size] * 3
+        assert tensor.tolist() == [dist.get_world_size()] * 3
+        self.meet(f"used {name}", dist.get_world_size())
 
     def error_kind(self) -> str:
         """Return what the default group's backend says of its state, "" if it says nothing."""
