@@ -11,10 +11,10 @@ import recording_device
 import suite_rules
 import torch
 from hypothesis import HealthCheck, settings
-from suite_rules import pytest_runtest_makereport
+from suite_rules import pytest_runtest_makereport, pytest_runtest_setup
 from world import Worlds
 
-__all__ = ["pytest_runtest_makereport"]
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
 
 # `make test-all` loads `drawn`, and names a seed.
 # A busy machine is slow to draw, which hypothesis takes for a fault of the test.
@@ -25,6 +25,7 @@ settings.load_profile("fixed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    suite_rules.watch_pauses()
     # Triton reads this when a kernel is decorated, its own included, so it is set before any test module is
     # imported, and no conftest.py imports Triton.
     # Kernels are interpreted, on CPU tensors, in every run but one of `gpu` items only.

@@ -11,8 +11,9 @@ import re
 
 import pytest
 from _pytest.mark.expression import Expression
+from pauses import Pauses
 
-__all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "slack"]
+__all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "slack", "watch_pauses"]
 
 LIMIT = 5.0
 """Seconds of an item that is not marked ``full``, on an idle machine."""
@@ -32,14 +33,38 @@ TOOLS = (r"needs root: ", r"needs spin: ", r"needs iproute2: ", r"needs two core
 """Patterns of further reasons on a developer's machine. In CI, where CI is set, such a skip fails."""
 
 
+_pauses: Pauses | None = None  # of a test process; its ranks have none
+_paused_before = 0.0  # the running test
+
+
+def watch_pauses() -> None:
+    """Count from here on how long the machine stands still."""
+    global _pauses
+    _pauses = Pauses()
+    _pauses.start()
+
+
+def paused() -> float:
+    """Returns for how many seconds the machine has stood still in the running test."""
+    return _pauses.seconds - _paused_before if _pauses else 0.0
+
+
+def pytest_runtest_setup() -> None:
+    global _paused_before
+    _paused_before += paused()
+
+
 def slack() -> float:
     """Returns the factor of every bound on a time that a test asserts: FASTCOLL_TEST_SLACK, 4 by default."""
     return float(os.environ.get("FASTCOLL_TEST_SLACK", "4"))
 
 
 def bound(seconds: float) -> float:
-    """Returns a bound on a time: ``seconds`` on an idle machine, ``slack()`` times as much in the suite."""
-    return seconds * slack()
+    """Returns a bound on a time: ``seconds`` on an idle machine, ``slack()`` times as much in the suite.
+
+    To that come the seconds for which the whole machine stood still.
+    """
+    return seconds * slack() + paused()
 
 
 def is_gpu_run(expression: str) -> bool:
@@ -67,7 +92,7 @@ def _limit_of(item: pytest.Item) -> float:
         return float("inf")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
-    return LIMIT * max(1.0, busy / (os.cpu_count() or 1))
+    return LIMIT * max(1.0, busy / (os.cpu_count() or 1)) + paused()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -104,7 +104,9 @@ def one_waits(rank: Rank, late):
     rank.hear()
     soon(TIMEOUT)
     fault = catch(dist.all_reduce, torch.ones(10))
-    if fault is None and rank.rank in late:  # it had the others' data, and their fault was still on its way here
+    if (
+        fault is None and rank.rank in late
+    ):  # it had the others' data, and their fault was still on its way here
         fault = catch(dist.all_reduce, torch.ones(10))
     return fault
 

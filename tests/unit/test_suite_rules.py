@@ -1,10 +1,12 @@
 """The rules of tests/suite_rules.py, on reports made by hand."""
 
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
 import suite_rules
+from pauses import Pauses
 
 
 def report_of(monkeypatch, *, seconds=0.1, marks=(), skip=None, load=0.0):
@@ -71,3 +73,25 @@ def test_ci_has_the_tools_that_a_developer_may_lack(monkeypatch):
 )
 def test_a_run_of_gpu_items_only(expression, expected):
     assert suite_rules.is_gpu_run(expression) is expected
+
+
+def test_a_machine_that_stands_still_makes_bounds_longer(monkeypatch):
+    monkeypatch.setenv("FASTCOLL_TEST_SLACK", "2")
+    pauses = Pauses()  # not started: the test tells it when its sleeps ended
+    monkeypatch.setattr(suite_rules, "_pauses", pauses)
+    monkeypatch.setattr(suite_rules, "_paused_before", 0.0)
+    now = time.monotonic()
+    pauses.slept(now)
+    pauses.slept(now + 0.3)  # a busy machine
+    assert suite_rules.bound(1.0) == 2.0
+    pauses.slept(now + 0.3 + 10.0)
+    assert suite_rules.bound(1.0) == pytest.approx(2.0 + 10.0 - 0.05)
+    assert report_of(monkeypatch, seconds=14.0).outcome == "passed"
+    suite_rules.pytest_runtest_setup()
+    assert suite_rules.bound(1.0) == 2.0, "a pause counts for the test that it met"
+
+
+def test_a_pause_that_has_not_been_counted_yet_counts(monkeypatch):
+    pauses = Pauses()
+    pauses.slept(time.monotonic() - 5.0)
+    assert 4.5 < pauses.seconds < 60.0
