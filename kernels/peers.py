@@ -208,6 +208,21 @@ class PeerBuffers:
             absent,
         )
 
+    def end_waits(self) -> None:
+        """Makes all waits of this rank's launches give up, those under way too.
+
+        Raises:
+            RuntimeError: There are no `words`.
+        """
+        if self.words is None:
+            raise RuntimeError("fastcoll.kernels: expected buffers with words on the host, got none.")
+        self.words[0] = 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether :meth:`end_waits` was called."""
+        return self.words is not None and bool(self.words[0])
+
     def reset(self) -> None:
         """Forgets all flags, counters and the fault. For all ranks, with a barrier before and after.
 

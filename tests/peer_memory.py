@@ -107,8 +107,8 @@ class SharedFiles:
     def kernel_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu")
 
-    def synchronize(self, device: torch.device) -> None:
-        pass
+    def apart(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 MAPPER = SharedFiles()

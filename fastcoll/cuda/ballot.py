@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
+from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member, names_of
 
-__all__ = ["Ballot"]
+__all__ = ["Ballot", "Refused"]
+
+Value = TypeVar("Value")
+
+_LOOK = 0.05  # seconds between two looks at the peers' lives
+
+
+class Refused(Exception):
+    """One rank could not do what all were to do; the text, equal on all ranks, names it and says why."""
 
 
 class Ballot:
@@ -80,3 +90,37 @@ class Ballot:
         said = self._roster.exchange(what, text.encode(), look)
         assert said is not None  # no roster is watched
         return [one.decode() for one in said]
+
+    def together(self, what: str, function: Callable[[], Value], patience: float) -> Value:
+        """Has every rank do something that may fail or hang, and hears from all whether they could.
+
+        Args:
+            what: Name of the round.
+            function: What this rank does, on a thread that is left behind if it does not end.
+            patience: Seconds that it may take.
+
+        Returns:
+            What the function returns here.
+
+        Raises:
+            Refused: A rank could not; equal on all ranks.
+            DistBackendError: A rank has said nothing in time, has died, or the group was aborted.
+        """
+        made: list[Value] = []
+        refusal = ""
+        try:
+            call = deadline.start(function)
+            end = time.monotonic() + patience
+            while not call.wait(_LOOK):
+                self.look()
+                if time.monotonic() >= end:
+                    raise TimeoutError(f"it has not ended after {patience:g} s ({what})")
+            made.append(call.result())
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+        answers = self.gather(what, refusal)
+        refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
+        if refusals:
+            # Who waited in vain for another rank has less to say than that rank.
+            raise Refused(min(refusals, key=lambda text: ": PeerFault: " in text))
+        return made[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,8 +67,8 @@ class Mapper(Protocol):
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device by which kernels know memory of `device`."""
 
-    def synchronize(self, device: torch.device) -> None:
-        """Waits for what was begun on the device."""
+    def apart(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Runs a block's launches on a stream of their own, and waits for them, and for no others, at its end."""
 
 
 class TorchSymmetricMemory:
@@ -111,11 +112,15 @@ class TorchSymmetricMemory:
         return f"{self.host()} {self._uuid(device)}"
 
     def missing(self) -> str:
-        """Returns what torch lacks, or ""."""
+        """Returns what torch lacks, or that another kind of its symmetric memory was chosen, or ""."""
         try:
-            from torch._C._distributed_c10d import _SymmetricMemory  # noqa: F401
+            from torch._C._distributed_c10d import _SymmetricMemory
         except ImportError:
             return f"torch {torch.__version__} has no symmetric memory"
+        # An allocation of NVSHMEM's would wait for all processes of the job, not of the group.
+        chosen = _SymmetricMemory.get_backend(torch.device("cuda"))
+        if chosen not in (None, "CUDA"):
+            return f"torch's symmetric memory is that of {chosen} here, and fastcoll maps that of CUDA"
         return ""
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
@@ -148,9 +153,13 @@ class TorchSymmetricMemory:
         """Returns the device itself."""
         return device
 
-    def synchronize(self, device: torch.device) -> None:
-        """Waits for the device."""
-        torch.cuda.synchronize(device)
+    @contextlib.contextmanager
+    def apart(self, device: torch.device) -> Iterator[None]:
+        """Runs the block on a stream of torch's pool, which waits for no other, the default one neither."""
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            yield
+            stream.synchronize()
 
 
 def _socket_folder() -> str:

@@ -1,34 +1,35 @@
 """Regions that all ranks of a group map, made once for a device: what one_shot, two_shot and ring work in.
 
 The ranks agree on every step through the store, for one rank that went another way would leave the others waiting:
-first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether each could
-allocate, then on whether each could map. Where one could not, all go by NCCL, and rank 0 logs why, once.
+first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether kernels run on each, then
+on whether each could allocate, then on whether each could map, and then on whether each kernel between ranks is right
+(self_test.py). Where one could not, all go by NCCL, and rank 0 logs why, once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from fastcoll.cuda import deadline
 from fastcoll.cuda.algorithms.call import Topology
-from fastcoll.cuda.ballot import Ballot
+from fastcoll.cuda.ballot import Ballot, Refused
+from fastcoll.cuda.channels import Share
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.lives import Lives
 from fastcoll.cuda.mapping import MAPPERS, Mapper
+from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.env import Env
-
-Value = TypeVar("Value")
 
 __all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
 
@@ -36,7 +37,7 @@ _log = logging.getLogger("fastcoll.cuda")
 
 _PATIENCE = 60.0  # seconds for allocating and for mapping: all ranks are there, and NCCL would do
 
-_LOOK = 0.05  # seconds between two looks at the peers' lives
+_TEST_WAIT = 5.0  # seconds that a kernel waits for its peers when it is tried; all ranks have come then
 
 _MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
 
@@ -88,6 +89,7 @@ class PeerMemory:
         addresses: Of all ranks' regions.
         bucket_at: Where the bucket begins in a region, in bytes.
         polls_per_second: Of a wait, at most.
+        share: The programs that the launches may have.
 
     Attributes:
         buffers: As given.
@@ -101,10 +103,12 @@ class PeerMemory:
         addresses: Sequence[int],
         bucket_at: int,
         polls_per_second: int,
+        share: Share,
     ) -> None:
         from fastcoll.kernels._peer_checks import Registered
 
         self._polls_per_second = polls_per_second
+        self._share = share
         self.buffers = buffers
         self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
         self._bucket = memory[bucket_at:]
@@ -135,6 +139,7 @@ class PeerMemory:
     def close(self) -> None:
         """Launches nothing more; to be called when nothing is under way."""
         self.buffers.close()
+        self._share.close()
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,9 @@ class Region:
     peers: PeerMemory | None = None
 
 
-def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str, Any]:
+def _record(
+    mapper: Mapper | None, device: torch.device, wish: Wish, channels: int
+) -> dict[str, Any]:
     """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
     found: dict[str, Any] = {
         "triton": "",
@@ -160,6 +167,7 @@ def _record(mapper: Mapper | None, device: torch.device, wish: Wish) -> dict[str
         "host": "",
         "device": "",
         "wish": asdict(wish),
+        "channels": channels,
     }
     found["pid"] = os.getpid()
     if mapper is None:
@@ -207,6 +215,10 @@ def reason_against(records: Sequence[dict[str, Any]], library: bool = True) -> s
             return f"rank {rank}: {records[rank]['missing']}"
     if other := [rank for rank in ranks if records[rank]["host"] != records[0]["host"]]:
         return f"{names_of(other)} and rank 0 are on different hosts, or in containers apart"
+    if none := [rank for rank in ranks if not records[rank]["channels"]]:
+        return (
+            f"{names_of(none)}: the other groups of the process have all programs that may wait for peers on its device"
+        )
     seen: dict[str, int] = {}
     for rank in ranks:
         identity = records[rank]["device"]
@@ -265,97 +277,115 @@ def open_region(
         DistBackendError: A rank has not come in time, or the ranks were told different things.
     """
     mapper = MAPPERS.get(device.type)
-    with Lives() as lives:
+    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
+    share = Share(device, wish.room.channels)
+    with Lives() as lives, contextlib.ExitStack() as unless_mapped:
+        unless_mapped.callback(share.close)
         ballot = Ballot(store, member, timeout, aborted, lives.dead)
-        own = json.dumps(_record(mapper, device, wish))
+        own = json.dumps(_record(mapper, device, wish, share.programs))
         records = [json.loads(text) for text in ballot.gather("record", own)]
         _require_one_wish(member, records)
         thresholds = Thresholds(**records[0]["wish"]["thresholds"])
+        without = functools.partial(_without, member, thresholds, library)
         kernels = all(record["triton"] for record in records) and mapper is not None
+        if kernels and mapper is not None:
+            try:
+                ballot.together("kernels", lambda: _try_lists(mapper, device), patience)
+            except Refused as refused:
+                return without(False, str(refused), unexpected=True)
         reason = reason_against(records, library)
         if member.size == 1 and wish.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
         if reason or mapper is None:
-            return _without(member, kernels, thresholds, reason, library)
+            return without(kernels, reason)
         pids = {rank: record["pid"] for rank, record in enumerate(records)}
         lives.watch({rank: pid for rank, pid in pids.items() if rank != member.rank})
         identities = [record["device"] for record in records]
-        found = _map_regions(
-            store, member, device, timeout, wish.room, mapper, ballot, instance, identities
-        )
-    if isinstance(found, str):
-        return _without(member, kernels, thresholds, found, library, unexpected=True)
+        share.agree(min(record["channels"] for record in records))
+        room = replace(wish.room, channels=share.programs)
+        try:
+            peers = _map_regions(
+                store, member, device, patience, room, mapper, ballot, instance, identities, share
+            )
+        except Refused as refused:
+            return without(kernels, str(refused), unexpected=True)
+        unless_mapped.pop_all()
+    peers.limit_waits(timeout)
     topology = Topology(member.size, kernels, True, wish.room.bucket_bytes, library=library)
-    return Region(topology, thresholds, found)
+    return Region(topology, thresholds, peers)
+
+
+def _try_lists(mapper: Mapper, device: torch.device) -> None:
+    where = mapper.kernel_device(device)
+    with mapper.apart(where):
+        require_lists(where)
 
 
 def _map_regions(
     store: Store,
     member: Member,
     device: torch.device,
-    timeout: float,
+    patience: float,
     room: Room,
     mapper: Mapper,
     ballot: Ballot,
     instance: str,
     identities: Sequence[str],
-) -> PeerMemory | str:
-    """Returns the memory of all ranks, or why it is not mapped, which is the same on all ranks."""
+    share: Share,
+) -> PeerMemory:
+    """Returns the memory of all ranks, over which each kernel has been tried.
+
+    Raises:
+        Refused: A rank could not.
+    """
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
-    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
     layout = PeerLayout(room.channels, room.stage_bytes, room.slots, room.slot_bytes)
     bucket_at = -(-layout.bytes // 256) * 256
     where = mapper.kernel_device(device)
 
-    def vote(what: str, function: Callable[[], Value]) -> Value | str:
-        """Returns what the function makes on this rank, or why one could not."""
-        made: list[Value] = []
-        refusal = ""
-        try:
-            call = deadline.start(function)  # it may hang where a peer has died
-            end = time.monotonic() + patience
-            while not call.wait(_LOOK):
-                ballot.look()
-                if time.monotonic() >= end:
-                    raise TimeoutError(f"it has not ended after {patience:g} s")
-            made.append(call.result())
-        except Exception as error:
-            refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
-        answers = ballot.gather(what, refusal)
-        refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
-        return refusals[0] if refusals else made[0]
-
     def allocate() -> Tensor:
         mapper.require_atomics(where, identities)
-        return mapper.allocate(bucket_at + room.bucket_bytes, where)
+        with mapper.apart(where):  # the peers write flags: it must be zero before they know the address
+            return mapper.allocate(bucket_at + room.bucket_bytes, where)
 
-    memory = vote("allocated", allocate)
-    if isinstance(memory, str):
-        return memory
+    memory = ballot.together("allocated", allocate, patience)
 
     def map_all() -> PeerMemory:
-        mapper.synchronize(
-            where
-        )  # the peers write flags: it must be zero before they know the address
         name = f"fastcoll/{member.group}/{instance}"
         addresses = mapper.map(memory, name, member, PrefixStore("map", store), patience)
         polls = mapper.polls_per_second
-        words = torch.zeros(2, dtype=torch.int64, pin_memory=where.type == "cuda")
-        buffers = PeerBuffers(
-            member.rank, memory, addresses, layout, PeerMemory.polls_in(timeout, polls), words
-        )
-        return PeerMemory(buffers, memory, addresses, bucket_at, polls)
+        with mapper.apart(where):
+            words = torch.zeros(2, dtype=torch.int64, pin_memory=where.type == "cuda")
+            spins = PeerMemory.polls_in(patience, polls)
+            buffers = PeerBuffers(member.rank, memory, addresses, layout, spins, words)
+            return PeerMemory(buffers, memory, addresses, bucket_at, polls, share)
 
-    return vote("mapped", map_all)
+    peers = ballot.together("mapped", map_all, patience)
+
+    def compile_all() -> None:
+        with mapper.apart(where):
+            prepare_peers(peers)
+
+    def run_all() -> None:
+        with mapper.apart(where):
+            require_peers(peers, min(patience / 2, _TEST_WAIT))
+
+    try:
+        ballot.together("compiled", compile_all, patience)
+        ballot.together("works", run_all, patience)
+    except BaseException:
+        peers.close()
+        raise
+    return peers
 
 
 def _without(
     member: Member,
-    kernels: bool,
     thresholds: Thresholds,
-    reason: str,
     library: bool,
+    kernels: bool,
+    reason: str,
     unexpected: bool = False,
 ) -> Region:
     if member.rank == 0:

@@ -200,8 +200,9 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
 
     def peer():
         ballot = Ballot(store, Member("g", 1, 2), 30, lambda: False)
-        record = symmetric._record(mapper, device, wish)
+        record = symmetric._record(mapper, device, wish, 3)
         ballot.gather("record", json.dumps({**record, "pid": process.pid}))
+        ballot.gather("kernels", "")
         ballot.gather("allocated", "")
         mapper.mapping.wait(30)
         process.kill()
@@ -271,6 +272,16 @@ def test_another_error_of_torch_is_passed_on(monkeypatch):
         rendezvous(torch.zeros(1), "fastcoll/g/third", Member("g", 0, 1), dist.HashStore(), 1)
     with pytest.raises(RuntimeError, match="Could not resolve"):
         c10d._resolve_process_group("fastcoll/g/third")
+
+
+@pytest.mark.parametrize(
+    ("backend", "missing"),
+    [(None, False), ("CUDA", False), ("NVSHMEM", True), ("NCCL", True)],
+)
+def test_memory_of_another_backend_of_torchs_is_left_alone(monkeypatch, backend, missing):
+    monkeypatch.setattr(c10d._SymmetricMemory, "get_backend", staticmethod(lambda device: backend))
+    said = TorchSymmetricMemory().missing()
+    assert bool(said) == missing and (not missing or f"is that of {backend} here" in said)
 
 
 def test_what_ranks_have_in_common_that_can_pass_memory_on(monkeypatch, tmp_path):

@@ -1,9 +1,11 @@
 """Ranks agree on whether they map memory of each other, and on how all-reduces are forced."""
 
+import contextlib
 import json
 import logging
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,7 +20,7 @@ from peer_memory import DEVICE
 
 import fastcoll
 from fastcoll import info
-from fastcoll.cuda import symmetric
+from fastcoll.cuda import self_test, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.symmetric import reason_against
@@ -29,6 +31,7 @@ def record(**changes):
     limits = Thresholds(one_shot_bytes=changes.pop("limit", 8))
     wish = {"algorithm": changes.pop("algorithm", "auto"), "thresholds": asdict(limits)}
     given = {"triton": "3.7", "missing": "", "host": "a", "device": "", "wish": wish}
+    given["channels"] = 32
     return {**given, **changes}
 
 
@@ -44,6 +47,7 @@ def record(**changes):
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
         ([record(limit=0), record()], "no limit of a kernel was measured on these devices. Run `python"),
         ([record(limit=0, algorithm="one_shot")] * 2, ""),
+        ([record(), record(channels=0)], "rank 1: the other groups of the process have all programs"),
     ],
 )  # fmt: skip
 def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, reason):
@@ -77,6 +81,43 @@ def test_a_triton_that_does_not_work_on_one_rank(peer_world):
     peer_world(2).run(with_a_broken_triton)
 
 
+def never(*_):
+    time.sleep(3.0)  # longer than the others wait
+    raise RuntimeError("too late for anybody")
+
+
+@contextlib.contextmanager
+def broken(change):
+    """Kernels that do not work on this rank: what Triton or the device would do is played."""
+    from fastcoll.kernels import flatten, two_shot
+
+    def fails(*_, **__):
+        raise RuntimeError("Failed to find C compiler")
+
+    prepare = two_shot.prepare_all_reduce
+
+    def prepared(source, out, peers):
+        launch = prepare(source, out, peers)
+        return {
+            "launch": fails,
+            "never": never,
+            "bits": lambda: (launch(), out[200:].sub_(2.0)),
+        }[change]
+
+    if change == "lists":
+        with (
+            mock.patch.object(flatten.Flatten, "prepare", fails),
+            mock.patch.object(self_test, "_works", set()),
+        ):
+            yield
+    elif change in ("compile", "launch", "never", "bits"):
+        patched = fails if change == "compile" else prepared
+        with mock.patch.object(two_shot, "prepare_all_reduce", patched):
+            yield
+    else:
+        yield
+
+
 def without_peers(change):
     """One rank alone cannot: none does, and all can say why."""
     changes = {}
@@ -84,10 +125,10 @@ def without_peers(change):
         changes["identity"] = "the only GPU"
     elif dist.get_rank() == 1:
         changes = {"on_host": "another host"} if change == "host" else {"refuses": {change}}
-    patience = 0.5 if "hangs" in changes.get("refuses", ()) else symmetric._PATIENCE
-    records = []
+    patience = 0.5 if change in ("hangs", "never") and dist.get_rank() == 1 else symmetric._PATIENCE
+    entries = []
     handler = logging.Handler()
-    handler.emit = lambda entry: records.append(entry.getMessage())
+    handler.emit = entries.append
     log = logging.getLogger("fastcoll.cuda")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -95,6 +136,8 @@ def without_peers(change):
         with (
             peer_memory.MAPPER.changed(**changes),
             mock.patch.object(symmetric, "_PATIENCE", patience),
+            mock.patch.object(symmetric, "_TEST_WAIT", 0.3 if change in ("launch", "never") else 5.0),
+            broken(change if dist.get_rank() == 1 else ""),
         ):
             group, before = dist.new_group(), called("allReduce")
             for _ in range(2):
@@ -106,8 +149,11 @@ def without_peers(change):
     reduces = peer_memory.reduces_of(group)
     assert called("allReduce") == before + 2
     assert reduces.chosen == "" and reduces.region.peers is None
-    said = [text for text in records if "by NCCL alone" in text]
+    said = [entry for entry in entries if "by NCCL alone" in entry.getMessage()]
     assert len(said) == (dist.get_rank() == 0)
+    expected = logging.INFO if change in ("host", "device", "missing") else logging.WARNING
+    assert all(entry.levelno == expected for entry in said)
+    assert reduces.region.topology.kernels == (change != "lists")
     told = {each["name"]: each.get("devices") for each in info.groups()}
     reason = reduces.region.topology.reason
     assert told[group.group_name] == {0: {"peers": False, "reason": reason}}
@@ -128,7 +174,12 @@ def without_peers(change):
         ("atomics", "rank 1: RuntimeError: no atomics in this test"),
         ("allocate", "rank 1: RuntimeError: no memory in this test"),
         ("map", "rank 1: RuntimeError: no mapping in this test"),
-        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s"),
+        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s (mapped)"),
+        ("lists", "rank 1: RuntimeError: Failed to find C compiler"),
+        ("compile", "rank 1: RuntimeError: Failed to find C compiler"),
+        ("launch", "rank 1: RuntimeError: Failed to find C compiler"),
+        ("bits", "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257"),
+        ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
     ],
 )
 def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
@@ -149,7 +200,7 @@ def mapping_outlasts_the_timeout():
 
 def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout(peer_world):
     reasons = peer_world(3).run(mapping_outlasts_the_timeout)
-    assert reasons == ["rank 1: TimeoutError: it has not ended after 2 s"] * 3
+    assert reasons == ["rank 1: TimeoutError: it has not ended after 2 s (mapped)"] * 3
 
 
 def forced(algorithm):

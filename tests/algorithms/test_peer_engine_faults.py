@@ -35,10 +35,12 @@ def error_of_next_call(group):
 
 def gives_up(algorithm):
     """The limit of polls is reached before the group's timeout."""
-    with peer_memory.MAPPER.changed(polls_per_second=5):
-        group = dist.new_group(timeout=timedelta(seconds=30))
-        x = torch.ones(700, device=DEVICE)
-        dist.all_reduce(x, group=group)
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    x = torch.ones(700, device=DEVICE)
+    dist.all_reduce(x, group=group)
+    reduces = peer_memory.reduces_of(group)
+    reduces.region.peers._polls_per_second = 5
+    reduces._take_timeout()
     if dist.get_rank() != 1:
         device_calls.all_reduce(x, group=group, algorithm=algorithm)
     failed(group)

@@ -1,0 +1,170 @@
+"""What kernels show on this device before a group counts on them: known numbers, and every bit of their result.
+
+Triton can be there and not work: no C compiler, no Python.h, a home folder that is read-only, a GPU that it does not
+know. And a kernel can be wrong on a GPU on which nobody has run it. :func:`fastcoll.cuda.symmetric.open_region` runs
+these before a group's first call on a device; where one rank fails, all ranks go by NCCL.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN
+
+if TYPE_CHECKING:
+    from fastcoll.cuda.symmetric import PeerMemory
+
+__all__ = ["PEER_KERNELS", "prepare_peers", "require_lists", "require_peers"]
+
+PEER_KERNELS = ("one_shot", "two_shot", "ring", "bucket_all_reduce")
+"""Names of what :func:`require_peers` launches."""
+
+_SIZES = (100, 57, 99)
+"""Elements of the list, 1 KiB of float32; a single tensor has as many, and one more, so that no vector fits."""
+
+_COUNT = sum(_SIZES) + 1
+
+_works: set[torch.device] = set()  # devices on which lists were right
+
+
+def numbers(rank: int, count: int) -> Tensor:
+    """Returns what a rank gives: float32 [count], whole numbers below 2^18, so that 32 of them add up exactly."""
+    index = torch.arange(count, dtype=torch.int64)
+    return ((index * 40_503 + rank * 25_717 + 1) % (1 << 18)).float()
+
+
+def require_lists(device: torch.device) -> None:
+    """Gathers a list into a bucket and scatters it again, if that was not done in this process before.
+
+    Launches on the current stream, and waits for it.
+
+    Args:
+        device: As kernels name it.
+
+    Raises:
+        RuntimeError: A bit is wrong.
+        Exception: Whatever compiling and launching raise.
+    """
+    from fastcoll.kernels import Flatten, Unflatten
+
+    if device in _works:
+        return
+    layout = BucketLayout(_SIZES, BUCKET_GRAIN)
+    given = [numbers(0, _COUNT)[index : index + size] for index, size in enumerate(_SIZES)]
+    tensors = [each.to(device) for each in given]
+    bucket = torch.zeros(layout.elements, device=device)
+    back = [torch.zeros_like(each) for each in tensors]
+    Flatten(layout, torch.float32, torch.float32, device)(tensors, bucket)
+    Unflatten(layout, torch.float32, torch.float32, device)(bucket, back)
+    for size, offset, sent in zip(layout.sizes, layout.offsets, given, strict=True):
+        _require_equal("flatten", bucket[offset : offset + size], sent)
+    for got, sent in zip(back, given, strict=True):
+        _require_equal("unflatten", got, sent)
+    _works.add(device)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A kernel of ``PEER_KERNELS``, ready; holds its tensors, which launches do not.
+
+    Attributes:
+        kernel: Its name.
+        steps: What is launched, in this order.
+        out: Where the result will be.
+        held: What it reads.
+    """
+
+    kernel: str
+    steps: Sequence[Callable[[], None]]
+    out: Tensor
+    held: object = None
+
+
+def prepare_peers(peers: PeerMemory) -> list[_Launch]:
+    """Returns the kernels of ``PEER_KERNELS``, compiled, for the current stream.
+
+    Raises:
+        Exception: Whatever compiling raises.
+    """
+    from fastcoll.kernels import Flatten, one_shot, ring, two_shot
+    from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
+
+    buffers = peers.buffers
+    device = buffers.device
+    launches = []
+    for name, prepare in (
+        ("one_shot", one_shot.prepare_all_reduce),
+        ("two_shot", two_shot.prepare_all_reduce),
+        ("ring", ring.prepare_all_reduce),
+    ):
+        source = numbers(buffers.rank, _COUNT).to(device)
+        out = torch.zeros_like(source)
+        launches.append(_Launch(name, [prepare(source, out, buffers)], out, source))
+    layout = BucketLayout(_SIZES, BUCKET_GRAIN)
+    out = numbers(buffers.rank, sum(_SIZES)).to(device)
+    tensors = list(out.split(list(_SIZES)))
+    bucket = peers.bucket(layout.elements, torch.float32)
+    flatten = Flatten(layout, torch.float32, torch.float32, device)
+    reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, peers.buckets)
+    steps = [flatten.prepare(tensors, bucket), reduce.prepare(tensors)]
+    launches.append(_Launch("bucket_all_reduce", steps, out))
+    return launches
+
+
+def require_peers(peers: PeerMemory, seconds: float) -> None:
+    """Runs each kernel between the ranks once; all ranks call it. Launches on the current stream, and waits for it.
+
+    What fails does not keep this rank from launching the others, for which its peers wait.
+
+    Args:
+        peers: The memory that they map of each other; after an error nothing more is to be launched on it.
+        seconds: After this time no kernel of this rank waits for its peers any more.
+
+    Raises:
+        PeerFault: A rank has not launched the same in time.
+        RuntimeError: A bit is wrong.
+        Exception: Whatever a launch raises.
+    """
+    buffers = peers.buffers
+    everyone = [numbers(rank, _COUNT) for rank in range(buffers.world_size)]
+    total = torch.stack(everyone).sum(0)
+    errors: list[Exception] = []
+    launches = prepare_peers(peers)
+    timer = threading.Timer(seconds, buffers.end_waits)  # polls are no clock: they are counted for a faster device
+    timer.start()
+    try:
+        for launch in launches:
+            try:
+                for step in launch.steps:
+                    step()
+                got = launch.out.cpu()  # waits for it
+                buffers.check()
+                _require_equal(launch.kernel, got, total[: got.numel()])
+            except Exception as error:
+                errors.append(error)
+    finally:
+        timer.cancel()
+        timer.join()
+    if errors:
+        raise errors[0]
+    if buffers.has_ended:
+        raise TimeoutError(f"the kernels between the ranks have not ended within {seconds:g} s")
+
+
+def _require_equal(kernel: str, got: Tensor, wanted: Tensor) -> None:
+    got = got.cpu()
+    if torch.equal(got, wanted):
+        return
+    wrong: Sequence[int] = (got != wanted).nonzero().flatten().tolist()
+    first = wrong[0]
+    raise RuntimeError(
+        f"the kernel {kernel} is wrong on this device: element {first} of {got.numel()} should be "
+        f"{wanted[first].item():g} and is {got[first].item():g}; {len(wrong)} elements are wrong"
+    )
