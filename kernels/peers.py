@@ -215,7 +215,9 @@ class PeerBuffers:
             RuntimeError: There are no `words`.
         """
         if self.words is None:
-            raise RuntimeError("fastcoll.kernels: expected buffers with words on the host, got none.")
+            raise RuntimeError(
+                "fastcoll.kernels: expected buffers with words on the host, got none."
+            )
         self.words[0] = 1
 
     @property

@@ -1,7 +1,7 @@
 """Rules that every test keeps: the tier it belongs to, why it may be skipped, how long it may take.
 
-``make test`` runs what is not marked ``full``; ``make test-all`` runs everything. A test that is not marked ``full``
-may take ``LIMIT`` seconds on an idle machine. A test may be skipped for a reason of ``SKIPS`` only: any other reason
+``make test`` runs what is not marked ``full``, and there a test may take ``LIMIT`` seconds on an idle machine;
+``make test-all`` runs everything. A test may be skipped for a reason of ``SKIPS`` only: any other reason
 fails it, so that a missing tool is noticed.
 """
 
@@ -90,6 +90,9 @@ def _limit_of(item: pytest.Item) -> float:
     """Returns the seconds that an item may take now: more where more runs than the machine has cores."""
     if any(item.get_closest_marker(mark) for mark in ("full", "gpu")):
         return float("inf")
+    expression = item.config.option.markexpr
+    if not expression or Expression.compile(expression).evaluate(lambda name, **_: name == "full"):
+        return float("inf")  # everything runs: the limit is that of the other tier
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
     return LIMIT * max(1.0, busy / (os.cpu_count() or 1)) + paused()

@@ -120,7 +120,9 @@ class TorchSymmetricMemory:
         # An allocation of NVSHMEM's would wait for all processes of the job, not of the group.
         chosen = _SymmetricMemory.get_backend(torch.device("cuda"))
         if chosen not in (None, "CUDA"):
-            return f"torch's symmetric memory is that of {chosen} here, and fastcoll maps that of CUDA"
+            return (
+                f"torch's symmetric memory is that of {chosen} here, and fastcoll maps that of CUDA"
+            )
         return ""
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
@@ -156,7 +158,7 @@ class TorchSymmetricMemory:
     @contextlib.contextmanager
     def apart(self, device: torch.device) -> Iterator[None]:
         """Runs the block on a stream of torch's pool, which waits for no other, the default one neither."""
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             yield
             stream.synchronize()

@@ -17,7 +17,14 @@ from fastcoll.cuda import deadline
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_library import NcclLibrary
-from fastcoll.cuda.nccl_life import ABORT_SECONDS, keep, left_behind, let_go
+from fastcoll.cuda.nccl_life import (
+    ABORT_SECONDS,
+    is_ending,
+    keep,
+    left_behind,
+    let_go,
+    making,
+)
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled, Rendezvous
 from fastcoll.cuda.nccl_status import finish, translated
 
@@ -28,6 +35,7 @@ _GLANCE = 0.1  # seconds between two looks at what else may end NCCL's init
 _log = logging.getLogger("fastcoll.cuda")
 
 
+@making()
 def connect(
     library: NcclLibrary,
     store: Store,
@@ -81,6 +89,8 @@ def connect(
         while not call.wait(min(_GLANCE, end - time.monotonic())):
             if fault := meeting.fault():
                 raise member.fault(WHAT, f"another rank failed: {fault}")
+            if is_ending():
+                raise member.fault(WHAT, "the interpreter ends")
             if over.is_set():
                 raise member.fault(WHAT, "the communicator was aborted before it was made")
             if time.monotonic() >= end:

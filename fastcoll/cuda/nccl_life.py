@@ -2,15 +2,18 @@
 
 CuPy's communicator calls ncclCommDestroy when it is collected, which may block for good. So each one is kept
 by a reference that nothing but its orderly end takes back, and those that live when the interpreter ends are
-aborted, for a limited time, by a thread that is not waited for longer.
+aborted, for a limited time, by a thread that is not waited for longer. Those that other threads are making then are
+given up before: CPython ends such a thread when it comes back from C++, by an unwinding that C++ takes for an error.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from fastcoll.cuda import deadline
@@ -19,12 +22,15 @@ from fastcoll.cuda.errors import Member
 __all__ = [
     "ABORT_SECONDS",
     "DESTROY_SECONDS",
+    "ENDING_SECONDS",
     "Living",
     "born",
     "died",
+    "is_ending",
     "keep",
     "left_behind",
     "let_go",
+    "making",
 ]
 
 ABORT_SECONDS = 2.0
@@ -46,8 +52,33 @@ class Living(Protocol):
         """Makes every use an error, without a call of NCCL."""
 
 
+ENDING_SECONDS = 1.0
+"""How long the interpreter's end waits for threads that are making communicators."""
+
 _lock = threading.Lock()
 _living: list[Living] = []
+_ending = threading.Event()
+_making = 0  # threads
+_made = threading.Condition(_lock)
+
+
+@contextlib.contextmanager
+def making() -> Iterator[None]:
+    """Has the interpreter's end wait for this thread, which looks at :func:`is_ending`."""
+    global _making
+    with _lock:
+        _making += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _making -= 1
+            _made.notify_all()
+
+
+def is_ending() -> bool:
+    """Whether the interpreter ends."""
+    return _ending.is_set()
 
 
 def keep(raw: Any) -> None:
@@ -85,7 +116,9 @@ def died(one: Living) -> bool:
 
 
 def _abort_all() -> None:
+    _ending.set()
     with _lock:
+        _made.wait_for(lambda: not _making, ENDING_SECONDS)
         living = list(_living)
         _living.clear()
     if not living:
@@ -102,8 +135,9 @@ def _abort_all() -> None:
 
 
 def _forget_all() -> None:
-    global _lock
+    global _lock, _made, _making
     _lock = threading.Lock()
+    _made, _making = threading.Condition(_lock), 0
     reason = (
         f"this process was forked from {os.getppid()}, and NCCL's communicators do not pass a fork. Start processes "
         'by "spawn" or "forkserver", or make the group after the fork.'

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import Store
 from fastcoll._load import C
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.nccl_library import version_text
+from fastcoll.cuda.nccl_life import is_ending
 
 __all__ = ["WHAT", "Cancelled", "Rendezvous"]
 
@@ -150,6 +151,8 @@ class Rendezvous:
 
     def _look(self, round: str | None) -> None:
         """Called between two looks into the store: ends a wait for records (None) or for what all say in a round."""
+        if is_ending():
+            raise self._member.fault(WHAT, "the interpreter ends")
         if self._cancelled.is_set():
             raise self._member.fault(WHAT, "the communicator was aborted before it was made")
         if time.monotonic() < self._deadline:

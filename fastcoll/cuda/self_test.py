@@ -109,7 +109,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
         launches.append(_Launch(name, [prepare(source, out, buffers)], out, source))
     layout = BucketLayout(_SIZES, BUCKET_GRAIN)
     out = numbers(buffers.rank, sum(_SIZES)).to(device)
-    tensors = list(out.split(list(_SIZES)))
+    tensors = list(torch.split(out, list(_SIZES)))
     bucket = peers.bucket(layout.elements, torch.float32)
     flatten = Flatten(layout, torch.float32, torch.float32, device)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, peers.buckets)
@@ -137,7 +137,9 @@ def require_peers(peers: PeerMemory, seconds: float) -> None:
     total = torch.stack(everyone).sum(0)
     errors: list[Exception] = []
     launches = prepare_peers(peers)
-    timer = threading.Timer(seconds, buffers.end_waits)  # polls are no clock: they are counted for a faster device
+    timer = threading.Timer(
+        seconds, buffers.end_waits
+    )  # polls are no clock: they are counted for a faster device
     timer.start()
     try:
         for launch in launches:

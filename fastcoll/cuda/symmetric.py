@@ -1,9 +1,9 @@
 """Regions that all ranks of a group map, made once for a device: what one_shot, two_shot and ring work in.
 
 The ranks agree on every step through the store, for one rank that went another way would leave the others waiting:
-first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether kernels run on each, then
-on whether each could allocate, then on whether each could map, and then on whether each kernel between ranks is right
-(self_test.py). Where one could not, all go by NCCL, and rank 0 logs why, once.
+first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether kernels run on each,
+then on whether each could allocate, then on whether each could map, and then on whether each kernel between ranks is
+right (self_test.py). Where one could not, all go by NCCL, and rank 0 logs why, once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _log = logging.getLogger("fastcoll.cuda")
 
 _PATIENCE = 60.0  # seconds for allocating and for mapping: all ranks are there, and NCCL would do
 
-_TEST_WAIT = 5.0  # seconds that a kernel waits for its peers when it is tried; all ranks have come then
+_TEST_WAIT = (
+    5.0  # seconds that a kernel waits for its peers when it is tried; all ranks have come then
+)
 
 _MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
 
@@ -216,9 +218,7 @@ def reason_against(records: Sequence[dict[str, Any]], library: bool = True) -> s
     if other := [rank for rank in ranks if records[rank]["host"] != records[0]["host"]]:
         return f"{names_of(other)} and rank 0 are on different hosts, or in containers apart"
     if none := [rank for rank in ranks if not records[rank]["channels"]]:
-        return (
-            f"{names_of(none)}: the other groups of the process have all programs that may wait for peers on its device"
-        )
+        return f"{names_of(none)}: the other groups of the process have all programs that may wait on its device"
     seen: dict[str, int] = {}
     for rank in ranks:
         identity = records[rank]["device"]
@@ -346,7 +346,9 @@ def _map_regions(
 
     def allocate() -> Tensor:
         mapper.require_atomics(where, identities)
-        with mapper.apart(where):  # the peers write flags: it must be zero before they know the address
+        with mapper.apart(
+            where
+        ):  # the peers write flags: it must be zero before they know the address
             return mapper.allocate(bucket_at + room.bucket_bytes, where)
 
     memory = ballot.together("allocated", allocate, patience)

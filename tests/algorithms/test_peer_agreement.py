@@ -136,7 +136,9 @@ def without_peers(change):
         with (
             peer_memory.MAPPER.changed(**changes),
             mock.patch.object(symmetric, "_PATIENCE", patience),
-            mock.patch.object(symmetric, "_TEST_WAIT", 0.3 if change in ("launch", "never") else 5.0),
+            mock.patch.object(
+                symmetric, "_TEST_WAIT", 0.3 if change in ("launch", "never") else 5.0
+            ),
             broken(change if dist.get_rank() == 1 else ""),
         ):
             group, before = dist.new_group(), called("allReduce")
@@ -178,7 +180,10 @@ def without_peers(change):
         ("lists", "rank 1: RuntimeError: Failed to find C compiler"),
         ("compile", "rank 1: RuntimeError: Failed to find C compiler"),
         ("launch", "rank 1: RuntimeError: Failed to find C compiler"),
-        ("bits", "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257"),
+        (
+            "bits",
+            "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257",
+        ),
         ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
     ],
 )

@@ -105,6 +105,31 @@ def test_the_interpreter_ends(script: Script, tmp_path, name: str) -> None:
         assert process.stderr == ""
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_thread_that_makes_a_communicator_gives_up_before_the_interpreter_ends(
+    script: Script, others: int
+) -> None:
+    """CPython ends a thread that comes back from C++ then, in a way that ends the process by SIGABRT."""
+    process = script(
+        START
+        + textwrap.dedent(f"""
+        stand_in.inject('hang', 'initRank')
+        def make():
+            NcclCommunicator.create(dist.HashStore(), group="g", rank=0, size=1 + {others}, device=CPU,
+                                    timeout=timedelta(seconds=30))
+        threading.excepthook = lambda thread: os.write(1, str(thread.exc_value).encode())
+        threading.Thread(target=make, daemon=True).start()
+        while not nccl_life._making: time.sleep(0.001)
+        sys.exit(3)
+        """)
+    )
+    assert process.status == 3, process.stderr
+    assert (
+        process.stdout
+        == f"fastcoll.nccl_init [group 'g', rank 0/{1 + others}]: the interpreter ends"
+    )
+
+
 def test_a_forked_child_uses_nothing_and_ends(script: Script) -> None:
     process = script(
         START

@@ -9,11 +9,16 @@ import suite_rules
 from pauses import Pauses
 
 
-def report_of(monkeypatch, *, seconds=0.1, marks=(), skip=None, load=0.0):
+def report_of(
+    monkeypatch, *, seconds=0.1, marks=(), skip=None, load=0.0, selected="not gpu and not full"
+):
     """Returns the report of an item after the rules have seen it."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    item = SimpleNamespace(nodeid="test_x.py::test", get_closest_marker=lambda m: m in marks)
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=selected))
+    item = SimpleNamespace(
+        nodeid="test_x.py::test", get_closest_marker=lambda m: m in marks, config=config
+    )
     report = SimpleNamespace(
         when="call",
         skipped=skip is not None,
@@ -37,6 +42,11 @@ def test_an_unmarked_item_above_the_limit_fails(monkeypatch):
 @pytest.mark.parametrize("mark", ["full", "gpu"])
 def test_a_marked_item_may_take_long(monkeypatch, mark):
     assert report_of(monkeypatch, seconds=100.0, marks=[mark]).outcome == "passed"
+
+
+@pytest.mark.parametrize("selected", ["", "not gpu"])
+def test_the_limit_is_that_of_the_tier_for_every_change(monkeypatch, selected):
+    assert report_of(monkeypatch, seconds=100.0, selected=selected).outcome == "passed"
 
 
 def test_the_limit_grows_with_what_else_runs(monkeypatch):

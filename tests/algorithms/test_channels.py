@@ -1,0 +1,57 @@
+"""The groups of a process leave multiprocessors of a device to NCCL, however many of them wait there."""
+
+import peer_memory
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+
+from fastcoll.cuda.channels import BUDGET, Share
+
+
+def test_groups_share_a_budget_until_nothing_is_left_to_share():
+    device = torch.device("cuda", 77)
+    shares = [Share(device, 32) for _ in range(8)]
+    assert [share.programs for share in shares] == [32, 16, 8, 4, 2, 1, 0, 0]
+    assert sum(share.programs for share in shares) < BUDGET
+    assert Share(torch.device("cuda", 78), 32).programs == 32, "each device has a budget"
+    shares[0].close()
+    shares[0].close()
+    assert Share(device, 32).programs == 16
+
+
+def test_what_another_rank_does_not_have_goes_back():
+    device = torch.device("cuda", 79)
+    first = Share(device, 32)
+    first.agree(6)
+    assert first.programs == 6
+    assert Share(device, 64).programs == (BUDGET - 6) // 2
+
+
+def many_groups():
+    dist.all_reduce(torch.ones(10, device=DEVICE))
+    mine = torch.device(DEVICE)
+    others = [Share(mine, 1000) for _ in range(3)] if dist.get_rank() == 1 else []
+    groups, channels = [], []
+    for _ in range(5):
+        groups.append(dist.new_group())
+        x = torch.ones(700, device=DEVICE)
+        dist.all_reduce(x, group=groups[-1])
+        assert x.cpu().eq(2).all()
+        region = peer_memory.reduces_of(groups[-1]).region
+        channels.append(region.peers.buffers.layout.channels if region.peers else 0)
+    reason = peer_memory.reduces_of(groups[-1]).region.topology.reason
+    for group in groups:
+        dist.destroy_process_group(group)
+    for share in others:
+        share.close()
+    group = dist.new_group()
+    dist.all_reduce(x, group=group)
+    channels.append(peer_memory.reduces_of(group).region.peers.buffers.layout.channels)
+    return channels, reason
+
+
+def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl(peer_world):
+    """A rank whose process has other groups besides; a group here has a use for 3 programs."""
+    for channels, reason in peer_world(2).run(many_groups, fresh=True):
+        assert channels == [3, 2, 1, 1, 0, 3]  # and 3 again when the others are gone
+        assert reason.startswith("rank 1: the other groups of the process have all programs")
