@@ -378,9 +378,13 @@ def test_killed_at_some_moment(jobs, round_):
 # --- under DETAIL --------------------------------------------------------------------------------
 
 
+DETAIL_TIMEOUT = 10.0
+"""Seconds: when torch's own Gloo, whose check comes before each call, gives a message up that a dead rank never reads."""
+
+
 def detail(rank: Rank):
     dist.set_debug_level_from_env()  # torch itself reads it when it is loaded
-    rank.used()
+    rank.used(timeout=DETAIL_TIMEOUT)
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     tell_in_call(rank, 3)
     fault = catch(repeat, rank, all_reduce_small)
@@ -396,5 +400,6 @@ def test_killed_under_detail(jobs):
     killed = job.kill(VICTIM)
     for fault in job.hear_all(but=[VICTIM]).values():
         assert fault is not None and "RuntimeError" in fault.bases, fault
-        assert fault.at - killed < bound(NOTICED)
+        in_torchs_check = "gloo/transport" in fault.text and "waiting" in fault.text
+        assert fault.at - killed < bound(NOTICED) + in_torchs_check * DETAIL_TIMEOUT
     job.ended_well(but=[VICTIM])
