@@ -379,7 +379,7 @@ def test_killed_at_some_moment(jobs, round_):
 
 
 DETAIL_TIMEOUT = 10.0
-"""Seconds: when torch's own Gloo, whose check comes before each call, gives a message up that a dead rank never reads."""
+"""Seconds after which torch's own Gloo, whose check comes before each call, gives up a message to a dead rank."""
 
 
 def detail(rank: Rank):
