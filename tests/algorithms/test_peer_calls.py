@@ -85,7 +85,7 @@ def eight():
         [("one_shot", torch.bfloat16, None, 3000), ("two_shot", torch.float32, torch.bfloat16, 3001)]
     ):  # fmt: skip
         os.environ["FASTCOLL_ALGO"] = algorithm
-        group = dist.new_group()
+        group = dist.new_group(timeout=timedelta(seconds=240))  # 8 interpreters on 2 cores
         inputs = inputs_of(count, dtype, seed)
         x = inputs[dist.get_rank()].to(peer_memory.DEVICE)
         device_calls.all_reduce(x, dist.ReduceOp.AVG, group, wire_dtype=wire)
