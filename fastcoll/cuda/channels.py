@@ -22,7 +22,7 @@ _taken: Counter[torch.device] = Counter()
 
 
 class Share:
-    """What one group takes of a device's budget.
+    """The programs of one group on a device.
 
     Args:
         device: Which.

@@ -1,7 +1,7 @@
 """What kernels show on this device before a group counts on them: known numbers, and every bit of their result.
 
 Triton can be there and not work: no C compiler, no Python.h, a home folder that is read-only, a GPU that it does not
-know. And a kernel can be wrong on a GPU on which nobody has run it. :func:`fastcoll.cuda.symmetric.open_region` runs
+know. A kernel can also be wrong on a GPU that has never run it. :func:`fastcoll.cuda.symmetric.open_region` runs
 these before a group's first call on a device; where one rank fails, all ranks go by NCCL.
 """
 
