@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,19 +20,28 @@
 
 namespace fastcoll {
 
+/// A peer that has found what was set here connects to this process, and waits for that in Gloo,
+/// where nothing but time ends it. So a wait that is to end here first takes back what was set; and
+/// if what it waited for is there by then, sets that again, and has Gloo connect: see throwIfOver().
+/// The peer, which does the same, has either found it and sees its connection made, or does not
+/// find it.
 class PatientStore : public c10d::Store {
  public:
-  /// `look` is called while a wait lasts. What it throws ends the wait, and what was set here is
-  /// taken back, so that no peer finds it and connects.
-  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::function<void()> look)
-      : c10d::Store(store->getTimeout()), store_(std::move(store)), look_(std::move(look)) {}
+  /// Waits end after `timeout`, or by what `look` throws, which is called while they last.
+  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout,
+               std::function<void()> look)
+      : c10d::Store(timeout), store_(std::move(store)), look_(std::move(look)) {}
 
-  c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<PatientStore>(store_->clone(), look_);
+  /// To be called when Gloo has connected: throws what was to end a wait before.
+  void throwIfOver() {
+    if (over_ != nullptr) std::rethrow_exception(over_);
+  }
+  c10::intrusive_ptr<c10d::Store> clone() override {  // used by one thread
+    return c10::intrusive_ptr<PatientStore>::reclaim_copy(this);
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
-    own_.push_back(key);
+    own_.emplace_back(key, value);
   }
   std::vector<std::uint8_t> get(const std::string& key) override {
     wait({key});
@@ -43,21 +53,28 @@ class PatientStore : public c10d::Store {
   bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
   bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
   std::int64_t getNumKeys() override { return store_->getNumKeys(); }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  /// Gloo's limit is that of its own connections.
   void wait(const std::vector<std::string>& keys,
-            const std::chrono::milliseconds& timeout) override {
+            const std::chrono::milliseconds& /*timeout*/) override {
+    wait(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    const auto timeout = getTimeout();
     const auto deadline = deadlineAfter(Clock::now(), timeout);
     for (int micros = 50; !store_->check(keys); micros = std::min(2 * micros, 10000)) {
-      checkInterrupt();
       try {
+        checkInterrupt();
         look_();
+        if (Clock::now() >= deadline) {
+          throw Error(ErrorKind::Timeout, concat("nobody set ", keys.empty() ? "" : keys[0],
+                                                 " within ", timeout.count(), " ms"));
+        }
       } catch (...) {
-        for (const std::string& key : own_) store_->deleteKey(key);
-        throw;
-      }
-      if (Clock::now() >= deadline) {
-        throw Error(ErrorKind::Timeout, concat("nobody set ", keys.empty() ? "" : keys[0],
-                                               " within ", timeout.count(), " ms"));
+        for (const auto& [key, value] : own_) store_->deleteKey(key);
+        if (!store_->check(keys)) throw;
+        over_ = std::current_exception();
+        for (const auto& [key, value] : own_) store_->set(key, value);
+        return;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(micros));
     }
@@ -66,7 +83,8 @@ class PatientStore : public c10d::Store {
  private:
   c10::intrusive_ptr<c10d::Store> store_;
   const std::function<void()> look_;
-  std::vector<std::string> own_;
+  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> own_;
+  std::exception_ptr over_;
 };
 
 }  // namespace fastcoll

@@ -47,6 +47,9 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   return config;
 }
 
+// For Gloo to connect two processes that have each other's addresses. Nothing else ends that wait.
+constexpr Milliseconds kGlooConnects{20000};
+
 /// Makes the way to other hosts. It holds the store, not the group: the engine may outlive that.
 CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
                                  const Options& options) {
@@ -57,9 +60,12 @@ CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
       return
           [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout,
                                           const std::function<void()>& look) {
-            auto prefix = c10::make_intrusive<c10d::PrefixStore>(
-                "fastcoll/link/" + name, c10::make_intrusive<PatientStore>(store, look));
-            return make(prefix, rank, 2, timeout);
+            const auto patient = c10::make_intrusive<PatientStore>(store, timeout, look);
+            auto made = make(
+                c10::make_intrusive<c10d::PrefixStore>("fastcoll/link/" + name, patient), rank, 2,
+                std::min(timeout, kGlooConnects));
+            patient->throwIfOver();
+            return made;
           };
     };
     return std::make_shared<GlooNetwork>(start, silence);

@@ -39,13 +39,12 @@ void CpuEngine::checkPeers(const std::string& prefix) const {
 }
 
 /// Why a connection to another host broke: what its ranks have told, or that a process has ended.
-/// `left`: the host's leader has said goodbye, which is the reason if nothing else is told.
-ToldFault CpuEngine::whoBroke(const std::string& text, bool left) const noexcept {
+ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   ToldFault fault{ErrorKind::Backend, text};
   try {
     const auto began = Clock::now(), told = began + kTelling;
     const std::string key = rendezvous_->faultKeys()[0];
-    while (Clock::now() < (left ? told : began + kWhoBroke)) {
+    while (Clock::now() < began + kWhoBroke) {
       if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
       // A process that has ended may have said goodbye before: its peers have time to tell.
       const std::string ended = Clock::now() < told ? "" : rendezvous_->endedProcesses();
@@ -83,8 +82,7 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
 void CpuEngine::failHere(const Request& request, const Error& error) {
   ToldFault fault{error.kind(), causeIn(error)};
   const std::string own = fault.text;
-  const bool left = dynamic_cast<const PeerLeft*>(&error) != nullptr;
-  if (dynamic_cast<const ConnectionLost*>(&error) != nullptr) fault = whoBroke(own, left);
+  if (isUnexplained(error)) fault = whoBroke(own);
   abort(fault.kind, fault.text);
   takeConnectionsBack();
   const Path path = path_.load(std::memory_order_acquire);

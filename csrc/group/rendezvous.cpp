@@ -159,7 +159,7 @@ std::vector<std::string> Rendezvous::faultKeys() const {
 std::string Rendezvous::endedProcesses() const {
   std::string ended;
   for (const auto& record : records_) {
-    if (!processGone(record)) continue;
+    if (!processGone(record) || memory_.hasLeft(static_cast<int>(record.rank))) continue;
     ended += concat(ended.empty() ? "" : ", ", "rank ", record.rank, " (pid ", record.pid,
                     ", host ", text(record.host), ")");
   }

@@ -105,8 +105,8 @@ class Rendezvous {
   /// this rank alone, and of ranks of this host that have died, for which ranks of other hosts may
   /// wait. From any thread.
   std::vector<std::string> faultKeys() const;
-  /// The ranks whose processes are known to have ended: "rank 1 (pid 4711, host h1)"; "" if none
-  /// is. Only for ranks that agreed.
+  /// The ranks whose processes are known to have ended in the group: "rank 1 (pid 4711, host h1)";
+  /// "" if none is. Only for ranks that agreed.
   std::string endedProcesses() const;
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }

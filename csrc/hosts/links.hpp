@@ -32,6 +32,12 @@ struct PeerLeft : ConnectionLost {
   using ConnectionLost::ConnectionLost;
 };
 
+/// Of a connection that broke and whose other end has not said goodbye: the reason is not known.
+inline bool isUnexplained(const Error& error) {
+  return dynamic_cast<const ConnectionLost*>(&error) != nullptr &&
+         dynamic_cast<const PeerLeft*>(&error) == nullptr;
+}
+
 class Links {
  public:
   /// Most bytes of data in a frame.

@@ -28,12 +28,9 @@ void runSpanning(Spanning& spanning, const Request& request, std::string prefix)
   try {
     spanning.links->begin(request, spanning.prefix);
     run(spanning, request);
-  } catch (const ConnectionLost&) {
-    spanning.links->close();
-    throw;
   } catch (const Error& error) {
     // A host that sees its connections close asks at once what has happened here.
-    spanning.tellPeers(error);
+    if (!isUnexplained(error)) spanning.tellPeers(error);
     spanning.links->close();
     throw;
   } catch (...) {

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from hidden_links import HidesLinks
 from fault_rank import Rank, catch
 from in_call import soon, tell_in_call
 from suite_rules import bound
@@ -52,32 +52,6 @@ def test_two_ranks_talk_though_the_third_has_not_come(jobs, hosts):
     for found in job.hear_all().values():
         assert found == ([3.0] * 3, [])
     job.ended_well()
-
-
-class HidesLinks(dist.Store):
-    """A store without what ranks tell each other to connect."""
-
-    def __init__(self, store: dist.Store) -> None:
-        super().__init__()
-        self.store, self.hidden = store, threading.Event()
-
-    def set(self, key, value):
-        self.store.set(key, value)
-
-    def get(self, key):
-        return self.store.get(key)
-
-    def add(self, key, value):
-        return self.store.add(key, value)
-
-    def delete_key(self, key):
-        return self.store.delete_key(key)
-
-    def check(self, keys):
-        if any("fastcoll/link" in key for key in keys):
-            self.hidden.set()
-            return False
-        return self.store.check(keys)
 
 
 def leaves_while_it_connects(rank: Rank):

@@ -307,8 +307,7 @@ def few_descriptors(rank: Rank, room: int):
         re.search(pattern, fault.text)
         for pattern in (NO_DESCRIPTORS if BACKEND == "fastcoll" else ("open files|Too many",))
     )
-    # A rank whose socket has just begun to connect when the others give up comes when that is over.
-    rank.used("again", timeout=90.0)
+    rank.used("again")
     works(rank)
     seconds = fault.seconds if fault else None
     return finish(rank, detail=fault.text if fault else "", named=said, seconds=seconds, within=2.0)
