@@ -20,8 +20,6 @@ namespace {
 constexpr Milliseconds kSlice{20};
 // For a peer's goodbye, which says that it has all that was sent to it.
 constexpr Milliseconds kGoodbye{200};
-// For a slow link to take what the kernel still holds.
-constexpr Milliseconds kDrain{2000};
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
@@ -379,7 +377,7 @@ void PointToPoint::flushRemote(TimePoint until) {
     if (!connected) return;
     each([until](int, Peer& peer) { peer.channel->flush(until); });
     lock.unlock();
-    setup_.network()->drain(Clock::now() + kDrain);
+    setup_.network()->drain(Clock::now() + Network::kDrain);
     lock.lock();
     each([&](int rank, Peer& peer) {
       // A fault closes the channel.

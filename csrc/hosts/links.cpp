@@ -19,8 +19,6 @@ int tagOf(Links::Lane lane, std::size_t bytes) {
 
 // For a peer that leaves too, or has yet to read what was sent to it.
 constexpr Milliseconds kGoodbye{200};
-// For a slow link to take what was sent.
-constexpr Milliseconds kDrain{2000};
 // A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
 constexpr Milliseconds kLook{1000};
 // For a close notice that is on its way when the other connection to its sender breaks.
@@ -93,9 +91,9 @@ Links::~Links() {
   });
   each([&](Link& peer) { farewell(peer, now + kGoodbye); });
   each([&](Link& peer) {
-    if (peer.sending != nullptr) peer.sending->wait(now + kDrain);
+    if (peer.sending != nullptr) peer.sending->wait(now + Network::kDrain);
   });
-  if (connected) network_->drain(now + kDrain);
+  if (connected) network_->drain(now + Network::kDrain);
   close();
 }
 

@@ -58,6 +58,9 @@ class Network {
   /// For the other end to connect, which is about to; but it may need the interpreter's lock for
   /// it, which a computation of the user's may hold.
   static constexpr Milliseconds kConnect{60000};
+  /// For a slow link, or a host that has more to do than it can, to take what was sent before its
+  /// connection is closed.
+  static constexpr Milliseconds kDrain{10000};
 
   virtual ~Network() = default;
   /// Waits until the peers' hosts have what was sent on any connection, or until `until`.

@@ -25,7 +25,7 @@ from world_rank import Function
 
 __all__ = ["Call", "Fault", "Footprint", "Rank", "catch", "footprint", "run"]
 
-PATIENT = 30.0
+PATIENT = 120.0
 """Timeout of groups in seconds, far above every bound: what comes sooner was noticed."""
 
 

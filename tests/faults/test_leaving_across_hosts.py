@@ -12,7 +12,7 @@ from suite_rules import bound
 
 def start(rank: Rank, hosts: str, name: str = "first") -> None:
     os.environ["FASTCOLL_HOST_ID"] = hosts[rank.rank]
-    rank.used(name, timeout=20.0)
+    rank.used(name)
 
 
 def assert_has_left(fault, victim: int) -> None:
