@@ -37,7 +37,9 @@ class HidesLinks(dist.Store):
 
     def check(self, keys):
         found = self.store.check(keys)
-        if self.given_up.is_set() or not any("fastcoll/link" in key for key in keys if key not in self.own):
+        if self.given_up.is_set() or not any(
+            "fastcoll/link" in key for key in keys if key not in self.own
+        ):
             return found
         self.hidden.set()
         if found:

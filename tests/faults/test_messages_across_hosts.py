@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from hidden_links import HidesLinks
 from fault_rank import Rank, catch
+from hidden_links import HidesLinks
 from in_call import soon, tell_in_call
 from suite_rules import bound
 

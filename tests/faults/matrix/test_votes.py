@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from hidden_links import HidesLinks
 from matrix_machine import refuse_calls
 from rows_elastic import published
 from suite_rules import bound
-from test_messages_across_hosts import HidesLinks
 
 NOTICED = 1.0
 OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
