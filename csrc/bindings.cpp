@@ -95,7 +95,7 @@ void checkSignals() {
 void setGlooFactory(py::object factory) {
   // Leaked on purpose: the interpreter may be gone when static destructors run.
   auto* held = new py::object(std::move(factory));
-  ProcessGroupFastcoll::setGlooFactory([held]() -> ProcessGroupFastcoll::GlooMaker {
+  ProcessGroupFastcoll::setGlooFactory([held]() -> fastcoll::GlooNetwork::Maker {
     py::gil_scoped_acquire gil;
     const std::shared_ptr<py::object> maker(new py::object((*held)()), [](py::object* object) {
       if (Py_IsInitialized() == 0) return;

@@ -1,14 +1,10 @@
 // How a group on torch's side begins, ends and is split.
 #include "process_group.hpp"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include <algorithm>
 
 #include "call_checks.hpp"
 #include "engine/worker_pool.hpp"
-#include "network/gloo.hpp"
-#include "patient_store.hpp"
 #include "reduce/reduce.hpp"
 #include "shared_allocator.hpp"
 #include "store_adapter.hpp"
@@ -47,29 +43,12 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   return config;
 }
 
-// For Gloo to connect two processes that have each other's addresses. Nothing else ends that wait.
-constexpr Milliseconds kGlooConnects{20000};
-
 /// Makes the way to other hosts. It holds the store, not the group: the engine may outlive that.
 CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
                                  const Options& options) {
   const Environment env = Environment::read();
   const std::chrono::seconds silence(env.linkSecondsIsSet ? env.linkSeconds : options.linkSeconds);
-  return [store, silence] {
-    const auto start = [store]() -> GlooNetwork::MakeBackend {
-      return
-          [store, make = glooFactory()()](const std::string& name, int rank, Milliseconds timeout,
-                                          const std::function<void()>& look) {
-            const auto patient = c10::make_intrusive<PatientStore>(store, timeout, look);
-            auto made = make(
-                c10::make_intrusive<c10d::PrefixStore>("fastcoll/link/" + name, patient), rank, 2,
-                std::min(timeout, kGlooConnects));
-            patient->throwIfOver();
-            return made;
-          };
-    };
-    return std::make_shared<GlooNetwork>(start, silence);
-  };
+  return [store, silence] { return std::make_shared<GlooNetwork>(store, glooFactory(), silence); };
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "device/device_engine.hpp"
 #include "engine/cpu_engine.hpp"
 #include "message_numbers.hpp"
+#include "network/gloo.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
 #include "torch_error.hpp"
@@ -36,10 +37,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   using Options = fastcoll::Options;
   using Tensors = std::vector<at::Tensor>;
   using WorkRef = c10::intrusive_ptr<c10d::Work>;
-  /// Makes Gloo backends for a group that is on several hosts; those of one maker share a thread.
-  using GlooMaker = std::function<c10::intrusive_ptr<c10d::Backend>(
-      const c10::intrusive_ptr<c10d::Store>&, int rank, int size, std::chrono::milliseconds)>;
-  using GlooFactory = std::function<GlooMaker()>;
+  /// Makes what connects hosts by Gloo.
+  using GlooFactory = std::function<GlooNetwork::Maker()>;
   static void setGlooFactory(GlooFactory factory);
   /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
   using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(

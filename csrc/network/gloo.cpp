@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,7 +15,9 @@
 #include <thread>
 #include <utility>
 
+#include "../base/fork.hpp"
 #include "../base/thread.hpp"
+#include "patient_store.hpp"
 
 namespace fastcoll {
 namespace {
@@ -29,6 +32,9 @@ constexpr Milliseconds kNever = std::chrono::hours(24 * 365);
 
 // Of a receive that nobody sends anything for; see Sentinel.
 constexpr int kSentinelTag = std::numeric_limits<int>::max();
+
+// For Gloo to connect two processes that have each other's addresses. Nothing else ends that wait.
+constexpr Milliseconds kGlooConnects{20000};
 
 // Open files that Gloo takes for a connection: one for each way; and to listen, to poll and to ask
 // the store.
@@ -224,13 +230,36 @@ class GlooNetwork::GlooConnection : public Connection {
   const int peer_;
 };
 
-GlooNetwork::GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence)
-    : sockets_([&] {
-        requireDescriptors();
-        makeBackend_ = start();
-      }),
-      silence_(silence),
-      alarm_(std::make_shared<Alarm>()) {}
+struct GlooNetwork::Device {
+  explicit Device(const std::function<Maker()>& start)
+      : sockets([&] {
+          requireDescriptors();
+          make = start();
+        }) {}
+
+  /// The process's one. A forked child, which has none of its parent's threads, makes its own.
+  static std::shared_ptr<Device> get(const std::function<Maker()>& start) {
+    static std::mutex mutex;
+    static std::weak_ptr<Device> device;
+    static std::uint64_t generation = 0;
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto found = generation == forkGeneration() ? device.lock() : nullptr;
+    if (found == nullptr) {
+      found = std::make_shared<Device>(start);
+      device = found;
+      generation = forkGeneration();
+    }
+    return found;
+  }
+
+  Maker make;
+  const LoopSockets sockets;
+  const std::shared_ptr<Alarm> alarm = std::make_shared<Alarm>();
+};
+
+GlooNetwork::GlooNetwork(c10::intrusive_ptr<c10d::Store> store, const std::function<Maker()>& start,
+                         Milliseconds silence)
+    : store_(std::move(store)), silence_(silence), device_(Device::get(start)) {}
 
 GlooNetwork::~GlooNetwork() = default;
 
@@ -247,20 +276,42 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
     if (*during != nullptr) (**during)();
   };
   const auto backend = [&](const char* way) {
-    const auto left = std::chrono::ceil<Milliseconds>(end - Clock::now());
-    auto made = makeBackend_(name + way, first ? 0 : 1, std::max(left, Milliseconds{1}), wait);
+    const auto left =
+        std::max(std::chrono::ceil<Milliseconds>(end - Clock::now()), Milliseconds{1});
+    const auto patient = c10::make_intrusive<PatientStore>(store_, left, wait);
+    auto made = device_->make(
+        c10::make_intrusive<c10d::PrefixStore>("fastcoll/link/" + name + way, patient),
+        first ? 0 : 1, 2, std::min(left, kGlooConnects));
+    patient->throwIfOver();
     made->setTimeout(kNever);
     return made;
   };
   try {
+    const auto before = device_->sockets.connected();
     auto there = backend("/there"), back = backend("/back");
-    sockets_.tune(silence_);
+    std::vector<int> made;
+    for (const int fd : device_->sockets.connected()) {
+      if (std::find(before.begin(), before.end(), fd) == before.end()) made.push_back(fd);
+    }
+    LoopSockets::tune(made, silence_);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      sockets_.insert(sockets_.end(), made.begin(), made.end());
+    }
     if (!first) std::swap(there, back);
-    return std::make_unique<GlooConnection>(alarm_, std::move(there), std::move(back),
+    return std::make_unique<GlooConnection>(device_->alarm, std::move(there), std::move(back),
                                             first ? 1 : 0);
   } catch (const std::exception& error) {
     lost(error);
   }
+}
+
+void GlooNetwork::drain(TimePoint until) {
+  const auto sockets = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return sockets_;
+  }();
+  device_->sockets.drain(sockets, until);
 }
 
 }  // namespace fastcoll

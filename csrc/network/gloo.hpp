@@ -3,11 +3,14 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "connection.hpp"
 #include "loop_sockets.hpp"
@@ -16,31 +19,33 @@ namespace fastcoll {
 
 class GlooNetwork : public Network {
  public:
-  /// Makes a backend of two ranks; `name` is equal on both, and its store keys are its own. `look`
-  /// is called while it waits, and ends that by what it throws.
-  using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(
-      const std::string& name, int rank, Milliseconds, const std::function<void()>& look)>;
-  /// `start` makes a device and returns what makes backends on it. `silence`: after which a peer's
-  /// host counts as lost; 0: never.
-  GlooNetwork(const std::function<MakeBackend()>& start, Milliseconds silence);
+  /// Makes a backend; those of one maker share a device, its listening socket and its thread.
+  using Maker = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>&, int rank, int size, Milliseconds)>;
+  /// `start` makes a device and returns the maker. A process has one, as long as a network lives.
+  /// `silence`: after which a peer's host counts as lost; 0: never.
+  GlooNetwork(c10::intrusive_ptr<c10d::Store> store, const std::function<Maker()>& start,
+              Milliseconds silence);
   ~GlooNetwork() override;
 
   std::unique_ptr<Connection> connect(const std::string& name, bool first, Milliseconds timeout,
                                       const std::function<void()>& look) override;
   void stopConnecting() override { *stopped_ = true; }
-  void drain(TimePoint until) override { sockets_.drain(until); }
+  void drain(TimePoint until) override;
 
  private:
   class Alarm;
+  struct Device;
   struct Sentinel;
   class GlooTransfer;
   class GlooConnection;
 
-  MakeBackend makeBackend_;
-  const LoopSockets sockets_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const Milliseconds silence_;
-  std::shared_ptr<Alarm> alarm_;
+  const std::shared_ptr<Device> device_;
   const std::shared_ptr<std::atomic<bool>> stopped_ = std::make_shared<std::atomic<bool>>(false);
+  std::mutex mutex_;
+  std::vector<int> sockets_;  // of connections made here; some may be closed
 };
 
 }  // namespace fastcoll

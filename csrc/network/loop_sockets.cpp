@@ -94,20 +94,21 @@ std::vector<int> LoopSockets::connected() const {
   return sockets;
 }
 
-void LoopSockets::drain(TimePoint until) const {
-  const auto isEmpty = [](int fd) {
-    int bytes = 0;
-    return ::ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
-  };
+void LoopSockets::drain(const std::vector<int>& sockets, TimePoint until) const {
   for (;;) {
-    const std::vector<int> sockets = connected();
-    if (std::all_of(sockets.begin(), sockets.end(), isEmpty) || Clock::now() >= until) return;
+    const std::vector<int> open = connected();
+    const bool empty = std::all_of(sockets.begin(), sockets.end(), [&open](int fd) {
+      int bytes = 0;
+      return std::find(open.begin(), open.end(), fd) == open.end() ||
+             ::ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
+    });
+    if (empty || Clock::now() >= until) return;
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 }
 
-void LoopSockets::tune(Milliseconds silence) const {
-  for (const int fd : connected()) {
+void LoopSockets::tune(const std::vector<int>& sockets, Milliseconds silence) {
+  for (const int fd : sockets) {
     setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (silence.count() <= 0) continue;
     // The kernel asks an idle peer's kernel; the limit holds for its answers and for those to data.

@@ -15,16 +15,17 @@ class LoopSockets {
   /// that very moment may have its sockets taken for the device's.
   explicit LoopSockets(const std::function<void()>& start);
 
-  /// Sets all connected sockets: small messages leave at once (Nagle's algorithm would hold them
-  /// back until the peer's kernel acknowledges what went before, 40 ms later), and a connection
-  /// breaks when the peer's kernel has been silent for so long. 0: TCP's own bounds.
-  void tune(Milliseconds silence) const;
-  /// Waits until the peers' kernels have acknowledged all that was sent, or until `until`.
-  void drain(TimePoint until) const;
+  /// Those that are connected now.
+  std::vector<int> connected() const;
+  /// Waits until the peers' kernels have acknowledged all that was sent on those of `sockets` that
+  /// are still connected, or until `until`.
+  void drain(const std::vector<int>& sockets, TimePoint until) const;
+  /// Sets sockets: small messages leave at once (Nagle's algorithm would hold them back until the
+  /// peer's kernel acknowledges what went before, 40 ms later), and a connection breaks when the
+  /// peer's kernel has been silent for so long. 0: TCP's own bounds.
+  static void tune(const std::vector<int>& sockets, Milliseconds silence);
 
  private:
-  std::vector<int> connected() const;
-
   std::vector<int> polls_;
 };
 

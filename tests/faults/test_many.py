@@ -150,11 +150,14 @@ def shared_bytes() -> int:
     return max(group["shared_bytes"] for group in groups())
 
 
-def test_300_groups_in_use(jobs):
-    """Target: no file, no thread, and at most 64 KiB of memory each besides the group's own block."""
-    job = jobs(2, many_groups, 300, True)
+@pytest.mark.parametrize("hosts, held", [(1, set()), (2, {"file socket x600"})])
+def test_300_groups_in_use(jobs, hosts, held):
+    """No thread; no file but two sockets each between hosts; at most 64 KiB of memory besides the group's own block."""
+    job = jobs(2, many_groups, 300, True, environment={"FASTCOLL_TEST_HOSTS": str(hosts)})
     for found in job.hear_all(timeout=60).values():
-        assert found["more"] == [] and found["after"] == [] and found["left"] == []
+        more = {text for text in found["more"] if "thread fastcoll-work x" not in text}
+        assert more == held  # beside workers, which all groups share
+        assert found["after"] == [] and found["left"] == []
         assert found["memory"] < 301 * (128 << 10), found
         assert found["kept"] < 4 << 20, found
     job.ended_well()

@@ -14,17 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "base/clock.hpp"
-#include "base/error.hpp"
-#include "base/interrupt.hpp"
+#include "../base/clock.hpp"
+#include "../base/error.hpp"
+#include "../base/interrupt.hpp"
 
 namespace fastcoll {
 
 /// A peer that has found what was set here connects to this process, and waits for that in Gloo,
 /// where nothing but time ends it. So a wait that is to end here first takes back what was set; and
-/// if what it waited for is there by then, sets that again, and has Gloo connect: see throwIfOver().
-/// The peer, which does the same, has either found it and sees its connection made, or does not
-/// find it.
+/// if what it waited for is there by then, sets that again, and has Gloo connect: see
+/// throwIfOver(). The peer, which does the same, has either found it and sees its connection made,
+/// or does not find it.
 class PatientStore : public c10d::Store {
  public:
   /// Waits end after `timeout`, or by what `look` throws, which is called while they last.
