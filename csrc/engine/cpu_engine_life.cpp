@@ -9,6 +9,9 @@ namespace {
 constexpr int kSpinMicros = 50;
 // How often a rank that has met another looks whether all have created the group.
 constexpr Milliseconds kSpinLook{200};
+// A ring between ranks of a host is so many times longer in a group of several hosts: what goes
+// over the network at once is a quarter of it, and costs Gloo the same for 0.5 and for 2 MiB.
+constexpr std::size_t kSpanningRing = 4;
 }  // namespace
 
 // --- the first collective -----------------------------------------------------------------------
@@ -70,7 +73,7 @@ void CpuEngine::stopConnecting() {
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.hosts = agreement.hosts;
-  spanning_.ringBytes = config_.ringBytes;
+  spanning_.ringBytes = kSpanningRing * config_.ringBytes;
   spanning_.tuning = config_.tuning;
   spanning_.memory = memory_.get();
   spanning_.checkPeers = [this](const std::string& site) { checkPeers(site); };
@@ -78,7 +81,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
   const Hosts& hosts = spanning_.hosts;
   if (hosts.local().size() > 1) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), config_.ringBytes,
+    stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), spanning_.ringBytes,
                                               spinMicros_, config_.stores);
     stream_->setGrace(2 * kGrace);
     spanning_.stream = stream_.get();

@@ -24,9 +24,9 @@ namespace {
 // A message is cut into so many chunks at least, to be in several phases at once; for that none has
 // less than this for a host.
 constexpr std::size_t kChunks = 8;
-constexpr std::size_t kLeastPiece = 64 * 1024;
-// Where no host has a segment to go through; what L2 holds, and a link is busy with for long.
-constexpr std::size_t kLongestChunk = std::size_t{1} << 20;
+constexpr std::size_t kLeastPiece = 256 * 1024;
+// Where no host has a segment to go through.
+constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
 
 class SpanningReduce {
  public:
@@ -136,6 +136,20 @@ class SpanningReduce {
     const std::size_t each = 2 * static_cast<std::size_t>(hosts_.count()) + 1;
     return spanning_.scratch[c % slots_.size() * each + which].get(std::max<std::size_t>(size, 1));
   }
+  /// The operand, where a host of one rank has nothing to do to it and it lies in one piece; or
+  /// null.
+  const std::uint8_t* operand(std::size_t c, int host) const {
+    const bool alone = sum_.plain(hosts_.here()) && sum_.blocks(hosts_.here()) == 1;
+    if (!alone || targets(host) > 1) return nullptr;
+    const Piece part = piece(c, host);
+    return request_.in[static_cast<std::size_t>(message(host, 0))].contiguous(
+        offset(c) + part.start * element_, part.count * element_);
+  }
+  /// This host's partial results for another.
+  const std::uint8_t* partial(std::size_t c, int host) {
+    const std::uint8_t* own = operand(c, host);
+    return own != nullptr ? own : outgoing(c, host);
+  }
   std::uint8_t* outgoing(std::size_t c, int host) {
     // In one step all hosts but those of a reduce-scatter get the same.
     const int shared = scatters_ || !oneStep_ ? host : hosts_.here();
@@ -147,7 +161,15 @@ class SpanningReduce {
     return memory(c, static_cast<std::size_t>(hosts_.count() + host),
                   sentBytes(c, host, hosts_.here()));
   }
+  /// The result's own place, where no other rank of this host needs it and it lies in one piece; or
+  /// null. With two steps what comes there is in order: another host sends its part of the result
+  /// when it has had this host's operand of that part.
+  std::uint8_t* placeOfResult(std::size_t c) const {
+    if (stream_ != nullptr || !isRoot()) return nullptr;
+    return request_.out[0].contiguous(sum_.resultBytes(offset(c)), sum_.resultBytes(bytes(c)));
+  }
   std::uint8_t* result(std::size_t c) {
+    if (std::uint8_t* out = placeOfResult(c)) return out;
     const std::size_t parts = scatters_ ? hosts_.local().size() : 1;
     return memory(c, 2 * static_cast<std::size_t>(hosts_.count()),
                   parts * sum_.resultBytes(bytes(c)));
@@ -176,6 +198,7 @@ class SpanningReduce {
       slot(c).results.emplace_back(host, links_->receive(host, place, size, Links::kSecondStep));
     }
   }
+  bool isRoot() const { return rootHost_ < 0 || request_.root == hosts_.local()[place()]; }
   bool wantsResult(int host) const { return rootHost_ < 0 || host == rootHost_; }
 
   /// The operands of a chunk go to the leader, and what it makes of them to other hosts.
@@ -215,6 +238,7 @@ class SpanningReduce {
 
   /// Makes this host's partial results for another.
   void sumUp(std::size_t c, int host, const std::vector<const std::uint8_t*>& segments) {
+    if (operand(c, host) != nullptr) return;
     const Piece part = piece(c, host);
     const std::size_t start = part.start * element_, size = part.count * element_;
     const std::size_t each = partialBytes(c, hosts_.here(), host);
@@ -244,14 +268,14 @@ class SpanningReduce {
       return sendFrames([&](int host) {
         std::uint8_t* const frame = links_->frame(host);
         const std::size_t size = sentBytes(0, hosts_.here(), host);
-        std::memcpy(frame, outgoing(0, host), size);
+        std::memcpy(frame, partial(0, host), size);
         return size;
       });
     }
     for (const int host : links_->others()) {
       const std::size_t size = sentBytes(c, hosts_.here(), host);
       if (size == 0) continue;
-      slot(c).sends.emplace_back(host, links_->send(host, outgoing(c, host), size));
+      slot(c).sends.emplace_back(host, links_->send(host, partial(c, host), size));
     }
   }
   /// All data goes to the root's host.
@@ -276,6 +300,7 @@ class SpanningReduce {
     if (c == 0) awaitFrames();
     for (auto& [host, transfer] : slot(c).partials) links_->wait(host, transfer);
     slot(c).partials.clear();
+    if (oneStep_ && placeOfResult(c) != nullptr) settle(slot(c));  // it may be the operand's
     const int here = hosts_.here();
     const Piece part = piece(c, here);
     const std::size_t size = part.count * element_;
@@ -284,7 +309,7 @@ class SpanningReduce {
       for (std::size_t i = 0; i < partials.size(); ++i) {
         const Block& block = sum_.block(i);
         const std::size_t each = partialBytes(c, block.host, here);
-        const std::uint8_t* from = block.host == here ? outgoing(c, here)
+        const std::uint8_t* from = block.host == here ? partial(c, here)
                                    : inFrames_
                                        ? links_->frameOf(block.host, sentBytes(c, block.host, here))
                                        : incoming(c, block.host);
@@ -310,11 +335,11 @@ class SpanningReduce {
     const std::size_t size = sum_.resultBytes(bytes(c));
     const std::size_t at = sum_.resultBytes(offset(c));
     const std::size_t parts = scatters_ ? hosts_.local().size() : 1;
-    const bool root = rootHost_ < 0 || request_.root == hosts_.local()[place()];
+    const bool root = isRoot();
     if (leads()) {
       for (auto& [host, transfer] : slot(c).results) links_->wait(host, transfer);
       slot(c).results.clear();
-      if (root) request_.out[0].write(at, size, result(c));
+      if (root && placeOfResult(c) == nullptr) request_.out[0].write(at, size, result(c));
     }
     if (stream_ == nullptr) return;
     const bool empty =
