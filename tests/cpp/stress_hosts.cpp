@@ -31,6 +31,11 @@ void everywhere(Rank& me) {
         runChecked(me, *engine, draw(random, collective, count, me.size));
       }
     }
+    for (int i = 0; i < 4; ++i) {  // several chunks
+      runChecked(me, *engine, draw(random, Collective::AllReduce, 700001, me.size));
+      runChecked(me, *engine, draw(random, Collective::Reduce, 700001, me.size));
+      runChecked(me, *engine, draw(random, Collective::ReduceScatter, 200001, me.size));
+    }
     REQUIRE(engine->isRemote(), "one host");
     engine->shutdown();
   }

@@ -101,6 +101,35 @@ def test_many_chunks(world, placement, ring_bytes):
     world(len(placement)).run(chunks, placement, ring_bytes)
 
 
+def large(placement):
+    """Messages of many chunks, where a host's operand is its partial result, and those that lie in pieces."""
+    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    rank, size = here().rank, here().size
+    group = dist.new_group()
+    count = 3 * size * 400_001
+    given = [sample(r, (count,), torch.float) for r in range(size)]
+    expected = reduced(given, "SUM")
+    apart = torch.zeros(count // 3, 6)
+    for tensor in (given[rank].clone(), apart[:, ::2]):
+        tensor.copy_(given[rank].view_as(tensor))
+        dist.all_reduce(tensor, group=group)
+        assert_same(tensor.flatten(), expected)
+        tensor.copy_(given[rank].view_as(tensor))
+        dist.reduce(tensor, 1, group=group)
+        if rank == 1:
+            assert_same(tensor.flatten(), expected)
+    whole = given[rank].clone()
+    part = whole.chunk(size)[rank]  # in place
+    dist.reduce_scatter_tensor(part, whole, group=group)
+    assert_same(part, expected.chunk(size)[rank])
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("placement", ["01", "012", "0012"])
+def test_long_messages(world, placement):
+    world(len(placement)).run(large, placement)
+
+
 def links(placement):
     """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
     import fastcoll
