@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ __all__ = [
     "sgd",
     "train",
     "train_alone",
+    "trained",
 ]
 
 INPUTS, CLASSES, ROWS = 12, 5, 20
@@ -35,6 +37,14 @@ def network(dtype: torch.dtype = torch.double, width: int = 20) -> nn.Sequential
         nn.Linear(width, CLASSES, bias=False),
     ).to(dtype)
     torch.set_rng_state(random)
+    return model
+
+
+def trained(path: Path) -> nn.Sequential:
+    """Return the network with the parameters in a file, which may be a checkpoint with more."""
+    model = network()
+    state = torch.load(path)
+    model.load_state_dict(state.get("model", state))
     return model
 
 

@@ -8,19 +8,12 @@ import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from torch.nn.parallel import DistributedDataParallel
 from torchrun import torchrun
-from training import assert_like, network, train, train_alone
+from training import assert_like, network, train, train_alone, trained
 from world import here
 
 from fastcoll.bench import namespaces
 
 STEPS = 4
-
-
-def trained(path):
-    model = network()
-    state = torch.load(path)
-    model.load_state_dict(state.get("model", state))
-    return model
 
 
 def as_under_torchrun(port):
