@@ -249,6 +249,7 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
   return [end, timeout, site = this->site("barrier"), engine = this->device()] {
     const auto ended = [&] {
       if (engine != nullptr) engine->throwIfUnusable("barrier");
+      const RelaxedCapture relaxed;
       return end->query();
     };
     if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {

@@ -14,6 +14,8 @@ constexpr int kSuccess = 0;
 constexpr int kNotCapturing = 0;
 constexpr int kRelaxed = 2;
 
+std::atomic<void*> exchangeMode{nullptr};
+
 /// The driver is there once torch has used a device: asked again until then.
 template <typename Function>
 Function ofDriver(std::atomic<void*>& known, const char* name) noexcept {
@@ -39,11 +41,14 @@ bool isCaptured(const c10::Stream& stream) noexcept {
          status != kNotCapturing;
 }
 
-void leaveCapturesAlone() noexcept {
-  static std::atomic<void*> known{nullptr};
-  const auto exchange = ofDriver<ExchangeMode>(known, "cuThreadExchangeStreamCaptureMode");
-  int mode = kRelaxed;
-  if (exchange != nullptr) exchange(&mode);
+RelaxedCapture::RelaxedCapture() noexcept
+    : exchange_(ofDriver<ExchangeMode>(exchangeMode, "cuThreadExchangeStreamCaptureMode")),
+      before_(kRelaxed) {
+  if (exchange_ != nullptr) exchange_(&before_);
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (exchange_ != nullptr) exchange_(&before_);
 }
 
 }  // namespace fastcoll

@@ -10,8 +10,18 @@ namespace fastcoll {
 /// Whether what is put on the stream goes into a graph, instead of running.
 bool isCaptured(const c10::Stream& stream) noexcept;
 
-/// For a thread that asks events while other threads may capture: without this, any such call ends
-/// every capture of the process with an error ("global" is torch's default mode of capture).
-void leaveCapturesAlone() noexcept;
+/// While it lives, this thread may query events although other threads capture. Without it, such a
+/// query fails and ends every capture of the process ("global" is torch's default mode of capture).
+class RelaxedCapture {
+ public:
+  RelaxedCapture() noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int (*const exchange_)(int* mode);  // nullptr without a driver
+  int before_;
+};
 
 }  // namespace fastcoll

@@ -135,7 +135,7 @@ bool Watchdog::faulted(ErrorKind* kind) const {
 
 void Watchdog::watch() noexcept {
   ::pthread_setname_np(::pthread_self(), "fastcoll-dog");
-  leaveCapturesAlone();
+  const RelaxedCapture relaxed;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!closed_) {
     const bool awaited = phase_ == Phase::Failing || closing_;
@@ -339,7 +339,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
 void Watchdog::abortCommunicators() {
   startThread([self = shared_from_this()] {
     ::pthread_setname_np(::pthread_self(), "fastcoll-abort");
-    leaveCapturesAlone();
+    const RelaxedCapture relaxed;
     self->communicators_->abortAll();
     const std::lock_guard<std::mutex> lock(self->mutex_);
     self->aborting_ = false;

@@ -1,6 +1,7 @@
 """Streams that are being captured into a graph, as a driver tells it that is not there: a stand-in for it."""
 
 import ctypes
+import datetime
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,16 +15,25 @@ DEVICE = "recording:0"
 
 DRIVER = """
 static const void* captured;
-static int relaxed;
+static int relaxed, broken;
+static __thread int mode;  /* "global" at first */
 void capture(const void* stream) { captured = stream; }
 int relaxed_threads(void) { return relaxed; }
+int broken_captures(void) { return broken; }
+int recordingDeviceRefuses(void) {
+  if (!captured || mode == 2) return 0;
+  __atomic_add_fetch(&broken, 1, __ATOMIC_SEQ_CST);
+  return 1;
+}
 int cuStreamIsCapturing(void* stream, int* status) {
   *status = captured && stream == captured;
   return 0;
 }
-int cuThreadExchangeStreamCaptureMode(int* mode) {
-  if (*mode == 2) __atomic_add_fetch(&relaxed, 1, __ATOMIC_SEQ_CST);
-  *mode = 0;
+int cuThreadExchangeStreamCaptureMode(int* other) {
+  int before = mode;
+  mode = *other;
+  *other = before;
+  if (mode == 2) __atomic_add_fetch(&relaxed, 1, __ATOMIC_SEQ_CST);
   return 0;
 }
 """
@@ -103,7 +113,36 @@ def aborted_while_captured():
     again._get_backend(torch.device(DEVICE)).shutdown()
 
 
-@pytest.mark.parametrize("case", [captured_calls, aborted_while_captured])
+def another_thread_captures():
+    """Calls of this thread query events, and leave the other thread's capture alone."""
+    loaded = driver()
+    own = dist.new_group()
+    x = torch.ones(5, device=DEVICE)
+    backend = own._get_backend(torch.device(DEVICE))
+    own._enable_collectives_timing()
+    dist.all_reduce(x, group=own)
+    work = dist.all_reduce(x, group=own, async_op=True)
+    work.get_future_result().wait()  # the watchdog has seen the end
+    del work  # so the next call queries its event
+    loaded.capture(torch.Stream(DEVICE).native_handle)
+    dist.all_reduce(x, group=own)
+    work = dist.all_reduce(x, group=own, async_op=True)
+    work.wait(datetime.timedelta(seconds=30))
+    assert work.is_completed() and work._get_duration() >= 0
+    dist.barrier(group=own)
+    assert loaded.broken_captures() == 0
+    dist.all_reduce(x, group=own, async_op=True)
+    backend.shutdown()
+    assert loaded.broken_captures() == 0
+    # Other calls of this thread are refused as before.
+    end = torch.Event(DEVICE)
+    end.record()
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        end.query()
+    loaded.capture(None)
+
+
+@pytest.mark.parametrize("case", [captured_calls, aborted_while_captured, another_thread_captures])
 def test_capture(nccl_world, case):
     world = nccl_world(2)
     try:

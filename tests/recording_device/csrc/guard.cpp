@@ -1,6 +1,7 @@
 // Streams, events and devices as torch's device-generic code asks for them.
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 
 #include <array>
 #include <atomic>
@@ -27,6 +28,14 @@ std::array<char, kStreams> handles{};
 void check(int device) {
   TORCH_CHECK(device >= 0 && device < kDevices, "recording has ", kDevices,
               " devices, not one of index ", device);
+}
+
+// What a driver's stand-in refuses, as CUDA does while a stream is captured.
+void requireUncaptured() {
+  using Refuses = int (*)();
+  const auto refuses = reinterpret_cast<Refuses>(dlsym(RTLD_DEFAULT, "recordingDeviceRefuses"));
+  TORCH_CHECK(refuses == nullptr || refuses() == 0,
+              "operation not permitted when stream is capturing");
 }
 
 int indexOr(const c10::Device& device) {
@@ -134,6 +143,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) Recorder::get().block(*static_cast<Event*>(event), indexOf(stream));
   }
   bool queryEvent(void* event) const override {
+    requireUncaptured();
     return event == nullptr || Recorder::get().query(*static_cast<Event*>(event));
   }
   void synchronizeEvent(void* event) const override {
@@ -143,6 +153,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<Event*>(event);
   }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    requireUncaptured();
     return static_cast<Event*>(second)->milliseconds - static_cast<Event*>(first)->milliseconds;
   }
 
