@@ -142,7 +142,7 @@ def _own_options(given: object, group: str) -> C.Options | None:
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
     if replaced() and isinstance(given, c10d.Backend.Options):
         if hasattr(given, "is_high_priority_stream") and hasattr(given, "config"):
-            return _of_stock_nccl(given)
+            return _of_stock_nccl(given, group)
         warnings.warn(
             f"fastcoll: group '{group}' is made without its pg_options of {kind}, which are of another backend. "
             "The timeout of init_process_group or new_group counts.",
@@ -156,15 +156,23 @@ def _own_options(given: object, group: str) -> C.Options | None:
     )
 
 
-def _of_stock_nccl(given: Any) -> C.Options:
+def _of_stock_nccl(given: Any, group: str) -> C.Options:
     """Returns the options that say what torch's ``ProcessGroupNCCL.Options`` do; ``config.blocking`` says nothing."""
     options = C.Options(
         timeout=given._timeout, is_high_priority_stream=given.is_high_priority_stream
     )
-    for name in (name for name in dir(C.NcclConfig) if not name.startswith("_")):
-        value = getattr(given.config, name, None)
-        if value is not None and value != _NOT_SET:
+    for name in dir(given.config):
+        value = getattr(given.config, name)
+        if name.startswith("_") or callable(value) or value in (None, _NOT_SET):
+            continue
+        if hasattr(options.config, name):
             setattr(options.config, name, value)
+        elif name != "blocking":
+            warnings.warn(
+                f"fastcoll: group '{group}' is made without config.{name} = {value!r} of its pg_options: fastcoll "
+                f"knows no such field. Leave it out, or set NCCL's environment variable for it.",
+                stacklevel=2,
+            )
     return options
 
 

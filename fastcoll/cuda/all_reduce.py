@@ -15,7 +15,7 @@ from fastcoll.buckets import AddressTable
 from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Place, Site
 from fastcoll.cuda.algorithms.call import Call
 from fastcoll.cuda.nccl import NcclCommunicator
-from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache
+from fastcoll.cuda.plans import Part, Placed, Plan, PlanCache, Recent
 from fastcoll.cuda.selector import fuses, select
 from fastcoll.cuda.symmetric import Region
 
@@ -24,6 +24,7 @@ __all__ = ["AllReduces", "CallOptions", "Task"]
 _log = logging.getLogger("fastcoll.cuda")
 
 _ALIGNED = 16  # bytes: what kernels load at once
+_MOST_WORKSPACES = 16  # streams that keep one
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # what kernels of a failed group may still read
 
@@ -93,7 +94,7 @@ class AllReduces:
         self._kernel_device = kernel_device
         self._forced = forced
         self._aborted = aborted
-        self._workspaces: dict[int, Tensor] = {}
+        self._workspaces: Recent[Tensor] = Recent(_MOST_WORKSPACES)
         # Stream of the last launch with peers, of those that a graph captured and of the others: what a graph holds and
         # what runs at once do not order each other.
         self._last: dict[bool, torch.Stream] = {}
@@ -301,13 +302,18 @@ class AllReduces:
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
 
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
-        """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced."""
-        known = self._workspaces.get(stream)
+        """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced.
+
+        Plans that hold a smaller one are dropped when it is replaced, or each would keep its own.
+        """
+        known = self._workspaces.find(stream)
         if known is not None and known.numel() >= size:
             return known
         made = self._new_memory(size)
         if not recording:  # else it belongs to the graph
-            self._workspaces[stream] = made
+            if known is not None:
+                self.plans.forget()
+            self._workspaces.add(stream, made)
         return made
 
     def _follow(self, recording: bool) -> None:

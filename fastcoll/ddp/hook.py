@@ -8,8 +8,9 @@
 Without a wire dtype the average is part of the all-reduce, so that DDP has no division to do. With one the
 gradients travel in fewer bits and are summed in float32 on their way, with one rounding of the
 sum: the error does not grow with the number of ranks, as it does where each hop of a ring rounds.
-Norm and finiteness are taken from each rank's share of the reduced bucket while it is in the cache, and the
-shares' numbers are exchanged once a step; ``clip_grad_norm_`` of torch reads all gradients again.
+Norm and finiteness are taken from each rank's share of the reduced bucket, and the shares' numbers are exchanged
+once a step; ``clip_grad_norm_`` of torch reads all gradients again. On the CPU the share is measured while it is
+reduced; on a device a pass of its own reads it.
 """
 
 # No `from __future__ import annotations`: DDP looks at the hook's.

@@ -2,6 +2,7 @@
 
 import math
 import os
+import weakref
 
 import device_calls
 import peer_memory
@@ -85,6 +86,28 @@ def many_places():
 
 def test_a_plan_serves_all_tensors_of_its_kind(peer_world):
     peer_world(2).run(many_places, fresh=True)
+
+
+def workspaces():
+    """A workspace that was replaced by a larger one is freed, with the plans that held it."""
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    group = dist.new_group()
+    known = []
+    for count in (20, 40, 30, 400, 20):
+        tensors = [torch.ones(count, device=peer_memory.DEVICE) for _ in range(6)]
+        fastcoll.all_reduce_coalesced(tensors, group=group)
+        assert all(tensor.cpu().eq(2).all() for tensor in tensors)
+        reduces = peer_memory.reduces_of(group)
+        (memory,) = reduces._workspaces.values()
+        known.append(weakref.ref(memory))
+        del memory
+    small, large, same, largest, last = [ref() for ref in known]
+    assert small is large is same is None
+    assert largest is last is not None and len(reduces.plans) == 2
+
+
+def test_a_plan_keeps_no_workspace_of_its_own(peer_world):
+    peer_world(2).run(workspaces, fresh=True)
 
 
 def overlapping():

@@ -229,7 +229,10 @@ def test_options_of_stock_nccl_are_taken_over(run):
 
             class config:
                 blocking, cga_cluster_size, min_ctas, max_ctas = 0, -(2**31), 2, 16
-                net_name = None
+                net_name, max_p2p_peers, num_rma_ctx = None, 8, -(2**31)
+
+                def unsafe_get_ptr(self):
+                    raise AssertionError
 
         dist.init_process_group("gloo")
         given = StockOptions()
@@ -246,6 +249,9 @@ def test_options_of_stock_nccl_are_taken_over(run):
     )
     assert lines[:2] == ["False 2 16", "None None 0:01:17"]
     assert "without its pg_options" not in errors
+    # A field that a newer NCCL has is not dropped without a word.
+    assert "group '1' is made without config.max_p2p_peers = 8 of its pg_options" in errors
+    assert errors.count("is made without config.") == 1
 
 
 def test_a_served_name_is_both():
