@@ -8,9 +8,7 @@
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <chrono>
-#include <cstdlib>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "torch_error.hpp"
@@ -22,25 +20,22 @@ namespace {
 
 using c10d::symmetric_memory::SymmetricMemory;
 
-/// An environment variable that is "1" while this lives.
+/// An environment variable that is "1" while this lives, and "0", torch's default, if it was unset.
+/// It is not removed: that would move other variables, which NCCL's threads may read meanwhile.
+/// Where it was set before, the change replaces one pointer.
 class Switched {
  public:
-  explicit Switched(const char* name) : name_(name), before_(c10::utils::get_env(name)) {
+  explicit Switched(const char* name)
+      : name_(name), before_(c10::utils::get_env(name).value_or("0")) {
     c10::utils::set_env(name, "1");
   }
-  ~Switched() {
-    if (before_) {
-      c10::utils::set_env(name_, before_->c_str());
-    } else {
-      ::unsetenv(name_);
-    }
-  }
+  ~Switched() { c10::utils::set_env(name_, before_.c_str()); }
   Switched(const Switched&) = delete;
   Switched& operator=(const Switched&) = delete;
 
  private:
   const char* const name_;
-  const std::optional<std::string> before_;
+  const std::string before_;
 };
 
 at::Tensor allocate(int64_t bytes, const c10::Device& device) {
@@ -72,6 +67,13 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
 void bindSymmetricMemory(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
   m.def("symmetric_empty", &allocate, py::arg("bytes"), py::arg("device"), Unlocked());
+  // torch waits for the whole device before it unmaps memory.
+  m.def(
+      "symmetric_free",
+      [](const at::Tensor& memory) {
+        memory.storage().set_data_ptr(at::DataPtr(nullptr, memory.device()));
+      },
+      py::arg("memory"), Unlocked());
   m.def(
       "symmetric_rendezvous",
       [](const at::Tensor& memory, const std::string& group, double seconds) {

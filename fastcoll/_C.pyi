@@ -410,6 +410,12 @@ def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
 def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
     """Returns uint8 [bytes] of torch's symmetric memory, of which torch's groups and allocation ids know nothing."""
 
+def symmetric_free(memory: torch.Tensor) -> None:
+    """Gives the memory of a tensor of :func:`symmetric_empty` back.
+
+    torch waits for the device, and other threads run meanwhile.
+    """
+
 def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> Any:
     """Returns torch's ``_SymmetricMemory`` of a tensor of :func:`symmetric_empty`, when all ranks have called it.
 

@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env, tuning
 from fastcoll._load import C
+from fastcoll.cuda.mapping import SWITCHES
 from fastcoll.env import Env
 from fastcoll.names import replaced
 
@@ -111,7 +112,7 @@ def create(
         TypeError: pg_options is of another class.
     """
     _look_at_variables()
-    _offer_buckets()
+    _set_variables()
     ours = _own_options(pg_options, dist_backend_opts.group_id)
     options = C.Options() if ours is None else copy.copy(ours)
     given = dist_backend_opts.timeout
@@ -191,13 +192,18 @@ def _look_at_variables() -> None:
         )
 
 
-def _offer_buckets() -> None:
-    """Has torch's DDP ask its backend for the memory of its buckets, unless the user has said otherwise.
+def _set_variables() -> None:
+    """Sets variables that torch reads, unless the user has.
 
-    Where there are devices, DDP over NCCL would ask NCCL too: that is for the user to decide.
+    Without devices DDP is to ask its backend for the memory of its buckets. With them it would ask NCCL too: that is
+    for the user to decide. And there are then variables that change while memory is mapped: they are in the environment
+    before that, for a variable that is added moves the others while NCCL's threads read them.
     """
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+        return
+    for name in SWITCHES:
+        os.environ.setdefault(name, "0")
 
 
 C.set_gloo_factory(create_gloo)

@@ -104,6 +104,9 @@ class SharedFiles:
             time.sleep(0.002)
         return [one.data_ptr() for one in memory.mapped]
 
+    def free(self, memory: torch.Tensor) -> None:
+        memory.freed = True
+
     def kernel_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu")
 

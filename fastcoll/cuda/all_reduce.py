@@ -186,6 +186,8 @@ class AllReduces:
             if self._aborted():
                 _left_behind.append((peers, self.plans))
                 self.plans = PlanCache()
+            else:
+                peers.free()
         self.plans.clear()
         self._workspaces.clear()
         self.region = replace(self.region, peers=None)

@@ -17,7 +17,10 @@ from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.peer_atomics import without_atomics
 
-__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
+__all__ = ["MAPPERS", "SWITCHES", "Mapper", "TorchSymmetricMemory", "rendezvous"]
+
+SWITCHES = ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
+"""Variables that C++ sets to "1" during a rendezvous."""
 
 
 class Mapper(Protocol):
@@ -63,6 +66,9 @@ class Mapper(Protocol):
         Holds no GIL while it waits, which it may do for good where a rank has died: call it on a thread. `seconds` is
         for what another group of this process is mapping.
         """
+
+    def free(self, memory: Tensor) -> None:
+        """Unmaps what :meth:`map` has mapped; holds no GIL while it waits for the device."""
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device by which kernels know memory of `device`."""
@@ -150,6 +156,11 @@ class TorchSymmetricMemory:
             handle = rendezvous(memory, name, member, store, seconds)
         memory.symmetric_memory = handle  # type: ignore[attr-defined]
         return list(handle.buffer_ptrs)
+
+    def free(self, memory: Tensor) -> None:
+        """Unmaps it."""
+        memory.symmetric_memory = None  # type: ignore[attr-defined]
+        C.symmetric_free(memory)
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device itself."""

@@ -92,6 +92,7 @@ class PeerMemory:
         bucket_at: Where the bucket begins in a region, in bytes.
         polls_per_second: Of a wait, at most.
         share: The programs that the launches may have.
+        unmap: Gives `memory` back.
 
     Attributes:
         buffers: As given.
@@ -106,11 +107,13 @@ class PeerMemory:
         bucket_at: int,
         polls_per_second: int,
         share: Share,
+        unmap: Callable[[Tensor], None],
     ) -> None:
         from fastcoll.kernels._peer_checks import Registered
 
         self._polls_per_second = polls_per_second
         self._share = share
+        self._unmap = unmap
         self.buffers = buffers
         self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
         self._bucket = memory[bucket_at:]
@@ -142,6 +145,10 @@ class PeerMemory:
         """Launches nothing more; to be called when nothing is under way."""
         self.buffers.close()
         self._share.close()
+
+    def free(self) -> None:
+        """Gives the memory back; to be called after :meth:`close`. Waits for the device, without the GIL."""
+        self._unmap(self._memory)
 
 
 @dataclass(frozen=True)
@@ -361,7 +368,7 @@ def _map_regions(
             words = torch.zeros(2, dtype=torch.int64, pin_memory=where.type == "cuda")
             spins = PeerMemory.polls_in(patience, polls)
             buffers = PeerBuffers(member.rank, memory, addresses, layout, spins, words)
-            return PeerMemory(buffers, memory, addresses, bucket_at, polls, share)
+            return PeerMemory(buffers, memory, addresses, bucket_at, polls, share, mapper.free)
 
     peers = ballot.together("mapped", map_all, patience)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 import recording_device
@@ -20,10 +21,8 @@ from fastcoll.cuda import deadline, peer_atomics, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.lives import Lives
-from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
+from fastcoll.cuda.mapping import MAPPERS, SWITCHES, TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.thresholds import Thresholds
-
-SWITCHES = ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST"]
 
 
 def begin(name, seconds=30.0):
@@ -62,8 +61,62 @@ def switches(before):
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(device_world, before):
-    after = None if before is None else before.encode()
-    assert device_world(1).run(switches, before) == [(["1", "1"], [after, after])]
+    """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
+    assert device_world(1).run(switches, before) == [(["1", "1"], [b"0", b"0"])]
+
+
+def environment():
+    """The array of the C library's variables: where it lies, and whose entry is where."""
+    entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    names = []
+    while (entry := entries[len(names)]) is not None:
+        names.append(entry.split(b"=")[0])
+    return ctypes.addressof(entries.contents), names
+
+
+def entries_in_place():
+    """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
+    for name in SWITCHES:
+        os.environ.pop(name, None)
+    with (
+        mock.patch.object(torch.version, "cuda", "13.0"),
+        mock.patch.object(torch.cuda, "device_count", return_value=8),
+    ):
+        dist.new_group(backend="fastcoll")
+    seen = [environment()]
+    with recording_device.held_rendezvous():
+        call = begin("entries")
+        while recording_device.most_at_once() == 0:
+            time.sleep(0.01)
+        seen.append(environment())
+        assert [os.environ[name] for name in SWITCHES] == ["0", "0"]
+    assert call.wait(30)
+    call.result()
+    seen.append(environment())
+    assert seen[0] == seen[1] == seen[2]
+    return recording_device.switches_seen()
+
+
+def test_no_variable_of_the_environment_moves_while_memory_is_mapped(device_world):
+    assert device_world(1).run(entries_in_place) == [["1", "1"]]
+
+
+def freed_while_others_run():
+    recording_device.add_symmetric_memory()
+    memory = C.symmetric_empty(1000, torch.device("recording", 0))
+    address = memory.data_ptr()
+    with recording_device.held_rendezvous():
+        call = deadline.start(lambda: TorchSymmetricMemory().free(memory))
+        ended = call.wait(0.3)  # with the GIL held, nobody would ever come to the end of this block
+    assert call.wait(30)
+    call.result()
+    freed = [entry.touches[0].address for entry in recording_device.log("free")]
+    return ended, freed.count(address)
+
+
+def test_memory_is_given_back_without_the_gil(device_world):
+    """torch waits for the device then, and so for kernels of other groups."""
+    assert device_world(1).run(freed_while_others_run) == [(False, 1)]
 
 
 def two_groups():

@@ -1,6 +1,7 @@
 """Groups that are divided, or made anew: each maps memory of its own, and of its own life."""
 
 import datetime
+import gc
 
 import peer_memory
 import pytest
@@ -87,3 +88,28 @@ def overlapping():
 
 def test_two_groups_on_one_device(peer_world):
     peer_world(2).run(overlapping)
+
+
+def given_back():
+    """Memory of a group that ends is given back; that of an aborted one stays, as a kernel may still work in it."""
+    memories = []
+    for aborted in (False, True):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(300, device=DEVICE), group=group)
+        memory = peer_memory.reduces_of(group).region.peers.buffers.memory
+        assert not hasattr(memory, "freed")
+        backend = group._get_backend(torch.device(DEVICE))
+        dist.barrier()
+        if aborted:
+            group.abort()
+        else:
+            backend.shutdown()
+        memories.append(memory)
+        del group, backend
+        gc.collect()
+    dist.barrier()
+    return [hasattr(memory, "freed") for memory in memories]
+
+
+def test_memory_is_given_back_unless_a_kernel_may_work_in_it(peer_world):
+    assert peer_world(2).run(given_back, fresh=True) == [[True, False]] * 2

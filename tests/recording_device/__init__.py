@@ -160,7 +160,7 @@ def add_symmetric_memory() -> None:
 
 @contextlib.contextmanager
 def held_rendezvous() -> Iterator[None]:
-    """Have calls of symmetric memory's rendezvous wait inside, as for a peer that does not come."""
+    """Have symmetric memory's rendezvous and free wait inside, as for a peer that does not come or a busy device."""
     _loaded().hold_rendezvous(True)
     try:
         yield

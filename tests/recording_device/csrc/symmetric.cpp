@@ -1,5 +1,6 @@
 // Symmetric memory of the device, as torch has it for GPUs: what it is asked is noted, and its
-// rendezvous ends when it is told to, for a peer that does not come.
+// rendezvous and its free end when they are told to, for a peer that does not come or a busy
+// device.
 #include "symmetric.hpp"
 
 #include <c10/core/Allocator.h>
@@ -32,7 +33,13 @@ class Allocator final : public symmetric::SymmetricMemoryAllocator {
   void* alloc(size_t size, int, const std::optional<std::string>&) override {
     return c10::GetAllocator(kType)->raw_allocate(size);
   }
-  void free(void* address) override { c10::GetAllocator(kType)->raw_deallocate(address); }
+  void free(void* address) override {
+    {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait(lock, [] { return !held; });
+    }
+    c10::GetAllocator(kType)->raw_deallocate(address);
+  }
   size_t get_alloc_size(void*) override { return 0; }
   c10::intrusive_ptr<symmetric::SymmetricMemory> rendezvous(
       void*, const std::optional<std::string>&) override {

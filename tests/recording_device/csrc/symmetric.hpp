@@ -7,7 +7,7 @@ namespace recording {
 
 /// Gives torch symmetric memory for the device.
 void addSymmetricMemory();
-/// Has every rendezvous wait until it is called with false.
+/// Has every rendezvous and free wait until it is called with false.
 void holdRendezvous(bool hold);
 /// Values of the environment's switches in the last rendezvous.
 std::vector<std::string> switchesSeen();
