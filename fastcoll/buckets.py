@@ -143,6 +143,14 @@ class BucketLayout:
             device,
         )
 
+    def read_here(self) -> None:
+        """Has the tables, once they are dropped, outlive what the current streams of their devices were given by then.
+
+        To be called for every stream on which kernels read them; they were made on another, as a rule.
+        """
+        for table in self._tables.values():
+            _read_on_current_stream(table)
+
     def _table(
         self, key: tuple[object, ...], build: Callable[[], Tensor], device: torch.device
     ) -> Tensor:
@@ -158,6 +166,11 @@ class BucketLayout:
             f"BucketLayout({len(self.sizes)} tensors of {sum(self.sizes)} elements, "
             f"{self.elements} with gaps)"
         )
+
+
+def _read_on_current_stream(table: Tensor) -> None:
+    if table.device.type == "cuda":
+        table.record_stream(torch.cuda.current_stream(table.device))
 
 
 class AddressTable:

@@ -1,11 +1,10 @@
 """Memory that ranks map of each other without a GPU: files that all ranks map, and kernels that are interpreted.
 
 The engine's tensors are the recording device's, whose memory is the host's; a kernel sees the same memory as the CPU's.
-What a kernel touches is reported to the recording device, so that it checks the order of streams here too.
+What a kernel touches is reported to the recording device (kernel_accesses), which checks the order of streams.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 import device_ranks
+import recording_device
 import torch
 
 __all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of"]
@@ -74,6 +74,10 @@ class SharedFiles:
         file = os.memfd_create("region")
         os.ftruncate(file, size)
         memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+        import kernel_accesses
+
+        kernel_accesses.adopt(memory, DEVICE)
+        weakref.finalize(memory, kernel_accesses.forget, memory.data_ptr())
         memory.path = f"/proc/{os.getpid()}/fd/{file}"
         memory.closing = weakref.finalize(memory, os.close, file)
         return memory
@@ -110,8 +114,12 @@ class SharedFiles:
     def kernel_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu")
 
-    def apart(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def apart(self, device: torch.device) -> Iterator[None]:
+        stream = torch.Stream(DEVICE)
+        with stream:
+            yield
+            stream.synchronize()
 
 
 MAPPER = SharedFiles()
@@ -133,6 +141,7 @@ def _table() -> str:
 def prepare() -> None:
     """Readies a rank: device, libraries, and memory that the ranks map."""
     device_ranks.prepare()
+    import kernel_accesses
     import quick_interpreter
 
     quick_interpreter.install()
@@ -144,31 +153,48 @@ def prepare() -> None:
     # Files of a megabyte, and several pieces of a message in the smallest of it.
     symmetric.ROOM = symmetric.Room(1 << 20, 3, 2048, 4, 1024)
     symmetric._TEST_WAIT = 60.0  # interpreters on busy cores
-    _report_accesses()
+    kernel_accesses.install(DEVICE)
+    _share_knowledge()
+    _put_tables_on_the_device()
 
 
-def _report_accesses() -> None:
-    from fastcoll.cuda.all_reduce import AllReduces
+def _share_knowledge() -> None:
+    """Whoever gives a thread a call, or takes its result, has handed on what it waited for."""
+    from fastcoll.cuda.deadline import Call
 
-    report = ctypes.CDLL(None).recordingDeviceAccess
-    report.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_char_p,
-    ]
-    serve = AllReduces.serve
+    def joining(method):
+        def call(self):
+            recording_device.join_threads()
+            return method(self)
 
-    def reporting(self, tasks, stream, options):
-        left = serve(self, tasks, stream, options)
-        for index, (dtype, _, source, out, count) in enumerate(tasks):
-            if left is not None and index not in left:
-                report(stream, source, count * dtype.itemsize, 0, b"kernels")
-                report(stream, out, count * dtype.itemsize, 1, b"kernels")
-        return left
+        return call
 
-    AllReduces.serve = reporting
+    Call.run, Call.result = joining(Call.run), joining(Call.result)
+
+
+def _put_tables_on_the_device() -> None:
+    """Kernels are interpreted, and their tables would lie on the host, where no order of streams is looked for."""
+    import kernel_accesses
+
+    from fastcoll import buckets
+    from fastcoll.buckets import AddressTable, BucketLayout
+
+    copy, table = AddressTable._copy, BucketLayout._table
+
+    def copied(self, addresses):
+        return kernel_accesses.on_device(copy(self, addresses), DEVICE, waits=False)
+
+    def built(self, key, build, device):
+        return table(
+            self, key, lambda: kernel_accesses.on_device(build(), DEVICE, waits=True), device
+        )
+
+    def read_here(table):
+        table.on_device.record_stream(torch.accelerator.current_stream(torch.device(DEVICE)))
+
+    buckets._read_on_current_stream = read_here
+    AddressTable._copy = copied
+    BucketLayout._table = built
 
 
 def reduces_of(group=None):

@@ -1,5 +1,6 @@
 """torch's symmetric memory as the mapper asks for it, and what ends the wait for a peer that does not come."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -103,6 +104,7 @@ def test_no_variable_of_the_environment_moves_while_memory_is_mapped(device_worl
 
 def freed_while_others_run():
     recording_device.add_symmetric_memory()
+    recording_device.clear()
     memory = C.symmetric_empty(1000, torch.device("recording", 0))
     address = memory.data_ptr()
     with recording_device.held_rendezvous():
@@ -237,7 +239,13 @@ def test_a_python_without_such_descriptors_knows_of_no_death(monkeypatch):
 
 
 class Waits(SharedFiles):
-    """Maps when the peers do, which is never."""
+    """Maps when the peers do, which is never. This process has no recording device."""
+
+    def allocate(self, size, device):
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def apart(self, device):
+        return contextlib.nullcontext()
 
     def map(self, memory, name, member, store, seconds):
         self.mapping.set()

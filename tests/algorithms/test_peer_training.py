@@ -160,9 +160,9 @@ def streams_in_turn():
         work.wait()
     current = recording_device.name_of(torch.accelerator.current_stream())
     marks = recording_device.log("record", "block", "launch")
-    kernels = [at for at, e in enumerate(marks) if e.kind == "launch" and e.what == "kernels"]
-    between = marks[kernels[1] + 1 : kernels[2]]
-    assert marks[kernels[0]].stream != marks[kernels[2]].stream == current
+    kernels = [at for at, e in enumerate(marks) if e.what == "one_shot_kernel"]
+    between = marks[kernels[0] + 1 : kernels[1]]
+    assert marks[kernels[0]].stream != marks[kernels[1]].stream == current
     waits = [e.event for e in between if e.kind == "block" and e.stream == current]
     made = [e.event for e in marks if e.kind == "record" and e.stream == marks[kernels[0]].stream]
     assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
@@ -187,11 +187,12 @@ def a_capture_between_two_launches():
     dist.all_reduce(x)
     current = recording_device.name_of(torch.accelerator.current_stream())
     marks = recording_device.log("record", "block", "launch")
-    kernels = [at for at, e in enumerate(marks) if e.kind == "launch" and e.what == "kernels"]
+    kernels = [at for at, e in enumerate(marks) if e.what == "one_shot_kernel"]
     here = [at for at in kernels if marks[at].stream == current]
     first = marks[kernels[0]].stream
-    assert first != current and len(here) % 2 == 0
-    between = marks[here[len(here) // 2 - 1] + 1 : here[len(here) // 2]]
+    captured_at, last = here
+    assert first != current
+    between = marks[captured_at + 1 : last]
     waits = [e.event for e in between if e.kind == "block" and e.stream == current]
     made = [e.event for e in between if e.kind == "record" and e.stream == first]
     assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]

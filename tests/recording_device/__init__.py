@@ -46,6 +46,7 @@ __all__ = [
     "join_threads",
     "judged_at_reuse",
     "launch",
+    "launch_at",
     "load",
     "log",
     "most_at_once",
@@ -221,6 +222,13 @@ def launch(
         item = tensor.element_size()
         strides = [stride * item for stride in tensor.stride()]
         accesses.append((tensor.data_ptr(), list(tensor.shape), strides, item, write))
+    _loaded().launch(stream.device_index, stream.stream_id, what, accesses)
+
+
+def launch_at(what: str, ranges: Iterable[tuple[int, int, bool]], device: str) -> None:
+    """Report a kernel on the current stream of a device, by address, bytes and whether it writes."""
+    stream = torch.accelerator.current_stream(torch.device(device))
+    accesses = [(address, [size], [1], 1, write) for address, size, write in ranges]
     _loaded().launch(stream.device_index, stream.stream_id, what, accesses)
 
 

@@ -51,6 +51,7 @@ def copy_in(pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: S
     sizes = tuple(piece.count for piece in pieces)
     flatten = _flatten(sizes, dtype, bucket.dtype, site.device)
     launch = flatten.prepare(sources_of(pieces, dtype, site), bucket)
+    flatten.layout.read_here()
     return lambda place: launch(place.source)
 
 
@@ -61,4 +62,5 @@ def copy_out(
     sizes = tuple(piece.count for piece in pieces)
     unflatten = _unflatten(sizes, bucket.dtype, dtype, site.device)
     launch = unflatten.prepare(bucket, outs_of(pieces, dtype, site), scale)
+    unflatten.layout.read_here()
     return lambda place: launch(place.out)

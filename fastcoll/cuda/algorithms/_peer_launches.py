@@ -48,5 +48,6 @@ def in_bucket(call: Call, pieces: Sequence[Piece], site: Site, shares: bool) -> 
     launch = reduce.prepare(
         outs_of(pieces, call.dtype, site), op=call.op.lower(), scale=call.scale, shares=shares
     )
+    layout.read_here()
     launches = (copy_in(pieces, call.dtype, bucket, site), lambda place: launch(place.out))
     return Prepared(launches, uses_peers=True, tables=True)

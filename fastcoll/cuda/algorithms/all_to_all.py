@@ -82,6 +82,7 @@ class AllToAll(Algorithm):
         # What fills up the last shares is sent, and never summed.
         own = max(0, min(share, elements - member.rank * share))
         reduce = Reduce(BucketLayout([own]), ranks, wire, wire, site.device, call.op)
+        reduce.layout.read_here()
         summed = reduce.prepare(
             [received + rank * share * item for rank in range(ranks)],
             site.view(own_share, own, wire),

@@ -33,6 +33,18 @@ __attribute__((visibility("default"))) int recordingDeviceOf(const void* address
   return Recorder::get().deviceOf(address);
 }
 
+// Makes memory of another allocator the device's, as if it had been allocated on the stream.
+__attribute__((visibility("default"))) void recordingDeviceAdopt(void* address, size_t bytes,
+                                                                 void* stream) {
+  const auto index = recording::fromHandle(stream);
+  if (index >= 0) Recorder::get().allocate(address, bytes, index);
+}
+
+// Such memory is none of the device's any more; nothing is looked for that is under way there.
+__attribute__((visibility("default"))) void recordingDeviceForget(const void* address) {
+  Recorder::get().forget(address);
+}
+
 // What is on the stream from now on is unfinished until the release of what this returns; 0 for a
 // handle that is no stream.
 __attribute__((visibility("default"))) uint64_t recordingDeviceHold(void* stream) {

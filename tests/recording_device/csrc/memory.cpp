@@ -71,6 +71,10 @@ void Memory::free(uintptr_t address, const Clock& clock) {
   blocks_.erase(found);
 }
 
+void Memory::forget(uintptr_t address) {
+  blocks_.erase(address);
+}
+
 void Memory::checkLeftovers(Block& block, const Past& present, const Clock& clock) {
   for (auto it = block.leftovers.begin(); it != block.leftovers.end();) {
     const Past& past = it->second;

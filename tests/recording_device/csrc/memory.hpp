@@ -52,6 +52,7 @@ class Memory {
   size_t bytesOf(uintptr_t address) const;
   // `clock` is that of the block's own stream, with all that the freeing thread waited for.
   void free(uintptr_t address, const Clock& clock);
+  void forget(uintptr_t address);
   void recordStream(uintptr_t address, StreamIndex stream);
   void access(const Access& access, StreamIndex stream, const Clock& clock,
               const std::string& what);

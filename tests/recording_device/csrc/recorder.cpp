@@ -139,6 +139,11 @@ size_t Recorder::free(void* address) {
   return bytes;
 }
 
+void Recorder::forget(const void* address) {
+  const Lock lock(mutex_);
+  memory_.forget(addressOf(address));
+}
+
 void Recorder::recordStream(const void* address, StreamIndex stream) {
   const Lock lock(mutex_);
   LogEntry& entry = note("record_stream", "", stream);

@@ -52,6 +52,7 @@ class Recorder {
   void allocate(void* address, size_t bytes, StreamIndex stream);
   // Returns the number of bytes.
   size_t free(void* address);
+  void forget(const void* address);
   void recordStream(const void* address, StreamIndex stream);
   // The device whose memory this is; -1 for other memory.
   int deviceOf(const void* address);

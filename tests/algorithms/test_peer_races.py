@@ -1,0 +1,115 @@
+"""Accesses that are no tensor's: of workspaces, tables of addresses, and this rank's region. Each order is needed."""
+
+import os
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+
+import fastcoll
+from fastcoll.cuda.algorithms import _flat
+from fastcoll.cuda.all_reduce import AllReduces
+
+
+def two_streams(reduce):
+    """Two calls on the caller's stream and the group's, of tensors that have nothing in common."""
+    reduce(False)
+    recording_device.clear()
+    work = reduce(True)
+    reduce(False)
+    work.wait()
+    return recording_device.violations()
+
+
+def lists(**options):
+    def reduce(async_op):
+        tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
+        return fastcoll.all_reduce_coalesced(tensors, async_op=async_op, **options)
+
+    return reduce
+
+
+def singles(async_op):
+    return dist.all_reduce(torch.ones(500, device=DEVICE), async_op=async_op)
+
+
+def sides(found):
+    return {(violation.kind, violation.first.what, violation.second.what) for violation in found}
+
+
+def launches_that_do_not_follow():
+    follow = AllReduces._follow
+    assert not two_streams(singles) and not two_streams(lists())
+    AllReduces._follow = lambda self, recording: None
+    try:
+        assert ("race", "one_shot_kernel", "one_shot_kernel") in sides(two_streams(singles))
+        assert ("race", "bucket_kernel", "flatten_kernel") in sides(two_streams(lists()))
+    finally:
+        AllReduces._follow = follow
+        recording_device.clear()
+
+
+def tables_of_another_stream():
+    placed = AllReduces._placed
+
+    def elsewhere(self, *arguments):
+        with torch.Stream(DEVICE):
+            return placed(self, *arguments)
+
+    assert not two_streams(lists())
+    AllReduces._placed = elsewhere
+    try:
+        found = sides(two_streams(lists()))
+    finally:
+        AllReduces._placed = placed
+        recording_device.clear()
+    assert ("race", "aten::copy_", "flatten_kernel") in found, found
+
+
+def one_workspace_for_all_streams():
+    os.environ["FASTCOLL_ALGO"] = "nccl"
+    workspace = AllReduces._workspace
+    assert not two_streams(lists(wire_dtype=torch.bfloat16))
+    kept = []
+
+    def one(self, size, stream, recording):
+        kept.append(workspace(self, size, 0, recording))
+        return kept[-1]
+
+    AllReduces._workspace = one
+    try:
+        peer_memory.reduces_of().plans.clear()
+        found = sides(two_streams(lists(wire_dtype=torch.bfloat16)))
+    finally:
+        AllReduces._workspace = workspace
+        recording_device.clear()
+    assert any(second == "flatten_kernel" for _, _, second in found), found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [launches_that_do_not_follow, tables_of_another_stream, one_workspace_for_all_streams],
+)
+def test_an_order_that_is_missing_is_found(peer_world, case):
+    peer_world(2).run(case, fresh=True)
+
+
+def many_layouts():
+    """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
+    _flat.layout_of.cache_clear()
+    recording_device.clear()
+    with recording_device.no_violations():
+        for count in range(1, 80):
+            tensors = [torch.ones(count, device=DEVICE) for _ in range(6)]
+            work = fastcoll.all_reduce_coalesced(tensors, async_op=True)
+            peer_memory.reduces_of().plans.clear()
+            _flat.layout_of.cache_clear()
+            _flat._flatten.cache_clear()
+            work.wait()
+
+
+def test_tables_of_a_layout_outlive_their_readers(peer_world):
+    peer_world(2).run(many_layouts, fresh=True)

@@ -1,0 +1,140 @@
+"""What interpreted kernels touch, reported to the recording device: every load, store and atomic, by its address.
+
+So it sees the order of workspaces, tables of addresses, buckets and this rank's region, beside that of the tensors.
+What a kernel touches of its peers' regions is not seen: flags order that, and no stream. Nor is host memory.
+"""
+
+import ctypes
+import functools
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+import recording_device
+import torch
+from triton.runtime.interpreter import InterpreterBuilder
+
+__all__ = ["adopt", "forget", "install", "on_device"]
+
+_Range = tuple[int, int]
+
+_launched = threading.local()  # accesses: of the kernel that this thread runs
+
+
+class _Accesses:
+    """Ranges of addresses that a kernel reads, and that it writes."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[bool, set[_Range]] = {False: set(), True: set()}
+
+    def note(self, pointers: Any, mask: numpy.ndarray | None, write: bool) -> None:
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        every = pointers.data.reshape(-1)
+        at = (
+            every
+            if mask is None
+            else every[numpy.broadcast_to(mask, pointers.data.shape).reshape(-1)]
+        )
+        if not at.size:
+            return
+        first, last = int(at.min()), int(at.max())
+        if last - first == (at.size - 1) * size:
+            self.ranges[write].add((first, last + size))
+        else:
+            self.ranges[write].update((int(one), int(one) + size) for one in numpy.unique(at))
+
+    def merged(self) -> list[tuple[int, int, bool]]:
+        """Returns address, bytes and whether it is written, of what lies on the device."""
+        device_of = ctypes.CDLL(None).recordingDeviceOf
+        device_of.argtypes = [ctypes.c_void_p]
+        return [
+            (begin, end - begin, write)
+            for write, ranges in self.ranges.items()
+            for begin, end in _union(sorted(ranges))
+            if device_of(begin) >= 0
+        ]
+
+
+def _union(ranges: Iterable[_Range]) -> list[_Range]:
+    found: list[_Range] = []
+    for begin, end in ranges:
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+@functools.cache
+def install(device: str) -> None:
+    """Has the launches of this process report, on the stream that is current on the device."""
+    from fastcoll.kernels._launch import Launcher
+
+    for name, masked, writes in (
+        ("create_masked_load", True, (False,)),
+        ("create_masked_store", True, (True,)),
+        ("create_atomic_rmw", True, (False, True)),
+        ("create_atomic_cas", False, (False, True)),
+    ):
+        _watch(name, masked, writes)
+    launch = Launcher._call_slowly
+
+    def reporting(self: Any, *arguments: Any) -> None:
+        accesses = _launched.accesses = _Accesses()
+        try:
+            launch(self, *arguments)
+        finally:
+            _launched.accesses = None
+            recording_device.launch_at(
+                self.configuration.kernel.fn.__name__, accesses.merged(), device
+            )
+
+    Launcher._call_slowly = reporting  # type: ignore[method-assign]
+
+
+def _watch(name: str, masked: bool, writes: tuple[bool, ...]) -> None:
+    """Notes what a method of the interpreter touches. An addition of 0 is a poll, which only reads."""
+    method = getattr(InterpreterBuilder, name)
+    is_atomic = name == "create_atomic_rmw"
+
+    def noting(self: Any, *arguments: Any) -> Any:
+        accesses = getattr(_launched, "accesses", None)
+        if accesses is not None:
+            operands = arguments[1:] if is_atomic else arguments
+            mask = operands[2 if name != "create_masked_load" else 1].data if masked else None
+            polls = is_atomic and arguments[0].name == "ADD" and not operands[1].data.any()
+            for write in writes[:1] if polls else writes:
+                accesses.note(operands[0], mask, write)
+        return method(self, *arguments)
+
+    setattr(InterpreterBuilder, name, noting)
+
+
+def adopt(memory: torch.Tensor, device: str) -> None:
+    """Makes host memory the device's, of the stream that is current there."""
+    stream = torch.accelerator.current_stream(torch.device(device))
+    call = ctypes.CDLL(None).recordingDeviceAdopt
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    call(memory.data_ptr(), memory.numel() * memory.element_size(), stream.native_handle)
+
+
+def forget(address: int) -> None:
+    """Takes :func:`adopt` back, whatever is under way: torch waits for the device before it unmaps memory."""
+    call = ctypes.CDLL(None).recordingDeviceForget
+    call.argtypes = [ctypes.c_void_p]
+    call(address)
+
+
+def on_device(host: torch.Tensor, device: str, waits: bool) -> torch.Tensor:
+    """Copies a table to the device, on its current stream, and returns it as interpreted kernels see it.
+
+    Args:
+        host: The table.
+        device: Where to.
+        waits: Whether the host waits for the copy.
+    """
+    copied = host.to(device, non_blocking=not waits)
+    seen: Any = recording_device.cpu_view(copied)
+    seen.on_device = copied  # lives as long
+    return seen
