@@ -156,9 +156,9 @@ class BucketLayout:
     ) -> Tensor:
         table = self._tables.get(key)
         if table is None:
-            # From pageable memory: the copy is over when this returns, so any stream may read it.
             # Of two threads that make one, both get the first: launches keep its address alone.
-            table = self._tables.setdefault(key, build().contiguous().to(device))
+            made = _copied(build().contiguous(), device, for_every_stream=True)
+            table = self._tables.setdefault(key, made)
         return table
 
     def __repr__(self) -> str:
@@ -169,15 +169,47 @@ class BucketLayout:
 
 
 def _read_on_current_stream(table: Tensor) -> None:
-    if table.device.type == "cuda":
-        table.record_stream(torch.cuda.current_stream(table.device))
+    if table.device.type != "cpu":
+        table.record_stream(torch.accelerator.current_stream(table.device))
+
+
+def _is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _stream_apart(device: torch.device) -> torch.Stream:
+    """Returns a stream that no graph captures."""
+    while True:  # those of torch's pool come round
+        stream = torch.Stream(device)
+        with stream:
+            if not _is_captured(device):
+                return stream
+
+
+def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) -> Tensor:
+    """Returns a table on a device, for kernels on its current stream, or on any.
+
+    Where a graph captures the current stream the copy goes by another one, and the host waits for it: in the graph it
+    would be made by replays only, and calls outside of the graph would read a table that is not there.
+    """
+    if device.type == "cpu":
+        return host
+    if _is_captured(device):
+        with _stream_apart(device):
+            table = host.to(device)
+        _read_on_current_stream(table)
+        return table
+    if for_every_stream:  # from pageable memory: the copy is over when this returns
+        return host.to(device)
+    # torch keeps pinned memory from reuse until the copy has read it.
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 class AddressTable:
     """Addresses on a device, copied there only when they are others than last time.
 
     A table is never changed once a kernel may read it: other addresses, or another stream, get a new one.
-    So its memory is only ever used on the stream for which it was allocated. Threads may share this: each gets
+    So its memory is only ever used on the stream for which it was made. Threads may share this: each gets
     the table of what it asked for.
 
     Args:
@@ -194,9 +226,6 @@ class AddressTable:
         """Returns an int64 table of these addresses, for kernels on the current stream.
 
         Whoever launches a kernel that reads it keeps the table until then.
-
-        Raises:
-            RuntimeError: They would have to be copied while a CUDA graph is captured.
         """
         stream = 0
         if self._device.type == "cuda":
@@ -204,19 +233,7 @@ class AddressTable:
         last = self._last
         if last is not None and last[0] == addresses and last[1] == stream:
             return last[2]
-        table = self._copy(addresses)
+        self.copies += 1
+        table = _copied(torch.tensor(addresses, dtype=torch.int64), self._device)
         self._last = (list(addresses), stream, table)
         return table
-
-    def _copy(self, addresses: list[int]) -> Tensor:
-        self.copies += 1
-        host = torch.tensor(addresses, dtype=torch.int64)
-        if self._device.type != "cuda":
-            return host
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "fastcoll.buckets: expected tensors whose addresses are on the device already, got others while a "
-                "CUDA graph is captured. Prepare the launch before, on the stream that is captured."
-            )
-        # torch keeps pinned memory from reuse until the copy has read it.
-        return host.pin_memory().to(self._device, non_blocking=True)

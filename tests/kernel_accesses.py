@@ -15,7 +15,7 @@ import recording_device
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-__all__ = ["adopt", "forget", "install", "on_device"]
+__all__ = ["adopt", "forget", "install"]
 
 _Range = tuple[int, int]
 
@@ -124,17 +124,3 @@ def forget(address: int) -> None:
     call = ctypes.CDLL(None).recordingDeviceForget
     call.argtypes = [ctypes.c_void_p]
     call(address)
-
-
-def on_device(host: torch.Tensor, device: str, waits: bool) -> torch.Tensor:
-    """Copies a table to the device, on its current stream, and returns it as interpreted kernels see it.
-
-    Args:
-        host: The table.
-        device: Where to.
-        waits: Whether the host waits for the copy.
-    """
-    copied = host.to(device, non_blocking=not waits)
-    seen: Any = recording_device.cpu_view(copied)
-    seen.on_device = copied  # lives as long
-    return seen

@@ -174,27 +174,18 @@ def _share_knowledge() -> None:
 
 def _put_tables_on_the_device() -> None:
     """Kernels are interpreted, and their tables would lie on the host, where no order of streams is looked for."""
-    import kernel_accesses
-
     from fastcoll import buckets
-    from fastcoll.buckets import AddressTable, BucketLayout
 
-    copy, table = AddressTable._copy, BucketLayout._table
+    copied, read = buckets._copied, buckets._read_on_current_stream
 
-    def copied(self, addresses):
-        return kernel_accesses.on_device(copy(self, addresses), DEVICE, waits=False)
+    def on_device(host, device, for_every_stream=False):
+        table = copied(host, torch.device(DEVICE), for_every_stream)
+        seen = recording_device.cpu_view(table)  # as interpreted kernels take it
+        seen.on_device = table  # lives as long
+        return seen
 
-    def built(self, key, build, device):
-        return table(
-            self, key, lambda: kernel_accesses.on_device(build(), DEVICE, waits=True), device
-        )
-
-    def read_here(table):
-        table.on_device.record_stream(torch.accelerator.current_stream(torch.device(DEVICE)))
-
-    buckets._read_on_current_stream = read_here
-    AddressTable._copy = copied
-    BucketLayout._table = built
+    buckets._copied = on_device
+    buckets._read_on_current_stream = lambda table: read(getattr(table, "on_device", table))
 
 
 def reduces_of(group=None):

@@ -183,6 +183,8 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
                                             const FlightRef& flight) {
   const DeviceCall& first = calls.front();
   throwIfUnusable(flight->call);
+  // Code of kernels is loaded here, and tables are copied to the device.
+  const RelaxedCapture relaxed;
   const bool captured = isCaptured(first.callers);
   const int pair = calls.size() == 1 ? first.pair : -1;
   if (std::any_of(calls.begin(), calls.end(),

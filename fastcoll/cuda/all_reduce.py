@@ -129,12 +129,6 @@ class AllReduces:
             DistBackendError: NCCL failed, or the group was aborted.
         """
         recording = self.is_recording(None)
-        plain = options.fuse is None and options.wire_dtype is None and options.scale == 1.0
-        unfused = plain and len(tasks) > 1 and recording
-        if unfused:
-            # A bucket's tables cannot be copied to the device during a capture, and whether they are there is each
-            # rank's own: so no rank makes one then.
-            options = replace(options, fuse=False)
         if self.timeout != self._timeout and not recording:
             self._take_timeout()
         exact = (tuple(tasks), stream, options)
@@ -148,11 +142,11 @@ class AllReduces:
             if plan is None:
                 chosen, left = self._chosen(tasks, options)
                 if not chosen:
-                    return left if unfused else None
+                    return None
                 workspace = functools.partial(self._workspace, stream=stream, recording=recording)
-                plan = Plan(self._prepared(chosen, tasks, workspace, stream, recording), left)
+                plan = Plan(self._prepared(chosen, tasks, workspace, stream), left)
                 self.plans.add((kinds, stream, options), plan)
-            run = self._placed(plan, tasks, recording)
+            run = self._placed(plan, tasks)
             if run.tables:
                 self.plans.lists.add(exact, run)
         plan = run.plan
@@ -173,7 +167,7 @@ class AllReduces:
         """
         try:
             chosen, _ = self._chosen(tasks, options)
-            self._prepared(chosen, tasks, self._new_memory, 0, False)
+            self._prepared(chosen, tasks, self._new_memory, 0)
         except Exception:  # it is the call's own to say, where it is made
             return True
         return bool(chosen)
@@ -256,29 +250,16 @@ class AllReduces:
         tasks: Sequence[Task],
         workspace: Callable[[int], Tensor],
         stream: int,
-        recording: bool,
     ) -> list[Part]:
         site = Site(self._communicator, stream, self._kernel_device, self.region.peers, workspace)
         parts = []
         for algorithm, call, indices in chosen:
-            if recording and algorithm.launches(call) > 1:
-                raise self._uncaptured(call, algorithm.name)
             pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
             prepared = algorithm.prepare(call, pieces, site)
             parts.append(Part(algorithm.name, call, tuple(indices), prepared))
         return parts
 
-    def _uncaptured(self, call: Call, algorithm: str) -> ValueError:
-        return ValueError(
-            self._communicator.member.says(
-                "all_reduce",
-                f"expected a call that was made before on the stream that is captured, got a first {call} by "
-                f"{algorithm}, whose tables cannot be copied to the device during a capture. Make the same call, with "
-                "the same tensors, once before the capture on the same stream.",
-            )
-        )
-
-    def _placed(self, plan: Plan, tasks: Sequence[Task], recording: bool) -> Placed:
+    def _placed(self, plan: Plan, tasks: Sequence[Task]) -> Placed:
         """Returns a plan with where the tensors lie, on tables if it reads them there."""
         places: list[Place] = []
         tables: list[Tensor] = []
@@ -289,8 +270,6 @@ class AllReduces:
             from fastcoll.kernels._sides import require_apart
 
             call = part.call
-            if recording:
-                raise self._uncaptured(call, part.algorithm)
             sources = [tasks[index][2] for index in part.indices]
             outs = [tasks[index][3] for index in part.indices]
             require_apart(call.sizes, outs, call.dtype.itemsize, "tensors")

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
@@ -201,71 +200,3 @@ def a_capture_between_two_launches():
 
 def test_a_launch_follows_the_last_of_its_kind(peer_world):
     peer_world(2).run(a_capture_between_two_launches, fresh=True)
-
-
-def captured_by_the_user():
-    """A graph gets plain lists tensor by tensor on all ranks, whatever each has prepared before."""
-    dist.all_reduce(torch.ones(3, device=DEVICE))
-    reduces = peer_memory.reduces_of()
-    captured = False
-    reduces.is_recording = lambda stream: captured
-    tensors = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    wired = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    for _ in range(3):
-        fastcoll.all_reduce_coalesced(tensors)
-        fastcoll.all_reduce_coalesced(wired, wire_dtype=torch.bfloat16)
-    assert reduces.plans.built == 3 and len(reduces.plans.pinned) == 0
-    if dist.get_rank() == 1:
-        tensors = [tensor.clone() for tensor in tensors]
-    captured = True
-    fastcoll.all_reduce_coalesced(tensors)
-    (plan,) = reduces.plans.pinned
-    assert plan.launches == 6 and reduces.plans.built == 4
-    fastcoll.all_reduce_coalesced(wired, wire_dtype=torch.bfloat16)
-    captured = False
-    fastcoll.all_reduce_coalesced(tensors)
-    assert reduces.plans.built == 4
-    assert all(tensor.cpu().eq(2.0**5).all() for tensor in tensors)
-    assert all(tensor.cpu().eq(2.0**4).all() for tensor in wired)
-    captured = True
-    single = torch.ones(77, device=DEVICE)
-    dist.all_reduce(single)  # one launch needs no table
-    assert single.cpu().eq(2).all() and len(reduces.plans.pinned) == 3
-    others = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    with pytest.raises(
-        ValueError, match="expected a call that was made before on the stream that is captured"
-    ):
-        fastcoll.all_reduce_coalesced(others, wire_dtype=torch.bfloat16)
-    captured = False
-    fastcoll.all_reduce_coalesced(others)  # the group is as good as before
-    assert all(tensor.cpu().eq(2).all() for tensor in others)
-
-
-def captured_with_a_factor_and_a_new_timeout():
-    """A list with a factor is one bucket in a capture as before it, and no capture makes its plan anew."""
-    dist.all_reduce(torch.ones(3, device=DEVICE))
-    reduces = peer_memory.reduces_of()
-    captured = False
-    reduces.is_recording = lambda stream: captured
-    scaled = [torch.ones(20, device=DEVICE) for _ in range(6)]
-    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
-    built, spins = reduces.plans.built, reduces.region.peers.buffers.spins
-    captured = True
-    dist.group.WORLD.set_timeout(timedelta(seconds=17))
-    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
-    (placed,) = reduces.plans.pinned
-    assert placed.plan.launches == 2 and reduces.plans.built == built
-    assert reduces.region.peers.buffers.spins == spins
-    captured = False
-    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
-    assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
-    assert reduces.plans.built == built + 1
-    assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
-
-
-def test_captures_with_a_factor_and_a_new_timeout(peer_world):
-    peer_world(2).run(captured_with_a_factor_and_a_new_timeout, fresh=True)
-
-
-def test_captures_of_the_user(peer_world):
-    peer_world(2).run(captured_by_the_user, fresh=True)

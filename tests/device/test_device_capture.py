@@ -20,6 +20,7 @@ static __thread int mode;  /* "global" at first */
 void capture(const void* stream) { captured = stream; }
 int relaxed_threads(void) { return relaxed; }
 int broken_captures(void) { return broken; }
+int recordingDeviceCaptures(const void* stream) { return captured && stream == captured; }
 int recordingDeviceRefuses(void) {
   if (!captured || mode == 2) return 0;
   __atomic_add_fetch(&broken, 1, __ATOMIC_SEQ_CST);

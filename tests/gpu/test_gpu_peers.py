@@ -159,20 +159,22 @@ def in_a_graph_of_the_users(algorithm):
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     new = [torch.ones(50, device=DEVICE) for _ in range(8)]
+    wired = [torch.ones(60, device=DEVICE) for _ in range(8)]  # of a kind that no call had before
     with torch.cuda.graph(graph, stream=stream):
         dist.all_reduce(x, group=group)
         fastcoll.all_reduce_coalesced(many, group=group)
         fastcoll.all_reduce_coalesced(new, group=group)
+        fastcoll.all_reduce_coalesced(wired, group=group, wire_dtype=torch.bfloat16)
         x += 1
     x.fill_(1)
-    for tensor in (*many, *new):
+    for tensor in (*many, *new, *wired):
         tensor.fill_(1)
     expected = 1.0
     for _ in range(3):
         graph.replay()
         expected = size * expected + 1
     assert x.cpu().eq(expected).all()
-    assert all(tensor.cpu().eq(float(size**3)).all() for tensor in (*many, *new))
+    assert all(tensor.cpu().eq(float(size**3)).all() for tensor in (*many, *new, *wired))
     torch.cuda.synchronize()
     dist.all_reduce(x, group=group)
     assert x.cpu().eq(size * expected).all()

@@ -135,9 +135,6 @@ class Algorithm(abc.ABC):
 
         They serve other tensors too: of the same numbers of elements, each aligned to 16 bytes where these are, and its
         own result where these are.
-
-        Raises:
-            RuntimeError: Tables would have to be copied while a CUDA graph is captured.
         """
 
 

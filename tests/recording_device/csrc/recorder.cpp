@@ -1,8 +1,12 @@
 #include "recorder.hpp"
 
+#include <dlfcn.h>
+
 #include <chrono>
 #include <stdexcept>
 #include <utility>
+
+#include "current.hpp"
 
 namespace recording {
 namespace {
@@ -14,6 +18,13 @@ double now() {
 
 uintptr_t addressOf(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer);
+}
+
+// What a driver's stand-in says.
+bool isCaptured(StreamIndex stream) {
+  using Captures = int (*)(const void*);
+  const auto captures = reinterpret_cast<Captures>(dlsym(RTLD_DEFAULT, "recordingDeviceCaptures"));
+  return captures != nullptr && captures(handleOf(stream)) != 0;
 }
 
 }  // namespace
@@ -102,6 +113,9 @@ bool Recorder::queryStream(StreamIndex stream) {
 }
 
 void Recorder::synchronizeStream(StreamIndex stream) {
+  if (isCaptured(stream)) {
+    throw std::runtime_error("operation not permitted when stream is capturing");
+  }
   Lock lock(mutex_);
   note("synchronize", "stream", stream);
   waitUntilFinished(lock, Clock(reach(stream)), nameOf(stream));

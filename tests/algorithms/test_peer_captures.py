@@ -1,0 +1,132 @@
+"""Lists and wires while the user captures a graph: what is launched is what is launched at other times."""
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "device"))
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from peer_memory import DEVICE
+from test_device_capture import driver
+
+import fastcoll
+from fastcoll import buckets
+
+
+class Capture:
+    """A graph that captures the current stream, as the stand-in for a driver tells it to everyone who asks.
+
+    Work is done at once nevertheless.
+    """
+
+    def __init__(self, group=None):
+        self._driver = driver()
+        self._stream = None
+        peer_memory.reduces_of(group).is_recording = self._captures
+        buckets._is_captured = lambda device: self._captures(None)
+
+    def _captures(self, stream):
+        current = stream or torch.accelerator.current_stream(torch.device(DEVICE))
+        return self._stream is not None and current == self._stream
+
+    @contextlib.contextmanager
+    def __call__(self):
+        self._stream = torch.accelerator.current_stream(torch.device(DEVICE))
+        self._driver.capture(self._stream.native_handle)
+        recording_device.clear()
+        with recording_device.no_violations():
+            yield
+        self._driver.capture(None)
+        self._stream = None
+        assert self._driver.broken_captures() == 0
+
+
+def ones(count=6):
+    return [torch.ones(20, device=DEVICE) for _ in range(count)]
+
+
+def captured_launches():
+    """What went into the graph."""
+    stream = torch.accelerator.current_stream(torch.device(DEVICE))
+    made = [entry.what for entry in recording_device.log("launch", stream=stream)]
+    return [what for what in made if not what.startswith("aten::fill_")]
+
+
+def moved_lists(algorithm, launches):
+    """Lists whose tensors are others than before the capture, with no list before it at all on rank 1."""
+    os.environ["FASTCOLL_ALGO"] = algorithm
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3, device=DEVICE), group=group)
+    reduces = peer_memory.reduces_of(group)
+    capture = Capture(group)
+    wires = (None, torch.bfloat16)
+    outside = {}
+    for wire in wires:
+        recording_device.clear()
+        fastcoll.all_reduce_coalesced(ones(), group=group, wire_dtype=wire)
+        outside[wire] = [what for what in captured_launches() if what != "aten::copy_"]
+    if dist.get_rank() == 1:
+        reduces.plans.clear()
+        reduces._workspaces.clear()
+    for wire, number in zip(wires, launches, strict=True):
+        kept = ones()  # alive, so that no later list gets its addresses
+        with capture():
+            tensors = ones()
+            fastcoll.all_reduce_coalesced(tensors, group=group, wire_dtype=wire)
+            assert captured_launches() == outside[wire]
+        assert reduces.plans.pinned[-1].plan.launches == number
+        assert all(tensor.cpu().eq(2).all() for tensor in tensors)
+        # The tables are there for calls of the same tensors outside of the graph, too.
+        fastcoll.all_reduce_coalesced(tensors, group=group, wire_dtype=wire)
+        assert all(tensor.cpu().eq(4).all() for tensor in tensors)
+        del kept
+    with capture():
+        single = torch.ones(77, device=DEVICE)
+        fastcoll.all_reduce_coalesced([single], group=group, wire_dtype=torch.bfloat16)
+    assert single.cpu().eq(2).all()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "launches"), [("two_shot", (2, 2)), ("ring", (3, 3)), ("nccl", (3, 5))]
+)
+def test_a_capture_launches_what_a_call_outside_of_it_does(peer_world, algorithm, launches):
+    world = peer_world(2)
+    try:
+        world.run(moved_lists, algorithm, launches, fresh=True)
+    finally:
+        world.kill()  # with its driver
+
+
+def a_factor_and_a_new_timeout():
+    """A capture makes no plan anew for another timeout: what was captured before must go on."""
+    dist.all_reduce(torch.ones(3, device=DEVICE))
+    reduces = peer_memory.reduces_of()
+    capture = Capture()
+    scaled = ones()
+    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    built, spins = reduces.plans.built, reduces.region.peers.buffers.spins
+    with capture():
+        dist.group.WORLD.set_timeout(timedelta(seconds=17))
+        fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    (placed,) = reduces.plans.pinned
+    assert placed.plan.launches == 2 and reduces.plans.built == built
+    assert reduces.region.peers.buffers.spins == spins
+    fastcoll.all_reduce_coalesced(scaled, scale=0.25)
+    assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
+    assert reduces.plans.built == built + 1
+    assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
+
+
+def test_captures_with_a_factor_and_a_new_timeout(peer_world):
+    world = peer_world(2)
+    try:
+        world.run(a_factor_and_a_new_timeout, fresh=True)
+    finally:
+        world.kill()
