@@ -19,7 +19,7 @@ from fastcoll.buckets import BucketLayout
 from fastcoll.cuda.algorithms.algorithm import BUCKET_GRAIN
 
 if TYPE_CHECKING:
-    from fastcoll.cuda.symmetric import PeerMemory
+    from fastcoll.cuda.peer_memory import PeerMemory
 
 __all__ = ["PEER_KERNELS", "prepare_peers", "require_lists", "require_peers"]
 

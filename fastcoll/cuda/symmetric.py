@@ -27,11 +27,12 @@ from fastcoll.cuda.channels import Share
 from fastcoll.cuda.errors import Member, names_of
 from fastcoll.cuda.lives import Lives
 from fastcoll.cuda.mapping import MAPPERS, Mapper
+from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
 from fastcoll.env import Env
 
-__all__ = ["ROOM", "PeerMemory", "Region", "Room", "Wish", "open_region", "reason_against"]
+__all__ = ["ROOM", "Region", "Room", "Wish", "open_region", "reason_against"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
@@ -80,75 +81,6 @@ class Wish:
     algorithm: str
     thresholds: Thresholds
     room: Room
-
-
-class PeerMemory:
-    """The regions of all ranks, as this rank maps them: the kernels' buffers, and behind them a bucket.
-
-    Args:
-        buffers: A ``PeerBuffers`` of fastcoll.kernels, over the first part of the regions.
-        memory: This rank's region; keeps the peers' mapped.
-        addresses: Of all ranks' regions.
-        bucket_at: Where the bucket begins in a region, in bytes.
-        polls_per_second: Of a wait, at most.
-        share: The programs that the launches may have.
-        unmap: Gives `memory` back.
-
-    Attributes:
-        buffers: As given.
-        buckets: Where all ranks' buckets are, as kernels take it.
-    """
-
-    def __init__(
-        self,
-        buffers: Any,
-        memory: Tensor,
-        addresses: Sequence[int],
-        bucket_at: int,
-        polls_per_second: int,
-        share: Share,
-        unmap: Callable[[Tensor], None],
-    ) -> None:
-        from fastcoll.kernels._peer_checks import Registered
-
-        self._polls_per_second = polls_per_second
-        self._share = share
-        self._unmap = unmap
-        self.buffers = buffers
-        self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
-        self._bucket = memory[bucket_at:]
-        self._memory = memory
-
-    def bucket(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Returns this rank's bucket.
-
-        Raises:
-            ValueError: It has not so much room.
-        """
-        size = elements * dtype.itemsize
-        if size > self._bucket.numel():
-            raise ValueError(
-                f"expected a bucket of at most {self._bucket.numel()} bytes, got {size}. Use fewer tensors."
-            )
-        return self._bucket[:size].view(dtype)
-
-    @staticmethod
-    def polls_in(seconds: float, polls_per_second: int) -> int:
-        """Returns the polls of a wait that ends after that time, not before."""
-        return max(1, min(int(seconds * polls_per_second), (1 << 63) - 1))
-
-    def limit_waits(self, seconds: float) -> None:
-        """Sets how long the waits of launches last that are prepared from now on; those prepared before refuse."""
-        self.buffers.spins = self.polls_in(seconds, self._polls_per_second)
-
-    def close(self) -> None:
-        """Launches nothing more; to be called when nothing is under way."""
-        self.buffers.close()
-        self._share.close()
-
-    def free(self) -> None:
-        """Gives the memory back; to be called after :meth:`close`. Waits for the device, without the GIL."""
-        self._unmap(self._memory)
 
 
 @dataclass(frozen=True)

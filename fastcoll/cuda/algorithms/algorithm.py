@@ -15,7 +15,7 @@ from fastcoll.cuda.memory import tensor_at
 
 if TYPE_CHECKING:
     from fastcoll.cuda.nccl import NcclCommunicator
-    from fastcoll.cuda.symmetric import PeerMemory
+    from fastcoll.cuda.peer_memory import PeerMemory
 
 __all__ = [
     "BUCKET_GRAIN",
