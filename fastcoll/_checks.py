@@ -93,13 +93,13 @@ def check_name() -> Answer:
             f"the registration failed: {_register.registration_error()!r}",
             f"install a torch that fastcoll supports: {needed_torch()}",
         )
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+    by_use = hasattr(dist.Backend, "_ensure_backend_registered")  # torch 2.14 and later
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0" and not by_use:
         return Answer(
             part, True, "only after `import fastcoll`: TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set"
         )
-    if not any(
-        point.name == _register.NAME for point in metadata.entry_points(group="torch.backends")
-    ):
+    group = "torch.distributed.backends" if by_use else "torch.backends"
+    if not any(point.name == _register.NAME for point in metadata.entry_points(group=group)):
         return Answer(part, True, "only after `import fastcoll`: the package is not installed")
     return Answer(part, True, "with no import")
 

@@ -1,7 +1,8 @@
 """Makes the name "fastcoll" known to ``torch.distributed``.
 
-torch calls :func:`register` at the end of ``import torch`` (entry point group ``torch.backends``), and an
-exception there would break ``import torch`` for everyone. Hence this module imports no compiled code,
+torch calls :func:`register` at the end of ``import torch`` (entry point group ``torch.backends``), and torch 2.14
+and later call it again when the name is used (group ``torch.distributed.backends``). An exception in the first of
+these calls would break ``import torch`` for everyone. Hence this module imports no compiled code,
 no CuPy and no Triton, and lets nothing out; what is wrong with an installation shows when a process
 group is created.
 """

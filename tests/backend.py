@@ -14,6 +14,7 @@ __all__ = [
     "beyond_gloo",
     "name_of",
     "reduce_scatter_single",
+    "since",
 ]
 
 BACKEND = os.environ.get("FASTCOLL_TEST_BACKEND", "fastcoll")
@@ -32,6 +33,13 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 def beyond_gloo(reason: str) -> pytest.MarkDecorator:
     """Mark a test, or a parameter, of what gloo cannot do; with any other backend it runs."""
     return pytest.mark.skipif(IS_GLOO, reason=f"beyond gloo: {reason}")
+
+
+def since(minor: int, feature: str) -> pytest.MarkDecorator:
+    """Mark a test, or a parameter, of what torch has had since its release 2.``minor``."""
+    return pytest.mark.skipif(
+        (2, minor) > TORCH, reason=f"torch {TORCH[0]}.{TORCH[1]} has no {feature}"
+    )
 
 
 def name_of(value: object) -> str | None:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from backend import since
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -41,6 +42,24 @@ def test_import_torch_registers_the_name_and_loads_nothing_heavy() -> None:
         """
     )
     assert output == "[]"
+
+
+@since(14, "entry points of backends")
+def test_the_name_is_known_without_autoload() -> None:
+    output = run_python(
+        """
+        import torch
+        import torch.distributed as dist
+        known = "fastcoll" in dist.Backend.backend_list
+        print(known, dist.is_backend_available("fastcoll"), dist.is_backend_available("fastcol"))
+        dist.init_process_group("fastcoll", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(3))
+        print(dist.get_backend())
+        dist.destroy_process_group()
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert output.split() == ["False", "True", "False", "fastcoll"]
 
 
 def test_a_group_of_cpu_ranks_imports_nothing_for_devices() -> None:
