@@ -8,12 +8,17 @@
 #include "algorithms/tuning.hpp"
 #include "base/env.hpp"
 #include "device/nccl_config.hpp"
+#include "torch_version.hpp"
 
 namespace fastcoll {
 
 struct Options : c10d::Backend::Options {
   explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options("fastcoll", timeout) {}
+  /// For a group that is split or merged: torch sets its timeout and name in what it is given.
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const FASTCOLL_OVERRIDES_2_14 {
+    return c10::make_intrusive<Options>(*this);
+  }
 
   TransportChoice transport = TransportChoice::Auto;
   std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes

@@ -179,4 +179,26 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   return group;
 }
 
+/// The ranks come from several groups, and are numbered as they came to the store. Which global
+/// ranks they are is not known here.
+c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
+  std::lock_guard<std::mutex> lock(splitMutex_);
+  // torch asks once per device type, as in split().
+  if (lastMerge_ == store) return lastMergeGroup_->lock();
+  auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
+  if (options == nullptr) {
+    throwAsTorch(
+        Error(ErrorKind::Type,
+              concat(site("merge_remote_group").prefix(), "expected options of fastcoll, got ",
+                     opts == nullptr ? "None" : opts->backend, "'s: leave them out")));
+  }
+  options->global_ranks_in_group.clear();
+  auto group = c10::make_intrusive<ProcessGroupFastcoll>(store, rank, size, std::move(options));
+  lastMerge_ = store;
+  lastMergeGroup_.emplace(c10::intrusive_ptr<c10d::Backend>(group));
+  return group;
+}
+
 }  // namespace fastcoll

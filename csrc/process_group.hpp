@@ -54,7 +54,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
 
   // --- life and groups (process_group.cpp)
   const std::string getBackendName() const override { return "fastcoll"; }
-  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
+    return options_->clone();
+  }
   c10::intrusive_ptr<Options> options() const { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override {
     options_->timeout = timeout;
@@ -67,6 +69,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   std::uint64_t splitCount() const { return splits_; }
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                          const int& rank, const int& size) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return engine_->sequence(); }
   c10d::ErrorType getError() override;
@@ -239,6 +244,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::atomic<std::uint64_t> splits_{0};
   std::string lastSplit_;  // name of the group made last
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastSplitGroup_;
+  c10::intrusive_ptr<c10d::Store> lastMerge_;  // of the merge that came last
+  std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastMergeGroup_;
 };
 
 }  // namespace fastcoll

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, TORCH, beyond_gloo
+from backend import BACKEND, TORCH, beyond_gloo, since
 from oracle import assert_same
 from own_threads import thread_names
 from suite_rules import bound
@@ -176,6 +176,61 @@ def split_with_options_of_another_backend():
     assert tensor.item() == 2
 
 
+def split_leaves_options(user):
+    """What a split is given, and what its parent has, is the same afterwards; the child's are its own."""
+    import fastcoll
+
+    options = fastcoll.Options(timeout=timedelta(seconds=23), ring_bytes=1 << 20)
+    parent = dist.new_group([0, 1], pg_options=options)
+    name = backend_of(parent).options.group_name
+    given = copy.copy(options) if user else None
+    child = parent.split_group(
+        [0, 1], timeout=timedelta(seconds=7), opts=given, group_name="of_options"
+    )
+    for kept in [backend_of(parent).options, *([given] if user else [])]:
+        assert kept._timeout == timedelta(seconds=23)
+        assert kept.group_name == ("" if kept is given else name)
+    assert backend_of(child).options._timeout == timedelta(seconds=7)
+    assert backend_of(child).options.group_name == "of_options"
+    assert backend_of(child).options.ring_bytes == 1 << 20
+    sum_over(parent, [0, 1])
+
+
+def merged():
+    """Groups that know nothing of each other meet through a store, and number their ranks as they come."""
+    import fastcoll
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    halves = [
+        dist.new_group(
+            [r for r in range(size) if r % 2 == half], pg_options=fastcoll.Options(spin_us=0)
+        )
+        for half in (0, 1)
+    ]
+    mine = halves[rank % 2]
+    store = dist.FileStore(str(here().scratch / "merge"), size)
+    before = backend_of(mine).options.group_name
+    group = mine.merge_remote_group(
+        store, size, timedelta(seconds=30), group_name="merged", group_desc="both halves"
+    )
+    assert group.size() == size and group.group_desc == "both halves"
+    assert backend_of(group) is group._get_backend(torch.device("cuda"))
+    made = backend_of(group).options
+    assert (made._timeout, made.group_name, made.spin_us) == (timedelta(seconds=30), "merged", 0)
+    ranks = torch.full((size,), -1)
+    ranks[group.rank()] = rank
+    group.allreduce([ranks], dist.ReduceOp.MAX).wait()
+    assert sorted(ranks.tolist()) == list(range(size))
+    assert backend_of(mine).options.group_name == before
+    members = [r for r in range(size) if r % 2 == rank % 2]
+    sum_over(mine, members)
+    again = mine.merge_remote_group(
+        dist.PrefixStore("again", store), size, timedelta(seconds=30), group_name="merged"
+    )
+    assert backend_of(again) is not backend_of(group)
+    again.barrier().wait()
+
+
 def sequence_numbers():
     backend = backend_of()
     numbers = [backend._get_sequence_number_for_group()]
@@ -293,6 +348,23 @@ def test_split(world):
 @beyond_gloo("its options do not copy, and it crashes without them")
 def test_split_with_options_of_another_backend(world):
     world(2).run(split_with_options_of_another_backend, fresh=True)
+
+
+@beyond_gloo("it crashes without options")
+@pytest.mark.parametrize(
+    "user",
+    [
+        pytest.param(True, marks=since(14, "copy of the options that a split is given")),
+        False,
+    ],
+)
+def test_split_leaves_options(world, user):
+    world(2).run(split_leaves_options, user, fresh=True)
+
+
+@beyond_gloo("its device types are others")
+def test_merged(world):
+    world(4).run(merged, fresh=True)
 
 
 def test_sequence_numbers(world):

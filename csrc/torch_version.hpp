@@ -1,0 +1,11 @@
+// One source for every torch that is supported: what a release has added to torch's classes is
+// overridden where it is, and an ordinary member before.
+#pragma once
+
+#include <torch/headeronly/version.h>
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+#define FASTCOLL_OVERRIDES_2_14 override
+#else
+#define FASTCOLL_OVERRIDES_2_14
+#endif
