@@ -159,7 +159,8 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   if (task->device() && !task->device()->is_cpu()) {
     return launchOnDevice(std::move(task), std::move(call));
   }
-  task->request.timeout = timeoutOr(call.timeout);
+  WorkTerms terms = termsOf(call.timeout);  // until the end of a call that makes no work
+  task->request.timeout = terms.timeout;
   trace::Record draft;
   describe(draft, *task, call);
   task->draft = draft.group == 0 ? nullptr : &draft;
@@ -176,7 +177,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   }
   auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title,
                                                   std::optional<Tensors>(std::move(call.inputs)),
-                                                  std::move(call.outputs), 0);
+                                                  std::move(call.outputs), 0, std::move(terms));
   auto tracked = std::make_shared<WorkTask>(std::move(task), work);
   if (!call.async && !coalescing) {
     // Inline, but the profiler sees the span of a work.

@@ -150,7 +150,9 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   }
   DeviceCall one(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   one.name = collectiveName(task->request.collective);
-  one.timeout = timeoutOr(call.timeout);
+  WorkTerms terms = termsOf(call.timeout);
+  one.timeout = terms.timeout;
+  one.extension = std::move(terms.extension);
   one.dtype = task->request.dtype;
   one.pair = bound ? -1 : pair;  // where the group's communicator is there already, it serves
   one.everyone = pair < 0;

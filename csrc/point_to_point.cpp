@@ -115,13 +115,14 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   op->seq = ++messages_;
   op->trace = record;
   if (peer == kAnySource && record != 0) op->numbers = messageNumbers_;
-  op->timeout = options_->timeout;
+  WorkTerms terms = termsOf(options_->timeout);
+  op->timeout = terms.timeout;
   op->deadline = deadlineAfter(Clock::now(), op->timeout);
   // A title makes torch set up its profiler's record, which takes longer than a small message.
   auto work = c10::make_intrusive<PointToPointWork>(
       rank_, typeOf(send, peer), profiled ? titleOf(send, peer) : nullptr,
       profiled ? std::optional<Tensors>(Tensors{tensor}) : std::nullopt,
-      send ? Tensors{} : Tensors{tensor}, op->seq);
+      send ? Tensors{} : Tensors{tensor}, op->seq, std::move(terms));
   op->task->prepare();
   op->work = work;
   work->attach(engine_, op);
@@ -191,7 +192,8 @@ WorkRef ProcessGroupFastcoll::endCoalescing() {
   for (const auto& work : works) {
     for (auto& tensor : work->result()) outputs.push_back(std::move(tensor));
   }
-  return c10::make_intrusive<CombinedWork>(rank_, std::move(works), std::move(outputs));
+  return c10::make_intrusive<CombinedWork>(rank_, std::move(works), std::move(outputs),
+                                           options_->timeout);
 }
 
 }  // namespace fastcoll

@@ -27,6 +27,7 @@
 #include "network/gloo.hpp"
 #include "options.hpp"
 #include "tensors.hpp"
+#include "timeout_extensions.hpp"
 #include "torch_error.hpp"
 #include "work.hpp"
 
@@ -61,6 +62,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override {
     options_->timeout = timeout;
     if (const auto engine = device()) engine->setTimeout(timeout);
+  }
+  void addEphemeralTimeout(const std::chrono::milliseconds& extension) FASTCOLL_OVERRIDES_2_14 {
+    extensions_.add(extension);
   }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override;
@@ -210,6 +214,12 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
+  /// Of a call that is made now.
+  WorkTerms termsOf(std::chrono::milliseconds given) {
+    WorkTerms terms{timeoutOr(given), timed_, nullptr};
+    terms.extension = extensions_.extend(terms.timeout);
+    return terms;
+  }
 
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
@@ -237,7 +247,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::optional<c10::Device> lastDevice_;
   std::atomic<bool> refused_{false};  // a device call, since the group failed
   std::optional<c10::Device> bound_;  // torch was told that this process uses it
-  bool timed_ = false;
+  std::atomic<bool> timed_{false};
   std::string over_;  // why no engine can be made any more
 
   std::mutex splitMutex_;

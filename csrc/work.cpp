@@ -6,6 +6,7 @@
 
 #include "engine/worker_pool.hpp"
 #include "torch_error.hpp"
+#include "work_registry.hpp"
 
 namespace fastcoll {
 
@@ -29,6 +30,7 @@ bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
     }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
+  unregisterWork(*this);
   return true;
 }
 
@@ -41,6 +43,7 @@ void WorkFastcoll::abort() {
 void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
   fault = translatedFault(fault);
   ended_ = Clock::now();
+  terms_.extension.reset();
   finish(fault);
   transferEnded();
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -110,6 +113,17 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkFastcoll::getFutureResult() {
 }
 
 float WorkFastcoll::getDuration() const {
+  const bool ended = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return completed_;
+  }();
+  if (!terms_.timed || !ended) {
+    throwAsTorch(Error(ErrorKind::Value,
+                       concat("fastcoll: ", describe(), " (seq ", seq_, ", rank ", rank_, ")",
+                              terms_.timed ? " has not ended. Wait for it before you ask."
+                                           : " was not timed. Switch timing on before the call: "
+                                             "group._enable_collectives_timing().")));
+  }
   return std::chrono::duration<float, std::milli>(ended_ - started_).count();
 }
 
@@ -141,8 +155,9 @@ bool PointToPointWork::waitForTransfer(std::optional<TimePoint> until) {
 }
 
 CombinedWork::CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,
-                           std::vector<at::Tensor> outputs)
-    : WorkFastcoll(rank, c10d::OpType::COALESCED, nullptr, std::nullopt, std::move(outputs), 0),
+                           std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout)
+    : WorkFastcoll(rank, c10d::OpType::COALESCED, nullptr, std::nullopt, std::move(outputs), 0,
+                   {timeout, false, nullptr}),
       works_(std::move(works)) {}
 
 bool CombinedWork::isCompleted() {
@@ -171,7 +186,14 @@ bool CombinedWork::wait(std::chrono::milliseconds timeout) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
     work->wait(timeout > kNoTimeout ? std::max(left, std::chrono::milliseconds{1}) : timeout);
   }
+  unregisterWork(*this);
   return true;
+}
+
+float CombinedWork::getDuration() const {
+  float longest = 0;
+  for (const auto& work : works_) longest = std::max(longest, work->getDuration());
+  return longest;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CombinedWork::getFuture() {

@@ -9,15 +9,27 @@
 #include <vector>
 
 #include "engine/cpu_engine.hpp"
+#include "timeout_extensions.hpp"
+#include "torch_version.hpp"
 
 namespace fastcoll {
+
+/// What a work knows of its call beside the tensors.
+struct WorkTerms {
+  std::chrono::milliseconds timeout{};
+  bool timed = false;                  // torch's enableCollectivesTiming() came before
+  TimeoutExtensions::Claim extension;  // until it ends
+};
 
 class WorkFastcoll : public c10d::Work {
  public:
   WorkFastcoll(int rank, c10d::OpType type, const char* title,
                const std::optional<std::vector<at::Tensor>>& profiled,
-               std::vector<at::Tensor> outputs, std::uint64_t seq)
-      : c10d::Work(rank, type, title, profiled), outputs_(std::move(outputs)), seq_(seq) {}
+               std::vector<at::Tensor> outputs, std::uint64_t seq, WorkTerms terms)
+      : c10d::Work(rank, type, title, profiled),
+        outputs_(std::move(outputs)),
+        seq_(seq),
+        terms_(std::move(terms)) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override {}
@@ -26,6 +38,7 @@ class WorkFastcoll : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return seq_; }
+  std::chrono::milliseconds getTimeout() const FASTCOLL_OVERRIDES_2_14 { return terms_.timeout; }
   float getDuration() const override;
 
   /// Ends the work; its waiters wake, then its futures' callbacks run on this thread.
@@ -53,6 +66,7 @@ class WorkFastcoll : public c10d::Work {
                       const WorkFastcoll& work, const std::exception_ptr& fault);
 
   std::uint64_t seq_;
+  WorkTerms terms_;
   const TimePoint started_ = Clock::now();
   TimePoint ended_ = started_;
   std::mutex futureMutex_;
@@ -124,12 +138,14 @@ class PointToPointWork : public EngineWork {
 class CombinedWork : public WorkFastcoll {
  public:
   CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,
-               std::vector<at::Tensor> outputs);
+               std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout);
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// Of the work that took longest.
+  float getDuration() const override;
 
  protected:
   bool waitForTransfer(std::optional<TimePoint>) override { return true; }

@@ -46,6 +46,8 @@ struct DeviceCall {
   const char* name = "";  // "all_reduce"
   bool async = true;
   Milliseconds timeout{};
+  /// Held until it ends: extensions of the group's timeouts end with it.
+  std::shared_ptr<void> extension;
   DType dtype = DType::UInt8;
   /// The stream that was current when it was made: its tensors' memory is ordered by it.
   c10::Stream callers;

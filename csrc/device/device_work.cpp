@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "../torch_error.hpp"
+#include "../work_registry.hpp"
 #include "host_wait.hpp"
 
 namespace fastcoll {
@@ -41,16 +42,18 @@ void DeviceWork::synchronize() {
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
-  if ((timeout == kNoTimeout && !blocking_) || flight_->captured()) return true;
-  const auto limit =
-      timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
-  if (!waitOnHost([this] { return flight_->ended(); }, limit)) {
-    throwAsTorch(
-        Error(ErrorKind::Timeout,
-              concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
-                     flight_->describe(), "; it goes on, and may be waited for again")));
+  if ((timeout != kNoTimeout || blocking_) && !flight_->captured()) {
+    const auto limit =
+        timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
+    if (!waitOnHost([this] { return flight_->ended(); }, limit)) {
+      throwAsTorch(
+          Error(ErrorKind::Timeout,
+                concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
+                       flight_->describe(), "; it goes on, and may be waited for again")));
+    }
+    if (auto fault = exception()) std::rethrow_exception(fault);
   }
-  if (auto fault = exception()) std::rethrow_exception(fault);
+  unregisterWork(*this);
   return true;
 }
 

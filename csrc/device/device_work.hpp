@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../torch_version.hpp"
 #include "device_engine.hpp"
 
 namespace fastcoll {
@@ -42,6 +43,7 @@ class DeviceWork : public c10d::Work {
   /// Completed with a c10d::WorkResult when the watchdog has seen the end.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return flight_->seq; }
+  std::chrono::milliseconds getTimeout() const FASTCOLL_OVERRIDES_2_14 { return flight_->timeout; }
   float getDuration() const override;
 
  private:

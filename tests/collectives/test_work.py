@@ -7,9 +7,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from backend import TORCH, all_gather_single, beyond_gloo, reduce_scatter_single
 from oracle import assert_same
 from suite_rules import bound
+from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
 from words import await_word, say
 
 PATIENCE = 20.0
@@ -114,6 +116,59 @@ def result_code(name):
     work, _ = issue(name)
     assert work.get_future_result().wait() == 0  # WorkResult::SUCCESS
     work.wait()
+
+
+def registered(name):
+    """Torch keeps the work for each output, so that a compiled graph can wait for it."""
+    before = get_work_registry_size()
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        work, outputs = issue(name)
+        assert get_work_registry_size() == before + len(outputs)
+        work.wait()
+        assert get_work_registry_size() == before
+
+
+def registered_messages():
+    before, peer = get_work_registry_size(), 1 - dist.get_rank()
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        tensors = torch.ones(3), torch.empty(3)
+        works = [dist.isend(tensors[0], peer), dist.irecv(tensors[1], peer)]
+        assert get_work_registry_size() == before + 2
+        for work in works:
+            work.wait()
+    assert get_work_registry_size() == before
+
+
+def durations():
+    """Only of works that were made after the timing was switched on, and have ended."""
+    group = dist.new_group([0, 1])
+    peer = 1 - dist.get_rank()
+
+    def works():
+        tensors = [torch.ones(5) for _ in range(3)]
+        return [
+            dist.all_reduce(tensors[0], group=group, async_op=True),
+            dist.isend(tensors[1], peer, group=group),
+            dist.irecv(tensors[2], peer, group=group),
+        ]
+
+    early = works()
+    for work in early:
+        work.wait()
+    group._enable_collectives_timing()
+    for work in early:
+        with pytest.raises(ValueError, match="was not timed"):
+            work._get_duration()
+    if dist.get_rank() == 1:
+        await_word("asked too early")
+    timed = works()
+    if dist.get_rank() == 0:
+        with pytest.raises(ValueError, match="has not ended"):
+            timed[0]._get_duration()
+        say("asked too early")
+    for work in timed:
+        work.wait()
+    assert all(0 <= work._get_duration() < 1000 * PATIENCE for work in timed)
 
 
 def wait_with_timeout():
@@ -246,6 +301,20 @@ def test_result(world, name):
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_result_code(world, name):
     world(2).run(result_code, name)
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "barrier"])
+def test_wait_unregisters(world, name):
+    world(2).run(registered, name)
+
+
+def test_wait_for_messages_unregisters(world):
+    world(2).run(registered_messages)
+
+
+@beyond_gloo("has no durations")
+def test_durations(world):
+    world(2).run(durations, fresh=True)
 
 
 def test_wait_with_timeout(world):
