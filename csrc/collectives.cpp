@@ -1,4 +1,5 @@
-// The collectives of ProcessGroupFastcoll: check the tensors, describe the transfer, launch it.
+// The collectives of ProcessGroupFastcoll in which all ranks have the same part: check the tensors,
+// describe the transfer, launch it.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -11,15 +12,6 @@ namespace fastcoll {
 namespace {
 
 using Tensors = ProcessGroupFastcoll::Tensors;
-
-/// Cuts a message that lies in one run into `parts` messages of the same length.
-void cut(const Message& whole, int parts, std::vector<Message>& into) {
-  const std::size_t each = whole.bytes() / static_cast<std::size_t>(parts);
-  into.resize(static_cast<std::size_t>(parts));
-  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
-    into[i].append(whole.contiguous(i * each, each), each);
-  }
-}
 
 std::string sizesOf(const at::Tensor& tensor) {
   return c10::str(tensor.sizes());
@@ -49,53 +41,6 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
     task->addInPlace(request.in[0], request.out[0], tensor);
     setReduction(site, *task, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::ALLREDUCE, "fastcoll:all_reduce", opts.asyncOp,
-                                    opts.timeout, tensors, tensors});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site("broadcast");
-    at::Tensor& tensor = single(site, tensors);
-    requireDense(site, tensor);
-    requireNoOverlap(site, tensor);
-    auto task = newTask(site, Collective::Broadcast);
-    Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
-    request.dtype = dtypeOf(tensor.scalar_type());
-    request.count = static_cast<std::uint64_t>(tensor.numel());
-    if (rank_ == request.root) {
-      request.in.resize(1);
-      task->addInput(request.in[0], tensor);
-    } else {
-      request.out.resize(1);
-      task->addOutput(request.out[0], tensor);
-    }
-    return launch(std::move(task), {c10d::OpType::BROADCAST, "fastcoll:broadcast", opts.asyncOp,
-                                    opts.timeout, tensors, tensors});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site("reduce");
-    at::Tensor& tensor = single(site, tensors);
-    requireDense(site, tensor);
-    requireNoOverlap(site, tensor);
-    auto task = newTask(site, Collective::Reduce);
-    Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
-    request.dtype = dtypeOf(tensor.scalar_type());
-    request.count = static_cast<std::uint64_t>(tensor.numel());
-    request.in.resize(1);
-    if (rank_ == request.root) {
-      request.out.resize(1);
-      task->addInPlace(request.in[0], request.out[0], tensor);
-    } else {
-      task->addInput(request.in[0], tensor);
-    }
-    setReduction(site, *task, request, opts.reduceOp);
-    return launch(std::move(task), {c10d::OpType::REDUCE, "fastcoll:reduce", opts.asyncOp,
                                     opts.timeout, tensors, tensors});
   });
 }
@@ -156,70 +101,6 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
                                     opts.timeout,
                                     {input},
                                     {output}});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                     const c10d::GatherOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site("gather");
-    at::Tensor& input = single(site, inputs);
-    auto task = newTask(site, Collective::Gather);
-    Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank);
-    request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
-    request.in.resize(1);
-    task->addInput(request.in[0], input);
-    Tensors out;
-    if (rank_ == request.root) {
-      out = onePerRank(site, outputs, "output tensors on the root");
-      request.out.resize(out.size());
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        sameType(site, input, out[i]);
-        if (out[i].numel() != input.numel()) {
-          refuse(site, concat("output ", i, " of the input's ", input.numel(), " elements"),
-                 concat(out[i].numel()));
-        }
-        task->addOutput(request.out[i], out[i]);
-      }
-    } else if (!outputs.empty() && !outputs[0].empty()) {
-      refuse(site, "no outputs on a rank that is not the root", concat(outputs[0].size()));
-    }
-    return launch(std::move(task), {c10d::OpType::GATHER, "fastcoll:gather", opts.asyncOp,
-                                    opts.timeout, inputs, out});
-  });
-}
-
-WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                      const c10d::ScatterOptions& opts) {
-  return guarded([&] {
-    const CallSite site = this->site("scatter");
-    at::Tensor& output = single(site, outputs);
-    auto task = newTask(site, Collective::Scatter);
-    Request& request = task->request;
-    request.root = checkRoot(site, opts.rootRank);
-    request.dtype = dtypeOf(output.scalar_type());
-    request.count = static_cast<std::uint64_t>(output.numel());
-    request.out.resize(1);
-    task->addOutput(request.out[0], output);
-    Tensors in;
-    if (rank_ == request.root) {
-      in = onePerRank(site, inputs, "input tensors on the root");
-      request.in.resize(in.size());
-      for (std::size_t i = 0; i < in.size(); ++i) {
-        sameType(site, in[i], output);
-        if (in[i].numel() != output.numel()) {
-          refuse(site, concat("input ", i, " of the output's ", output.numel(), " elements"),
-                 concat(in[i].numel()));
-        }
-        task->addInput(request.in[i], in[i]);
-      }
-    } else if (!inputs.empty() && !inputs[0].empty()) {
-      refuse(site, "no inputs on a rank that is not the root", concat(inputs[0].size()));
-    }
-    return launch(std::move(task), {c10d::OpType::SCATTER, "fastcoll:scatter", opts.asyncOp,
-                                    opts.timeout, in, outputs});
   });
 }
 

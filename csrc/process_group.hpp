@@ -2,7 +2,8 @@
 // and gives it to the engine of their device.
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
-// coalesced.cpp       collectives of lists of tensors     barriers.cpp      waiting for each other
+// rooted.cpp          those with a root                   barriers.cpp      waiting for each other
+// coalesced.cpp       collectives of lists of tensors
 // fused.cpp           gradients, with a wire dtype and statistics
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
@@ -124,6 +125,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
                                           const c10d::AllgatherOptions& opts) override;
   WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& opts) override;
+  WorkRef gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions& opts) FASTCOLL_OVERRIDES_2_14;
   WorkRef scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& opts) override;
   WorkRef reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,

@@ -296,6 +296,14 @@ bool TensorTask::countsChangesInStock(c10d::OpType type) const {
   }
 }
 
+void cut(const Message& whole, int parts, std::vector<Message>& into) {
+  const std::size_t each = whole.bytes() / static_cast<std::size_t>(parts);
+  into.resize(static_cast<std::size_t>(parts));
+  for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
+    into[i].append(whole.contiguous(i * each, each), each);
+  }
+}
+
 }  // namespace fastcoll
 
 /// For tests, which run the engine of device tensors on a device without a GPU.

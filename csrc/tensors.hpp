@@ -87,6 +87,8 @@ class TensorTask : public Task {
   std::vector<Copy> after_;
 };
 
+/// Cuts a message that lies in one run into `parts` messages of the same length.
+void cut(const Message& whole, int parts, std::vector<Message>& into);
 /// Throws Error(Value) unless the tensor is dense, with memory on a device that an engine serves.
 void requireDense(const CallSite& call, const at::Tensor& tensor);
 /// The device types beside the CPU whose tensors are served: CUDA; a test adds its own.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import IS_GLOO, name_of
+from backend import IS_GLOO, beyond_gloo, name_of, since
 from oracle import COMPLEX, assert_same, moved_types, sample
 
 SHAPES = [(1,), (3, 5), (0,), (4097,), ()]
@@ -18,6 +18,33 @@ def gather_to(root, dtype, shapes):
         assert_same(given, inputs[dist.get_rank()])
         for output, expected in zip(outputs or [], inputs, strict=False):
             assert_same(output, expected)
+
+
+def gather_single_to(root, dtype, shapes):
+    for seed, shape in enumerate(shapes):
+        size, is_root = dist.get_world_size(), dist.get_rank() == root
+        inputs = [sample(r, shape, dtype, seed) for r in range(size)]
+        given = inputs[dist.get_rank()].clone()
+        output = torch.empty((size, *shape), dtype=dtype) if is_root else None
+        for async_op in (False, True):
+            work = dist.gather_single(given, output, root, async_op=async_op)
+            assert (work is not None and work.wait()) is async_op
+            assert_same(given, inputs[dist.get_rank()])
+            if is_root:
+                assert_same(output, torch.stack(inputs))
+                output.zero_()
+
+
+def gather_single_of_wrong_size():
+    output = torch.empty(7) if dist.get_rank() == 0 else None
+    if dist.get_rank() == 0:
+        expected = "expected an output of 3 x 2 elements on the root, got 7"
+        with pytest.raises(ValueError, match=expected):
+            dist.gather_single(torch.ones(2), output)
+        output = torch.empty(6)
+    dist.gather_single(torch.full((2,), float(dist.get_rank())), output)
+    if output is not None:
+        assert_same(output, torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0]))
 
 
 def scatter_from(root, dtype, shapes):
@@ -60,6 +87,20 @@ def test_gather_type(world, dtype):
     if IS_GLOO and dtype in COMPLEX:
         pytest.skip("beyond gloo: complex gather")
     world(3).run(gather_to, 2, dtype, SHAPES)
+
+
+@since(14, "gather_single")
+@pytest.mark.parametrize("dtype", moved_types(), ids=name_of)
+def test_gather_single_type(world, dtype):
+    if IS_GLOO and dtype in COMPLEX:
+        pytest.skip("beyond gloo: complex gather")
+    world(3).run(gather_single_to, 2, dtype, SHAPES)
+
+
+@since(14, "gather_single")
+@beyond_gloo("it has other words")
+def test_gather_single_of_wrong_size(world):
+    world(3).run(gather_single_of_wrong_size)
 
 
 @pytest.mark.parametrize("dtype", moved_types(), ids=name_of)
