@@ -56,6 +56,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   const Environment env = Environment::read();
   config.watchdog.tearsDown = env.tearsDown;
   config.watchdog.heartbeat = std::chrono::seconds(env.heartbeatSeconds);
+  config.watchdog.failing = [hooks = abortHooks_] { hooks->callElsewhere(); };
   config.highPriority = options_->highPriorityStream;
   // A group fails as one: its CPU tensors' engine tells the ranks of this host at once. On another
   // thread, for it calls back those who wait there.

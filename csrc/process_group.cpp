@@ -70,8 +70,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
                          " cannot be. Ranks run from 0 to the "
                          "world size minus one."));
     }
-    engine_ = std::make_shared<CpuEngine>(configOf(*options_, name_, rank, size),
-                                          std::make_unique<StoreAdapter>(store_),
+    EngineConfig config = configOf(*options_, name_, rank, size);
+    config.failing = [hooks = abortHooks_] { hooks->call(); };
+    engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
                                           networkOf(store_, *options_));
     livingEngines().add(engine_);
     shareTensors();
@@ -117,6 +118,7 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::lastDeviceEngine(const std::
 }
 
 void ProcessGroupFastcoll::abort() {
+  abortHooks_->call();
   const std::string cause = concat("rank ", rank_, " aborted the group");
   if (const auto device = lastDeviceEngine(cause)) device->abort(ErrorKind::Backend, cause);
   engine_->abort(ErrorKind::Backend, cause);

@@ -23,6 +23,7 @@
 
 #include "base/living.hpp"
 #include "device/device_engine.hpp"
+#include "engine/abort_hooks.hpp"
 #include "engine/cpu_engine.hpp"
 #include "message_numbers.hpp"
 #include "network/gloo.hpp"
@@ -81,6 +82,10 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override { return engine_->sequence(); }
   c10d::ErrorType getError() override;
   void enableCollectivesTiming() override;
+  void registerAbortHook(std::int64_t id, AbortHooks::Hook hook) FASTCOLL_OVERRIDES_2_14 {
+    abortHooks_->add(id, std::move(hook));
+  }
+  void unregisterAbortHook(std::int64_t id) FASTCOLL_OVERRIDES_2_14 { abortHooks_->remove(id); }
   void abort() override;
   void shutdown() override;
   /// DDP asks it where it may allocate its buckets; true where peers can read them.
@@ -227,6 +232,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   c10::intrusive_ptr<Options> options_;
   std::string name_;
+  const std::shared_ptr<AbortHooks> abortHooks_ = std::make_shared<AbortHooks>();
+  TimeoutExtensions extensions_;
   std::shared_ptr<CpuEngine> engine_;
   std::atomic<std::uint64_t> messages_{0};
   /// FASTCOLL_DEBUG=TRACE: autograd is told of every output.

@@ -294,6 +294,7 @@ std::string Watchdog::progress() const {
 }
 
 void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept {
+  config_.failing();
   try {
     std::string came;
     {

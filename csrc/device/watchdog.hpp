@@ -40,6 +40,8 @@ struct WatchdogConfig {
   /// may stand still before that does, 0: for ever.
   bool tearsDown = false;
   Milliseconds heartbeat{0};
+  /// Called before a fault ends any call; waits for Python's lock no longer than it must.
+  std::function<void()> failing = [] {};
 };
 
 /// How long a fault's text may take, from when its calls can only fail.

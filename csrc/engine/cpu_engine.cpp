@@ -116,6 +116,19 @@ void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
   }
 }
 
+/// The same at the begin of a call. It gives the lock back before it throws.
+void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call,
+                                 std::uint64_t seq) {
+  try {
+    throwIfUnusable(call, seq);
+  } catch (const Error&) {
+    const bool destroyed = closed_;
+    lock.unlock();
+    if (!destroyed) config_.failing();  // another rank's fault may be seen here first
+    throw;
+  }
+}
+
 // --- running collectives -----------------------------------------------------------------------
 
 void CpuEngine::runOne(Request& request) {
@@ -177,13 +190,11 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
 /// Takes a call and numbers it. Of those that are refused after a fault, the trace keeps the first:
 /// it tells a rank that came too late from one that did not come.
 void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
+  const std::uint64_t next = sequence_ + 1;
   try {
-    throwIfUnusable(collectiveName(task.request.collective), sequence_ + 1);
+    refuseIfUnusable(lock, collectiveName(task.request.collective), next);
   } catch (const Error& error) {
-    const std::uint64_t next = sequence_ + 1;
-    const bool first = !std::exchange(refused_, true);
-    lock.unlock();
-    if (first && task.draft != nullptr) {
+    if (!refused_.exchange(true) && task.draft != nullptr) {
       trace::fail(trace::record(*task.draft, next), error.what());
     }
     throw;

@@ -61,6 +61,8 @@ struct EngineConfig {
   TransportChoice transport = TransportChoice::Auto;
   std::string hostId;  // ranks with equal ones share memory; "": the machine tells
   std::string version;
+  /// Called before a fault of the group is shown to anyone, without locks.
+  std::function<void()> failing = [] {};
 };
 
 struct EngineInfo {
@@ -136,6 +138,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void wakeWorker();
   void work();
   void throwIfUnusable(const char* call, std::uint64_t seq) const;
+  void refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call, std::uint64_t seq);
   std::string prefix(const char* call, std::uint64_t seq) const;
   [[noreturn]] void failHere(const Request& request, const Error& error);
   void takeConnectionsBack() noexcept;
@@ -171,8 +174,8 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::uint64_t sequence_ = 0;  // of the last collective taken
   bool workerAwake_ = false;
   bool closed_ = false;
-  bool refused_ = false;      // a call, since the group failed
-  bool interrupted_ = false;  // a fault before there was shared memory to record it in
+  std::atomic<bool> refused_{false};  // a call, since the group failed
+  bool interrupted_ = false;          // a fault before there was shared memory to record it in
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
   std::atomic<bool> spinDecided_{false};

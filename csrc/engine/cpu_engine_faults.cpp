@@ -114,6 +114,7 @@ void CpuEngine::takeConnectionsBack() noexcept {
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
+  config_.failing();
   try {
     ToldFault fault{kind, cause};
     // Memory tells only the ranks of this host.

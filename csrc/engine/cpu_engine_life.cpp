@@ -107,8 +107,8 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
 
 PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    throwIfUnusable(call, seq);
+    std::unique_lock<std::mutex> lock(mutex_);
+    refuseIfUnusable(lock, call, seq);
   }
   return madePointToPoint();
 }
@@ -118,6 +118,7 @@ PointToPoint& CpuEngine::madePointToPoint() {
     PointToPoint::Setup setup;
     setup.ringBytes = config_.ringBytes;
     setup.stores = config_.stores;
+    setup.failing = config_.failing;
     setup.tellUnmet = [this] {
       ToldFault fault;
       memory_->recorded(fault.kind, fault.text);
@@ -146,8 +147,8 @@ PointToPoint& CpuEngine::madePointToPoint() {
 
 void CpuEngine::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    throwIfUnusable("monitored_barrier", 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    refuseIfUnusable(lock, "monitored_barrier", 0);
   }
   if (rendezvous_ != nullptr) rendezvous_->monitoredBarrier(timeout, waitAllRanks);
 }

@@ -70,13 +70,28 @@ void PointToPoint::poll() {
     progress(finished, true);
     callReaders();
     callHelpers();
-    lock.unlock();
+    // Elsewhere, as hooks may wait for Python's lock, which is held where a work is polled.
+    if (showFault(finished)) {
+      try {
+        startJob([this, failed = finished]() mutable { complete(failed); });
+        return;
+      } catch (const std::exception&) {
+        // No thread is to be had: then here.
+      }
+    }
   }
   complete(finished);
 }
 
+/// Whether they end because the group has failed.
+bool PointToPoint::showFault(const Finished& finished) const {
+  return memory_.aborted() && std::any_of(finished.begin(), finished.end(),
+                                          [](const auto& one) { return one.second != nullptr; });
+}
+
 void PointToPoint::complete(Finished& finished) {
   if (finished.empty()) return;
+  if (showFault(finished)) setup_.failing();
   for (auto& [op, fault] : finished) {
     op->complete(fault);
     op->done.store(true, std::memory_order_seq_cst);

@@ -97,6 +97,8 @@ class PointToPoint : public PeerConnections {
     /// their rings would take much memory.
     std::size_t ringBytes = kRingBytes;
     StoresChoice stores = StoresChoice::Auto;
+    /// Called before operations end with the group's fault, without locks.
+    std::function<void()> failing = [] {};
     /// Called when the group has failed here, to tell ranks that this one has not met.
     std::function<void()> tellUnmet = [] {};
     /// The way to other hosts.
@@ -194,6 +196,7 @@ class PointToPoint : public PeerConnections {
   void tryMeet(int rank);
   void finish(const PointToPointRef& op, Finished& finished);
   void end(const PointToPointRef& op, Finished& finished);
+  bool showFault(const Finished& finished) const;
   void complete(Finished& finished);
   void ring(int rank);
   bool active() const { return !all_.empty(); }

@@ -1,0 +1,61 @@
+#include "abort_hooks.hpp"
+
+#include <exception>
+#include <utility>
+
+#include "../base/env.hpp"
+#include "../base/error.hpp"
+#include "worker_pool.hpp"
+
+namespace fastcoll {
+
+void AbortHooks::add(std::int64_t id, Hook hook) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Waiting) hooks_[id] = std::move(hook);
+}
+
+void AbortHooks::remove(std::int64_t id) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Waiting) hooks_.erase(id);
+}
+
+void AbortHooks::call() noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Running && runner_ != std::this_thread::get_id()) {
+    awaitEnd(lock, std::chrono::seconds(10));
+  }
+  if (phase_ != Phase::Waiting) return;
+  phase_ = Phase::Running;
+  runner_ = std::this_thread::get_id();
+  lock.unlock();
+  for (const auto& [id, hook] : hooks_) {
+    try {
+      hook();
+    } catch (const std::exception& error) {
+      log(LogLevel::Warn, concat("abort hook ", id, " failed: ", error.what()));
+    } catch (...) {
+      log(LogLevel::Warn, concat("abort hook ", id, " failed"));
+    }
+  }
+  lock.lock();
+  phase_ = Phase::Done;
+  ended_.notify_all();
+}
+
+void AbortHooks::callElsewhere() noexcept {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (phase_ == Phase::Done || (phase_ == Phase::Waiting && hooks_.empty())) return;
+  try {
+    runOnWorker([self = shared_from_this()] { self->call(); });
+  } catch (const std::exception& error) {
+    return log(LogLevel::Warn,
+               concat("no thread could be started for abort hooks: ", error.what()));
+  }
+  awaitEnd(lock, std::chrono::seconds(2));
+}
+
+void AbortHooks::awaitEnd(std::unique_lock<std::mutex>& lock, std::chrono::seconds most) {
+  ended_.wait_for(lock, most, [this] { return phase_ == Phase::Done; });
+}
+
+}  // namespace fastcoll

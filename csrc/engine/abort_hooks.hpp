@@ -1,0 +1,44 @@
+// What a user wants called when a group fails, to look at its state before the errors come
+// (c10d::Backend::registerAbortHook).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace fastcoll {
+
+/// The hooks of one group. They are called once, at its first fault, and no lock is held meanwhile.
+class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
+ public:
+  using Hook = std::function<void()>;
+  /// Has no effect once the hooks were called, and likewise remove().
+  void add(std::int64_t id, Hook hook);
+  void remove(std::int64_t id);
+
+  /// Each thread that is about to show a fault calls this. The first one runs the hooks; the others
+  /// wait for their end, for ten seconds at most. What a hook throws is logged.
+  void call() noexcept;
+  /// The same for a thread that must not wait for Python's lock: a pooled thread runs the hooks,
+  /// and this one waits for two seconds at most.
+  void callElsewhere() noexcept;
+
+ private:
+  enum class Phase { Waiting, Running, Done };
+  void awaitEnd(std::unique_lock<std::mutex>& lock, std::chrono::seconds most);
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  // Changed while waiting only. Hooks are never copied: one may be a Python object, whose
+  // references are counted under Python's lock.
+  std::map<std::int64_t, Hook> hooks_;
+  Phase phase_ = Phase::Waiting;
+  std::thread::id runner_;
+};
+
+}  // namespace fastcoll
