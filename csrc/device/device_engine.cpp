@@ -38,7 +38,7 @@ std::shared_ptr<Flight> flightOf(const std::vector<DeviceCall>& calls) {
   flight->device = first.callers.device();
   flight->timeout = first.timeout;
   for (const DeviceCall& call : calls) {
-    if (call.extension) flight->whenEnded([held = call.extension] {});
+    if (call.extension) flight->whenEnded([held = call.extension]() mutable { held.reset(); });
     if (call.trace != 0) flight->traces.push_back(call.trace);
     for (const DeviceRequest& request : call.requests) {
       flight->inElements += request.in.count;

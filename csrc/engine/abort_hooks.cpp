@@ -11,12 +11,16 @@ namespace fastcoll {
 
 void AbortHooks::add(std::int64_t id, Hook hook) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Waiting) hooks_[id] = std::move(hook);
+  if (phase_ == Phase::Waiting) std::swap(hooks_[id], hook);  // the old one ends outside the lock
 }
 
 void AbortHooks::remove(std::int64_t id) {
+  Hook removed;  // ends outside the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Waiting) hooks_.erase(id);
+  const auto found = hooks_.find(id);
+  if (phase_ != Phase::Waiting || found == hooks_.end()) return;
+  removed = std::move(found->second);
+  hooks_.erase(found);
 }
 
 void AbortHooks::call() noexcept {

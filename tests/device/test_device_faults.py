@@ -7,6 +7,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from backend import since
 from device_ranks import inject, until
 from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
@@ -66,6 +67,43 @@ def hang_on_the_device():
         assert 0.9 < took < bound(2)
     assert not work.is_success()
     assert work.get_future_result().wait() == 1  # WorkResult.TIMEOUT
+
+
+def hooks_come_first():
+    """The watchdog calls abort hooks before the call has failed, and once."""
+    own = group(1)
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x, group=own)
+    seen, works = [], []
+
+    def hook():
+        time.sleep(0.2)
+        seen.append(works[0].is_completed())
+
+    own.register_abort_hook(1, hook)
+    with recording_device.held(torch.accelerator.current_stream()):
+        works.append(dist.all_reduce(x, group=own, async_op=True))
+        until(lambda: seen)  # nobody waits
+        fault_of(lambda: works[0].wait(timedelta(seconds=30)))
+    until(lambda: has_failed_on_cpu(own))
+    assert seen == [False]
+
+
+def has_failed_on_cpu(own):
+    return own._get_backend(torch.device("cpu")).get_error() != ErrorType.SUCCESS
+
+
+def a_timeout_is_extended():
+    """Until the first call that has the extension has ended, as the watchdog sees it."""
+    own = group(30)
+    x = torch.ones(3, device=DEVICE)
+    own._add_ephemeral_timeout(timedelta(seconds=5))
+    first = dist.all_reduce(x, group=own, async_op=True)
+    assert first.timeout == timedelta(seconds=35)
+    assert dist.all_reduce(x, group=own, async_op=True).timeout == timedelta(seconds=35)
+    assert first.get_future_result().wait() == 0
+    assert dist.all_reduce(x, group=own, async_op=True).timeout == timedelta(seconds=30)
+    dist.barrier(group=own)
 
 
 def error_of_the_library():
@@ -138,6 +176,8 @@ def init_that_hangs():
         error_of_the_library,
         refusal_among_several_calls,
         abort_of_the_group,
+        pytest.param(hooks_come_first, marks=since(14, "abort hooks")),
+        pytest.param(a_timeout_is_extended, marks=since(14, "extension of a timeout")),
         init_that_fails,
         pytest.param(init_that_hangs, marks=pytest.mark.full),
     ],
