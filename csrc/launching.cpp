@@ -8,6 +8,7 @@
 #include "call_checks.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
+#include "work_registry.hpp"
 
 namespace fastcoll {
 
@@ -167,7 +168,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   const bool profiled = at::hasCallbacks();
   WorkRef none;
   const bool coalescing = collecting(none);
-  if (!call.async && !profiled && !coalescing) {
+  if (!call.async && !profiled && !coalescing && !listsWorks()) {
     engine_->runInline(task);
     return nullptr;
   }
@@ -180,7 +181,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
                                                   std::move(call.outputs), 0, std::move(terms));
   auto tracked = std::make_shared<WorkTask>(std::move(task), work);
   if (!call.async && !coalescing) {
-    // Inline, but the profiler sees the span of a work.
+    // Inline, but the profiler sees the span of a work, or torch lists it.
     try {
       engine_->runInline(tracked);
     } catch (...) {

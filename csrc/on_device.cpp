@@ -11,6 +11,7 @@
 #include "engine/worker_pool.hpp"
 #include "process_group.hpp"
 #include "store_adapter.hpp"
+#include "work_registry.hpp"
 
 namespace fastcoll {
 namespace {
@@ -182,7 +183,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   std::vector<DeviceCall> calls;
   calls.push_back(std::move(one));
   auto launched = engine.launch(std::move(calls));
-  if (!async && !profiled && !blocks) return nullptr;
+  if (!async && !profiled && !blocks && !listsWorks()) return nullptr;
   return c10::make_intrusive<DeviceWork>(
       rank_, call.type, profiled ? call.title : nullptr,
       profiled ? std::optional<Tensors>(std::move(call.inputs)) : std::nullopt,

@@ -1,13 +1,19 @@
-// The end of c10d::Work::wait, which every wait() that overrides it must have too.
+// torch's list of works that compiled graphs wait for: it takes what a call returns, while
+// allow_inflight_collective_as_graph_input_ctx() is in force, and c10d::Work::wait takes it out.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fastcoll {
 
-/// Takes a work out of the list of those that torch's wait_tensor() has still to wait for.
+/// Whether each call must return a work: torch would list nullptr, and wait for it.
+inline bool listsWorks() {
+  return c10d::allow_inflight_collective_as_graph_input();
+}
+
+/// Called at the end of every wait() that overrides torch's.
 inline void unregisterWork(c10d::Work& work) {
-  if (!c10d::allow_inflight_collective_as_graph_input()) return;
+  if (!listsWorks()) return;
   c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::unsafe_reclaim_from_nonowning(&work));
 }
 

@@ -128,6 +128,16 @@ def registered(name):
         assert get_work_registry_size() == before
 
 
+def registered_synchronously():
+    """A compiled graph may wait for a tensor whose collective has ended."""
+    before, tensor = get_work_registry_size(), torch.ones(3)
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        dist.all_reduce(tensor)
+        assert get_work_registry_size() == before
+        torch.ops._c10d_functional.wait_tensor(tensor)
+    assert_same(tensor, torch.full((3,), 2.0))
+
+
 def registered_messages():
     before, peer = get_work_registry_size(), 1 - dist.get_rank()
     with funcol.allow_inflight_collective_as_graph_input_ctx():
@@ -306,6 +316,10 @@ def test_result_code(world, name):
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "barrier"])
 def test_wait_unregisters(world, name):
     world(2).run(registered, name)
+
+
+def test_synchronous_call_registers_no_null(world):
+    world(2).run(registered_synchronously)
 
 
 def test_wait_for_messages_unregisters(world):
