@@ -135,6 +135,7 @@ void ProcessGroupFastcoll::shutdown() {
       }
     }
     engine_->shutdown();
+    abortHooks_->clear();
   });
 }
 

@@ -11,16 +11,19 @@ namespace fastcoll {
 
 void AbortHooks::add(std::int64_t id, Hook hook) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Waiting) std::swap(hooks_[id], hook);  // the old one ends outside the lock
+  if (phase_ == Phase::Waiting) std::swap(hooks_[id], hook);
 }
 
 void AbortHooks::remove(std::int64_t id) {
-  Hook removed;  // ends outside the lock
+  decltype(hooks_)::node_type removed;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = hooks_.find(id);
-  if (phase_ != Phase::Waiting || found == hooks_.end()) return;
-  removed = std::move(found->second);
-  hooks_.erase(found);
+  removed = hooks_.extract(id);
+}
+
+void AbortHooks::clear() {
+  decltype(hooks_) removed;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  removed.swap(hooks_);
 }
 
 void AbortHooks::call() noexcept {
@@ -31,8 +34,9 @@ void AbortHooks::call() noexcept {
   if (phase_ != Phase::Waiting) return;
   phase_ = Phase::Running;
   runner_ = std::this_thread::get_id();
+  const auto hooks = std::exchange(hooks_, {});
   lock.unlock();
-  for (const auto& [id, hook] : hooks_) {
+  for (const auto& [id, hook] : hooks) {
     try {
       hook();
     } catch (const std::exception& error) {
@@ -44,6 +48,7 @@ void AbortHooks::call() noexcept {
   lock.lock();
   phase_ = Phase::Done;
   ended_.notify_all();
+  lock.unlock();
 }
 
 void AbortHooks::callElsewhere() noexcept {

@@ -17,9 +17,11 @@ namespace fastcoll {
 class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
  public:
   using Hook = std::function<void()>;
-  /// Has no effect once the hooks were called, and likewise remove().
+  /// A hook that is added after they were called is never called.
   void add(std::int64_t id, Hook hook);
   void remove(std::int64_t id);
+  /// Removes all, at the end of the group: a hook may hold the group, which holds its hooks.
+  void clear();
 
   /// Each thread that is about to show a fault calls this. The first one runs the hooks; the others
   /// wait for their end, for ten seconds at most. What a hook throws is logged.
@@ -34,8 +36,7 @@ class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  // Changed while waiting only. Hooks are never copied: one may be a Python object, whose
-  // references are counted under Python's lock.
+  // None ends under the mutex: it may be a Python object, which needs Python's lock.
   std::map<std::int64_t, Hook> hooks_;
   Phase phase_ = Phase::Waiting;
   std::thread::id runner_;

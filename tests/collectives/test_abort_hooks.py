@@ -1,5 +1,7 @@
 """Abort hooks: called once, when a group fails and before its works do."""
 
+import contextlib
+import gc
 import threading
 import time
 from datetime import timedelta
@@ -169,6 +171,23 @@ def healthy():
     assert seen == []
 
 
+def not_kept():
+    """A hook that holds its group does not keep it alive, be the group destroyed or aborted."""
+    import fastcoll.info
+
+    dist.barrier()
+    before = len(fastcoll.info.groups())
+    for end in (dist.destroy_process_group, lambda group: group.abort()):
+        group = dist.new_group(list(range(dist.get_world_size())))
+        group.register_abort_hook(1, lambda group=group: group.size())
+        end(group)
+        with contextlib.suppress(ValueError):  # it is destroyed already
+            dist.destroy_process_group(group)
+        del group
+    gc.collect()
+    assert len(fastcoll.info.groups()) == before
+
+
 @pytest.mark.parametrize("nobody_waits", [True, False])
 @pytest.mark.parametrize("call", [collective, receive])
 def test_time_is_up(world, call, nobody_waits):
@@ -189,6 +208,10 @@ def test_several(world):
 
 def test_no_lock_is_held(world):
     world(2).run(uses_the_group, fresh=True)
+
+
+def test_not_kept(world):
+    world(2).run(not_kept, fresh=True)
 
 
 def test_healthy(world):
