@@ -20,6 +20,9 @@ namespace {
 
 using c10d::symmetric_memory::SymmetricMemory;
 
+constexpr const char* kOverlapping = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES";
+constexpr const char* kNoMulticast = "TORCH_SYMM_MEM_DISABLE_MULTICAST";
+
 /// An environment variable that is "1" while this lives, and "0", torch's default, if it was unset.
 /// It is not removed: that would move other variables, which NCCL's threads may read meanwhile.
 /// Where it was set before, the change replaces one pointer.
@@ -57,8 +60,7 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
   // torch compares devices by host and index, and refuses ranks that each see one GPU only, as
   // index 0; who calls this has compared what tells GPUs apart. And no kernel of ours uses the
   // multicast object, of which the making can hang.
-  const Switched overlapping("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES");
-  const Switched noMulticast("TORCH_SYMM_MEM_DISABLE_MULTICAST");
+  const Switched overlapping(kOverlapping), noMulticast(kNoMulticast);
   return c10d::symmetric_memory::rendezvous(memory, group);
 }
 
@@ -66,6 +68,7 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
 
 void bindSymmetricMemory(py::module_& m) {
   using Unlocked = py::call_guard<py::gil_scoped_release>;
+  m.attr("SYMMETRIC_SWITCHES") = py::make_tuple(kOverlapping, kNoMulticast);
   m.def("symmetric_empty", &allocate, py::arg("bytes"), py::arg("device"), Unlocked());
   // torch waits for the whole device before it unmaps memory.
   m.def(

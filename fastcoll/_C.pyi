@@ -407,6 +407,9 @@ def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) 
 def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
     """Returns the algorithm of a broadcast between hosts, by its name in fastcoll.costs."""
 
+SYMMETRIC_SWITCHES: tuple[str, ...]
+"""Variables of the environment that are "1" during symmetric_rendezvous."""
+
 def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
     """Returns uint8 [bytes] of torch's symmetric memory, of which torch's groups and allocation ids know nothing."""
 

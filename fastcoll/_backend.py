@@ -16,7 +16,6 @@ from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env, tuning
 from fastcoll._load import C
-from fastcoll.cuda.mapping import SWITCHES
 from fastcoll.env import Env
 from fastcoll.names import replaced
 
@@ -202,7 +201,7 @@ def _set_variables() -> None:
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
         return
-    for name in SWITCHES:
+    for name in C.SYMMETRIC_SWITCHES:
         os.environ.setdefault(name, "0")
 
 

@@ -17,10 +17,7 @@ from fastcoll._load import C
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.peer_atomics import without_atomics
 
-__all__ = ["MAPPERS", "SWITCHES", "Mapper", "TorchSymmetricMemory", "rendezvous"]
-
-SWITCHES = ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
-"""Variables that C++ sets to "1" during a rendezvous."""
+__all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
 
 
 class Mapper(Protocol):

@@ -22,7 +22,7 @@ from fastcoll.cuda import deadline, peer_atomics, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.lives import Lives
-from fastcoll.cuda.mapping import MAPPERS, SWITCHES, TorchSymmetricMemory, rendezvous
+from fastcoll.cuda.mapping import MAPPERS, TorchSymmetricMemory, rendezvous
 from fastcoll.cuda.thresholds import Thresholds
 
 
@@ -50,14 +50,16 @@ def test_a_peer_that_does_not_come_freezes_nobody(device_world):
 def switches(before):
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    for name in SWITCHES:
+    for name in C.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
     call = begin("switches")
     assert call.wait(30)
     call.result()
-    return recording_device.switches_seen(), [getenv(name.encode()) for name in SWITCHES]
+    return recording_device.switches_seen(), [
+        getenv(name.encode()) for name in C.SYMMETRIC_SWITCHES
+    ]
 
 
 @pytest.mark.parametrize("before", [None, "0"])
@@ -77,7 +79,7 @@ def environment():
 
 def entries_in_place():
     """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
-    for name in SWITCHES:
+    for name in C.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
     with (
         mock.patch.object(torch.version, "cuda", "13.0"),
@@ -90,7 +92,7 @@ def entries_in_place():
         while recording_device.most_at_once() == 0:
             time.sleep(0.01)
         seen.append(environment())
-        assert [os.environ[name] for name in SWITCHES] == ["0", "0"]
+        assert [os.environ[name] for name in C.SYMMETRIC_SWITCHES] == ["0", "0"]
     assert call.wait(30)
     call.result()
     seen.append(environment())
