@@ -90,15 +90,14 @@ def test_gather_type(world, dtype):
 
 
 @since(14, "gather_single")
+@beyond_gloo("it has no gather_single")
 @pytest.mark.parametrize("dtype", moved_types(), ids=name_of)
 def test_gather_single_type(world, dtype):
-    if IS_GLOO and dtype in COMPLEX:
-        pytest.skip("beyond gloo: complex gather")
     world(3).run(gather_single_to, 2, dtype, SHAPES)
 
 
 @since(14, "gather_single")
-@beyond_gloo("it has other words")
+@beyond_gloo("it has no gather_single")
 def test_gather_single_of_wrong_size(world):
     world(3).run(gather_single_of_wrong_size)
 

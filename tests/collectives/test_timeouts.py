@@ -10,7 +10,10 @@ from backend import beyond_gloo, since
 from words import await_word, say
 from world import here
 
-pytestmark = since(14, "timeout of a work")
+pytestmark = [
+    since(14, "timeout of a work"),
+    beyond_gloo("its works have none, and it takes no extension"),
+]
 
 CPU = torch.device("cpu")
 GROUP = timedelta(seconds=40)
@@ -90,11 +93,9 @@ def test_of_works(world):
     world(2).run(of_works, fresh=True)
 
 
-@beyond_gloo("it takes no extension")
 def test_extension_ends_with_the_first_work(world):
     world(2).run(extension_ends_with_the_first_work, fresh=True)
 
 
-@beyond_gloo("it takes no extension")
 def test_extension_of_synchronous_calls(world):
     world(2).run(extension_of_synchronous_calls, fresh=True)

@@ -313,7 +313,7 @@ def test_result_code(world, name):
     world(2).run(result_code, name)
 
 
-@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "barrier"])
+@pytest.mark.parametrize("name", collectives(known=GLOO_ENDS)[:-1])  # a barrier has no output
 def test_wait_unregisters(world, name):
     world(2).run(registered, name)
 
