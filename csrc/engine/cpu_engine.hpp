@@ -119,6 +119,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
   static std::string causeIn(const Error& error);
+  std::optional<ToldFault> toldByNow(const std::string& key) const noexcept;
   ToldFault whoBroke(const std::string& text) const noexcept;
   ToldFault whyLost(int peer, const std::string& text) noexcept;
   template <typename Connect>

@@ -38,6 +38,15 @@ void CpuEngine::checkPeers(const std::string& prefix) const {
   }
 }
 
+/// What is told under the key by now. An answer that is under way may be older than this call: then
+/// the second question is of now.
+std::optional<ToldFault> CpuEngine::toldByNow(const std::string& key) const noexcept {
+  for (int question = 0; question < 2; ++question) {
+    if (auto told = firstFault_.heard(key, kTelling)) return told;
+  }
+  return std::nullopt;
+}
+
 /// Why a connection to another host broke: what its ranks have told, or that a process has ended.
 ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   ToldFault fault{ErrorKind::Backend, text};
@@ -49,6 +58,7 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
       // A process that has ended may have said goodbye before: its peers have time to tell.
       const std::string ended = Clock::now() < told ? "" : rendezvous_->endedProcesses();
       if (!ended.empty()) {
+        if (auto first = toldByNow(key)) return *first;
         fault.text = concat(ended, ": connection closed by peer (process died); ", text);
         return fault;
       }
@@ -66,7 +76,8 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
     const std::string key = rendezvous_->faultKeyOf(peer);
     for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
       if (auto told = firstFault_.heard(key, Milliseconds(20))) return *told;
-      if (rendezvous_->hasEnded(peer)) {
+      if (rendezvous_->hasEnded(peer)) {  // it may have told before
+        if (auto told = toldByNow(key)) return *told;
         fault.text =
             concat(memory_->memberName(peer), ": connection closed by peer (process died)");
         break;

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from hidden_links import HidesLinks
+from odd_stores import HidesLinks
 
 
 def aborts(rank: Rank):

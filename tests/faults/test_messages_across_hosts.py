@@ -8,17 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from hidden_links import HidesLinks
 from in_call import soon, tell_in_call
+from odd_stores import HidesLinks, Slow
 from suite_rules import bound
 
 SMALL, LARGE = 8, 3_000_000
 """Elements: in one record, and with a body that goes by itself."""
 
 
-def start(rank: Rank, hosts: str):
+def start(rank: Rank, hosts: str, **other):
     os.environ["FASTCOLL_HOST_ID"] = hosts[rank.rank]
-    rank.init()
+    rank.init(**other)
 
 
 def two_talk(rank: Rank, hosts):
@@ -233,8 +233,10 @@ def test_a_timeout_says_what_was_awaited(jobs, peer):
     job.ended_well()
 
 
-def sizes_differ(rank: Rank, sent, expected):
-    start(rank, "01")
+def sizes_differ(rank: Rank, sent, expected, slow):
+    store = Slow(rank.store("first"))
+    start(rank, "01", store=store)
+    store.seconds = slow if rank.rank == 0 else 0.0
     tensor = torch.ones(sent if rank.rank == 0 else expected)
     if rank.rank == 0:
         work = dist.isend(tensor, 1)
@@ -242,9 +244,13 @@ def sizes_differ(rank: Rank, sent, expected):
     return catch(dist.recv, tensor, 0)
 
 
-@pytest.mark.parametrize("sent, expected", [(SMALL, 9), (LARGE, SMALL), (SMALL, LARGE)])
-def test_sizes_that_differ(jobs, sent, expected):
-    job = jobs(2, sizes_differ, sent, expected)
+@pytest.mark.parametrize(
+    "sent, expected, slow",
+    [(SMALL, 9, 0.0), (SMALL, 9, 0.07), (LARGE, SMALL, 0.0), (SMALL, LARGE, 0.0)],
+)
+def test_sizes_that_differ(jobs, sent, expected, slow):
+    """Also where rank 1 has told of it and ended before rank 0, whose store is slow, has an answer."""
+    job = jobs(2, sizes_differ, sent, expected, slow)
     fault = job.hear(1)
     assert "Detected mismatch" in fault.text and f"float32[{expected}]" in fault.text, fault.text
     assert f"sends float32[{sent}]" in fault.text, fault.text

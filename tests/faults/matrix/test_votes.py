@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from hidden_links import HidesLinks
 from matrix_machine import refuse_calls
+from odd_stores import HidesLinks
 from rows_elastic import published
 from suite_rules import bound
 
