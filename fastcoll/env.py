@@ -105,7 +105,8 @@ class Env:
     ring_bytes: int = _variable(
         "RING_BYTES",
         2 << 20,
-        "Size of a rank's ring in shared memory, for each group, in bytes.",
+        "Size of a rank's ring in shared memory, for each group, in bytes. In a group of several hosts it is "
+        "four times as large.",
         least=16 << 10,
         most=1 << 30,
     )
