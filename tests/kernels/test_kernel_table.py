@@ -40,7 +40,7 @@ def in_a_process_that_compiles(*arguments: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_configuration_compiles_and_none_got_worse(tmp_path: Path) -> None:
     """Machine code is compared with that of the recorded Triton only; spills and narrow accesses are none of any."""
     found = tmp_path / "rows.json"

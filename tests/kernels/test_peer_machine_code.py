@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 NO_DATA = re.compile(r"LDG\S*\.STRONG\.SYS|LDG\.E\.64 ")
 EXCHANGES = {
