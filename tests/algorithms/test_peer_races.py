@@ -12,16 +12,32 @@ from peer_memory import DEVICE
 import fastcoll
 from fastcoll.cuda.algorithms import _flat
 from fastcoll.cuda.all_reduce import AllReduces
+from fastcoll.cuda.plans import Plan
 
 
 def two_streams(reduce):
-    """Two calls on the caller's stream and the group's, of tensors that have nothing in common."""
+    """Two calls on the caller's stream and the group's, of tensors that have nothing in common.
+
+    The first one does not end before the second one is made: a host that sees its end has ordered them.
+    """
     reduce(False)
     recording_device.clear()
-    work = reduce(True)
+    run = Plan.run
+
+    def without_end(self, places):
+        run(self, places)
+        recording_device.hold(torch.accelerator.current_stream(DEVICE))
+
+    Plan.run = without_end
+    try:
+        work = reduce(True)
+    finally:
+        Plan.run = run
     reduce(False)
     work.wait()
-    return recording_device.violations()
+    found = recording_device.violations()
+    recording_device.clear()
+    return found
 
 
 def lists(**options):
