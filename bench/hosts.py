@@ -114,7 +114,7 @@ def _run_rank(options: argparse.Namespace) -> int:
     cases = []
     for call in options.call or CALLS:
         for message in [0] if call == "barrier" else options.bytes:
-            rounds = options.rounds if message < 1 << 20 else max(3, options.rounds // 4)
+            rounds = options.rounds if message <= 1 << 20 else max(3, options.rounds // 4)
             case = _measured(call, message, groups, rounds)
             if dist.get_rank() == 0:
                 cases.append(case)

@@ -154,6 +154,10 @@ class Cluster:
             self._ip(switch, "ip", "link", "set", port, "master", "bridge", *up)
             self._ip(host, "ip", "addr", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             self._ip(host, "ip", "link", "set", INTERFACE, *up)
+            # Linux's default, whatever this machine's own is.
+            subnet = f"{self.address(host).rpartition('.')[0]}.0/24"
+            route = ["dev", INTERFACE, "congctl", "cubic"]
+            self._ip(host, "ip", "route", "replace", subnet, *route)
             if self._megabits:
                 self._shape(switch, port)
                 self._shape(host, INTERFACE)

@@ -17,7 +17,7 @@ namespace fastcoll {
 namespace {
 
 constexpr std::size_t kChunks = 8;
-constexpr std::size_t kLeastChunk = 256 * 1024;
+constexpr std::size_t kLeastChunk = 512 * 1024;
 // Chunks that a leader sends, or is about to receive, at once.
 constexpr std::size_t kAhead = 3;
 
