@@ -33,9 +33,11 @@ def report_of(
     return end.value.value
 
 
-def test_an_unmarked_item_above_the_limit_fails(monkeypatch):
-    assert report_of(monkeypatch, seconds=4.9).outcome == "passed"
-    slow = report_of(monkeypatch, seconds=5.1)
+@pytest.mark.parametrize(("slack", "limit"), [("1", 5.0), ("4", 10.0)])
+def test_an_unmarked_item_above_the_limit_fails(monkeypatch, slack, limit):
+    monkeypatch.setenv("FASTCOLL_TEST_SLACK", slack)
+    assert report_of(monkeypatch, seconds=0.98 * limit).outcome == "passed"
+    slow = report_of(monkeypatch, seconds=1.02 * limit)
     assert slow.outcome == "failed" and "mark it `full`" in slow.longrepr
 
 
@@ -51,6 +53,7 @@ def test_the_limit_is_that_of_the_tier_for_every_change(monkeypatch, selected):
 
 def test_the_limit_grows_with_what_else_runs(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("FASTCOLL_TEST_SLACK", "1")
     assert report_of(monkeypatch, seconds=9.9, load=4.0).outcome == "passed"
     assert report_of(monkeypatch, seconds=10.1, load=4.0).outcome == "failed"
 
