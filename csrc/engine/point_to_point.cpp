@@ -142,9 +142,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-      const bool busy = anyReceives_ > 0 || peer.receives > 0 || !peer.sends.empty() ||
-                        !peer.asking.empty() || !peer.answered.empty() || !peer.open.empty() ||
-                        !peer.pulls.empty() || peer.unmet();
+      const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
     }
     if (lookForFaults && !moved) checkFaults(finished);
@@ -158,7 +156,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
 
 bool PointToPoint::advancePeer(int rank, Finished& finished) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  if (!peer.paired && !peer.elsewhere) tryMeet(rank);
+  if (!peer.paired && !peer.elsewhere) needToMeet(rank);
   if (peer.elsewhere) return advanceRemote(rank, finished);
   if (!peer.known) return false;
   bool moved = advanceSends(rank, finished);  // before it is paired: the channel is own memory
@@ -177,23 +175,6 @@ bool PointToPoint::advancePeer(int rank, Finished& finished) {
   told = answer(peer) || told;
   if (told) ring(rank);
   return moved || told;
-}
-
-void PointToPoint::tryMeet(int rank) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  const auto now = Clock::now();
-  if (now >= peer.nextTry) {
-    const Rendezvous::Met met = rendezvous_.tryMeet(rank);
-    peer.paired = met == Rendezvous::Met::Here;
-    peer.known = met != Rendezvous::Met::NotYet;
-    peer.elsewhere = met == Rendezvous::Met::Elsewhere;
-    const int micros = std::min(10000, 100 << std::min(peer.tries++, 7));
-    peer.nextTry = now + std::chrono::microseconds(micros);
-    if (peer.paired) setup_.met();
-    if (peer.paired) ring(rank);  // it may wait for what was posted before it could be rung
-    if (peer.elsewhere) anyElsewhere_ = true;
-  }
-  if (!peer.paired && !peer.elsewhere) lookAt_ = std::min(lookAt_, peer.nextTry);
 }
 
 bool PointToPoint::hasPending() {

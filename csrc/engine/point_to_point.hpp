@@ -167,8 +167,6 @@ class PointToPoint : public PeerConnections {
     bool large = false;  // `out` writes into the large ring
     bool known = false;  // on which host it is
     bool paired = false;
-    TimePoint nextTry;  // of pairing
-    int tries = 0;
     std::optional<TimePoint> goneSince;  // while it is not known to mean this group
     // Of a peer on another host.
     bool elsewhere = false;
@@ -180,6 +178,11 @@ class PointToPoint : public PeerConnections {
     int users = 0;            // threads that use the channel without the lock
     std::string lost;         // how the connection broke
     bool explaining = false;  // a thread finds out why
+    /// Something is under way with it.
+    bool busy() const {
+      return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
+             !open.empty() || !pulls.empty();
+    }
     /// It has been sent something, which it finds only when both mean each other's instance.
     bool unmet() const { return out.has_value() && !paired && !elsewhere; }
     /// Something of it is awaited that comes in records.
@@ -193,7 +196,6 @@ class PointToPoint : public PeerConnections {
   // point_to_point.cpp
   bool progress(Finished& finished, bool lookForFaults);
   bool advancePeer(int rank, Finished& finished);
-  void tryMeet(int rank);
   void finish(const PointToPointRef& op, Finished& finished);
   void end(const PointToPointRef& op, Finished& finished);
   bool showFault(const Finished& finished) const;
@@ -264,6 +266,9 @@ class PointToPoint : public PeerConnections {
   void flushRemote(TimePoint until);
 
   // point_to_point_connecting.cpp
+  void needToMeet(int rank);
+  void meetPeers();
+  bool takeMet(int rank, Rendezvous::Met met);
   void needConnections();
   void connectPeers();
   void connectTo(int rank, const std::string& name);
@@ -296,6 +301,11 @@ class PointToPoint : public PeerConnections {
   bool threadRests_ = false;   // nothing is under way; to be woken when something is
   bool threadSleeps_ = false;  // on the bell, until something rings it
   bool stopping_ = false;
+
+  // Of peers that have not been met.
+  bool meets_ = false;  // a thread looks for them
+  TimePoint nextMeet_;  // when one is to look again
+  int looksInVain_ = 0;
 
   // Of other hosts.
   std::atomic<bool> anyElsewhere_{false};

@@ -1,4 +1,6 @@
-// How point-to-point connects with ranks on other hosts: the two that want to talk, and no others.
+// How point-to-point meets the ranks that it is to talk to, and connects with those on other hosts:
+// the two that want to talk, and no others. Pooled threads do it, without the lock: the store and
+// the network may be slow, and messages with other peers go on meanwhile.
 //
 // A rank that has something for another, or awaits something of it, says so in the store, and looks
 // whether the other has (see Rendezvous::tryConnect); one that receives from any rank looks for all
@@ -37,6 +39,80 @@ void PointToPoint::startJob(std::function<void()> job) {
     --jobs_;
     throw;
   }
+}
+
+/// Called under the lock when a peer is wanted that has not been met.
+void PointToPoint::needToMeet(int rank) {
+  // Collectives have met it, or it has died, and what it wrote before counts.
+  if (memory_.isConfirmed(rank) ||
+      (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)))) {
+    takeMet(rank, Rendezvous::Met::Here);
+    return;
+  }
+  const auto now = Clock::now();
+  if (!meets_ && !stopping_ && now >= nextMeet_) {
+    try {
+      startJob([this] { meetPeers(); });
+      meets_ = true;
+    } catch (const std::exception&) {  // no thread is to be had: then here
+      takeMet(rank, rendezvous_.tryMeet(rank));
+    }
+    nextMeet_ = now + std::min(kLongestPause, kFirstPause * (1 << std::min(looksInVain_++, 6)));
+  }
+  lookAt_ = std::min(lookAt_, std::max(nextMeet_, now + kFirstPause));
+}
+
+/// Asks once for each peer that is wanted and has not been met.
+void PointToPoint::meetPeers() {
+  std::vector<int> wanted;
+  Finished finished;
+  Lock lock(mutex_);
+  for (int rank = 0; rank < memory_.size(); ++rank) {
+    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    if (peer.paired || peer.elsewhere || rank == memory_.rank()) continue;
+    if (anyReceives_ > 0 || peer.busy() || peer.unmet()) wanted.push_back(rank);
+  }
+  lock.unlock();
+  std::vector<std::pair<int, Rendezvous::Met>> found;
+  std::exception_ptr fault;
+  try {
+    for (const int rank : wanted) found.emplace_back(rank, rendezvous_.tryMeet(rank));
+  } catch (const std::exception&) {
+    fault = std::current_exception();
+  }
+  const auto isHere = [](const auto& one) { return one.second == Rendezvous::Met::Here; };
+  if (std::any_of(found.begin(), found.end(), isHere)) setup_.met();
+  lock.lock();
+  meets_ = false;
+  bool news = false;
+  for (const auto& [rank, met] : found) news = takeMet(rank, met) || news;
+  if (news) {
+    looksInVain_ = 0;
+    progress(finished, false);
+    wakeBackground();
+    changed_.notify_all();
+  }
+  if (fault != nullptr && active()) {  // if nothing is under way, whatever comes next meets it
+    try {
+      std::rethrow_exception(fault);
+    } catch (const std::exception& error) {
+      failWith(error, finished);
+    }
+  }
+  lock.unlock();
+  complete(finished);
+}
+
+/// Whether anything is known of the peer that was not.
+bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const bool news = !peer.known && met != Rendezvous::Met::NotYet;
+  peer.paired = met == Rendezvous::Met::Here;
+  peer.known = met != Rendezvous::Met::NotYet;
+  peer.elsewhere = met == Rendezvous::Met::Elsewhere;
+  if (peer.paired) ring(rank);  // it may wait for what was posted before it could be rung
+  if (peer.elsewhere) anyElsewhere_ = true;
+  return news || peer.paired;
 }
 
 /// Called under the lock when a peer is wanted with which there is no connection.

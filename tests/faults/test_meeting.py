@@ -1,4 +1,4 @@
-"""Ranks that meet, or wait, while another is stopped, computes, or ends with the store."""
+"""Ranks that meet, or wait, while another is stopped, late, computes, or ends with the store."""
 
 import ctypes
 import re
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from fault_rank import PATIENT, Rank, catch
 from in_call import tell_in_call
+from odd_stores import Slow
 from suite_rules import bound
 
 import fastcoll
@@ -109,6 +110,43 @@ def test_a_stopped_rank_holds_up_no_messages_of_others(jobs):
     job.tell(2)
     assert job.hear(1) == [1.0, 1.0]
     assert [job.hear(0), job.hear(2)] == [[1.0, 1.0], [0.0, 0.0]]
+    job.ended_well()
+
+
+def one_is_late(rank: Rank):
+    """Rank 0, whose store is slow, awaits a message of rank 1, which makes the group when it is told to."""
+    store = Slow(rank.store("first"))
+    if rank.rank == 1:
+        rank.hear()
+    rank.init(store=store)
+    if rank.rank == 1:
+        dist.send(torch.full((2,), 7.0), 0)
+        rank.meet()
+        return None
+    x, late = torch.ones(2), torch.zeros(2)
+    if rank.rank == 0:
+        dist.recv(x, 2)
+        store.seconds = 0.3
+        work = dist.irecv(late, 1)
+        for _ in range(100):
+            dist.send(x, 2)
+            dist.recv(x, 2)
+        rank.tell("done")
+        work.wait()
+    else:
+        dist.send(x, 0)
+        for _ in range(100):
+            dist.recv(x, 0)
+            dist.send(x, 0)
+    rank.meet()
+    return late.tolist()
+
+
+def test_a_slow_store_holds_up_no_messages_of_those_who_have_met(jobs):
+    job = jobs(3, one_is_late)
+    assert job.hear(0, bound(3.0)) == "done"
+    job.tell(1)
+    assert job.hear_all() == {0: [7.0, 7.0], 1: None, 2: [0.0, 0.0]}
     job.ended_well()
 
 
