@@ -129,9 +129,9 @@ gpu-engine:
 	status=0
 	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
 	    --junitxml "$$out/tests_engine.xml" --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
-	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.json" || status=$$?
+	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.jsonl" || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
-	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.json" || status=$$?
+	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.jsonl" || status=$$?
 	exit $$status
 
 # What surrounds the collectives of a training step, at one rank.
@@ -141,7 +141,7 @@ gpu-gradients:
 	'$(PYTHON)' setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
-	timeout 350 '$(PYTHON)' -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.json"
+	timeout 350 '$(PYTHON)' -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.jsonl"
 
 # Ranks that share the GPU, without NCCL.
 gpu-shared:
@@ -161,7 +161,7 @@ gpu-kernels: build/package
 	status=0
 	timeout 220 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/kernels \
 	    --junitxml "$$out/tests_kernels.xml" || status=$$?
-	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.json" || status=$$?
+	timeout 240 '$(PYTHON)' -m fastcoll.bench.kernels --sweep --json "$$out/kernels_cuda.jsonl" || status=$$?
 	exit $$status
 
 # One of each minor release that a supported torch brings.

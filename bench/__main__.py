@@ -1,9 +1,9 @@
 """``python -m fastcoll.bench``: collectives of several backends side by side; ``ddp``: training steps.
 
 python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
-torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.json
+torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.jsonl
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
-torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.json
+torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.jsonl
 python -m fastcoll.bench --simulate --gpus 8..16384     what models predict; --list-algorithms: the models
 """
 

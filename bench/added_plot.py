@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastcoll.bench.ddp import added
 from fastcoll.bench.plot import new_figure, save
 
 __all__ = ["draw"]
@@ -22,15 +23,16 @@ COLORS = {"light": ("#1f2328", "#8b949e", "#0969da"), "dark": ("#f0f6fc", "#6e76
 
 def draw(record: dict[str, Any], path: str, theme: str = "light") -> None:
     """Writes a picture of a run of ``python -m fastcoll.bench ddp``: medians of its first model's default buckets."""
-    added = {
-        one["backend"]: one["added"] / 1e3
-        for one in record["cases"][0]["cases"]
-        if one["buckets"] == "default buckets"
+    row = record["cases"][0]
+    more = {
+        case["backend"]: each.by_median / 1e3
+        for case, each in zip(row["cases"], added(row), strict=True)
+        if case["buckets"] == "default buckets"
     }
     text, theirs, ours = COLORS[theme]
     figure = new_figure(5.8, 2.2)
     axes = figure.subplots()
-    times = [added[name] for name in WAYS]
+    times = [more[name] for name in WAYS]
     bars = axes.barh(list(WAYS.values()), times, color=[theirs] + [ours] * 3, height=0.62)
     labels = [f"{time:.1f} ms" for time in times]
     labels[1:] = [f"{time:.1f} ms ({times[0] / time:.1f}x)" for time in times[1:]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["COLLECTIVES", "Case", "Collective", "Piece", "algorithm_bandwidth", "build_case"]
+__all__ = ["COLLECTIVES", "Case", "Collective", "Piece", "bandwidths", "build_case"]
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,20 @@ _ALL = [
 COLLECTIVES: dict[str, Collective] = {collective.name: collective for collective in _ALL}
 
 
-def algorithm_bandwidth(size: int, microseconds: float) -> float:
-    """Returns GB/s (1e9 bytes) of `size` bytes in that time."""
-    return size / microseconds / 1e3 if microseconds > 0 else 0.0
+def bandwidths(name: str, size: int, ranks: int, microseconds: float) -> tuple[float, float]:
+    """Return algorithm and bus bandwidth as nccl-tests counts them.
+
+    Args:
+        name: Of the collective.
+        size: Of the larger buffer of a rank, in bytes.
+        ranks: Number of ranks.
+        microseconds: That a call takes.
+
+    Returns:
+        Two numbers of GB/s (1e9 bytes).
+    """
+    algorithm = size / microseconds / 1e3 if microseconds > 0 else 0.0
+    return algorithm, algorithm * COLLECTIVES[name].factor(ranks)
 
 
 def build_case(

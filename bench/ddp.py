@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Timing
 from fastcoll.bench.turn import Call, TimedCall
 
-__all__ = ["add_difference", "compare_steps"]
+__all__ = ["Added", "added", "compare_steps"]
 
 _ALONE = "no DDP"
 _BUCKETS: dict[str, dict[str, Any]] = {
@@ -105,22 +105,39 @@ def _too_large(run: Run, size: int) -> str:
     )
 
 
-def add_difference(cases: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    """Adds to each case what it takes more than the step without DDP, in microseconds.
+class Added(NamedTuple):
+    """What a backend adds to a step.
 
-    ``added`` is the difference of the medians and ``best_added`` that of the minima; ``ratio`` says how
-    many times less a backend adds than the one that adds most with the same buckets.
-
-    Args:
-        cases: One for each backend and choice of buckets; changed in place.
-        alone: Statistics of the step without DDP.
+    Attributes:
+        by_median: Over the step without DDP, in microseconds, by medians.
+        by_minimum: The same by minima.
+        ratio: How many times less it adds than the backend that adds most with the same buckets, by medians;
+            None where it adds nothing.
     """
-    for case in cases:
-        case["added"] = case["time"]["median"] - alone["median"]
-        case["best_added"] = case["time"]["minimum"] - alone["minimum"]
-    for case in cases:
-        most = max(other["added"] for other in cases if other["buckets"] == case["buckets"])
-        case["ratio"] = most / case["added"] if case["added"] > 0 else None
+
+    by_median: float
+    by_minimum: float
+    ratio: float | None
+
+
+def added(row: dict[str, Any]) -> list[Added]:
+    """Return what each case of a model adds, in the order of ``row["cases"]``."""
+    if not row["cases"]:
+        return []
+    alone = row["alone"]["time"]
+
+    def more(case: dict[str, Any], key: str) -> float:
+        return float(case["time"][key] - alone[key])
+
+    most: dict[str, float] = {}
+    for case in row["cases"]:
+        most[case["buckets"]] = max(most.get(case["buckets"], 0.0), more(case, "median"))
+    found = []
+    for case in row["cases"]:
+        own = more(case, "median")
+        ratio = most[case["buckets"]] / own if own > 0 else None
+        found.append(Added(own, more(case, "minimum"), ratio))
+    return found
 
 
 def _statistics(timing: Timing) -> dict[str, Any]:
@@ -191,7 +208,6 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
             row["cases"].append(
                 {"backend": peer.name, "buckets": buckets, **statistics, "wrong": total}
             )
-    add_difference(row["cases"], row["alone"]["time"])
     return row
 
 
@@ -217,12 +233,12 @@ def _lines(row: dict[str, Any]) -> list[str]:
         title += f"; other processes used {row['other_processes_percent']:.0f}% of the machine"
     lines = [title, line("#", list(_TITLES))]
     lines.append(line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
-    for case in row["cases"]:
+    for case, more in zip(row["cases"], added(row), strict=True):
         cells = [
             *times(case["time"]),
-            *milliseconds(case["added"], case["best_added"]),
+            *milliseconds(more.by_median, more.by_minimum),
             "N/A" if case["wrong"] is None else str(case["wrong"]),
-            "-" if case["ratio"] is None else f"{case['ratio']:.2f}x",
+            "-" if more.ratio is None else f"{more.ratio:.2f}x",
         ]
         lines.append(line(f"{case['backend']}, {case['buckets']}", cells))
     return lines

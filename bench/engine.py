@@ -9,8 +9,6 @@ replay is one launch whichever backend was captured: it shows that a capture add
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +23,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 from fastcoll.bench.timing import Summary, summarise
 
 __all__ = ["CASES", "bind", "main", "measure_host"]
@@ -151,22 +150,17 @@ def _measure(options: argparse.Namespace, given: list[str]) -> int:
             rows.append(
                 {
                     "case": case,
-                    "ratio": ratio,
                     "time": {name: asdict(timing) for name, timing in timings.items()},
                 }
             )
         if options.json:
             record = {
-                **describe_run(given),
-                "command": " ".join(["python -m fastcoll.bench.engine", *given]),
+                **describe_run(given, "fastcoll.bench.engine"),
                 "machine": describe_machine(device),
-                "unit": "microseconds of the issuing thread for a call; ratio: fastcoll over nccl, medians",
-                "worst_ratio": max(row["ratio"] for row in rows),
-                "median_ratio": statistics.median(row["ratio"] for row in rows),
+                "unit": "microseconds of the issuing thread for a call",
                 "cases": rows,
             }
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(record, indent=1) + "\n")
+            write_record(options.json, record)
         dist.destroy_process_group()
     return 0
 

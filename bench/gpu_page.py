@@ -7,7 +7,7 @@ to gpu.md there. What a part did not leave is named as missing, and the exit sta
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fastcoll import info
+from fastcoll.bench.record import read_record
 
 __all__ = ["BENCHMARKS", "PARTS", "Tests", "main", "page", "read_tests"]
 
@@ -78,9 +79,11 @@ def _kernels(record: dict[str, Any]) -> Iterable[str]:
 
 
 def _engine(record: dict[str, Any]) -> Iterable[str]:
+    times = [case["time"] for case in record["cases"]]
+    ratios = [time["fastcoll"]["median"] / time["nccl"]["median"] for time in times]
     yield (
-        f"the host's time of a call, fastcoll over nccl: median of {len(record['cases'])} cases "
-        f"{record['median_ratio']:.2f}, worst {record['worst_ratio']:.2f}"
+        f"the host's time of a call, fastcoll over nccl: median of {len(ratios)} cases "
+        f"{statistics.median(ratios):.2f}, worst {max(ratios):.2f}"
     )
 
 
@@ -95,7 +98,7 @@ def _all_reduce(record: dict[str, Any]) -> Iterable[str]:
 
 
 def _surroundings(record: dict[str, Any]) -> Iterable[str]:
-    for model in record["models"]:
+    for model in record["cases"]:
         for row in model["paths"]:
             if "of_stock_host" in row:
                 share = row["of_stock_host"]
@@ -105,10 +108,10 @@ def _surroundings(record: dict[str, Any]) -> Iterable[str]:
 
 
 BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
-    "kernels_cuda.json": _kernels,
-    "engine_cuda.json": _engine,
-    "all_reduce_cuda_1rank.json": _all_reduce,
-    "surroundings_cuda_1rank.json": _surroundings,
+    "kernels_cuda.jsonl": _kernels,
+    "engine_cuda.jsonl": _engine,
+    "all_reduce_cuda_1rank.jsonl": _all_reduce,
+    "surroundings_cuda_1rank.jsonl": _surroundings,
 }
 """By file: what the page says of a record."""
 
@@ -138,7 +141,7 @@ def _benchmarks(folder: Path) -> tuple[list[str], bool]:
     well = True
     for name, says in BENCHMARKS.items():
         try:
-            record = json.loads((folder / name).read_text())
+            record = read_record(folder / name)
             said = [f"- {line}" for line in says(record)]
             lines += [
                 f"### {name}",

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from fastcoll.bench import namespaces
 from fastcoll.bench.launch import ALLOCATOR
 from fastcoll.bench.machine import PRETENDED_HOSTS, describe_machine, describe_run
+from fastcoll.bench.record import write_record
 from fastcoll.bench.wire import bytes_sent, least_bytes
 
 __all__ = ["main"]
@@ -214,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_head())
     found = _run_hosts(options, given)
     record = {
-        **describe_run(given),
-        "command": " ".join(["python", "-m", _MODULE, *given]),
+        **describe_run(given, _MODULE),
         "machine": describe_machine(torch.device("cpu")),
         "hosts": options.hosts,
         "ranks_per_host": options.per_host,
@@ -224,8 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **found,
     }
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record)
     return 0
 
 

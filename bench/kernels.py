@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ import torch
 from fastcoll.bench.device_timing import DeviceTiming, host_microseconds, time_on_device
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 
 __all__ = ["main", "targets"]
 
@@ -304,8 +304,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
     reached = targets(measured.rows, measured.host)
     if options.json:
         record = {
-            **describe_run(given),
-            "command": " ".join(["python -m fastcoll.bench.kernels", *given]),
+            **describe_run(given, "fastcoll.bench.kernels"),
             "machine": describe_machine(device),
             "clocks": clocks,
             "unit": "microseconds; bytes and GB/s count what must be read and written",
@@ -315,8 +314,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
             "host_microseconds": measured.host,
             "targets": reached,
         }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record)
     _print(measured.rows, measured.host, reached)
     for name, text in measured.failed.items():
         print(f"fastcoll.bench.kernels: {name}: {text}", file=sys.stderr)

@@ -89,19 +89,18 @@ def _digest(report: dict[str, Any]) -> str | None:
     return hashlib.sha256(Path(paths[0]).read_bytes()).hexdigest() if paths else None
 
 
-def describe_run(arguments: list[str]) -> dict[str, Any]:
-    """Returns date, command line, versions and the variables of the environment that bear on it."""
+def describe_run(arguments: list[str], module: str = "fastcoll.bench") -> dict[str, Any]:
+    """Return date, command line, versions and the variables of the environment that bear on it."""
     report = info.collect()
     hosts = shlex.split(os.environ.get(PRETENDED_HOSTS, ""))
-    module = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else ["fastcoll.bench"]
+    start = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else [module]
     starts = ("FASTCOLL_", "DDP_", "OMP_", "MALLOC_", "GLOO_", "NCCL_", "TORCH_", "CCL_", "I_MPI_")
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", *module, *arguments]),
+        "command": shlex.join(["python", "-m", *start, *arguments]),
         "revision": _revision(),
         "compiled_module_sha256": _digest(report),
         "versions": report["versions"],
-        "available": report["available"],
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())

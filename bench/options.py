@@ -39,6 +39,7 @@ _ABSENT: dict[str, Any] = {  # what only the other of the two parsers knows
     "op": "sum",
     "root": 0,
     "baseline": None,
+    "wide": False,
     "plot": None,
     "gflop": 0.0,
     "keep_gradients": False,
@@ -72,6 +73,7 @@ class Options:
     check: int
     root: int
     baseline: str | None
+    wide: bool
     gflop: float
     keep_gradients: bool
     seed: int
@@ -209,6 +211,11 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("-r", "--root", type=_number(int, 0), default=0, help="of the rooted collectives (0)")
     add("--baseline", metavar="BACKEND",
         help="what the ratios are over (the slowest backend of each size)")  # fmt: skip
+    add(
+        "--wide",
+        action="store_true",
+        help="more columns: quartiles, ratios by minima, others' load",
+    )
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
     return parser
 

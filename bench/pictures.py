@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll.bench import added_plot, exactness, parity_plot, plot, simulate_report
+from fastcoll.bench.record import read_record
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
 
@@ -22,8 +23,8 @@ _RESULTS = Path(__file__).resolve().parent / "results"
 
 def _read(name: str) -> Callable[[], dict[str, Any]]:
     def read() -> dict[str, Any]:
-        record: dict[str, Any] = json.loads((_RESULTS / name).read_text())
-        return record
+        path = _RESULTS / name
+        return json.loads(path.read_text()) if path.suffix == ".json" else read_record(path)
 
     return read
 
@@ -34,10 +35,10 @@ def _models() -> dict[str, Any]:
 
 
 PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], str], None]]] = {
-    "all_reduce_cpu_2ranks.png": (_read("all_reduce_cpu_2ranks.json"), plot.draw),
+    "all_reduce_cpu_2ranks.png": (_read("all_reduce_cpu_2ranks.jsonl"), plot.draw),
     **{
         f"added_{theme}.svg": (
-            _read("ddp_fused_cpu_2ranks.json"),
+            _read("ddp_fused_cpu_2ranks.jsonl"),
             functools.partial(added_plot.draw, theme=theme),
         )
         for theme in added_plot.COLORS

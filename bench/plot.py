@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fastcoll.bench.collectives import bandwidths
+
 __all__ = ["digest", "draw", "drawn_from", "missing", "new_figure", "save"]
 
 _DIGEST = "SHA-256 of the record"
@@ -62,6 +64,10 @@ def _kind(case: dict[str, Any]) -> tuple[str, str, str]:
     return case["collective"], case["dtype"], case["op"]
 
 
+def _bus(case: dict[str, Any], ranks: int, time: dict[str, float]) -> float:
+    return bandwidths(case["collective"], case["size"], ranks, time["median"])[1]
+
+
 def draw(record: dict[str, Any], path: str) -> None:
     """Writes a picture: a row for each collective, dtype and op; bands are the quartiles.
 
@@ -70,7 +76,7 @@ def draw(record: dict[str, Any], path: str) -> None:
         path: The file; its suffix selects the format.
     """
     cases = [case for case in record["cases"] if case["size"] and case["backends"]]
-    kinds = list(dict.fromkeys(map(_kind, cases)))
+    kinds, ranks = list(dict.fromkeys(map(_kind, cases))), record["world_size"]
     figure = new_figure(11, 4.2 * max(1, len(kinds)))
     axes = figure.subplots(max(1, len(kinds)), 2, squeeze=False)
     for (latency, bandwidth), kind in zip(axes, kinds, strict=False):
@@ -94,21 +100,25 @@ def draw(record: dict[str, Any], path: str) -> None:
                 linewidth=0,
             )
             bandwidth.plot(
-                sizes, [row["busbw"] for row in rows], marker="o", markersize=3, label=name
+                sizes,
+                [_bus(case, ranks, time) for case, time in zip(here, times, strict=True)],
+                marker="o",
+                markersize=3,
+                label=name,
             )
         floored = [case for case in of_kind if case["floor"]]
         if floored:
             sizes = [case["size"] for case in floored]
             for axis, values in (
                 (latency, [case["floor"]["time"]["median"] for case in floored]),
-                (bandwidth, [case["floor"]["busbw"] for case in floored]),
+                (bandwidth, [_bus(case, ranks, case["floor"]["time"]) for case in floored]),
             ):
                 axis.plot(sizes, values, color="black", linestyle="--", label="memory floor")
         title = " ".join(word for word in kind if word != "none")
         for axis, what in ((latency, "time per call (us)"), (bandwidth, "bus bandwidth (GB/s)")):
             axis.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel=what)
             axis.set_xscale("log", base=2)
-            axis.set_title(f"{title}, {record['world_size']} ranks")
+            axis.set_title(f"{title}, {ranks} ranks")
             axis.grid(True, which="major", alpha=0.3)
             axis.legend()
     machine = record["machine"]

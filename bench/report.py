@@ -1,70 +1,154 @@
-"""The printed table and what is derived from the times in it."""
+"""The printed table of a sweep over sizes, and what follows from the times in it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["add_ratios", "closing", "heading", "table_head", "table_rows"]
+from fastcoll.bench.collectives import bandwidths
 
+__all__ = ["Ratios", "Table", "closing", "heading"]
+
+# Title, unit, width, and whether it is shown without --wide.
 _COLUMNS = (
-    ("size", "(B)", 11),
-    ("count", "(elements)", 11),
-    ("type", "", 9),
-    ("redop", "", 6),
-    ("backend", "", 11),
-    ("time", "(us)", 10),
-    ("q1", "(us)", 10),
-    ("q3", "(us)", 10),
-    ("min", "(us)", 10),
-    ("algbw", "(GB/s)", 8),
-    ("busbw", "(GB/s)", 8),
-    ("#wrong", "", 7),
-    ("ratio", "median", 8),
-    ("ratio", "best", 8),
-    ("lead", "median", 8),
-    ("lead", "best", 8),
-    ("floor", "(us)", 10),
-    ("/floor", "", 8),
-    ("others", "(cpu%)", 7),
+    ("size", "(B)", 11, True),
+    ("count", "(elements)", 11, False),
+    ("type", "", 9, True),
+    ("redop", "", 6, True),
+    ("backend", "", 15, True),
+    ("time", "(us)", 9, True),
+    ("q1", "(us)", 9, False),
+    ("q3", "(us)", 9, False),
+    ("min", "(us)", 9, True),
+    ("algbw", "(GB/s)", 7, True),
+    ("busbw", "(GB/s)", 7, True),
+    ("#wrong", "", 6, True),
+    ("ratio", "", 7, True),
+    ("ratio", "of min", 7, False),
+    ("lead", "", 7, True),
+    ("lead", "of min", 7, False),
+    ("floor", "(us)", 9, True),
+    ("/floor", "", 7, False),
+    ("others", "(cpu%)", 6, False),
+)
+_LEGEND = (
+    "time: median over calls; ratio: times faster than {baseline} of the size; lead: than the fastest other library; "
+    "floor: memory's part"
 )
 
 
-def add_ratios(row: dict[str, Any], among: Collection[str], baseline: str | None = None) -> None:
-    """Adds to each backend of a case how it compares with others.
+@dataclass(frozen=True)
+class Ratios:
+    """How a backend compares with others in one case; None where there is nothing to compare with.
 
-    ``ratio`` and ``best_ratio``: how many times faster it is than the baseline, by medians and by minima.
-    The baseline is the slowest backend unless one is asked for; its name is the ``baseline`` of the case.
-    ``lead`` and ``best_lead``: how many times faster it is than the fastest other backend, again by medians and
-    by minima; less than 1 where another one is faster. ``runner_up`` is that other one, by medians.
-    ``over_floor`` and ``best_over_floor``: how many times longer than the floor it takes.
-
-    Args:
-        row: A case; changed in place.
-        among: Backends that are compared with; the others are shown beside them.
-        baseline: The backend that the ratios are over; where it has no times they are None.
+    Attributes:
+        ratio: How many times faster it is than the baseline.
+        lead: How many times faster it is than the fastest backend of another library; below 1: slower.
+        over_floor: How many times longer than the floor it takes.
     """
-    backends = row["backends"]
-    times = {name: backend["time"] for name, backend in backends.items()}
-    compared = [name for name in backends if name in among] or list(backends)
-    slowest = max(compared, key=lambda name: times[name]["median"], default=None)
-    row["baseline"] = baseline or slowest
-    for name, backend in backends.items():
-        others = [other for other in compared if other != name]
-        fastest = min(others, key=lambda other: times[other]["median"], default=None)
-        backend["runner_up"] = fastest
-        for prefix, key in (("", "median"), ("best_", "minimum")):
-            own = times[name][key]
-            lead = min((times[other][key] for other in others), default=None)
-            above = times.get(row["baseline"])
-            floor = row["floor"] and row["floor"]["time"][key]
-            backend[f"{prefix}ratio"] = above and _over(above[key], own)
-            backend[f"{prefix}lead"] = lead and _over(lead, own)
-            backend[f"{prefix}over_floor"] = floor and _over(own, floor)
+
+    ratio: float | None
+    lead: float | None
+    over_floor: float | None
 
 
-def _over(above: float, below: float) -> float | None:
-    return above / below if below > 0 else None
+@dataclass
+class Table:
+    """The table of a sweep.
+
+    Attributes:
+        world_size: Number of ranks.
+        among: Backends that are compared with; the others are shown beside them.
+        libraries: What is behind each backend: a lead is over another library.
+        baseline: Backend that ratios are over; None: the slowest of the case.
+        wide: Whether to show all columns.
+    """
+
+    world_size: int
+    among: Collection[str]
+    libraries: Mapping[str, str]
+    baseline: str | None = None
+    wide: bool = False
+    _bandwidths: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    @property
+    def legend(self) -> str:
+        """What the columns mean."""
+        return _LEGEND.format(baseline=self.baseline or "the slowest backend")
+
+    def head(self, collective: str) -> list[str]:
+        """Return the two lines of column titles, with the collective's name."""
+        titles = self._join([title for title, *_ in _COLUMNS])
+        units = self._join([unit for _, unit, *_ in _COLUMNS])
+        return [f"# {collective}", f"#{titles[1:]}", f"#{units[1:]}"]
+
+    def rows(self, case: dict[str, Any]) -> list[str]:
+        """Return a line for each backend of a case, and one for each that cannot do it."""
+        lines = []
+        others = case["other_processes_percent"]
+        floor = _time(case["floor"]["time"]["median"]) if case["floor"] else "-"
+        for name, backend in case["backends"].items():
+            time, wrong = backend["time"], backend["wrong"]
+            algbw, busbw = bandwidths(
+                case["collective"], case["size"], self.world_size, time["median"]
+            )
+            if case["size"]:
+                self._bandwidths.setdefault(name, []).append(busbw)
+            by_median, by_minimum = (self.compare(case, name, key) for key in ("median", "minimum"))
+            cells = [str(case["size"]), str(case["count"]), case["dtype"], case["op"], name]
+            cells += [_time(time[key]) for key in ("median", "lower", "upper", "minimum")]
+            cells += [f"{algbw:.2f}", f"{busbw:.2f}", "N/A" if wrong is None else str(wrong)]
+            cells += [_ratio(by_median.ratio), _ratio(by_minimum.ratio)]
+            cells += [_ratio(by_median.lead), _ratio(by_minimum.lead)]
+            cells += [floor, _ratio(by_median.over_floor)]
+            cells += ["-" if others is None else f"{others:.0f}"]
+            lines.append(self._join(cells))
+        if wire := case.get("wire"):
+            least = wire["least"]
+            sent = [
+                f"{name} {bytes_sent:.0f}" + (f" ({bytes_sent / least:.2f})" if least else "")
+                for name, bytes_sent in wire["sent"].items()
+            ]
+            over = f", and over the least, {least:.0f} B" if least else ""
+            lines.append(f"# {case['size']} B: leaves the busiest host{over}: {', '.join(sent)}")
+        for name, why in case["unsupported"].items():
+            lines.append(f"# {case['size']} B: {name} cannot do this: {why}")
+        return lines
+
+    def compare(self, case: dict[str, Any], name: str, key: str) -> Ratios:
+        """Return how a backend compares with others by the median, or another key of its times."""
+        times = {each: backend["time"][key] for each, backend in case["backends"].items()}
+        medians = {each: backend["time"]["median"] for each, backend in case["backends"].items()}
+        compared = [each for each in times if each in self.among] or list(times)
+        baseline = self.baseline or max(compared, key=lambda each: medians[each])
+        library = self.libraries.get(name, name)
+        others = [times[each] for each in compared if self.libraries.get(each, each) != library]
+        floor = case["floor"]["time"][key] if case["floor"] else None
+        return Ratios(
+            ratio=_over(times.get(baseline), times[name]),
+            lead=_over(min(others, default=None), times[name]),
+            over_floor=_over(times[name], floor),
+        )
+
+    def averages(self) -> list[str]:
+        """Return the line of average bus bandwidths over the cases shown, as nccl-tests prints it."""
+        means = [
+            f"{name} {statistics.fmean(values):.2f}" for name, values in self._bandwidths.items()
+        ]
+        return [f"# average bus bandwidth (GB/s): {', '.join(means)}"] if means else []
+
+    def _join(self, cells: Collection[str]) -> str:
+        return " ".join(
+            f"{cell:>{width}}"
+            for cell, (_, _, width, always) in zip(cells, _COLUMNS, strict=True)
+            if always or self.wide
+        )
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
 
 
 def _time(microseconds: float) -> str:
@@ -75,12 +159,8 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
-def _join(cells: Collection[str]) -> str:
-    return " ".join(f"{cell:>{width}}" for cell, (_, _, width) in zip(cells, _COLUMNS, strict=True))
-
-
 def heading(record: dict[str, Any], legend: str) -> list[str]:
-    """Returns the lines above all tables; none on ranks without a record.
+    """Return the lines above all tables; none on ranks without a record.
 
     Args:
         record: Of the run.
@@ -105,50 +185,8 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
     return lines
 
 
-def table_head(collective: str) -> list[str]:
-    """Returns the two lines of column titles, with the collective's name."""
-    titles = _join([title for title, _, _ in _COLUMNS])
-    return [f"# {collective}", f"#{titles[1:]}", f"#{_join([unit for _, unit, _ in _COLUMNS])[1:]}"]
-
-
-def table_rows(row: dict[str, Any]) -> list[str]:
-    """Returns a line for each backend of a case, and one for each that cannot do it."""
-    lines = []
-    others = row["other_processes_percent"]
-    for name, backend in row["backends"].items():
-        time = backend["time"]
-        cells = [
-            str(row["size"]),
-            str(row["count"]),
-            row["dtype"],
-            row["op"],
-            name,
-            *(_time(time[key]) for key in ("median", "lower", "upper", "minimum")),
-            f"{backend['algbw']:.2f}",
-            f"{backend['busbw']:.2f}",
-            "N/A" if backend["wrong"] is None else str(backend["wrong"]),
-            _ratio(backend["ratio"]),
-            *(_ratio(backend[key]) for key in ("best_ratio", "lead", "best_lead")),
-            _time(row["floor"]["time"]["median"]) if row["floor"] else "-",
-            _ratio(backend["over_floor"]),
-            "-" if others is None else f"{others:.0f}",
-        ]
-        lines.append(_join(cells))
-    if wire := row.get("wire"):
-        least = wire["least"]
-        sent = [
-            f"{name} {bytes_sent:.0f}" + (f" ({bytes_sent / least:.2f})" if least else "")
-            for name, bytes_sent in wire["sent"].items()
-        ]
-        over = f", and over the least, {least:.0f} B" if least else ""
-        lines.append(f"# {row['size']} B: leaves the busiest host{over}: {', '.join(sent)}")
-    for name, why in row["unsupported"].items():
-        lines.append(f"# {row['size']} B: {name} cannot do this: {why}")
-    return lines
-
-
 def closing(wrong: int, checked: bool, measured: int) -> list[str]:
-    """Returns the verdict below all tables."""
+    """Return the verdict below all tables."""
     if not measured:
         return ["# nothing was measured: no backend is left"]
     if not checked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers
+from fastcoll.bench.record import write_record
 from fastcoll.bench.timing import Plan
 from fastcoll.bench.turn import SETTLE_SECONDS
 from fastcoll.bench.wire import count_hosts
@@ -77,9 +77,7 @@ class Run:
         if self.rank == 0 and self.options.json:
             self.record["load_average_at_end"] = list(os.getloadavg())
             self.record["fastcoll_groups"] = info.groups()
-            path = Path(self.options.json)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.record, indent=1) + "\n")
+            write_record(Path(self.options.json), self.record)
 
 
 def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
@@ -98,7 +96,7 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
         "settle_milliseconds": SETTLE_SECONDS * 1e3,
         "quiet_percent": options.quiet,
         "verified_calls": options.check,
-        "unit": "times in microseconds, bandwidths in GB/s (1e9 bytes), sizes in bytes",
+        "unit": "times in microseconds, sizes in bytes",
         "backends": [peer.name for peer in run.peers],
         "libraries": {peer.name: peer.library for peer in run.peers},
         "settings": {peer.name: dict(peer.settings) for peer in run.peers if peer.settings},

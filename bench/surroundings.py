@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import faulthandler
 import gc
-import json
 import math
 import os
 import signal
@@ -35,6 +34,7 @@ from torch._C._distributed_c10d import FileStore
 
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 from fastcoll.bench.step_clock import CudaClock, StepClock
 from fastcoll.bench.step_measurement import Measurement, Settings, Shape, measure_copy
 from fastcoll.bench.step_paths import Groups, step_paths
@@ -158,11 +158,6 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-
-
 def _measure(
     options: argparse.Namespace,
     given: list[str],
@@ -173,15 +168,14 @@ def _measure(
     copy = measure_copy(device, clock, options.copy_size)
     settings = Settings(rounds=options.rounds, seconds=options.seconds)
     record: dict[str, Any] = {
-        **describe_run(given),
-        "command": " ".join(["python -m", _MODULE, *given]),
+        **describe_run(given, _MODULE),
         "machine": describe_machine(device),
         "unit": "microseconds for a step; added: medians less those of the row named as base; passes: bytes over size",
         "one_rank": (__doc__ or "").split("\n\n")[2].replace("\n", " "),
         "host_target": HOST_TARGET,
         "settings": asdict(settings),
         "copy_gigabytes_per_second": copy / 1e3,
-        "models": [],
+        "cases": [],
     }
     with made as groups:
         for name in options.models:
@@ -189,12 +183,12 @@ def _measure(
                 name, MODELS[name](), groups, device, clock, settings, copy, options.only
             )
             print_table(found, copy)
-            record["models"].append(found)
+            record["cases"].append(found)
             gc.collect()
             torch.cuda.empty_cache()
             if options.json:  # what there is, lest a later model cost it
-                _write(options.json, record)
-    return 1 if any(found["failed"] for found in record["models"]) else 0
+                write_record(options.json, record)
+    return 1 if any(found["failed"] for found in record["cases"]) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastcoll.bench import report
 from fastcoll.bench.candidate import Candidate, CaseCall
 from fastcoll.bench.channel import problem_of
-from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
+from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES, Options, sizes
 from fastcoll.bench.peer import Peer
@@ -28,10 +28,6 @@ _COUNTED = (
     1 << 16
 )  # bytes of a message: of smaller ones the frames around them are most of what is sent
 _Result = TypeVar("_Result")
-_LEGEND = (
-    "time: median over calls; q1, q3: quartiles; ratio: times faster than {baseline} of the size, lead: than the "
-    "fastest other one, each by medians and by minima; others: share of the machine that other processes used"
-)
 
 
 def _kinds(options: Options) -> list[tuple[str, str, str]]:
@@ -62,15 +58,8 @@ def _try(run: Run, case: Case, peer: Peer) -> tuple[Candidate, int]:
     return candidate, wrong
 
 
-def _statistics(case: Case, timing: Timing) -> dict[str, Any]:
-    bandwidth = algorithm_bandwidth(case.size, timing.calls.median)
-    factor = case.collective.factor(case.world_size)
-    return {
-        "time": asdict(timing.calls),
-        "rank_medians": timing.rank_medians,
-        "algbw": bandwidth,
-        "busbw": bandwidth * factor,
-    }
+def _statistics(timing: Timing) -> dict[str, Any]:
+    return {"time": asdict(timing.calls), "rank_medians": timing.rank_medians}
 
 
 def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str, Any]:
@@ -116,8 +105,8 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
         "other_processes_percent": measured.others,
         "attempts": measured.attempts,
         "across_ranks": "slowest" if case.collective.rooted else "median",
-        "floor": _statistics(case, timings[FLOOR]) if FLOOR in timings else None,
-        "backends": {name: _statistics(case, timings[name]) for name in done},
+        "floor": _statistics(timings[FLOOR]) if FLOOR in timings else None,
+        "backends": {name: _statistics(timings[name]) for name in done},
         "unsupported": unsupported,
     }
     if sent:
@@ -127,7 +116,6 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
     for name, backend in row["backends"].items():
         total = sum(rank[name] for rank in wrong_by_rank)
         backend["wrong"] = total if checked and name in delivering else None
-    report.add_ratios(row, among=delivering, baseline=run.options.baseline)
     return row
 
 
@@ -143,15 +131,18 @@ def sweep(run: Run) -> int:
     turns = len(kinds) * len(all_sizes) * run.plan.turns * (len(run.peers) + 1)
     wrong = measured = 0
     above = ""
-    run.say(
-        *report.heading(
-            run.record, _LEGEND.format(baseline=options.baseline or "the slowest backend")
-        )
+    table = report.Table(
+        run.world_size,
+        [peer.name for peer in run.peers if peer.delivers],
+        {peer.name: peer.library for peer in run.peers},
+        options.baseline,
+        options.wide,
     )
+    run.say(*report.heading(run.record, table.legend))
     with progress_bar("fastcoll.bench", turns, run.rank == 0) as advance:
         for name, dtype, op in kinds:
             if name != above:
-                run.say("", *report.table_head(name))
+                run.say("", *table.head(name))
             above = name
             seen: set[int] = set()
             for size in all_sizes if name != "barrier" else all_sizes[:1]:
@@ -171,9 +162,9 @@ def sweep(run: Run) -> int:
                 row = _measure_case(run, case, advance)
                 if run.rank == 0:
                     run.record["cases"].append(row)
-                run.say(*report.table_rows(row))
+                run.say(*table.rows(row))
                 wrong += sum(backend["wrong"] or 0 for backend in row["backends"].values())
                 measured += len(row["backends"])
-    run.say("", *report.closing(wrong, options.check > 0, measured))
+    run.say("", *table.averages(), *report.closing(wrong, options.check > 0, measured))
     run.write_json()
     return 1 if wrong else 0 if measured else 2

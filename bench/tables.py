@@ -11,7 +11,9 @@ from typing import Any
 
 from fastcoll import env
 from fastcoll.bench import wire
+from fastcoll.bench.ddp import added
 from fastcoll.bench.options import size_text
+from fastcoll.bench.record import read_record
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
 
@@ -26,8 +28,8 @@ _SET_HERE = (
 
 
 def _record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((_RESULTS / name).read_text())
-    return record
+    path = _RESULTS / name
+    return json.loads(path.read_text()) if path.suffix == ".json" else read_record(path)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
@@ -64,7 +66,7 @@ def _traffic() -> list[str]:
 
 
 def _surroundings() -> list[str]:
-    name = "surroundings_cuda_1rank.json"
+    name = "surroundings_cuda_1rank.jsonl"
     if not (_RESULTS / name).exists():
         return ["Never run on a GPU ([status.md](status.md))."]
     record = _record(name)
@@ -79,7 +81,7 @@ def _surroundings() -> list[str]:
             "-" if row["passes"] is None else f"{row['passes']:.3g} S",
             _number(row.get("observed_added", {}).get("calls"), ".0f"),
         ]
-        for model in record["models"]
+        for model in record["cases"]
         for row in model["paths"]
         if row["name"] != row["base"]
     ]
@@ -109,12 +111,12 @@ def _ddp(name: str) -> list[str]:
             case["model"],
             one["backend"],
             one["buckets"],
-            f"{one['added'] / 1e3:.1f}",
-            f"{one['best_added'] / 1e3:.1f}",
-            "-" if one["ratio"] is None else f"{one['ratio']:.2f}x",
+            f"{more.by_median / 1e3:.1f}",
+            f"{more.by_minimum / 1e3:.1f}",
+            "-" if more.ratio is None else f"{more.ratio:.2f}x",
         ]
         for case in record["cases"]
-        for one in case["cases"]
+        for one, more in zip(case["cases"], added(case), strict=True)
     ]
     head = [
         "model",
@@ -128,7 +130,7 @@ def _ddp(name: str) -> list[str]:
 
 
 def _all_reduce() -> list[str]:
-    name = "all_reduce_cpu_2ranks.json"
+    name = "all_reduce_cpu_2ranks.jsonl"
     record = _record(name)
     rows = []
     for case in record["cases"]:
@@ -164,7 +166,7 @@ def _all_reduce() -> list[str]:
 
 
 def _collectives(dtype: str) -> list[str]:
-    name = f"collectives{dtype}_cpu_2ranks.json"
+    name = f"collectives{dtype}_cpu_2ranks.jsonl"
     record = _record(name)
     ratios: dict[tuple[str, str], dict[int, str]] = {}
     for case in record["cases"]:
@@ -244,7 +246,7 @@ def _models() -> list[str]:
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
-    records = {name: _record(f"hosts_{name}_{link}_cpu.json") for name in shapes}
+    records = {name: _record(f"hosts_{name}_{link}_cpu.jsonl") for name in shapes}
     cells: dict[tuple[str, int], dict[str, str]] = {}
     for name, record in records.items():
         for case in record["cases"]:
@@ -264,16 +266,16 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
     sources = [
         line
         for name, record in records.items()
-        for line in _source(f"hosts_{name}_{link}_cpu.json", record)
+        for line in _source(f"hosts_{name}_{link}_cpu.jsonl", record)
     ]
     return [*_table(head, rows, 2), *sources]
 
 
 def _clients() -> list[str]:
-    name = "clients_cpu.json"
+    name = "clients_cpu.jsonl"
     record = _record(name)
     rows = []
-    for client in record["clients"].values():
+    for client in record["cases"]:
         for ranks, case in client["ranks"].items():
             if not case.get("agrees"):
                 raise ValueError(f"{name}: {client['title']}, {ranks} ranks: {client_result(case)}")
@@ -282,8 +284,8 @@ def _clients() -> list[str]:
             rows.append([client["title"], versions, f"`{client['setting']}`", ranks])
             rows[-1] += [*_step_times(case), loss, _losses(case)]
     head = ["client", "version", "setting", "ranks", *_STEP_TIMES, "final loss, fastcoll"]
-    dates = sorted(client["date"] for client in record["clients"].values())
-    rounds = sorted({client["rounds"] for client in record["clients"].values()})
+    dates = sorted(client["date"] for client in record["cases"])
+    rounds = sorted({client["rounds"] for client in record["cases"]})
     when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
     table = _table([*head, "losses of all steps"], rows, 3)
     return [*table, *_source(name, record, f"; {when}")]
@@ -317,7 +319,7 @@ _FRAMEWORKS = ("ddp", "fsdp2", "accelerate", "trainer", "lightning", "deepspeed"
 
 
 def _frameworks() -> list[str]:
-    clients = _record("clients_cpu.json")["clients"]
+    clients = {one["client"]: one for one in _record("clients_cpu.jsonl")["cases"]}
     rows = []
     for client in (clients[name] for name in _FRAMEWORKS):
         case = client["ranks"]["2"]
@@ -340,7 +342,7 @@ def _variables() -> list[str]:
 
 
 def _fault() -> list[str]:
-    rows = {one["row"]: one["backends"] for one in _record("faults_cpu.json")["rows"]}
+    rows = {one["row"]: one["backends"] for one in _record("faults_cpu.jsonl")["cases"]}
     lines = []
     for name in ("gloo", "fastcoll"):
         message = textwrap.wrap(_said(rows[1][name]["detail"]), 88)
@@ -356,10 +358,10 @@ def _said(message: str) -> str:
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/performance.md": {
         "traffic": _traffic,
-        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.json"),
-        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.json"),
-        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.json"),
-        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.json"),
+        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
+        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
+        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
+        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
         "surroundings": _surroundings,
         "all_reduce": _all_reduce,
         "collectives": lambda: _collectives(""),
@@ -374,7 +376,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/hosts.md": {
         "hosts": lambda: _hosts("1000mbit", ("2x2", "2x4", "3x2", "4x1")),
         "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
-        "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.json"),
+        "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.jsonl"),
     },
 }
 """What makes each table's lines, by its page and the name in its mark."""

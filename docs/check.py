@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,6 +27,14 @@ def load(path: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def record(name: str) -> dict[str, Any]:
+    """Returns a record of bench/results."""
+    found: dict[str, Any] = load("bench/record.py").read_record(
+        ROOT / "bench" / "results" / f"{name}.jsonl"
+    )
+    return found
 
 
 def read(path: str) -> str:
@@ -98,20 +107,20 @@ def figures() -> Iterator[str]:
         case["backends"]["gloo"]["time"]["minimum"]
         / case["backends"]["fastcoll"]["time"]["minimum"]
         for name in ("all_reduce", "collectives", "collectives_bfloat16")
-        for case in json.loads(read(f"bench/results/{name}_cpu_2ranks.json"))["cases"]
+        for case in record(f"{name}_cpu_2ranks")["cases"]
         if {"gloo", "fastcoll"} <= case["backends"].keys()
     ]
     suites = json.loads(read("tests/peer/suite_outcomes.json"))
     passed = sum(each["fastcoll"].get("passed", 0) for each in suites["suites"].values())
     failed = sum(each["fastcoll"].get("failed", 0) for each in suites["suites"].values())
     only = len(suites["fastcoll_fails"])
-    faults = json.loads(read("bench/results/faults_cpu.json"))["rows"]
+    faults = record("faults_cpu")["cases"]
     reported = [
         one["row"]
         for one in faults
         if "success was reported" in one["backends"].get("gloo", {}).get("detail", "")
     ]
-    gradients = json.loads(read("bench/results/ddp_fused_cpu_2ranks.json"))["cases"][0]
+    gradients = record("ddp_fused_cpu_2ranks")["cases"][0]
     expected = (
         f"at least {int(min(ratios) * 10) / 10}x",
         f"{passed} pass, {failed - only} fail on Gloo too, [{only} only here]",

@@ -1,6 +1,5 @@
 """Backends in companions: with gloo, and where `make peers` has been run with the real ones."""
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from world import Worlds
 
 from fastcoll.bench.environments import ENVIRONMENTS
 from fastcoll.bench.launch import launch
+from fastcoll.bench.record import read_record
 
 IDLE_RANK = str(Path(__file__).with_name("idle_rank.py"))
 INSTALLED = [name for name, environment in ENVIRONMENTS.items() if not environment.missing()]
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.full  # a study
 
 
 def measure(world: Worlds, tmp_path: Path, *arguments: str, ranks: int = 2) -> tuple[Ended, dict]:
-    path = tmp_path / "result.json"
+    path = tmp_path / "result.jsonl"
     ended = run_on(world, ranks, *arguments, "--json", path, module="altered_rank")
-    return ended, json.loads(path.read_text())
+    return ended, read_record(path)
 
 
 def test_a_companion_is_verified_and_timed_as_any_other(world: Worlds, tmp_path: Path) -> None:
@@ -38,9 +38,6 @@ def test_a_companion_is_verified_and_timed_as_any_other(world: Worlds, tmp_path:
             assert backend["wrong"] == 0
             assert backend["time"]["count"] == 4
             assert len(backend["rank_medians"]) == 2
-        slow, fast = (case["backends"][name] for name in ("Gloo", "fastcoll"))
-        assert (slow["runner_up"], fast["runner_up"]) == ("fastcoll", "Gloo")
-        assert slow["lead"] == pytest.approx(1 / fast["lead"])
 
 
 def test_a_wrong_result_in_a_companion_ends_with_status_1(world: Worlds, tmp_path: Path) -> None:
@@ -87,9 +84,9 @@ def test_what_cannot_be_loaded_is_left_out_with_the_reason(world: Worlds, tmp_pa
 
 
 def rest(tmp_path: Path, names: list[str]) -> dict[str, float]:
-    path = tmp_path / "rested.json"
+    path = tmp_path / "rested.jsonl"
     assert launch([sys.executable, IDLE_RANK, str(path), "--backend", ",".join(names)], 2) == 0
-    written = json.loads(path.read_text())
+    written = read_record(path)
     assert written["left_out"] == {}
     return written["rested"]
 

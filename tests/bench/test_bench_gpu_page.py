@@ -1,6 +1,5 @@
 """The page that ``make gpu`` ends with, of what its parts left, whole or not."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import sys
 import pytest
 
 from fastcoll.bench import gpu_page
+from fastcoll.bench.record import write_record
 
 pytestmark = pytest.mark.full  # interpreters that run pytest
 
@@ -15,9 +15,9 @@ REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
 RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
 TIME = {"time": {"median": 12.5}, "wrong": 0}
 RECORDS = {
-    "kernels_cuda.json": {
+    "kernels_cuda.jsonl": {
         **RUN,
-        "cases": [1, 2, 3],
+        "cases": [{}, {}, {}],
         "complete": True,
         "failed": {},
         "targets": [
@@ -25,14 +25,20 @@ RECORDS = {
             {"name": "host of a launch", "at_most": 3.0, "value": 2.5, "met": True},
         ],
     },
-    "engine_cuda.json": {**RUN, "cases": [1, 2], "median_ratio": 1.1, "worst_ratio": 1.74},
-    "all_reduce_cuda_1rank.json": {
+    "engine_cuda.jsonl": {
+        **RUN,
+        "cases": [
+            {"time": {"fastcoll": {"median": ours}, "nccl": {"median": 2.0}}}
+            for ours in (3.48, 0.92)
+        ],
+    },
+    "all_reduce_cuda_1rank.jsonl": {
         **RUN,
         "cases": [{"size": 1024, "backends": {"fastcoll": TIME, "nccl": {**TIME, "wrong": 3}}}],
     },
-    "surroundings_cuda_1rank.json": {
+    "surroundings_cuda_1rank.jsonl": {
         **RUN,
-        "models": [
+        "cases": [
             {
                 "model": "resnet50",
                 "failed": {"DDP": "no memory"},
@@ -75,7 +81,7 @@ def made(tmp_path_factory):
             [*command, *output], cwd=tmp_path, capture_output=True, check=False, timeout=100
         )
     for name, record in RECORDS.items():
-        (tmp_path / name).write_text(json.dumps(record))
+        write_record(tmp_path / name, record)
     return tmp_path
 
 
@@ -115,8 +121,8 @@ def test_what_a_part_did_not_leave_is_missing(folder) -> None:
     whole = (folder / "tests_shared.xml").read_text()
     (folder / "tests_engine.xml").write_text(whole[: len(whole) // 2])  # its process was ended
     (folder / "tests_kernels.xml").unlink()
-    (folder / "engine_cuda.json").unlink()
-    (folder / "kernels_cuda.json").write_text("{")
+    (folder / "engine_cuda.jsonl").unlink()
+    (folder / "kernels_cuda.jsonl").write_text("{")
     text, well = gpu_page.page(folder, REPORT, [])
     assert not well and "# fastcoll on no GPU" in text
     assert (

@@ -1,12 +1,12 @@
 """The benchmark between hosts: what a host must send, and a run on two pretended ones."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
 from fastcoll.bench import hosts, namespaces, wire
+from fastcoll.bench.record import read_record
 
 
 def test_least_bytes():
@@ -21,12 +21,12 @@ def test_least_bytes():
 def test_a_run_on_two_hosts(tmp_path):
     if problem := namespaces.missing():
         pytest.skip(problem)
-    path = tmp_path / "record.json"
+    path = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "fastcoll.bench.hosts", "--rounds", "2", "--megabits", "500"]
     command += ["--bytes", f"{1 << 20}", "--call", "barrier", "all_reduce", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads(path.read_text())
+    record = read_record(path)
     assert record["transport"] == "shm+gloo" and (record["hosts"], record["ranks_per_host"]) == (
         2,
         2,
@@ -43,13 +43,13 @@ def test_a_run_on_two_hosts(tmp_path):
 def test_the_benchmark_on_two_hosts_counts_what_leaves_them(tmp_path):
     if problem := namespaces.missing():
         pytest.skip(problem)
-    path = tmp_path / "record.json"
+    path = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "fastcoll.bench.hosts", "--megabits", "0", "--"]
     command += ["all_reduce", "-b", "64K", "-e", "64K", "-n", "2", "--rounds", "1"]
     done = subprocess.run([*command, "--json", path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 ranks on 2 hosts" in done.stdout and "leaves the busiest host" in done.stdout
-    record = json.loads(path.read_text())
+    record = read_record(path)
     wire = record["cases"][0]["wire"]
     assert record["command"].startswith("python -m fastcoll.bench.hosts --hosts 2 --per-host 2")
     assert (record["hosts"], wire["hosts"], wire["least"]) == (2, 2, 65536)

@@ -1,6 +1,5 @@
 """The benchmark of the kernels, as far as no GPU is needed."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from fastcoll.bench import kernel_cases, kernels, peer_cases
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 from fastcoll.bench.kernel_cases import Case
+from fastcoll.bench.record import read_record
 from fastcoll.kernels import PeerFault
 
 
@@ -108,9 +108,9 @@ def measured(
             monkeypatch.setattr(torch.cuda, name, StandIn)
         monkeypatch.setattr(kernels, "_cases", lambda *_, **__: iter(makers))
         monkeypatch.setattr(kernels, "host_microseconds", lambda work, _: (work(), 2.5)[1])
-        given = ["--rounds", "2", "--json", str(tmp_path / "out" / "record.json")]
+        given = ["--rounds", "2", "--json", str(tmp_path / "out" / "record.jsonl")]
         status = kernels._measure(kernels._parse(given), given, torch.device("cpu"))
-        return status, json.loads((tmp_path / "out" / "record.json").read_text())
+        return status, read_record(tmp_path / "out" / "record.jsonl")
 
     return measure
 

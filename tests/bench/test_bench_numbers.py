@@ -2,16 +2,19 @@
 
 import itertools
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastcoll.bench import oracle, report
-from fastcoll.bench.collectives import COLLECTIVES, Case, algorithm_bandwidth, build_case
-from fastcoll.bench.ddp import add_difference
+from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
+from fastcoll.bench.ddp import added
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
+from fastcoll.bench.record import read_record, write_record
 from fastcoll.bench.timing import Plan, summarise
 
 CPU = torch.device("cpu")
@@ -40,8 +43,9 @@ def test_bus_bandwidth_of_four_ranks(name: str, factor: float) -> None:
     assert COLLECTIVES[name].factor(4) == factor
 
 
-def test_algorithm_bandwidth_is_in_gigabytes_per_second() -> None:
-    assert algorithm_bandwidth(10**9, 1e6) == pytest.approx(1.0)
+def test_bandwidths_are_in_gigabytes_per_second() -> None:
+    assert bandwidths("all_reduce", 10**9, 4, 1e6) == pytest.approx((1.0, 1.5))
+    assert bandwidths("barrier", 0, 4, 1e6) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -148,48 +152,59 @@ def test_floors_run_and_leave_zeros_zero(name: str) -> None:
 
 def statistics(median: float, minimum: float) -> dict:
     time = {"median": median, "lower": median, "upper": median, "minimum": minimum}
-    return {"time": time, "algbw": 1.0, "busbw": 0.5, "wrong": 0}
+    return {"time": time, "wrong": 0}
 
 
-def test_ratios_and_rows_of_the_table() -> None:
-    row = {
-        "size": 64, "count": 16, "dtype": "float", "op": "sum",
+def test_rows_of_the_table_and_averages() -> None:
+    case = {
+        "collective": "all_reduce", "size": 64000, "count": 16000, "dtype": "float", "op": "sum",
         "other_processes_percent": 3.4,
         "floor": statistics(5.0, 4.0),
         "backends": {"fastcoll": statistics(10.0, 8.0), "gloo": statistics(4000.0, 80.0),
                      "fake": {**statistics(9000.0, 1.0), "wrong": None}},
         "unsupported": {"nccl": "no device"},
     }  # fmt: skip
-    report.add_ratios(row, among=["fastcoll", "gloo"])
-    assert row["baseline"] == "gloo"
-    first, second, third, last = report.table_rows(row)
-    assert first.split() == ["64", "16", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
-                             "1.00", "0.50", "0", "400x", "10.00x", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
+    wide = report.Table(4, ["fastcoll", "gloo"], {}, wide=True)
+    first, second, third, last = wide.rows(case)
+    assert first.split() == ["64000", "16000", "float", "sum", "fastcoll", "10.00", "10.00", "10.00", "8.00",
+                             "6.40", "9.60", "0", "400x", "10.00x", "400x", "10.00x", "5.00", "2.00x", "3"]  # fmt: skip
     assert second.split()[5] == "4000.0"
     assert second.split()[12:16] == ["1.00x", "1.00x", "0.00x", "0.10x"]
     assert "N/A" in third.split()
-    assert last == "# 64 B: nccl cannot do this: no device"
-    assert {len(line) for line in (first, second, *report.table_head("all_reduce")[1:])} == {
-        len(first)
-    }
+    assert last == "# 64000 B: nccl cannot do this: no device"
+    narrow = report.Table(4, ["fastcoll", "gloo"], {})
+    assert narrow.rows(case)[0].split() == ["64000", "float", "sum", "fastcoll", "10.00", "8.00",
+                                            "6.40", "9.60", "0", "400x", "400x", "5.00"]  # fmt: skip
+    for table, most in ((wide, 200), (narrow, 120)):
+        lines = (*table.head("all_reduce")[1:], *table.rows(case)[:3])
+        assert len({len(line) for line in lines}) == 1 and len(lines[0]) <= most
+    assert narrow.averages() == [
+        "# average bus bandwidth (GB/s): fastcoll 9.60, gloo 0.02, fake 0.01"
+    ]
+    assert report.Table(4, [], {}).averages() == []
 
 
-def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other() -> None:
+def test_ratios_are_over_the_baseline_and_the_lead_is_over_the_fastest_other_library() -> None:
     backends = {"a": statistics(10.0, 9.0), "b": statistics(20.0, 6.0), "c": statistics(40.0, 36.0)}
-    row = {"floor": None, "backends": backends}
-    report.add_ratios(row, among=backends, baseline="b")
-    assert row["baseline"] == "b"
-    keys = ("ratio", "best_ratio", "lead", "best_lead", "runner_up", "over_floor")
-    assert [backends["a"][key] for key in keys] == [2.0, 6 / 9, 2.0, 6 / 9, "b", None]
-    assert [backends["b"][key] for key in keys] == [1.0, 1.0, 0.5, 1.5, "a", None]
-    report.add_ratios(row, among=backends, baseline="absent")
-    assert [backends["a"][key] for key in keys[:3]] == [None, None, 2.0]
-    alone = {"floor": statistics(5.0, 3.0), "backends": {"a": statistics(10.0, 9.0)}}
-    report.add_ratios(alone, among=["a"])
-    assert alone["backends"]["a"]["lead"] is None
-    assert alone["backends"]["a"]["runner_up"] is None
-    assert alone["backends"]["a"]["over_floor"] == 2.0
-    assert alone["backends"]["a"]["best_over_floor"] == 3.0
+    case = {"floor": None, "backends": backends}
+
+    def ratios(name: str, key: str = "median", **changed: Any) -> tuple[float | None, ...]:
+        given = {"among": backends, "libraries": {}, "baseline": "b"} | changed
+        found = report.Table(2, **given).compare(case, name, key)
+        return found.ratio, found.lead, found.over_floor
+
+    assert ratios("a") == (2.0, 2.0, None)
+    assert ratios("a", "minimum") == (6 / 9, 6 / 9, None)
+    assert ratios("b") == (1.0, 0.5, None)
+    assert ratios("b", "minimum") == (1.0, 1.5, None)
+    assert ratios("a", baseline="absent") == (None, 2.0, None)
+    assert ratios("a", baseline=None) == (4.0, 2.0, None)
+    own = {"a": "ours 1.0", "b": "ours 1.0", "c": "theirs"}
+    assert ratios("a", libraries=own) == (2.0, 4.0, None)
+    assert ratios("c", libraries=own) == (0.5, 0.25, None)
+    case = {"floor": statistics(5.0, 3.0), "backends": {"a": statistics(10.0, 9.0)}}
+    assert ratios("a") == (None, None, 2.0)
+    assert ratios("a", "minimum") == (None, None, 3.0)
 
 
 def test_verdict() -> None:
@@ -200,16 +215,36 @@ def test_verdict() -> None:
 
 
 def test_what_ddp_adds() -> None:
-    alone = {"median": 10.0, "minimum": 9.0}
-    cases = [
-        {"buckets": "one", "time": {"median": 20.0, "minimum": 14.0}},
-        {"buckets": "one", "time": {"median": 50.0, "minimum": 44.0}},
-        {"buckets": "many", "time": {"median": 9.0, "minimum": 9.0}},
-    ]
-    add_difference(cases, alone)
-    assert [case["added"] for case in cases] == [10.0, 40.0, -1.0]
-    assert [case["best_added"] for case in cases] == [5.0, 35.0, 0.0]
-    assert [case["ratio"] for case in cases] == [4.0, 1.0, None]
+    times = [("one", 20.0, 14.0), ("one", 50.0, 44.0), ("many", 9.0, 9.0)]
+    row = {
+        "alone": {"time": {"median": 10.0, "minimum": 9.0}},
+        "cases": [
+            {"buckets": buckets, "time": {"median": median, "minimum": minimum}}
+            for buckets, median, minimum in times
+        ],
+    }
+    assert added(row) == [(10.0, 5.0, 4.0), (40.0, 35.0, 1.0), (-1.0, 0.0, None)]
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "record.jsonl"
+    record = {
+        "date": "today",
+        "load": [1.23456789],
+        "cases": [{"size": 1 << 30, "time": 12345.678}, {}],
+    }
+    write_record(path, record)
+    assert len(path.read_text().splitlines()) == 3
+    expected = {
+        "date": "today",
+        "load": [1.2346],
+        "cases": [{"size": 1 << 30, "time": 12346.0}, {}],
+    }
+    assert read_record(path) == expected
+    for text in ("", "[1]\n", "{}\n{"):
+        path.write_text(text)
+        with pytest.raises(ValueError):
+            read_record(path)
 
 
 @pytest.mark.parametrize(

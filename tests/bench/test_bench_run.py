@@ -1,7 +1,6 @@
 """Whole runs: one by the command line, the others on living ranks."""
 
 import inspect
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
 from fastcoll.bench.launch import launch
+from fastcoll.bench.record import read_record
 
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 
 
 @pytest.mark.full
 def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "result.json"
+    path = tmp_path / "deep" / "result.jsonl"
     command = [sys.executable, "-m", "fastcoll.bench", "all_reduce", *FEW, "-b", "4", "-e", "4"]
     ended = subprocess.run(
         [*command, "--nproc", "1", "--backend", "fastcoll,absent", "--json", str(path)],
@@ -31,7 +31,7 @@ def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
     assert "# wrong elements: 0 OK" in ended.stdout
     assert "absent is left out: torch.distributed knows no backend of that name" in ended.stderr
     assert "%" not in ended.stderr  # no progress bar: this is no terminal
-    record = json.loads(path.read_text())
+    record = read_record(path)
     for key in ("date", "command", "seed", "versions", "compiled_module_sha256"):
         assert record[key]
     for key in ("cpu", "cores", "memory_bytes", "kernel", "load_average"):
@@ -41,12 +41,12 @@ def test_the_command_starts_ranks_and_writes_its_record(tmp_path: Path) -> None:
 
 
 def test_all_collectives_side_by_side(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+    path = tmp_path / "result.jsonl"
     backends = "fastcoll,absent,gloo,fake,mpi,fastcoll-shared"
     ended = run_on(world, 2, "all", *SHORT, "--backend", backends, "--json", path)
     assert ended.status == 0, ended
     assert "# wrong elements: 0 OK" in ended.stdout
-    record = json.loads(path.read_text())
+    record = read_record(path)
     assert record["backends"] == ["fastcoll", "gloo", "fake", "fastcoll-shared"]
     assert set(record["left_out"]) == {"absent", "mpi"}
     assert len({case["collective"] for case in record["cases"]}) == 10
@@ -76,7 +76,7 @@ def test_every_reduction_is_verified(world: Worlds) -> None:
         for line in ended.stdout.splitlines()
         if " fastcoll " in line and line[0] == " "
     ]
-    found = [(row[2], row[3]) for row in rows]
+    found = [(row[1], row[2]) for row in rows]
     every = [
         (dtype, op) for dtype in ("int8", "half") for op in ("sum", "prod", "min", "max", "avg")
     ]
@@ -86,24 +86,24 @@ def test_every_reduction_is_verified(world: Worlds) -> None:
 def test_wrong_results_end_with_status_1_and_refusals_are_named(
     world: Worlds, tmp_path: Path
 ) -> None:
-    path = tmp_path / "result.json"
+    path = tmp_path / "result.jsonl"
     arguments = [*SHORT, "--backend", "corrupting,refusing,gloo", "--json", path]
     ended = run_on(world, 2, *arguments, module="altered_rank")
     assert ended.status == 1
     assert "# wrong elements: 4 FAILED" in ended.stdout
     assert "# 65536 B: refusing cannot do this: NotImplementedError: not today\n" in ended.stdout
-    for case in json.loads(path.read_text())["cases"]:
+    for case in read_record(path)["cases"]:
         assert case["backends"]["corrupting"]["wrong"] == 2  # before and after the timed calls
         assert case["backends"]["gloo"]["wrong"] == 0
         assert set(case["unsupported"]) == {"refusing"}
 
 
 def test_steps_of_ddp_are_verified_and_compared(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+    path = tmp_path / "result.jsonl"
     given = ("ddp", "small", "--backend", "fastcoll,gloo,unreduced,fake", "--json", path)
     ended = run_on(world, 2, *given, *FEW, module="altered_rank")
     assert ended.status == 0, ended
-    (row,) = json.loads(path.read_text())["cases"]
+    (row,) = read_record(path)["cases"]
     assert row["alone"]["time"]["median"] > 0
     kinds = [(case["backend"], case["buckets"], case["wrong"]) for case in row["cases"]]
     assert sorted(kinds) == [
@@ -115,7 +115,7 @@ def test_steps_of_ddp_are_verified_and_compared(world: Worlds, tmp_path: Path) -
 
 
 def test_steps_that_keep_gradients_are_verified(world: Worlds, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+    path = tmp_path / "result.jsonl"
     backends = ["fastcoll", "fastcoll-fused", "fastcoll-sync"]
     if "batched_grad_copy" in inspect.signature(DistributedDataParallel).parameters:
         backends.append("gloo-batched")
@@ -123,7 +123,7 @@ def test_steps_that_keep_gradients_are_verified(world: Worlds, tmp_path: Path) -
     ended = run_on(world, 2, *given, *FEW, module="altered_rank")
     assert ended.status == 0, ended
     assert "which steps keep and add to" in ended.stdout
-    (row,) = json.loads(path.read_text())["cases"]
+    (row,) = read_record(path)["cases"]
     assert row["kept"]
     assert {(case["backend"], case["wrong"]) for case in row["cases"]} == {
         (backend, 0) for backend in backends

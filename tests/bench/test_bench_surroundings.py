@@ -33,6 +33,7 @@ from fastcoll.bench import (
 )
 from fastcoll.bench.gradients import gpt2_medium, resnet50
 from fastcoll.bench.kernel_cases import bucketed
+from fastcoll.bench.record import read_record, write_record
 from fastcoll.bench.step_clock import Observed, observed_in
 from fastcoll.bench.step_measurement import Settings
 from fastcoll.bench.step_paths import Groups, blocks_of, in_lists
@@ -99,7 +100,7 @@ def measured(only):
         "FASTCOLL_ERROR_HANDLING"
     ]  # the tests' own; the record shows the user's variables
     gradients.MODELS["small"] = lambda: SHAPES
-    path = here().scratch / "out" / "record.json"
+    path = here().scratch / "out" / "record.jsonl"
     surroundings.Settings = functools.partial(Settings, warmup=2, steps=1, traced=1)
     given = ["small", "--rounds", "2", "--copy-size", "4096", "--json", str(path)]
     given += [f"--only={name}" for name in only]
@@ -109,13 +110,13 @@ def measured(only):
         status = surroundings._measure(
             options, given, torch.device(DEVICE), RecordingClock(), groups()
         )
-    return status, json.loads(path.read_text())
+    return status, read_record(path)
 
 
 @pytest.mark.full
 def test_every_way_is_measured(peer_world):
     ((status, record),) = peer_world(1).run(measured, (), fresh=True)
-    (model,) = record["models"]
+    (model,) = record["cases"]
     assert not model["failed"], "\n".join(model["failed"].values())
     assert status == 0
     rows = {row["name"]: row for row in model["paths"]}
@@ -146,7 +147,7 @@ def test_every_way_is_measured(peer_world):
 def assert_table(record):
     """The page makes a table of it."""
     record["machine"]["gpus"] = ["a GPU"]
-    for row in record["models"][0]["paths"]:
+    for row in record["cases"][0]["paths"]:
         row.pop("of_stock_host", None)  # there or not, by the noise of so few steps
         if row["name"] == "fused hook":
             row["of_stock_host"] = 0.25
@@ -155,7 +156,7 @@ def assert_table(record):
         mock.patch.object(tables, "_RESULTS", Path(folder)),
     ):
         assert tables._surroundings() == ["Never run on a GPU ([status.md](status.md))."]
-        (Path(folder) / "surroundings_cuda_1rank.json").write_text(json.dumps(record))
+        write_record(Path(folder) / "surroundings_cuda_1rank.jsonl", record)
         lines = tables._surroundings()
     rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines) if cells[1:]}
     assert rows["stock DDP"][5].strip() == "-" and rows["stock DDP"][8].strip() == "4 S"
@@ -187,7 +188,7 @@ def broken():
 @pytest.mark.full
 def test_what_fails_is_told_and_the_rest_is_measured(peer_world):
     ((status, record),) = peer_world(1).run(broken, fresh=True)
-    (model,) = record["models"]
+    (model,) = record["cases"]
     failed = model["failed"]
     assert status == 1 and list(failed) == [
         "bf16_compress_hook, bucket views",

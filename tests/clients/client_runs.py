@@ -9,7 +9,6 @@ other losses than gloo's.
 
 import argparse
 import datetime
-import json
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from clients import CLIENTS, ENVIRONMENTS, PREPARED, Client
 
 __all__ = ["main"]
 
-_RECORD = Path(__file__).resolve().parents[2] / "bench" / "results" / "clients_cpu.json"
+_RECORD = Path(__file__).resolve().parents[2] / "bench" / "results" / "clients_cpu.jsonl"
 _TRAININGS = Path(__file__).parent / "trainings"
 _DEADLINE = 600.0
 _ENDING = 20.0  # seconds that a launcher gets to end its ranks
@@ -119,20 +118,22 @@ def main(arguments: list[str] | None = None) -> int:
 
     from fastcoll.bench import page
     from fastcoll.bench.machine import describe_machine, describe_run
+    from fastcoll.bench.record import read_record, write_record
 
     path = _RECORD
-    record = json.loads(path.read_text()) if path.exists() else {"clients": {}}
-    record |= {"machine": describe_machine(torch.device("cpu")), **describe_run([])}
+    before = read_record(path)["cases"] if path.exists() else []
+    known = {case["client"]: case for case in before}
+    record: dict[str, Any] = {"machine": describe_machine(torch.device("cpu")), **describe_run([])}
     record["command"] = "make clients"
     failed = False
     for name in options.names or CLIENTS:
         entry = _client(name, options.ranks, options.rounds)
         failed = failed or any(not case.get("agrees") for case in entry["ranks"].values())
-        before = record["clients"].get(name, {}).get("ranks", {})
-        entry["ranks"] = dict(sorted({**before, **entry["ranks"]}.items()))
-        known = {**record["clients"], name: entry}
-        record["clients"] = {one: known[one] for one in CLIENTS if one in known}
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        earlier = known.get(name, {}).get("ranks", {})
+        entry["ranks"] = dict(sorted({**earlier, **entry["ranks"]}.items()))
+        known[name] = {"client": name, **entry}
+        record["cases"] = [known[one] for one in CLIENTS if one in known]
+        write_record(path, record)
     if failed:
         print("docs/integrations.md is as it was: a training failed, or its losses are not gloo's")
         return 1

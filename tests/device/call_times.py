@@ -1,6 +1,6 @@
 """What a call of NCCL costs the host beside another thread of the process: microseconds, medians of rounds in turns.
 
-    PYTHONPATH=tests:tests/device python tests/device/call_times.py --json bench/results/device_calls_cpu.json
+    PYTHONPATH=tests:tests/device python tests/device/call_times.py --json bench/results/device_calls_cpu.jsonl
 
 The other thread sleeps, hashes, which takes a processor and not the GIL, or runs Python, which takes both. The device
 is the recording one and NCCL its stand-in, so the times are those of the host's way from torch's operator to the
@@ -10,7 +10,6 @@ library's call. The caller is a loop in TorchScript, which needs no Python, as D
 import argparse
 import ctypes
 import hashlib
-import json
 import statistics
 import tempfile
 import threading
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 
 _CALLS = 2000
 _FIRST = 100
@@ -100,10 +100,9 @@ def main() -> None:
             "calls": _CALLS,
             "rounds": options.rounds,
             "unit": "microseconds a call",
-            "times": times,
-            "medians": medians,
+            "cases": [{"beside": beside, "times": found} for beside, found in times.items()],
         }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ its row. The exit status is 1 if a row of fastcoll's is not as wanted.
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 
 __all__ = ["main", "numbers"]
 
@@ -160,9 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
         record = describe_run(words) | {
             "command": f"make faults FAULTS={shlex.quote(shlex.join(words))}",
             "machine": describe_machine(torch.device("cpu")),
-            "rows": results,
+            "cases": results,
         }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(options.json, record)
     mine = [found["backends"].get("fastcoll") for found in results]
     return int(any(f and f["verdict"] not in ("as wanted", "not played") for f in mine))
 

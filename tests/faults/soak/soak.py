@@ -8,7 +8,6 @@ The exit status is 1 if something grew, or a result was wrong.
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from soak_load import sampled
 from soak_verdict import THRESHOLDS, growths
 
 from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
 
 __all__ = ["main"]
 
@@ -63,13 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
             "machine": describe_machine(torch.device("cpu")),
             "thresholds": THRESHOLDS,
             "grown": {rank: growths(samples) for rank, samples in answers.items()},
-            "samples": {
-                rank: [list(dataclasses.astuple(s)) for s in thinned(samples)]
+            "cases": [
+                {"rank": rank, **dataclasses.asdict(sample)}
                 for rank, samples in answers.items()
-            },
-            "columns": [field.name for field in dataclasses.fields(answers[0][0])],
+                for sample in thinned(samples)
+            ],
         }
-        options.json.write_text(json.dumps(record) + "\n")
+        write_record(options.json, record)
     print("nothing grows" if status == 0 else "something grows")
     return status
 
