@@ -235,7 +235,7 @@ def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]
     return sections
 
 
-def _print_plain(report: dict[str, Any], file: TextIO) -> None:
+def _print(report: dict[str, Any], file: TextIO) -> None:
     for title, rows in _sections(report):
         print(title, file=file)
         width = max(len(name) for name, _ in rows)
@@ -244,26 +244,6 @@ def _print_plain(report: dict[str, Any], file: TextIO) -> None:
             print(f"  {name:<{width}}  {first}", file=file)
             for line in others:
                 print(f"  {'':<{width}}  {line}", file=file)
-
-
-def _print_rich(report: dict[str, Any], file: TextIO) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=file)
-    for title, rows in _sections(report):
-        table = Table(
-            title=title, title_justify="left", show_header=False, box=None, padding=(0, 2)
-        )
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, text in rows:
-            style = (
-                {"yes": "green", "no:": "yellow"}.get(text[:3], "") if title == "Available" else ""
-            )
-            table.add_row(name, Text(text, style=style))
-        console.print(table)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -278,13 +258,8 @@ def main(arguments: list[str] | None = None) -> int:
     report = collect()
     if options.json:
         print(json.dumps(report, indent=2))
-    elif sys.stdout.isatty():
-        try:
-            _print_rich(report, sys.stdout)
-        except ImportError:
-            _print_plain(report, sys.stdout)
     else:
-        _print_plain(report, sys.stdout)
+        _print(report, sys.stdout)
     needed = {"fastcoll._C", 'init_process_group("fastcoll")'}
     return 0 if all(row["available"] for row in report["available"] if row["part"] in needed) else 1
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fastcoll.trace.analysis import analyse
 from fastcoll.trace.dumps import read
-from fastcoll.trace.report import as_json, print_plain, print_rich
+from fastcoll.trace.report import as_json, print_report
 
 __all__ = ["main"]
 
@@ -31,13 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if options.json:
         print(json.dumps(as_json(report), indent=2))
-    elif sys.stdout.isatty():
-        try:
-            print_rich(report, sys.stdout)
-        except ImportError:
-            print_plain(report, sys.stdout)
     else:
-        print_plain(report, sys.stdout)
+        print_report(report, sys.stdout)
     return 0 if report.healthy else 1
 
 

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from fastcoll.trace.analysis import Finding, LaneReport, Report
 
-__all__ = ["as_json", "print_plain", "print_rich", "spans"]
+__all__ = ["as_json", "print_report", "spans"]
 
 _HEAD = ("rank", "last completed", "last called", "state", "call")
 
@@ -23,8 +23,8 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
 
 
-def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Yields ranks that are equally far, and their row."""
+def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[str, ...]]:
+    """Yield a row for ranks that are equally far."""
     same: dict[tuple[str, ...], list[int]] = {}
     for rank in lane.lane.ranks:
         row: tuple[str, ...] = ("-", "-", "no dump", "")
@@ -37,7 +37,7 @@ def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[tuple[int, ...], t
             row = (done, *last)
         same.setdefault(row, []).append(rank)
     for row, ranks in same.items():
-        yield tuple(ranks), (spans(ranks), *row)
+        yield spans(ranks), *row
 
 
 def _title(lane: LaneReport) -> str:
@@ -83,12 +83,12 @@ def _opening(report: Report) -> str:
     return f"dumps of ranks {ranks} (written because: {'; '.join(reasons)})"
 
 
-def print_plain(report: Report, file: TextIO) -> None:
-    """Prints the report without colours."""
+def print_report(report: Report, file: TextIO) -> None:
+    """Print the report for a person."""
     print(_opening(report), file=file)
     for lane in _shown(report):
         print(f"\n{_title(lane)}", file=file)
-        table = [_HEAD, *(row for _, row in _rows(lane, report))]
+        table = [_HEAD, *_rows(lane, report)]
         widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -99,35 +99,6 @@ def print_plain(report: Report, file: TextIO) -> None:
     print(file=file)
     for text in _closing(report):
         print(text, file=file)
-
-
-def print_rich(report: Report, file: TextIO) -> None:
-    """Prints the report for a terminal.
-
-    Raises:
-        ImportError: rich is not installed.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=file)
-    console.print(Text(_opening(report)))
-    for lane in _shown(report):
-        table = Table(title=_title(lane), title_justify="left", box=None, padding=(0, 2))
-        for column in _HEAD:
-            table.add_column(column, overflow="fold")
-        for ranks, row in _rows(lane, report):
-            guilty = lane.finding is not None and set(ranks) & set(lane.finding.guilty)
-            bad = guilty or row[3] in ("failed", "no dump")
-            table.add_row(*map(Text, row), style="red" if bad else "")
-        console.print(table)
-        if lane.finding:
-            for text in _detail(lane.finding):
-                console.print(Text(f"  {text}"))
-    for text in _closing(report):
-        style = "bold red" if text.startswith("Look at") else ""
-        console.print(Text(text, style="green" if report.healthy else style))
 
 
 def as_json(report: Report) -> dict[str, Any]:
