@@ -6,12 +6,11 @@ A picture carries the digest of its record, so that a test can tell a picture th
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import added_plot, exactness, parity_plot, plot, simulate_report
+from fastcoll.bench import added_plot, plot, simulate_report
 from fastcoll.bench.record import read_record
 from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
 from fastcoll.costs import HGX_H200
@@ -23,8 +22,7 @@ _RESULTS = Path(__file__).resolve().parent / "results"
 
 def _read(name: str) -> Callable[[], dict[str, Any]]:
     def read() -> dict[str, Any]:
-        path = _RESULTS / name
-        return json.loads(path.read_text()) if path.suffix == ".json" else read_record(path)
+        return read_record(_RESULTS / name)
 
     return read
 
@@ -43,8 +41,6 @@ PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]
         )
         for theme in added_plot.COLORS
     },
-    "exactness.png": (_read("exactness_cpu.json"), exactness.draw),
-    "parity.png": (_read("parity_cpu_2ranks.json"), parity_plot.draw),
     "models_all_reduce.png": (_models, simulate_report.draw),
 }
 """By file name: what returns the record, and what draws it."""

@@ -183,47 +183,6 @@ def _collectives(dtype: str) -> list[str]:
     return [*_table(head, rows, 2), *_source(name, record)]
 
 
-def _exactness() -> list[str]:
-    name = "exactness_cpu.json"
-    record = _record(name)
-    ways = {
-        "one rounding of the exact mean": "least possible",
-        "fastcoll": "fastcoll, real ranks",
-        "float32, rounded once": "float32, rounded once",
-        "gloo": "gloo, real ranks",
-        "ring, each hop rounds": "ring, each hop rounds",
-    }
-    rows = []
-    for case in record["cases"]:
-        cells = [str(case["ranks"])]
-        for way in ways:
-            found = case.get(way)
-            cells.append(
-                f"{found['relative'] * 1e3:.2f}, {found['not_nearest']:.1%}" if found else "-"
-            )
-        rows.append(cells)
-    return [*_table(["ranks", *ways.values()], rows), *_source(name, record)]
-
-
-def _parity() -> list[str]:
-    name = "parity_cpu_2ranks.json"
-    record = _record(name)
-    rows = [
-        [
-            task,
-            f"{case['parameters']:,}",
-            str(record["steps"]),
-            *("yes" if same else "NO" for same in case["same"].values()),
-            f"{case['moved']:.1e}",
-            f"{case['noise']:.1e}",
-        ]
-        for task, case in record["tasks"].items()
-    ]
-    ways = [f"float32, {way}: gloo's bits" for way in next(iter(record["tasks"].values()))["same"]]
-    head = ["task", "parameters", "steps", *ways, "moved by the bf16 wire", "noise"]
-    return [*_table(head, rows), *_source(name, record)]
-
-
 def _models() -> list[str]:
     gpus, sizes = "8,64,1024,16384", "64K,1M,32M,1G"
     record = record_of(HGX_H200, "all_reduce", parse_counts(gpus), parse_sizes(sizes))
@@ -366,8 +325,6 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "all_reduce": _all_reduce,
         "collectives": lambda: _collectives(""),
         "collectives_bfloat16": lambda: _collectives("_bfloat16"),
-        "exactness": _exactness,
-        "parity": _parity,
         "models": _models,
     },
     "docs/integrations.md": {"clients": _clients},

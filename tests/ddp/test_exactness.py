@@ -1,10 +1,10 @@
 """The mean of bfloat16 gradients: one rounding with any number of ranks, where a stock ring adds one for each hop."""
 
+import functools
 import itertools
-import json
 import os
+from typing import NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from world import here
 
-from fastcoll.bench import exactness
-from fastcoll.bench.exactness import error_of, gradients, ring_mean, rounded_once
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
 pytestmark = beyond_gloo("sums with one rounding")
@@ -22,6 +20,57 @@ ELEMENTS = 40_000
 ONE_ROUNDING = torch.finfo(torch.bfloat16).eps / 2  # of a number, relative to it
 # An element whose float32 sum lies within that sum's own error of a tie may go the other way.
 FLOAT32_SUM = 1 + 64 * torch.finfo(torch.float32).eps / torch.finfo(torch.bfloat16).eps
+
+
+class Deviation(NamedTuple):
+    """How far a mean in bfloat16 is from the float64 mean.
+
+    Attributes:
+        relative: Norm of the difference over the norm of the exact mean.
+        roundings: The largest error of an element, over the most that one rounding of it can cost.
+        not_nearest: Share of the elements that are not the nearest bfloat16 number.
+    """
+
+    relative: float
+    roundings: float
+    not_nearest: float
+
+
+def gradients(ranks):
+    """A mean gradient that all share and as much noise of each rank's own, over five orders of magnitude."""
+    generator = torch.Generator().manual_seed(0)
+    size = 10.0 ** (5 * torch.rand(ELEMENTS, generator=generator, dtype=torch.float64) - 6)
+    shared = torch.randn(ELEMENTS, generator=generator, dtype=torch.float64)
+    own = torch.randn(ranks, ELEMENTS, generator=generator, dtype=torch.float64)
+    return (size * (shared + own)).to(torch.bfloat16)
+
+
+def error_of(found, given):
+    exact = given.double().mean(0)
+    difference = (found.double() - exact).abs()
+    allowed = exact.abs() * ONE_ROUNDING
+    return Deviation(
+        (difference.norm() / exact.norm()).item(),
+        (difference / allowed)[allowed > 0].max().item(),
+        (found != exact.to(torch.bfloat16)).double().mean().item(),
+    )
+
+
+def nearest(given):
+    """No mean in bfloat16 can be nearer."""
+    return error_of(given.double().mean(0).to(torch.bfloat16), given)
+
+
+def rounded_once(given):
+    """The mean that is summed in float32, in rank order."""
+    return (functools.reduce(torch.add, given.float()) / len(given)).to(torch.bfloat16)
+
+
+def ring_mean(given):
+    """The mean of a ring whose partial results travel in bfloat16: each hop rounds."""
+    chunks = enumerate(given.chunk(len(given), 1))
+    sums = [functools.reduce(torch.add, chunk.roll(-owner - 1, 0)) for owner, chunk in chunks]
+    return torch.cat(sums) / len(given)
 
 
 class Given(nn.Module):
@@ -54,12 +103,11 @@ def bits(tensor):
 
 
 def errors_of_ours_and_gloos():
-    given = gradients(dist.get_world_size(), ELEMENTS)
+    given = gradients(dist.get_world_size())
     ours = mean_by_ddp(given)
-    nearest = error_of(given.double().mean(0).to(torch.bfloat16), given)
     found = error_of(ours, given)
     assert found.roundings <= FLOAT32_SUM
-    assert found.relative <= nearest.relative * (1 + 1e-6)
+    assert found.relative <= nearest(given).relative * (1 + 1e-6)
     assert torch.equal(ours, rounded_once(given))
     stock = dist.new_group(backend="gloo")
     theirs = error_of(mean_by_ddp(given, hook=False, group=stock), given)
@@ -85,12 +133,11 @@ def test_error_of_a_ring_grows_with_the_ranks():
     sizes = [2, 4, 8, 16, 32, 64]
     rings = []
     for size in sizes:
-        given = gradients(size, ELEMENTS)
+        given = gradients(size)
         rings.append(error_of(ring_mean(given), given))
         once = error_of(rounded_once(given), given)
-        nearest = error_of(given.double().mean(0).to(torch.bfloat16), given)
         assert once.roundings <= FLOAT32_SUM
-        assert once.relative <= nearest.relative * (1 + 1e-6) <= ONE_ROUNDING
+        assert once.relative <= nearest(given).relative * (1 + 1e-6) <= ONE_ROUNDING
     for few, many in itertools.pairwise(rings):
         assert many.relative > 1.15 * few.relative
         assert many.not_nearest > few.not_nearest
@@ -99,7 +146,7 @@ def test_error_of_a_ring_grows_with_the_ranks():
 
 def layouts():
     """Buckets, views and runs: none changes a bit."""
-    given = gradients(dist.get_world_size(), ELEMENTS)
+    given = gradients(dist.get_world_size())
     options = [{}, {}, {"bucket_cap_mb": 0.001}, {"gradient_as_bucket_view": True}]
     found = {bits(mean_by_ddp(given, **one)) for one in options}
     again = dist.new_group()
@@ -138,25 +185,3 @@ def both_transports():
 def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts(world):
     answers = world(3).run(both_transports, init=False)
     assert len(set().union(*answers)) == 1
-
-
-@pytest.mark.full
-def test_command(tmp_path, capfd):
-    path, picture = tmp_path / "e.json", tmp_path / "e.png"
-    flags = f"--most 4 --real 2 --elements 3000 --json {path} --plot {picture}"
-    assert exactness.main(flags.split()) == 0
-    assert picture.read_bytes()[1:4] == b"PNG"
-    printed = capfd.readouterr().out
-    two, four = json.loads(path.read_text())["cases"]
-    assert (two["ranks"], four["ranks"]) == (2, 4)
-    assert {"fastcoll", "gloo"} <= two.keys() and not {"fastcoll", "gloo"} & four.keys()
-    assert two["fastcoll"] == two["one rounding of the exact mean"]
-    assert four["ring, each hop rounds"]["relative"] > four["float32, rounded once"]["relative"]
-    assert "ring, each hop rounds" in printed
-
-
-@pytest.mark.parametrize("flags", ["--most 1", "--elements 0"])
-def test_wrong_flags(flags):
-    with pytest.raises(SystemExit) as end:
-        exactness.main(flags.split())
-    assert end.value.code == 2
