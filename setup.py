@@ -47,7 +47,6 @@ VERSION = re.search(
 # would also install a top-level `kernels`.
 PACKAGES = {
     "fastcoll": "fastcoll",
-    "fastcoll.costs": "fastcoll/costs",
     "fastcoll.cuda": "fastcoll/cuda",
     "fastcoll.cuda.algorithms": "fastcoll/cuda/algorithms",
     "fastcoll.ddp": "fastcoll/ddp",

@@ -148,7 +148,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         if ddp
         else "Times collectives of several backends side by side; `ddp` as first word: whole steps.",
         epilog="The ranks are started here, or by torchrun -m fastcoll.bench. Exit status: 1 if a result is "
-        "wrong, 2 if nothing could be measured. --simulate --help: predictions by cost models, without a measurement.",
+        "wrong, 2 if nothing could be measured.",
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")

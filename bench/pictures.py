@@ -10,10 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastcoll.bench import added_plot, plot, simulate_report
+from fastcoll.bench import added_plot, plot
 from fastcoll.bench.record import read_record
-from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
-from fastcoll.costs import HGX_H200
 
 __all__ = ["PICTURES", "redraw", "stale"]
 
@@ -27,11 +25,6 @@ def _read(name: str) -> Callable[[], dict[str, Any]]:
     return read
 
 
-def _models() -> dict[str, Any]:
-    counts, sizes = parse_counts("8,64,1024,16384"), parse_sizes("1K..4G")
-    return record_of(HGX_H200, "all_reduce", counts, sizes)
-
-
 PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any], str], None]]] = {
     "all_reduce_cpu_2ranks.png": (_read("all_reduce_cpu_2ranks.jsonl"), plot.draw),
     **{
@@ -41,7 +34,6 @@ PICTURES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]
         )
         for theme in added_plot.COLORS
     },
-    "models_all_reduce.png": (_models, simulate_report.draw),
 }
 """By file name: what returns the record, and what draws it."""
 

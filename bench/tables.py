@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
-from fastcoll.bench import wire
+from fastcoll.bench import scale, wire
 from fastcoll.bench.ddp import added
 from fastcoll.bench.options import size_text
 from fastcoll.bench.record import read_record
-from fastcoll.bench.simulate import parse_counts, parse_sizes, record_of
-from fastcoll.costs import HGX_H200
 
 __all__ = ["TABLES", "client_result"]
 
@@ -184,24 +182,23 @@ def _collectives(dtype: str) -> list[str]:
 
 
 def _models() -> list[str]:
-    gpus, sizes = "8,64,1024,16384", "64K,1M,32M,1G"
-    record = record_of(HGX_H200, "all_reduce", parse_counts(gpus), parse_sizes(sizes))
     rows = []
-    for case in record["cases"]:
-        best = case["algorithms"][case["best"]]
-        theirs = min(case["nccl"], key=lambda name: case["nccl"][name]["seconds"])
-        rows.append([
-            str(case["ranks"]),
-            size_text(case["size"]),
-            case["best"],
-            f"{best['seconds'] * 1e6:.1f}",
-            f"{case['algorithms']['ring']['seconds'] * 1e6:.1f}",
-            theirs,
-            f"{case['nccl'][theirs]['seconds'] * 1e6:.1f}",
-        ])  # fmt: skip
-    head = ["GPUs", "message", "best model", "us", "ring, us", "NCCL's own model: its choice", "us"]
-    command = f"python -m fastcoll.bench --simulate --gpus {gpus} --sizes {sizes}"
-    return [*_table(head, rows), "", f"`{command}` prints all algorithms, with the constants."]
+    for ranks in (8, 64, 1024, 16384):
+        for size in (1 << 16, 1 << 20, 1 << 25, 1 << 30):
+            each = [scale.predictions(ranks, size, one) for one in scale.HGX_H200.machines()]
+            found = {name: min(times[name] for times in each) for name in each[0]}
+            rows.append(_model_row("H200", ranks, size, found))
+    for ranks in (2, 8, 64):
+        for size in (1 << 12, 1 << 20, 1 << 28):
+            found = scale.predictions(ranks, size, scale.CPU)
+            rows.append(_model_row("CPU, one host", ranks, size, found))
+    return _table(["ranks on", "ranks", "message", "cheapest", "us", "ring, us"], rows)
+
+
+def _model_row(kind: str, ranks: int, size: int, found: dict[str, float]) -> list[str]:
+    best = min(found, key=lambda name: found[name])
+    times = (f"{found[best]:.1f}", f"{found['ring']:.1f}")
+    return [kind, str(ranks), size_text(size), best, *times]
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,186 @@
+"""What an all-reduce costs at scale, by closed forms: a model, of which a table of the docs is made.
+
+Nothing here was measured. A step that sends m bytes takes a + m b: latency and seconds a byte of a link (Hockney,
+Parallel Computing 20, 1994). n ranks, R of them on a node, N nodes, S bytes of the message; a, b in a node, A, B
+between nodes; c seconds to reduce a byte. All ranks go step by step, and a rank sends and receives at once.
+
+    ring           2 (n-1) (a + S/n b) + (n-1)/n S c          Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009
+    double_tree    2 (h+k-1) (a + S/k b) + (h+k-1) S/k c      Sanders, Speck, Traeff, Parallel Computing 35, 2009
+                   h = ceil(log2 n); k segments, the best number of them
+    one_shot       a + (n-1) S (b + c)                        Chan et al., Concurrency Computat. 19, 2007
+    two_shot       2 (a + (n-1)/n S b) + (n-1)/n S c          the same
+    hierarchical   two_shot in each node around another form  Jia et al., arXiv:1807.11205, 2018
+                   between nodes, of S/R bytes on N ranks
+
+A ring over several nodes runs through them in R parts, so that each rank's card carries S/R; every step then waits
+for the slower link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+__all__ = [
+    "HGX_H200",
+    "Host",
+    "Link",
+    "Machine",
+    "double_tree",
+    "hierarchical",
+    "one_shot",
+    "predictions",
+    "ring",
+    "two_shot",
+]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a rank sends through: seconds until the first byte is there, and seconds for each byte."""
+
+    latency: float
+    per_byte: float
+
+    def step(self, size: float) -> float:
+        """Return the seconds of a step that sends so many bytes."""
+        return self.latency + size * self.per_byte
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of equally many ranks.
+
+    Attributes:
+        intra: A rank's link in its node, over which it reaches all others at once.
+        inter: Its link to other nodes.
+        per_node: Ranks of a node.
+        per_reduced_byte: Seconds to add a byte that has come to one that is there.
+        call: Seconds of a call before its first step.
+    """
+
+    intra: Link
+    inter: Link
+    per_node: int
+    per_reduced_byte: float
+    call: float = 0.0
+
+    def nodes(self, ranks: int) -> int:
+        """Return how many nodes so many ranks fill."""
+        return -(-ranks // self.per_node)
+
+
+def ring(ranks: int, size: float, machine: Machine) -> float:
+    """Return the seconds of a ring of all ranks."""
+    chunk, steps = size / ranks, 2 * (ranks - 1)
+    nodes, local = machine.nodes(ranks), min(ranks, machine.per_node)
+    if nodes == 1:
+        step = machine.intra.step(chunk)
+    else:
+        inside = machine.intra.step((local - 1) * chunk / local) if local > 1 else 0.0
+        step = max(inside, machine.inter.step(chunk / local))
+    return steps * step + (ranks - 1) * chunk * machine.per_reduced_byte
+
+
+def double_tree(ranks: int, size: float, machine: Machine) -> float:
+    """Return the seconds of two trees, each for half of the message, in the best number of segments."""
+    if ranks == 1:
+        return 0.0
+    link = machine.intra if machine.nodes(ranks) == 1 else machine.inter
+    height = (ranks - 1).bit_length()
+    widest = (
+        2 if ranks > 3 else 1
+    )  # children that the busiest rank has in a step, of half a message each
+
+    def seconds(segments: int) -> float:
+        busiest = widest * size / (2 * segments)
+        reduced = busiest * machine.per_reduced_byte
+        return (height + segments - 1) * (2 * link.step(busiest) + reduced)
+
+    per_byte = widest / 2 * (2 * link.per_byte + machine.per_reduced_byte)
+    near = math.isqrt(int((height - 1) * size * per_byte / (2 * link.latency)))
+    return min(map(seconds, {1, max(1, near), near + 1}))
+
+
+def one_shot(ranks: int, size: float, machine: Machine) -> float:
+    """Return the seconds if each rank reads all messages; of one node."""
+    read = (ranks - 1) * size
+    return machine.intra.step(read) + read * machine.per_reduced_byte
+
+
+def two_shot(ranks: int, size: float, machine: Machine) -> float:
+    """Return the seconds if each rank reduces its share and reads the others'; of one node."""
+    share = (ranks - 1) * size / ranks
+    return 2 * machine.intra.step(share) + share * machine.per_reduced_byte
+
+
+def hierarchical(between: str, ranks: int, size: float, machine: Machine) -> float:
+    """Return the seconds of two_shot in the nodes, with "ring" or "double_tree" of a share between them."""
+    local = machine.per_node
+    one_each = replace(machine, per_node=1)
+    form = {"ring": ring, "double_tree": double_tree}[between]
+    return two_shot(local, size, machine) + form(machine.nodes(ranks), size / local, one_each)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A kind of node, as data sheets and NCCL's own model have it.
+
+    Attributes:
+        intra_bandwidth: Bytes a second that a rank sends in its node.
+        inter_bandwidth: The same to other nodes.
+        memory_bandwidth: Bytes a second of a device's memory; a reduced byte is two read and one written.
+        per_node: Ranks.
+        call: Seconds before the first step.
+        protocols: Latencies in the node and between nodes, and the share of a link that carries the message.
+    """
+
+    intra_bandwidth: float
+    inter_bandwidth: float
+    memory_bandwidth: float
+    per_node: int
+    call: float
+    protocols: tuple[tuple[float, float, float], ...]
+
+    def machines(self) -> Iterator[Machine]:
+        """Yield what a message meets under each protocol; which is best depends on its size."""
+        for intra, inter, share in self.protocols:
+            yield Machine(
+                Link(intra, 1 / (self.intra_bandwidth * share)),
+                Link(inter, 1 / (self.inter_bandwidth * share)),
+                self.per_node,
+                3 / self.memory_bandwidth,
+                self.call,
+            )
+
+
+# 18 NVLink 4 links of 20.6 GB/s each way (src/graph/topo.h), one ConnectX-7 of 400 Gbit/s for each GPU, 4.8 TB/s
+# (data sheets); latencies, efficiencies of LL, LL128 and Simple, and the call's: src/graph/tuning.cc. NVIDIA/nccl
+# 5067397c (2.30.7).
+HGX_H200 = Host(
+    intra_bandwidth=18 * 20.6e9,
+    inter_bandwidth=400e9 / 8,
+    memory_bandwidth=4.8e12,
+    per_node=8,
+    call=6.6e-6,
+    protocols=((0.6e-6, 5.0e-6, 0.5), (1.9e-6, 8.5e-6, 0.92), (3.4e-6, 14.0e-6, 1.0)),
+)
+"""8 H200 on an NVSwitch: an assumption of what is common, which nobody here has measured."""
+
+CPU = Machine(Link(1e-6, 1 / 8e9), Link(1e-6, 1 / 8e9), per_node=64, per_reduced_byte=1 / 8e9)
+"""The ranks of one host on CPU, each on a core of its own that copies 8 GB/s and sees a flag after 1 us: assumed."""
+
+
+def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
+    """Return the microseconds of each algorithm that there is for so many ranks."""
+    forms: dict[str, float] = {}
+    if machine.nodes(ranks) == 1:
+        forms["one_shot"] = one_shot(ranks, size, machine)
+        forms["two_shot"] = two_shot(ranks, size, machine)
+    else:
+        for between in ("ring", "double_tree"):
+            forms[f"hierarchical, {between}"] = hierarchical(between, ranks, size, machine)
+    forms["ring"] = ring(ranks, size, machine)
+    forms["double_tree"] = double_tree(ranks, size, machine)
+    return {name: (machine.call + seconds) * 1e6 for name, seconds in forms.items()}
