@@ -1,4 +1,4 @@
-"""How a model is made to train in each way: for ``fastcoll.bench.traffic`` to count, and ``.surroundings`` to time."""
+"""How a model is made to train in each way: for ``fastcoll.bench.surroundings`` to time."""
 
 from __future__ import annotations
 

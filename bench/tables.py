@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -26,8 +25,7 @@ _SET_HERE = (
 
 
 def _record(name: str) -> dict[str, Any]:
-    path = _RESULTS / name
-    return json.loads(path.read_text()) if path.suffix == ".json" else read_record(path)
+    return read_record(_RESULTS / name)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
@@ -48,19 +46,6 @@ def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
         f"`{settings}{record['command']}`  ",
         f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}{more}",
     ]
-
-
-def _traffic() -> list[str]:
-    name = "traffic_resnet50.json"
-    record = _record(name)
-    rows = [
-        [row["name"], row["why"], f"{round(row['passes'], 3):g} S", str(row["launches"])]
-        for row in record["paths"]
-    ]
-    head = ["path", "where the bytes come from", "bytes", "launches"]
-    size = f"S = {record['size'] / 1e6:.1f} MB, {record['ranks']} ranks."
-    size = f"{record['model']}: P = {record['tensors']} tensors, {size}"
-    return [size, "", *_table(head, rows, 2), *_source(name, record)]
 
 
 def _surroundings() -> list[str]:
@@ -313,7 +298,6 @@ def _said(message: str) -> str:
 
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     "docs/performance.md": {
-        "traffic": _traffic,
         "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
         "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
         "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),

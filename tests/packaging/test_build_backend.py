@@ -169,7 +169,7 @@ def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_p
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("command", ["info", "bench", "bench.traffic", "tune"])
+@pytest.mark.parametrize("command", ["info", "bench", "bench.engine", "tune"])
 def test_a_command_without_torch_is_one_sentence(isolated, tmp_path: Path, command: str) -> None:
     (tmp_path / "isolated" / "fastcoll").symlink_to(ROOT / "fastcoll")
     process = subprocess.run(
