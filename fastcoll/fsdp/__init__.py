@@ -5,7 +5,6 @@ fastcoll.fsdp.apply(model, wire_dtype=torch.bfloat16)
 
 plug.py       apply
 comms.py      FusedAllGather, FusedReduceScatter: for FSDPModule.set_custom_all_gather, set_custom_reduce_scatter
-received.py   the sum of what the ranks have sent to this one, in float32
 staging.py    buffers that are used again
 """
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from fastcoll._group_backend import cpu_backend
-from fastcoll.fsdp.received import sum_received
 from fastcoll.fsdp.staging import Staging
 
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter"]
@@ -129,4 +128,6 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
         parts = received.view(dist.get_world_size(group), -1)
-        sum_received(parts, output.view(-1), op == dist.ReduceOp.AVG)
+        # Each rank sums its own shard, which no other rank sees: in whatever order torch adds, in float32.
+        add = torch.mean if op == dist.ReduceOp.AVG else torch.sum
+        add(parts, 0, dtype=torch.float32, out=output.view(-1))

@@ -1,7 +1,6 @@
 """fastcoll.fsdp: FSDP2 through shared staging, with a wire dtype."""
 
 import random
-import sys
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import loss_of, network, sgd, train, train_alone
 
 import fastcoll.fsdp
-from fastcoll.fsdp import FusedReduceScatter, received
-from fastcoll.fsdp.received import sum_by_kernel, sum_by_torch
+from fastcoll.fsdp import FusedReduceScatter
 from fastcoll.fsdp.staging import Staging
 
 STEPS = 5
@@ -187,17 +185,6 @@ def test_replicated_shards(world):
     world(4).run(replicas)
 
 
-@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("average", [True, False])
-def test_the_sum_of_what_was_received_by_kernel_and_by_torch(wire, average) -> None:
-    parts = torch.randn(5, 5003).to(wire)
-    by_kernel, by_torch = torch.empty(5003), torch.empty(5003)
-    sum_by_kernel(parts, by_kernel, average)
-    sum_by_torch(parts.float(), by_torch, average)
-    assert torch.equal(by_kernel, by_torch)
-    sum_by_kernel(parts[:, :0], by_kernel[:0], average)
-
-
 def test_bad_arguments() -> None:
     with pytest.raises(
         ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
@@ -205,16 +192,3 @@ def test_bad_arguments() -> None:
         FusedReduceScatter(torch.int8)
     with pytest.raises(ValueError, match="expected a module sharded by fully_shard, got Linear"):
         fastcoll.fsdp.apply(nn.Linear(2, 2))
-
-
-def test_without_triton_torch_sums_and_the_log_says_so(monkeypatch, caplog) -> None:
-    received.has_kernels.cache_clear()
-    try:
-        assert received.has_kernels()
-        received.has_kernels.cache_clear()
-        monkeypatch.setitem(sys.modules, "triton", None)
-        assert not received.has_kernels() and not received.has_kernels()
-        (record,) = caplog.records
-        assert "Triton cannot be imported (ModuleNotFoundError" in record.getMessage()
-    finally:
-        received.has_kernels.cache_clear()
