@@ -18,7 +18,7 @@
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
-# make peers    install other libraries, to measure against them too (into .peers/)
+# make peers    install an MPI, to measure against it too (docs/performance.md)
 # make hosts    collectives between pretended hosts beside gloo's, and the bytes that leave a host (root); HOSTS: options
 # make clients  train the frameworks of docs/integrations.md on fastcoll beside gloo (into .clients/)
 # make clean    remove what was built, not the environment
@@ -199,8 +199,9 @@ PYTHONS ?=
 wheels:
 	$(HOST_PYTHON) build_backend/wheels.py $(if $(TORCHES),--torch $(TORCHES)) $(if $(PYTHONS),--python $(PYTHONS))
 
+# MPICH, as its mpiexec.gforker binds no rank to a core. mpi4py finds the MPI of its environment.
 peers: $(STAMPS)/build
-	'$(PYTHON)' -m fastcoll.bench.environments
+	$(INSTALL) mpi4py==4.1.2 mpich==5.0.2
 
 # HOSTS: --hosts, --per-host, --megabits, --json ..., or -- and arguments of python -m fastcoll.bench, which then runs
 # on these hosts; see python -m fastcoll.bench.hosts --help

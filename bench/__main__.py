@@ -2,6 +2,7 @@
 
 python -m fastcoll.bench all_reduce -b 4 -e 64M -f 4 --backend fastcoll,gloo
 torchrun --nproc-per-node 2 -m fastcoll.bench all -d bfloat16 --json result.jsonl
+mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi     after make peers
 python -m fastcoll.bench ddp resnet50 --backend fastcoll,gloo
 torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastcoll,nccl -b 1K -e 1G --json result.jsonl
 """
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fastcoll.bench import plot
+from fastcoll.bench import mpi, plot
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.launch import launch
@@ -62,6 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
         The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if mpi.started() and "RANK" not in os.environ:
+        with mpi.as_torchrun():
+            return main(arguments)
     options = parse(arguments, MODELS)
     if problem := _problem(options):
         print(f"fastcoll.bench: {problem}", file=sys.stderr)

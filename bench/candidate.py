@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 from fastcoll.bench import oracle
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.turn import Call, Timed, TimedCall, synchronize
+from fastcoll.bench.turn import Call, TimedCall, synchronize
 
-__all__ = ["Candidate", "CaseCall"]
-
-
-class Candidate(Timed):
-    """One collective on its buffers; all ranks use it together."""
-
-    @abstractmethod
-    def verify(self, first_seed: int, times: int) -> int:
-        """Makes calls on data of the seeds from `first_seed` on; returns this rank's wrong elements."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Makes the buffers zero."""
+__all__ = ["Candidate"]
 
 
-class CaseCall(TimedCall, Candidate):
-    """A call of this process.
+class Candidate(TimedCall):
+    """One collective on its buffers; all ranks use it together.
 
     Args:
         case: Whose buffers it uses.
@@ -36,7 +22,7 @@ class CaseCall(TimedCall, Candidate):
         self._case = case
 
     def verify(self, first_seed: int, times: int) -> int:
-        """Fills the buffers, calls, and compares with the oracle."""
+        """Makes calls on data of the seeds from `first_seed` on; returns this rank's wrong elements."""
         wrong = 0
         for seed in range(first_seed, first_seed + times):
             oracle.fill(self._case, seed)
@@ -46,5 +32,5 @@ class CaseCall(TimedCall, Candidate):
         return wrong
 
     def clear(self) -> None:
-        """Writes zeros."""
+        """Makes the buffers zero."""
         self._case.clear()

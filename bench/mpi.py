@@ -1,62 +1,132 @@
-"""MPI, reached through mpi4py's calls on buffers, on the companion's MPI_COMM_WORLD."""
+"""MPI beside the other backends, in the ranks themselves: ``mpi``, by mpi4py's calls on buffers.
+
+``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` with the MPICH of ``make peers``; Open
+MPI's mpiexec needs ``--bind-to none``. One run has one MPI: that of the launcher. mpi4py is imported only in ranks that
+a launcher of MPI has started.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import mpi4py
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-# Two threads, one of which calls MPI: a user who asks for more pays for locks. Before MPI is imported.
-mpi4py.rc.thread_level = "funneled"
+from fastcoll.bench.collectives import Case
+from fastcoll.bench.control import Control
+from fastcoll.bench.peer import Peer
+from fastcoll.bench.turn import Call
 
-from mpi4py import MPI  # noqa: E402
+__all__ = ["MpiPeer", "as_torchrun", "started"]
 
-from fastcoll.bench.collectives import Case  # noqa: E402
-from fastcoll.bench.control import Control  # noqa: E402
-from fastcoll.bench.peer import LocalPeer  # noqa: E402
-from fastcoll.bench.turn import Call  # noqa: E402
-
-__all__ = ["MpiPeer"]
-
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # by Open MPI's mpiexec; by MPICH's and Intel's
 _TYPES = {
-    torch.int8: MPI.INT8_T,
-    torch.uint8: MPI.UINT8_T,
-    torch.int32: MPI.INT32_T,
-    torch.int64: MPI.INT64_T,
-    torch.float16: MPI.FLOAT16_T,
-    torch.bfloat16: MPI.BFLOAT16_T,
-    torch.float32: MPI.FLOAT,
-    torch.float64: MPI.DOUBLE,
+    torch.int8: "INT8_T",
+    torch.uint8: "UINT8_T",
+    torch.int32: "INT32_T",
+    torch.int64: "INT64_T",
+    torch.float16: "FLOAT16_T",
+    torch.bfloat16: "BFLOAT16_T",
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
 }
-_WORDS = {1: MPI.INT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
-_OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX}
+_WORDS = {1: "INT8_T", 2: "INT16_T", 4: "INT32_T", 8: "INT64_T"}
+_OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 
 
-class MpiPeer(LocalPeer):
+def started() -> bool:
+    """Returns whether a launcher of MPI has started this process."""
+    return any(name in os.environ for name in _LAUNCHED)
+
+
+def _load() -> Any:
+    # Two threads, one of which calls MPI: a user who asks for more pays for locks.
+    importlib.import_module("mpi4py").rc.thread_level = "funneled"
+    return importlib.import_module("mpi4py.MPI")
+
+
+@contextlib.contextmanager
+def as_torchrun() -> Iterator[None]:
+    """Sets the environment variables that torchrun sets, for a process that a launcher of MPI has started.
+
+    Rank 0 has the store, until all ranks are done.
+
+    Raises:
+        SystemExit: mpi4py is not installed, or the launcher belongs to another MPI.
+    """
+    if not importlib.util.find_spec("mpi4py"):
+        raise SystemExit("fastcoll.bench: mpiexec needs mpi4py: run `make peers`")
+    world = _load().COMM_WORLD
+    launched = int(next(os.environ[name] for name in _LAUNCHED if name in os.environ))
+    if world.size != launched:
+        raise SystemExit(
+            f"fastcoll.bench: mpiexec started {launched} ranks, and mpi4py sees {world.size}: the launcher belongs to "
+            "another MPI than the library that mpi4py loads (MPI4PY_LIBMPI)"
+        )
+    host = world.bcast(socket.gethostname())
+    store = None
+    if world.rank == 0:
+        store = TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
+    beside = world.allgather(socket.gethostname())
+    bound = len(os.sched_getaffinity(0))
+    if world.rank == 0 and bound < min(os.cpu_count() or 1, world.size):
+        print(
+            f"fastcoll.bench: mpiexec has bound each rank to {bound} of the cores, which its threads share: "
+            "run it with --bind-to none",
+            file=sys.stderr,
+            flush=True,
+        )
+    os.environ |= {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(world.bcast(store and store.port)),
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(beside[: world.rank].count(socket.gethostname())),
+        "LOCAL_WORLD_SIZE": str(beside.count(socket.gethostname())),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    yield
+    # Not after an error: the other ranks may not come.
+    world.Barrier()
+
+
+class MpiPeer(Peer):
     """The MPI that the launcher belongs to."""
 
     def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
         super().__init__(name, control, timeout)
-        self._comm: Any = MPI.COMM_WORLD
-        if (self._comm.rank, self._comm.size) != (control.rank, control.world_size):
-            raise RuntimeError(
-                f"rank {control.rank} of {control.world_size} is rank {self._comm.rank} of "
-                f"{self._comm.size} to MPI: the launcher belongs to another MPI than mpi4py found"
-            )
-        self.library = MPI.Get_library_version().strip("\0").splitlines()[0]
+        self._mpi = _load()
+        self._comm: Any = self._mpi.COMM_WORLD
+        self.library = self._mpi.Get_library_version().strip("\0").splitlines()[0]
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Looks for the launcher."""
+        if device.type != "cpu":
+            return "its buffers are those of CPU tensors"
+        return "" if started() else "its ranks are started by mpiexec"
 
     def bind(self, case: Case) -> Call:
         """Returns one blocking call of MPI, in place where the collective is."""
         comm, root, is_root = self._comm, case.root, case.rank == case.root
+        in_place = self._mpi.IN_PLACE
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
         op = self._op(case)
         match case.collective.name:
             case "all_reduce":
-                return partial(comm.Allreduce, MPI.IN_PLACE, receive, op)
+                return partial(comm.Allreduce, in_place, receive, op)
             case "all_gather":
                 return partial(comm.Allgather, send, receive)
             case "reduce_scatter":
@@ -75,7 +145,7 @@ class MpiPeer(LocalPeer):
                 return partial(comm.Barrier)
             case "reduce":
                 if is_root:
-                    return partial(comm.Reduce, MPI.IN_PLACE, receive, op, root)
+                    return partial(comm.Reduce, in_place, receive, op, root)
                 return partial(comm.Reduce, send, None, op, root)
             case "gather":
                 return partial(comm.Gather, send, receive if is_root else None, root)
@@ -85,16 +155,18 @@ class MpiPeer(LocalPeer):
 
     def _buffer(self, case: Case, tensor: Tensor) -> list[Any]:
         """Returns memory and type; what is only moved goes as words of the same width."""
-        kind = _TYPES[case.dtype] if case.collective.reduces else _WORDS[case.dtype.itemsize]
-        if kind == MPI.DATATYPE_NULL:
+        name = _TYPES[case.dtype] if case.collective.reduces else _WORDS[case.dtype.itemsize]
+        kind = getattr(self._mpi, name)
+        if kind == self._mpi.DATATYPE_NULL:
             raise NotImplementedError(f"this MPI has no type for {case.dtype}")
-        return [MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
+        return [self._mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
 
     def _op(self, case: Case) -> Any:
-        if case.collective.reduces and case.op not in _OPS:
+        if not case.collective.reduces:
+            return None
+        if case.op not in _OPS:
             raise NotImplementedError(f"MPI has no reduction {case.op!r}")
-        return _OPS.get(case.op)
+        return getattr(self._mpi, _OPS[case.op])
 
     def close(self) -> None:
-        """Finalizes MPI, together with the other ranks."""
-        MPI.Finalize()
+        """Leaves MPI to the end of the process."""

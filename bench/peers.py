@@ -1,8 +1,8 @@
 """The backends that are compared, by the word of the command line.
 
 A backend of ``torch.distributed`` needs no code; what is reached another way is one more class with the members of
-:class:`~fastcoll.bench.peer.Peer`, in this process or in a companion (environments.py), and an entry in
-:data:`ADAPTERS`. What cannot be loaded on some rank is left out on all of them, and named with the reason.
+:class:`~fastcoll.bench.peer.Peer`, and an entry in :data:`ADAPTERS`. What cannot be loaded on some rank is left out on
+all of them, and named with the reason.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from datetime import timedelta
 
 import torch
 
-from fastcoll.bench.channel import problem_of
-from fastcoll.bench.companion_peer import CompanionPeer
 from fastcoll.bench.control import Control
-from fastcoll.bench.environments import ENVIRONMENTS
-from fastcoll.bench.peer import Peer
+from fastcoll.bench.mpi import MpiPeer
+from fastcoll.bench.peer import Peer, problem_of
 from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
 from fastcoll.bench.training_peers import BatchedPeer, HookPeer, SynchronizerPeer, UnreducedPeer
 
@@ -30,8 +28,8 @@ ADAPTERS: Mapping[str, type[Peer]] = {
     "fastcoll-sync-bf16": SynchronizerPeer,
     "gloo-batched": BatchedPeer,
     "fastcoll-shared": SharedPeer,
+    "mpi": MpiPeer,
     "unreduced": UnreducedPeer,
-    **dict.fromkeys(ENVIRONMENTS, CompanionPeer),
 }
 """What is not simply a backend of torch, by the word of the command line."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Timing, measure
-from fastcoll.bench.turn import Timed
+from fastcoll.bench.turn import TimedCall
 
 __all__ = ["Measured", "OtherProcesses", "measure_in_quiet"]
 
@@ -19,7 +19,7 @@ class OtherProcesses:
     """Measures, from its creation on, how much of this machine is used by processes that are not ours.
 
     Args:
-        run: This rank; all create and ask it together. Its companions are ours too.
+        run: This rank; all create and ask it together.
     """
 
     def __init__(self, run: Run) -> None:
@@ -39,7 +39,7 @@ class OtherProcesses:
 
     def _now(self) -> tuple[float, float, float]:
         """Returns the seconds that this rank has used, and of all cores those in use and all."""
-        own = time.process_time() + sum(peer.cpu_seconds() for peer in self._run.peers)
+        own = time.process_time()
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]
         second = os.sysconf("SC_CLK_TCK")
@@ -53,19 +53,17 @@ class Measured:
 
     Attributes:
         timings: By candidate.
-        lost: Candidates that were lost meanwhile, and why.
         others: Percentage of the machine that other processes used meanwhile; None if not known.
         attempts: How many times the measurement was made; only the last one counts.
     """
 
     timings: dict[str, Timing]
-    lost: dict[str, str]
     others: float | None
     attempts: int
 
 
 def measure_in_quiet(
-    run: Run, candidates: Mapping[str, Timed], slowest_rank: bool, advance: Callable[[], None]
+    run: Run, candidates: Mapping[str, TimedCall], slowest_rank: bool, advance: Callable[[], None]
 ) -> Measured:
     """Measures, again while others disturb if ``--quiet`` was given; the times have no say in it.
 
@@ -79,9 +77,9 @@ def measure_in_quiet(
     while True:
         attempt += 1
         others = OtherProcesses(run)
-        timings, lost = measure(candidates, run.control, run.plan, slowest_rank, advance)
+        timings = measure(candidates, run.control, run.plan, slowest_rank, advance)
         percent = others.percent()
         quiet_enough = quiet is None or percent is None or percent <= quiet
-        if quiet_enough or attempt == MOST_ATTEMPTS or lost:
-            return Measured(timings, lost, percent, attempt)
+        if quiet_enough or attempt == MOST_ATTEMPTS:
+            return Measured(timings, percent, attempt)
         time.sleep(1)

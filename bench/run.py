@@ -99,7 +99,6 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
         "unit": "times in microseconds, sizes in bytes",
         "backends": [peer.name for peer in run.peers],
         "libraries": {peer.name: peer.library for peer in run.peers},
-        "settings": {peer.name: dict(peer.settings) for peer in run.peers if peer.settings},
         "left_out": run.left_out,
         "cases": [],
     }

@@ -8,17 +8,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fastcoll.bench import report
-from fastcoll.bench.candidate import Candidate, CaseCall
-from fastcoll.bench.channel import problem_of
+from fastcoll.bench.candidate import Candidate
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES, Options, sizes
-from fastcoll.bench.peer import Peer
+from fastcoll.bench.peer import Peer, problem_of
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import Measured, measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.timing import Timing
-from fastcoll.bench.turn import Timed, TimedCall
+from fastcoll.bench.turn import TimedCall
 from fastcoll.bench.wire import least_bytes, sent_per_call
 
 __all__ = ["FLOOR", "sweep"]
@@ -73,15 +72,14 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
             unsupported[peer.name] = problem
         else:
             candidates[peer.name], wrong[peer.name] = tried
-    timed: dict[str, Timed] = dict(candidates)
+    timed: dict[str, TimedCall] = dict(candidates)
     if floor := bind_floor(case):
         timed[FLOOR] = TimedCall(floor, run.device)
     case.clear()  # zeros: repeated sums in place leave them as they are
-    measured = Measured({}, {}, None, 0)
+    measured = Measured({}, None, 0)
     if candidates:
         measured = measure_in_quiet(run, timed, case.collective.rooted, advance)
     timings = measured.timings
-    unsupported |= measured.lost
     for name in [name for name in delivering if name in timings]:
         again = run.options.seed + run.options.check
         more, problem = _attempt(run, partial(candidates[name].verify, again, run.options.check))
@@ -92,8 +90,7 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
     sent: dict[str, float] = {}
     if run.hosts > 1 and case.size >= _COUNTED:
         for name in done:
-            if isinstance(candidate := candidates[name], CaseCall):
-                sent[name] = sent_per_call(run.control, candidate.call)
+            sent[name] = sent_per_call(run.control, candidates[name].call)
     wrong_by_rank = run.control.all_gather(wrong)
     row: dict[str, Any] = {
         "collective": case.collective.name,

@@ -5,13 +5,12 @@ In each round the candidates take their turns (see turn.py) one after another, e
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastcoll.bench.control import Control
-from fastcoll.bench.turn import Lost, Timed
+from fastcoll.bench.turn import TimedCall
 
 __all__ = ["Plan", "Summary", "Timing", "measure", "summarise"]
 
@@ -87,41 +86,13 @@ def summarise(samples: Sequence[float]) -> Summary:
     )
 
 
-class _Turns:
-    """Takes turns, and remembers whom it has lost, so that the others can go on.
-
-    Args:
-        candidates: By name.
-        control: Of all ranks.
-        warmup: Untimed calls of a turn.
-    """
-
-    def __init__(self, candidates: Mapping[str, Timed], control: Control, warmup: int) -> None:
-        self._candidates = candidates
-        self._control = control
-        self._warmup = warmup
-        self.lost: dict[str, str] = {}
-
-    def take(self, name: str, calls: int) -> list[float]:
-        """Returns the microseconds of each call; infinity from a candidate that is lost."""
-        try:
-            if name not in self.lost:
-                candidate = self._candidates[name]
-                return candidate.turn(self._control.barrier, self._warmup, calls)
-        except Lost as error:
-            self.lost[name] = str(error)
-        else:
-            self._control.barrier()
-        return [math.inf] * calls
-
-
 def measure(
-    candidates: Mapping[str, Timed],
+    candidates: Mapping[str, TimedCall],
     control: Control,
     plan: Plan,
     slowest_rank: bool,
     advance: Callable[[], None] = lambda: None,
-) -> tuple[dict[str, Timing], dict[str, str]]:
+) -> dict[str, Timing]:
     """Times all candidates; all ranks call this with the same names in the same order.
 
     Args:
@@ -133,25 +104,24 @@ def measure(
         advance: Called after each turn.
 
     Returns:
-        Times by name, and for candidates that were lost the reason; the same on all ranks.
+        Times by name, the same on all ranks.
     """
-    turns = _Turns(candidates, control, plan.warmup)
+
+    def take(name: str, calls: int) -> list[float]:
+        return candidates[name].turn(control.barrier, plan.warmup, calls)
+
     names = list(candidates)
-    estimates = control.all_gather({name: min(turns.take(name, 3)) for name in names})
+    estimates = control.all_gather({name: min(take(name, 3)) for name in names})
     calls = {name: plan.calls_of(max(rank[name] for rank in estimates)) for name in names}
     own: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(plan.turns):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            own[name] += turns.take(name, calls[name])
+            own[name] += take(name, calls[name])
             advance()
     ranks = control.all_gather(own)
-    lost: dict[str, str] = {}
-    for rank, reasons in enumerate(control.all_gather(turns.lost)):
-        for name, reason in reasons.items():
-            lost[name] = "; ".join(filter(None, [lost.get(name), f"rank {rank}: {reason}"]))
     across: Callable[[Sequence[float]], float] = max if slowest_rank else statistics.median
-    timings = {
+    return {
         name: Timing(
             summarise(
                 [across(times) for times in zip(*(rank[name] for rank in ranks), strict=True)]
@@ -159,6 +129,4 @@ def measure(
             [statistics.median(rank[name]) for rank in ranks],
         )
         for name in names
-        if name not in lost
     }
-    return timings, lost

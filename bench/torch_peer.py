@@ -15,7 +15,7 @@ from fastcoll._version import __version__
 from fastcoll.bench.candidate import Candidate
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.control import Control
-from fastcoll.bench.peer import LocalPeer
+from fastcoll.bench.peer import Peer
 from fastcoll.bench.turn import Call
 
 __all__ = ["FakePeer", "SharedPeer", "TorchPeer"]
@@ -32,7 +32,7 @@ _OPS = {
 }
 
 
-class TorchPeer(LocalPeer):
+class TorchPeer(Peer):
     """A backend of ``torch.distributed``, in a process group of its own."""
 
     def __init__(self, name: str, control: Control, timeout: timedelta) -> None:

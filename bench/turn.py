@@ -1,4 +1,4 @@
-"""A turn: one candidate's timed calls. The same function takes it in a rank and in a rank's companion.
+"""A turn: one candidate's timed calls.
 
 All ranks meet, asleep until the last has come; compute for some milliseconds, as training would, in which the
 scheduler gives each a core again (it wakes them on one: calls of 5 us then took 70); make some untimed calls that
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gc
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["SETTLE_SECONDS", "Call", "Lost", "Timed", "TimedCall", "synchronize", "take_turn"]
+__all__ = ["SETTLE_SECONDS", "Call", "TimedCall", "synchronize", "take_turn"]
 
 Call = Callable[[], object]
 
@@ -86,23 +85,7 @@ def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: 
             gc.enable()
 
 
-class Lost(RuntimeError):
-    """A process that has ended, or answers no more."""
-
-
-class Timed(ABC):
-    """What can take a turn, in this process or in a companion of it."""
-
-    @abstractmethod
-    def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
-        """Takes a turn, as :func:`take_turn`.
-
-        Raises:
-            Lost: It can take none; ``meet`` was called all the same.
-        """
-
-
-class TimedCall(Timed):
+class TimedCall:
     """A call of this process.
 
     Args:
