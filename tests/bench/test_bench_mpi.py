@@ -1,12 +1,13 @@
 """The benchmark under a launcher of MPI, with a stand-in for mpi4py: one rank, whose all-reduce has nothing to do."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fastcoll.bench.record import read_record
 
 pytestmark = pytest.mark.full
 
@@ -46,11 +47,11 @@ def bench(tmp_path: Path, *arguments: str, ranks: int = 1) -> subprocess.Complet
 
 
 def test_mpi_takes_turns_in_the_rank(tmp_path):
-    record = tmp_path / "result.json"
+    record = tmp_path / "result.jsonl"
     flags = "all_reduce -b 4 -e 4 -d float,bfloat16 -n 2 --rounds 1 --backend fastcoll,mpi"
     ended = bench(tmp_path, *flags.split(), "--json", str(record))
     assert ended.returncode == 0, ended
-    written = json.loads(record.read_text())
+    written = read_record(record)
     assert (written["world_size"], written["left_out"]) == (1, {})
     assert written["libraries"]["mpi"] == "an MPI"
     narrow, wide = sorted(written["cases"], key=lambda case: case["dtype"])
