@@ -31,7 +31,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.ringBytes = env.ringBytesIsSet ? env.ringBytes : options.ringBytes;
   // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
   config.ringBytes = std::max(config.ringBytes, 4 * 64 * static_cast<std::size_t>(size));
-  config.ringBytes = (config.ringBytes + kPage - 1) / kPage * kPage;
+  config.ringBytes = roundToPage(config.ringBytes);
   config.tuning = options.tuning.value_or(TuningTable{});
   config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
   config.transport = env.transportIsSet ? env.transport : options.transport;

@@ -23,10 +23,6 @@ constexpr std::size_t kUnusedPart = 8;
 // What may be kept beyond a quarter of the most that was in use at once.
 constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 
-std::size_t wholePages(std::size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 // Whose lock a fork holds; set and read on the forking thread.
 SharedAllocator* forking = nullptr;
 
@@ -181,7 +177,7 @@ void* SharedAllocator::take(std::size_t bytes) {
   }
   try {
     process->start(arenaBytes_);
-    Block block = newBlock(process->arena(), wholePages(bytes));
+    Block block = newBlock(process->arena(), roundToPage(bytes));
     void* data = block.arena->base() + block.offset;
     if (!inArena(data)) {
       const auto first = reinterpret_cast<std::uintptr_t>(block.arena->base());

@@ -38,10 +38,9 @@ class DirectRead {
     return true;
   }
   /// This rank has read what it needs; returns when nobody reads this rank's message any more.
-  void finish() { finish(arrival_); }
-  void finish(const Segment& last) {
-    stream_.consume(last);
-    stream_.awaitConsumed(last);
+  void finish() {
+    stream_.consume(arrival_);
+    stream_.awaitConsumed(arrival_);
     stream_.end();
   }
 

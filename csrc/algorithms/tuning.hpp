@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../base/hash.hpp"
+
 namespace fastcoll {
 
 struct TuningTable {
@@ -32,14 +34,9 @@ struct TuningTable {
   std::size_t linkBytes = 20 << 10;
 
   std::uint64_t fingerprint() const {
-    std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-    for (const std::size_t value : {oneShotBytes, segmentBytes, longSegmentBytes, longBytes,
-                                    streamingBytes, directBytes, directAllReduceBytes, linkBytes}) {
-      for (int shift = 0; shift < 64; shift += 8) {
-        hash = (hash ^ ((value >> shift) & 0xff)) * 1099511628211u;
-      }
-    }
-    return hash;
+    const std::size_t values[] = {oneShotBytes,   segmentBytes, longSegmentBytes,     longBytes,
+                                  streamingBytes, directBytes,  directAllReduceBytes, linkBytes};
+    return fnv(values, sizeof values);
   }
 };
 

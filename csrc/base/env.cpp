@@ -67,7 +67,8 @@ bool parseLevel(const std::string& text, LogLevel& level) {
 
 Environment Environment::read() {
   Environment env;
-  if (auto text = variable("FASTCOLL_DEBUG"); !text.empty() && !parseLevel(text, env.debug)) {
+  LogLevel level = LogLevel::Warn;  // checked here; log() reads it itself
+  if (auto text = variable("FASTCOLL_DEBUG"); !text.empty() && !parseLevel(text, level)) {
     reject("FASTCOLL_DEBUG", text, "OFF, WARN, INFO or TRACE");
   }
   if (auto text = variable("FASTCOLL_TRANSPORT"); !text.empty()) {

@@ -13,7 +13,6 @@ enum class StoresChoice { Auto, Plain, Streaming };
 
 struct Environment {
   /// FASTCOLL_DEBUG=OFF|WARN|INFO|TRACE: what is written to standard error.
-  LogLevel debug = LogLevel::Warn;
   /// FASTCOLL_TRANSPORT=auto|shm|gloo: auto shares memory where all ranks can, else Gloo.
   TransportChoice transport = TransportChoice::Auto;
   bool transportIsSet = false;

@@ -174,7 +174,7 @@ void CpuEngine::execute(const TaskRef& task) {
   }
 }
 
-bool CpuEngine::claim(std::unique_lock<std::mutex>&) {
+bool CpuEngine::claim() {
   if (running_ || !queue_.empty()) return false;
   running_ = true;
   return true;
@@ -211,7 +211,7 @@ void CpuEngine::record(Task& task, bool starts) {
 void CpuEngine::runInline(const TaskRef& task) {
   std::unique_lock<std::mutex> lock(mutex_);
   admit(lock, *task);
-  if (claim(lock)) {
+  if (claim()) {
     lock.unlock();
     record(*task, true);
     try {

@@ -133,7 +133,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void endHostWatch() noexcept;
   bool lookAtHost() noexcept;
   void failIdle(ErrorKind kind, const std::string& cause) noexcept;
-  bool claim(std::unique_lock<std::mutex>& lock);
+  bool claim();
   void release(std::unique_lock<std::mutex>& lock);
   bool runHead(std::unique_lock<std::mutex>& lock, bool asWorker);
   void wakeWorker();

@@ -19,7 +19,6 @@ namespace {
 // A wait on the network looks so often whether it is to end: the group failed, or is shut down.
 constexpr Milliseconds kSlice{20};
 // For a peer's goodbye, which says that it has all that was sent to it.
-constexpr Milliseconds kGoodbye{200};
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
@@ -357,7 +356,7 @@ void PointToPoint::flushRemote(TimePoint until) {
   {
     Lock lock(mutex_);
     if (memory_.aborted() || active()) return;
-    until = std::min<TimePoint>(until, Clock::now() + kGoodbye);
+    until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
     const auto each = [this](auto use) {
       for (int rank = 0; rank < memory_.size(); ++rank) {
         Peer& peer = peers_[static_cast<std::size_t>(rank)];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace fastcoll {
@@ -11,11 +12,10 @@ class Hosts {
  public:
   Hosts() = default;
   /// `key[rank]`: equal for ranks of one host.
-  template <typename Key>
-  Hosts(const std::vector<Key>& key, int rank) : of_(key.size()) {
+  Hosts(const std::vector<std::string>& key, int rank) : of_(key.size()) {
     for (std::size_t r = 0; r < key.size(); ++r) {
       std::size_t host = 0;
-      while (host < ranks_.size() && !(key[static_cast<std::size_t>(ranks_[host][0])] == key[r])) {
+      while (host < ranks_.size() && key[static_cast<std::size_t>(ranks_[host][0])] != key[r]) {
         ++host;
       }
       if (host == ranks_.size()) ranks_.emplace_back();

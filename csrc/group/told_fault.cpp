@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "../base/utf8.hpp"
+
 namespace fastcoll {
 namespace {
 
@@ -41,29 +43,8 @@ std::optional<ErrorKind> kindOf(char letter) {
 
 /// Bytes that are no UTF-8, such as the rest of a letter that was cut, become question marks.
 void replaceForeign(std::string& text) {
-  const auto byte = [&text](std::size_t at) {
-    return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u;
-  };
-  const auto letterAt = [&byte](std::size_t at) -> std::size_t {  // bytes of the letter, or 0
-    const unsigned head = byte(at), next = byte(at + 1);
-    if (head < 0x80) return 1;
-    std::size_t length = 0;
-    unsigned low = 0x80, high = 0xBF;  // of the second byte
-    if (head >= 0xC2 && head <= 0xDF) length = 2;
-    if (head >= 0xE0 && head <= 0xEF) length = 3;
-    if (head >= 0xF0 && head <= 0xF4) length = 4;
-    if (head == 0xE0) low = 0xA0;
-    if (head == 0xED) high = 0x9F;
-    if (head == 0xF0) low = 0x90;
-    if (head == 0xF4) high = 0x8F;
-    if (next < low || next > high) return 0;
-    for (std::size_t i = 2; i < length; ++i) {
-      if ((byte(at + i) & 0xC0) != 0x80) return 0;
-    }
-    return length;
-  };
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = letterAt(at);
+    const std::size_t length = utf8SequenceAt(text, at);
     if (length == 0) text[at] = '?';
     at += std::max<std::size_t>(length, 1);
   }

@@ -18,7 +18,6 @@ int tagOf(Links::Lane lane, std::size_t bytes) {
 }
 
 // For a peer that leaves too, or has yet to read what was sent to it.
-constexpr Milliseconds kGoodbye{200};
 // A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
 constexpr Milliseconds kLook{1000};
 // For a close notice that is on its way when the other connection to its sender breaks.
@@ -89,7 +88,7 @@ Links::~Links() {
     connected = true;
     peer.leaving = peer.connection->send(&peer.goodbye, sizeof(Head), kFrames);
   });
-  each([&](Link& peer) { farewell(peer, now + kGoodbye); });
+  each([&](Link& peer) { farewell(peer, now + Network::kGoodbye); });
   each([&](Link& peer) {
     if (peer.sending != nullptr) peer.sending->wait(now + Network::kDrain);
   });
@@ -191,7 +190,6 @@ void Links::sendFrame(int host, std::size_t bytes) {
   std::memcpy(peer.out.get(), &head, sizeof head);
   peer.sending = lost(
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
-  sent_ += sizeof head + bytes;
 }
 
 /// A host that has given what it had to give may have left since.
@@ -279,7 +277,6 @@ void Links::disagree(int from, int to, std::uint64_t sent, std::uint64_t expecte
 }
 
 TransferRef Links::send(int host, const void* data, std::size_t bytes, Lane lane) {
-  sent_ += bytes;
   return lost(host, [&] { return link(host).connection->send(data, bytes, tagOf(lane, bytes)); });
 }
 

@@ -11,7 +11,6 @@
 // send each other nothing that the other has no room for.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -104,8 +103,6 @@ class Links {
   }
   /// Breaks all connections. By the thread that runs collectives, or when none does.
   void close() noexcept;
-  /// Bytes sent so far.
-  std::uint64_t sent() const { return sent_.load(std::memory_order_relaxed); }
 
  private:
   struct Head {
@@ -148,7 +145,6 @@ class Links {
   [[noreturn]] void late(int host) const;
   Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
   const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }
-  std::string hostName(int host) const;
   template <typename Call>
   auto lost(int host, Call call);
 
@@ -167,7 +163,6 @@ class Links {
   Milliseconds timeout_{};
   const CheckPeers checkPeers_;
   const Milliseconds grace_;  // for another host to say what keeps it, when time is up
-  std::atomic<std::uint64_t> sent_{0};
 };
 
 }  // namespace fastcoll

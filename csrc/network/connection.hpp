@@ -61,6 +61,8 @@ class Network {
   /// For a slow link, or a host that has more to do than it can, to take what was sent before its
   /// connection is closed.
   static constexpr Milliseconds kDrain{10000};
+  /// For a last word to be taken, where nothing else is under way.
+  static constexpr Milliseconds kGoodbye{200};
 
   virtual ~Network() = default;
   /// Waits until the peers' hosts have what was sent on any connection, or until `until`.

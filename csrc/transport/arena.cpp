@@ -24,10 +24,6 @@
 namespace fastcoll {
 namespace {
 
-std::size_t roundToPage(std::size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 int makeMemfd() {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll", flags | MFD_NOEXEC_SEAL));

@@ -22,6 +22,9 @@
 namespace fastcoll {
 
 constexpr std::size_t kPage = 4096;
+inline std::size_t roundToPage(std::size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
