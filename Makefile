@@ -134,14 +134,17 @@ gpu-engine:
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.jsonl" || status=$$?
 	exit $$status
 
-# What surrounds the collectives of a training step, at one rank.
+# What surrounds the collectives of a training step, at one rank. There fastcoll would hand lists of tensors to NCCL one
+# by one: by FASTCOLL_ALGO=nccl they go through a bucket, as between several ranks.
 gpu-gradients:
 	mkdir -p '$(OUT)'
 	out=$$(cd '$(OUT)' && pwd)
 	'$(PYTHON)' setup.py --quiet build_ext --inplace
 	$(MAKE) build/package
 	cd build/package
-	timeout 350 '$(PYTHON)' -m fastcoll.bench.surroundings --seconds 90 --json "$$out/surroundings_cuda_1rank.jsonl"
+	FASTCOLL_ALGO=nccl timeout 350 '$(PYTHON)' -m fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
+	    --profile --json "$$out/ddp_cuda_1rank.jsonl" \
+	    --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
 
 # Ranks that share the GPU, without NCCL.
 gpu-shared:

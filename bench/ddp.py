@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,20 +21,22 @@ from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.machine import available_memory
 from fastcoll.bench.options import DTYPES
+from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
+from fastcoll.bench.step_profile import StepProfile, profile_step
 from fastcoll.bench.timing import Timing
 from fastcoll.bench.turn import Call, TimedCall
 
-__all__ = ["Added", "added", "compare_steps"]
+__all__ = ["Added", "added", "added_by_profile", "compare_steps"]
 
 _ALONE = "no DDP"
 _BUCKETS: dict[str, dict[str, Any]] = {
     "default buckets": {},
     "one bucket": {"bucket_cap_mb": 1 << 20},
 }
-_LABEL_WIDTH = 28
+_LABEL_WIDTH = 36
 _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
 
 
@@ -140,6 +143,13 @@ def added(row: dict[str, Any]) -> list[Added]:
     return found
 
 
+def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
+    """Return what a case of a model does more than the step without DDP; None if that was not profiled."""
+    if "profile" not in case:
+        return None
+    return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
+
+
 def _statistics(timing: Timing) -> dict[str, Any]:
     return {"time": asdict(timing.calls), "rank_medians": timing.rank_medians}
 
@@ -168,13 +178,14 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
     def build() -> EmulatedModel:
         return EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
 
-    views = {"gradient_as_bucket_view": True} if run.options.keep_gradients else {}
-    models: dict[str, nn.Module] = {_ALONE: build()}
+    kept = run.options.keep_gradients
+    views = {"gradient_as_bucket_view": True} if kept else {}
+    makers: dict[str, Callable[[], nn.Module]] = {_ALONE: build}
     for peer in run.peers:
         for buckets, options in _BUCKETS.items():
-            models[f"{peer.name}, {buckets}"] = peer.wrap(build(), **options, **views)
-    kept = run.options.keep_gradients
-    calls = {label: _Step(model, run.device, kept) for label, model in models.items()}
+            makers[f"{peer.name}, {buckets}"] = partial(_wrapped, peer, build, options | views)
+    models: dict[str, nn.Module] = {}
+    calls: dict[str, _Step] = {}
     means = {  # of which ranks a gradient is the mean
         f"{peer.name}, {buckets}": range(run.world_size)
         if peer.delivers
@@ -182,33 +193,95 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
         for peer in run.peers
         for buckets in _BUCKETS
     }
-    wrong = dict.fromkeys(models, 0)
+    wrong = dict.fromkeys(makers, 0)
 
-    def verify(times: int) -> None:
+    def verify(label: str, times: int) -> None:
         for _ in range(times):
-            for label, model in models.items():
-                for _ in range(2 if kept else 1):
-                    calls[label].call()
-                if label != _ALONE and run.options.check:
-                    wrong[label] += _count_wrong(model, means[label])
-                calls[label].forget()
+            for _ in range(2 if kept else 1):
+                calls[label].call()
+            if label != _ALONE and run.options.check:
+                wrong[label] += _count_wrong(models[label], means[label])
+            calls[label].forget()
 
-    verify(max(2, run.options.check))  # at least two: DDP rebuilds its buckets after the first step
+    def prepare(label: str) -> None:
+        models[label] = makers[label]()
+        calls[label] = _Step(models[label], run.device, kept)
+        # At least two: DDP rebuilds its buckets after the first step.
+        verify(label, max(2, run.options.check))
+
+    prepare(_ALONE)
+    for label in [label for label in makers if label != _ALONE]:
+        _, problem = run.attempt(partial(prepare, label))
+        if problem:  # the others are measured
+            row.setdefault("failed", {})[label] = problem
+            models.pop(label, None)
+            calls.pop(label, None)
     measured = measure_in_quiet(run, calls, False, advance)
     timings = measured.timings
     row |= {"other_processes_percent": measured.others, "attempts": measured.attempts}
-    verify(run.options.check)
+    profiles = _profile(run, calls, row) if run.options.profile else {}
+    for label in calls:
+        verify(label, run.options.check)
     wrong_by_rank = run.control.all_gather(wrong)
-    row["alone"] = _statistics(timings[_ALONE])
+    row["alone"] = _statistics(timings[_ALONE]) | profiles.get(_ALONE, {})
     for peer in run.peers:
         for buckets in _BUCKETS:
             label = f"{peer.name}, {buckets}"
+            if label not in calls:
+                continue
             total = sum(rank[label] for rank in wrong_by_rank) if run.options.check else None
-            statistics = _statistics(timings[label])
+            statistics = _statistics(timings[label]) | profiles.get(label, {})
             row["cases"].append(
                 {"backend": peer.name, "buckets": buckets, **statistics, "wrong": total}
             )
     return row
+
+
+def _wrapped(peer: Peer, build: Callable[[], nn.Module], options: dict[str, Any]) -> nn.Module:
+    return peer.wrap(build(), **options)
+
+
+def _profile(run: Run, calls: dict[str, _Step], row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns by label what rank 0's record has of a step's profile."""
+    found: dict[str, StepProfile] = {}
+    for label, step in calls.items():
+        step.call()  # makes the gradients that a step keeps
+        one, problem = run.attempt(
+            partial(profile_step, step.call, run.device, run.control.barrier)
+        )
+        step.forget()
+        if one is None or problem:
+            row.setdefault("failed", {})[f"{label}, profiler"] = problem
+        else:
+            found[label] = one
+    if _ALONE not in found:
+        return {}
+    return {label: {"profile": asdict(one)} for label, one in found.items()}
+
+
+def _line(label: str, cells: list[str]) -> str:
+    return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+def _profile_lines(row: dict[str, Any]) -> list[str]:
+    """Returns a table of what each step does more than the one without DDP, or nothing without ``--profile``."""
+    if "profile" not in row["alone"]:
+        return []
+
+    def cells(one: StepProfile) -> list[str]:
+        return [f"{value:.1f}" for value in asdict(one).values()]
+
+    lines = [
+        "# more than without DDP, by torch.profiler, for a step of rank 0; host: until all is queued",
+        _line("#", ["host(us)", "launches", "time(us)", "colls", "colls(us)", "calls"]),
+        _line(_ALONE, cells(StepProfile(**row["alone"]["profile"]))),
+    ]
+    lines += [
+        _line(f"{case['backend']}, {case['buckets']}", cells(more))
+        for case in row["cases"]
+        if (more := added_by_profile(row, case))
+    ]
+    return lines
 
 
 def _lines(row: dict[str, Any]) -> list[str]:
@@ -220,9 +293,6 @@ def _lines(row: dict[str, Any]) -> list[str]:
     if row["left_out"]:
         return [f"{title} is left out: {row['left_out']}"]
 
-    def line(label: str, cells: list[str]) -> str:
-        return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>11}" for cell in cells)
-
     def milliseconds(*microseconds: float) -> list[str]:
         return [f"{value / 1e3:.2f}" for value in microseconds]
 
@@ -231,8 +301,8 @@ def _lines(row: dict[str, Any]) -> list[str]:
 
     if row["other_processes_percent"] is not None:
         title += f"; other processes used {row['other_processes_percent']:.0f}% of the machine"
-    lines = [title, line("#", list(_TITLES))]
-    lines.append(line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
+    lines = [title, _line("#", list(_TITLES))]
+    lines.append(_line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
     for case, more in zip(row["cases"], added(row), strict=True):
         cells = [
             *times(case["time"]),
@@ -240,15 +310,16 @@ def _lines(row: dict[str, Any]) -> list[str]:
             "N/A" if case["wrong"] is None else str(case["wrong"]),
             "-" if more.ratio is None else f"{more.ratio:.2f}x",
         ]
-        lines.append(line(f"{case['backend']}, {case['buckets']}", cells))
-    return lines
+        lines.append(_line(f"{case['backend']}, {case['buckets']}", cells))
+    failed = [f"# {label} failed: {why}" for label, why in row.get("failed", {}).items()]
+    return [*lines, *_profile_lines(row), *failed]
 
 
 def compare_steps(run: Run) -> int:
     """Measures the models and prints a table for each.
 
     Returns:
-        The exit status: 0, 1 if a gradient was wrong, 2 if nothing was measured.
+        The exit status: 0, 1 if a gradient was wrong or a way to train failed, 2 if nothing was measured.
     """
     for peer in [peer for peer in run.peers if peer.group is None or not peer.trains]:
         run.left_out[peer.name] = "DDP needs a process group of torch whose works have results"
@@ -258,7 +329,7 @@ def compare_steps(run: Run) -> int:
     options = run.options
     kinds = [(name, dtype) for name in options.names for dtype in options.dtypes]
     turns = len(kinds) * run.plan.turns * (1 + len(_BUCKETS) * len(run.peers))
-    wrong = measured = 0
+    wrong = failed = measured = 0
     run.say(
         *report.heading(run.record, "added: over the step without DDP, by medians; best: by minima")
     )
@@ -269,7 +340,8 @@ def compare_steps(run: Run) -> int:
                 run.record["cases"].append(row)
             run.say("", *_lines(row))
             wrong += sum(case["wrong"] or 0 for case in row["cases"])
+            failed += len(row.get("failed", {}))
             measured += len(row["cases"])
     run.say("", *report.closing(wrong, options.check > 0, measured))
     run.write_json()
-    return 1 if wrong else 0 if measured else 2
+    return 1 if wrong or failed else 0 if measured else 2

@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fastcoll import info
+from fastcoll.bench.ddp import added, added_by_profile
 from fastcoll.bench.record import read_record
 
 __all__ = ["BENCHMARKS", "PARTS", "Tests", "main", "page", "read_tests"]
@@ -97,21 +98,26 @@ def _all_reduce(record: dict[str, Any]) -> Iterable[str]:
         yield f"{case['size']} bytes: {times}" + (f"; {wrong} wrong elements" if wrong else "")
 
 
-def _surroundings(record: dict[str, Any]) -> Iterable[str]:
-    for model in record["cases"]:
-        for row in model["paths"]:
-            if "of_stock_host" in row:
-                share = row["of_stock_host"]
-                yield f"{model['model']}, {row['name']}: {share:.2f} of the host time that stock DDP adds"
-        for name, why in model["failed"].items():
-            yield f"failed: {model['model']}, {name}: {why}"
+def _steps(record: dict[str, Any]) -> Iterable[str]:
+    for row in record["cases"]:
+        for case, time in zip(row["cases"], added(row), strict=True):
+            way = f"{row['model']}, {case['backend']}, {case['buckets']}"
+            text = f"{way}: {time.by_median:.0f} us more than without DDP"
+            if more := added_by_profile(row, case):
+                text += (
+                    f"; the host {more.host_microseconds:.0f} us, {more.launches:.0f} launches of "
+                    f"{more.launch_microseconds:.0f} us beside the collectives"
+                )
+            yield text + (f"; {case['wrong']} wrong elements" if case["wrong"] else "")
+        for name, why in row.get("failed", {}).items():
+            yield f"failed: {row['model']}, {name}: {why}"
 
 
 BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "kernels_cuda.jsonl": _kernels,
     "engine_cuda.jsonl": _engine,
     "all_reduce_cuda_1rank.jsonl": _all_reduce,
-    "surroundings_cuda_1rank.jsonl": _surroundings,
+    "ddp_cuda_1rank.jsonl": _steps,
 }
 """By file: what the page says of a record."""
 

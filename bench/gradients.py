@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ class EmulatedModel(nn.Module):
     Args:
         shapes: Of the parameters.
         memory: 1-D, at least as long as all parameters; models may share it, as no step changes it.
-        value: What every gradient consists of on this rank; or one for each parameter.
+        value: What every gradient consists of on this rank.
         gflop: Arithmetic of the backward pass in 1e9 operations, spread by the size of the parameters.
     """
 
@@ -96,12 +96,12 @@ class EmulatedModel(nn.Module):
         self,
         shapes: Iterable[Shape],
         memory: Tensor,
-        value: float | Sequence[float],
+        value: float,
         gflop: float,
     ) -> None:
         super().__init__()
         shapes = list(shapes)
-        self.values = [value] * len(shapes) if isinstance(value, float) else list(value)
+        self.value = value
         self.factor = torch.zeros(_SIDE, _SIDE, dtype=memory.dtype, device=memory.device)
         self.start = torch.zeros(1, device=memory.device, requires_grad=True)
         sizes = [math.prod(shape) for shape in shapes]
@@ -116,11 +116,9 @@ class EmulatedModel(nn.Module):
             self.products.append(due - done)
             done = due
 
-    def forward(self, carry: Tensor | None = None) -> Tensor:
-        """Returns a scalar that depends on every parameter, and on what another model has returned if that is given."""
-        carry = self.start if carry is None else carry
-        for parameter, value, products in zip(
-            self.weights, self.values, self.products, strict=True
-        ):
-            carry = _Layer.apply(carry, parameter, value, self.factor, products)  # type: ignore[no-untyped-call]
+    def forward(self) -> Tensor:
+        """Returns a scalar that depends on every parameter."""
+        carry = self.start
+        for parameter, products in zip(self.weights, self.products, strict=True):
+            carry = _Layer.apply(carry, parameter, self.value, self.factor, products)  # type: ignore[no-untyped-call]
         return carry.sum()

@@ -43,6 +43,7 @@ _ABSENT: dict[str, Any] = {  # what only the other of the two parsers knows
     "plot": None,
     "gflop": 0.0,
     "keep_gradients": False,
+    "profile": False,
 }
 _BACKENDS = {"cpu": "fastcoll,gloo", "cuda": "fastcoll,nccl"}
 
@@ -76,6 +77,7 @@ class Options:
     wide: bool
     gflop: float
     keep_gradients: bool
+    profile: bool
     seed: int
     timeout: float
     json: str | None
@@ -203,6 +205,8 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         add("--keep-gradients", action="store_true",
             help="steps zero the gradients of the step before and add to them (zero_grad(set_to_none=False)), "
             "in DDP's buckets (gradient_as_bucket_view=True)")  # fmt: skip
+        add("--profile", action="store_true",
+            help="also tell, by torch.profiler, what each step launches beside its collectives")  # fmt: skip
         return parser
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")

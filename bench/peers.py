@@ -16,7 +16,13 @@ from fastcoll.bench.control import Control
 from fastcoll.bench.mpi import MpiPeer
 from fastcoll.bench.peer import Peer, problem_of
 from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
-from fastcoll.bench.training_peers import BatchedPeer, HookPeer, SynchronizerPeer, UnreducedPeer
+from fastcoll.bench.training_peers import (
+    BatchedPeer,
+    CompressPeer,
+    HookPeer,
+    SynchronizerPeer,
+    UnreducedPeer,
+)
 
 __all__ = ["ADAPTERS", "close_peers", "open_peers"]
 
@@ -24,11 +30,14 @@ ADAPTERS: Mapping[str, type[Peer]] = {
     "fake": FakePeer,
     "fastcoll-batched": BatchedPeer,
     "fastcoll-fused": HookPeer,
+    "fastcoll-fused-bf16": HookPeer,
     "fastcoll-sync": SynchronizerPeer,
     "fastcoll-sync-bf16": SynchronizerPeer,
     "gloo-batched": BatchedPeer,
     "fastcoll-shared": SharedPeer,
     "mpi": MpiPeer,
+    "nccl-batched": BatchedPeer,
+    "nccl-bf16": CompressPeer,
     "unreduced": UnreducedPeer,
 }
 """What is not simply a backend of torch, by the word of the command line."""

@@ -6,11 +6,11 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from fastcoll.bench.control import Control
 from fastcoll.bench.gpus import describe_gpus
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.options import Options
-from fastcoll.bench.peer import Peer
+from fastcoll.bench.peer import Peer, problem_of
 from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers
 from fastcoll.bench.record import write_record
 from fastcoll.bench.timing import Plan
@@ -30,6 +30,8 @@ from fastcoll.bench.turn import SETTLE_SECONDS
 from fastcoll.bench.wire import count_hosts
 
 __all__ = ["Run", "open_run"]
+
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -66,6 +68,15 @@ class Run:
         return Plan(
             self.options.iterations, self.options.rounds, self.options.warmup, self.options.turn_ms
         )
+
+    def attempt(self, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
+        """Returns the result, and why some rank has none; all ranks call it."""
+        result, problem = None, ""
+        try:
+            result = act()
+        except Exception as error:
+            problem = problem_of(error)
+        return result, next((text for text in self.control.all_gather(problem) if text), "")
 
     def say(self, *lines: str) -> None:
         """Prints on rank 0."""

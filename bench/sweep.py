@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastcoll.bench import report
 from fastcoll.bench.candidate import Candidate
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.options import DTYPES, Options, sizes
-from fastcoll.bench.peer import Peer, problem_of
+from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import Measured, measure_in_quiet
 from fastcoll.bench.run import Run
@@ -26,7 +26,6 @@ FLOOR = "(floor)"
 _COUNTED = (
     1 << 16
 )  # bytes of a message: of smaller ones the frames around them are most of what is sent
-_Result = TypeVar("_Result")
 
 
 def _kinds(options: Options) -> list[tuple[str, str, str]]:
@@ -37,16 +36,6 @@ def _kinds(options: Options) -> list[tuple[str, str, str]]:
         for dtype in (options.dtypes if name != "barrier" else options.dtypes[:1])
         for op in (options.ops if COLLECTIVES[name].reduces else ("none",))
     ]
-
-
-def _attempt(run: Run, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
-    """Returns the result, and why some rank has none."""
-    result, problem = None, ""
-    try:
-        result = act()
-    except Exception as error:
-        problem = problem_of(error)
-    return result, next((text for text in run.control.all_gather(problem) if text), "")
 
 
 def _try(run: Run, case: Case, peer: Peer) -> tuple[Candidate, int]:
@@ -67,7 +56,7 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
     unsupported: dict[str, str] = {}
     delivering = [peer.name for peer in run.peers if peer.delivers]
     for peer in run.peers:
-        tried, problem = _attempt(run, partial(_try, run, case, peer))
+        tried, problem = run.attempt(partial(_try, run, case, peer))
         if problem or tried is None:
             unsupported[peer.name] = problem
         else:
@@ -82,7 +71,7 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
     timings = measured.timings
     for name in [name for name in delivering if name in timings]:
         again = run.options.seed + run.options.check
-        more, problem = _attempt(run, partial(candidates[name].verify, again, run.options.check))
+        more, problem = run.attempt(partial(candidates[name].verify, again, run.options.check))
         if problem:
             unsupported[name] = problem
         wrong[name] += more or 0

@@ -48,45 +48,6 @@ def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
     ]
 
 
-def _surroundings() -> list[str]:
-    name = "surroundings_cuda_1rank.jsonl"
-    if not (_RESULTS / name).exists():
-        return ["Never run on a GPU ([status.md](status.md))."]
-    record = _record(name)
-    rows = [
-        [
-            model["model"],
-            row["name"],
-            *(f"{row['added'][kind]:.0f}" for kind in ("host", "device")),
-            _number(row.get("of_stock_host"), ".2f"),
-            _number(row.get("around_microseconds"), ".0f"),
-            _number(row.get("bytes_microseconds"), ".0f"),
-            "-" if row["passes"] is None else f"{row['passes']:.3g} S",
-            _number(row.get("observed_added", {}).get("calls"), ".0f"),
-        ]
-        for model in record["cases"]
-        for row in model["paths"]
-        if row["name"] != row["base"]
-    ]
-    head = [
-        "model",
-        "path",
-        "host, us",
-        "device, us",
-        "of stock DDP's host",
-        "around collectives, us",
-        "its bytes in a copy, us",
-        "bytes",
-        "calls",
-    ]
-    gpu = f"{record['machine']['gpus'][0]}; a copy moves {record['copy_gigabytes_per_second']:.0f} GB/s."
-    return [f"{gpu} {record['one_rank']}", "", *_table(head, rows, 2), *_source(name, record)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def _ddp(name: str) -> list[str]:
     record = _record(name)
     rows = [
@@ -302,7 +263,6 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
         "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
         "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
-        "surroundings": _surroundings,
         "all_reduce": _all_reduce,
         "collectives": lambda: _collectives(""),
         "collectives_bfloat16": lambda: _collectives("_bfloat16"),

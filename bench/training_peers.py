@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +16,7 @@ from fastcoll.bench.control import Control
 from fastcoll.bench.torch_peer import TorchPeer
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
-__all__ = ["BatchedPeer", "HookPeer", "SynchronizerPeer", "UnreducedPeer"]
+__all__ = ["BatchedPeer", "CompressPeer", "HookPeer", "SynchronizerPeer", "UnreducedPeer"]
 
 
 class _TrainingPeer(TorchPeer):
@@ -24,6 +25,7 @@ class _TrainingPeer(TorchPeer):
     def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
         super().__init__(name.partition("-")[0], control, timeout)
         self.name = name
+        self._wire = torch.bfloat16 if name.endswith("-bf16") else None
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
@@ -32,13 +34,14 @@ class _TrainingPeer(TorchPeer):
 
 
 class HookPeer(_TrainingPeer):
-    """DDP with fastcoll's hook, whose gradients are the buckets: "fastcoll-fused"."""
+    """DDP with fastcoll's hook, whose gradients are the buckets: "fastcoll-fused", and "-bf16" with that wire dtype."""
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Registers the hook."""
         views = {"gradient_as_bucket_view": True, **options}
         ddp = DistributedDataParallel(model, process_group=self.group, **views)
-        ddp.register_comm_hook(FusedAllreduceState(self.group), fused_allreduce_hook)
+        state = FusedAllreduceState(self.group, wire_dtype=self._wire)
+        ddp.register_comm_hook(state, fused_allreduce_hook)
         return ddp
 
 
@@ -47,10 +50,9 @@ class SynchronizerPeer(_TrainingPeer):
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
         """Attaches the synchronizer."""
-        wire = torch.bfloat16 if self.name.endswith("bf16") else None
         # DDP's: there is no bucket beside the gradients here.
         options.pop("gradient_as_bucket_view", None)
-        GradientSynchronizer(model, self.group, wire_dtype=wire, **options)
+        GradientSynchronizer(model, self.group, wire_dtype=self._wire, **options)
         return model
 
 
@@ -84,8 +86,19 @@ def _give_back(state: None, bucket: GradBucket) -> Future[Tensor]:
     return future
 
 
+class CompressPeer(_TrainingPeer):
+    """DDP with torch's bf16_compress_hook, whose gradients are the buckets: "nccl-bf16"."""
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Registers the hook."""
+        views = {"gradient_as_bucket_view": True, **options}
+        ddp = DistributedDataParallel(model, process_group=self.group, **views)
+        ddp.register_comm_hook(self.group, bf16_compress_hook)
+        return ddp
+
+
 class BatchedPeer(_TrainingPeer):
-    """DDP that copies the gradients of a bucket at once: "gloo-batched", "fastcoll-batched"."""
+    """DDP that copies the gradients of a bucket at once: "gloo-batched", "fastcoll-batched", "nccl-batched"."""
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:

@@ -1,9 +1,11 @@
 """A benchmark with backends that misbehave, and with a small model of DDP's steps."""
 
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from fastcoll.bench import __main__ as bench
 from fastcoll.bench.collectives import Case
@@ -47,10 +49,18 @@ class Refusing(AlteredGloo):
         raise NotImplementedError("not today\nand a second line")
 
 
+class Unwrapping(AlteredGloo):
+    """Trains no model."""
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        raise TypeError("not today")
+
+
 ADAPTERS = {
     **ALL_BUT_OURS,
     "corrupting": Corrupting,
     "refusing": Refusing,
+    "unwrapping": Unwrapping,
 }
 
 SMALL = [(512, 512), (7,), (600, 400)]

@@ -3,17 +3,27 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from fastcoll.bench import gpu_page
 from fastcoll.bench.record import write_record
+from fastcoll.bench.step_profile import StepProfile
 
 pytestmark = pytest.mark.full  # interpreters that run pytest
 
 REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
 RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
 TIME = {"time": {"median": 12.5}, "wrong": 0}
+PROFILE = asdict(StepProfile(100.0, 20.0, 50.0, 0.0, 0.0, 30.0))
+MORE = asdict(StepProfile(109.6, 24.0, 57.2, 1.0, 9.0, 31.0))
+
+
+def step(median: float) -> dict:
+    return {"time": {"median": median, "minimum": median}}
+
+
 RECORDS = {
     "kernels_cuda.jsonl": {
         **RUN,
@@ -36,13 +46,23 @@ RECORDS = {
         **RUN,
         "cases": [{"size": 1024, "backends": {"fastcoll": TIME, "nccl": {**TIME, "wrong": 3}}}],
     },
-    "surroundings_cuda_1rank.jsonl": {
+    "ddp_cuda_1rank.jsonl": {
         **RUN,
         "cases": [
             {
                 "model": "resnet50",
                 "failed": {"DDP": "no memory"},
-                "paths": [{"name": "hook", "of_stock_host": 0.31}, {"name": "base"}],
+                "alone": {**step(90.0), "profile": PROFILE},
+                "cases": [
+                    {"backend": "nccl", "buckets": "one bucket", **step(121.4), "wrong": 3},
+                    {
+                        "backend": "hook",
+                        "buckets": "one bucket",
+                        **step(95.0),
+                        "wrong": 0,
+                        "profile": MORE,
+                    },
+                ],
             }
         ],
     },
@@ -103,7 +123,8 @@ def test_everything_is_told(folder) -> None:
         "missed: reduce: share of copy: 0.81, at least 0.9",
         "median of 2 cases 1.10, worst 1.74",
         "1024 bytes: fastcoll 12.5 us, nccl 12.5 us; 3 wrong elements",
-        "resnet50, hook: 0.31 of the host time that stock DDP adds",
+        "resnet50, nccl, one bucket: 31 us more than without DDP; 3 wrong elements",
+        "hook, one bucket: 5 us more than without DDP; the host 10 us, 4 launches of 7 us beside",
         "failed: resnet50, DDP: no memory",
         "`python -m fastcoll.bench`, revision 0123abc",
     ):

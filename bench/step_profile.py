@@ -1,0 +1,126 @@
+"""What a training step does beside its collectives, by torch.profiler: ``fastcoll.bench ddp --profile``.
+
+On a GPU a *launch* is a kernel, a copy or a fill that the device ran. On the CPU it is an operator of torch that calls
+no other. Collectives are told apart by their names. The host's time is taken without the profiler.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fastcoll.bench.turn import Call, synchronize
+
+__all__ = ["StepProfile", "profile_step", "profiled"]
+
+STEPS = 5
+
+_COLLECTIVES = (
+    "nccl",
+    "onerankreduce",  # NCCL's at one rank
+    "one_shot_kernel",
+    "two_shot_kernel",
+    "ring_kernel",
+    "bucket_kernel",  # copies out too
+)
+"""What names of kernels that move messages between ranks contain, in lower case."""
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One step, on this rank.
+
+    Attributes:
+        host_microseconds: Until the step has queued all, with the device idle before: the median of some steps.
+        launches: How many ran, those of collectives left out.
+        launch_microseconds: The sum of their times.
+        collectives: Kernels of collectives; on the CPU, the calls.
+        collective_microseconds: The sum of their times.
+        calls: What the host has called to put work on the device: launches of kernels and graphs, copies and fills.
+    """
+
+    host_microseconds: float
+    launches: float
+    launch_microseconds: float
+    collectives: float
+    collective_microseconds: float
+    calls: float
+
+    def less(self, other: StepProfile) -> StepProfile:
+        """Returns what is more here than there."""
+        theirs = asdict(other)
+        return StepProfile(**{name: value - theirs[name] for name, value in asdict(self).items()})
+
+
+def _kind(event: Any, on_gpu: bool) -> str:
+    """Returns "launch", "collective" or "call", or "" for what is none of them."""
+    name = event.name.lower()
+    if event.device_type.name == "CUDA":
+        if getattr(event, "is_user_annotation", False):
+            return ""
+        return "collective" if any(part in name for part in _COLLECTIVES) else "launch"
+    if on_gpu:
+        of_driver = name.startswith("cu") and any(
+            part in name for part in ("launch", "memcpy", "memset")
+        )
+        return "call" if of_driver else ""
+    if event.is_async:  # a work, named after its backend: "gloo:all_reduce"
+        return "collective" if ":" in name else ""
+    return "launch" if name.startswith("aten::") and not event.cpu_children else ""
+
+
+def profiled(events: Iterable[Any], steps: int, on_gpu: bool, host: float) -> StepProfile:
+    """Returns what the profiler's events of some steps say of one of them.
+
+    Raises:
+        ValueError: Nothing was launched.
+    """
+    count = {"launch": 0, "collective": 0, "call": 0, "": 0}
+    microseconds = dict.fromkeys(count, 0.0)
+    for event in events:
+        kind = _kind(event, on_gpu)
+        count[kind] += 1
+        microseconds[kind] += event.time_range.elapsed_us()
+    if not count["launch"] + count["collective"]:
+        raise ValueError("expected launches among the profiler's events, got none")
+    return StepProfile(
+        host,
+        count["launch"] / steps,
+        microseconds["launch"] / steps,
+        count["collective"] / steps,
+        microseconds["collective"] / steps,
+        count["call"] / steps,
+    )
+
+
+def profile_step(step: Callable[[], object], device: torch.device, meet: Call) -> StepProfile:
+    """Takes steps without the profiler, and then with it; all ranks call it.
+
+    Args:
+        step: Takes one.
+        device: Where.
+        meet: Returns when all ranks are here.
+    """
+    on_gpu = device.type == "cuda"
+    times = []
+    for _ in range(STEPS):
+        synchronize(device)
+        meet()
+        begin = time.perf_counter_ns()
+        step()
+        times.append((time.perf_counter_ns() - begin) / 1e3)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    # What is traced first lacks kernels: a step to warm up.
+    plan = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
+    with profile(activities=activities, schedule=plan) as found:
+        for _ in range(1 + STEPS):
+            step()
+            synchronize(device)
+            found.step()
+    return profiled(found.events() or (), STEPS, on_gpu, statistics.median(times))
