@@ -1,8 +1,9 @@
 """What an all-reduce costs at scale, by closed forms: a model, of which a table of the docs is made.
 
 Nothing here was measured. A step that sends m bytes takes a + m b: latency and seconds a byte of a link (Hockney,
-Parallel Computing 20, 1994). n ranks, R of them on a node, N nodes, S bytes of the message; a, b in a node, A, B
-between nodes; c seconds to reduce a byte. All ranks go step by step, and a rank sends and receives at once.
+Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High Performance
+Computing Applications 19, 2005). n ranks, R of them on a node, N nodes, S bytes of the message; a and b are those of
+the link in the node, or between nodes. All ranks go step by step, and a rank sends and receives at once.
 
     ring           2 (n-1) (a + S/n b) + (n-1)/n S c          Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009
     double_tree    2 (h+k-1) (a + S/k b) + (h+k-1) S/k c      Sanders, Speck, Traeff, Parallel Computing 35, 2009

@@ -405,7 +405,7 @@ def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) 
     """Tells whether a sum is made in one step between hosts, and not in two: csrc/hosts/selector.hpp."""
 
 def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
-    """Returns the algorithm of a broadcast between hosts, by its name in fastcoll.costs."""
+    """Returns the algorithm of a broadcast between hosts: "flat", "scatter_all_gather" or "chain"."""
 
 SYMMETRIC_SWITCHES: tuple[str, ...]
 """Variables of the environment that are "1" during symmetric_rendezvous."""

@@ -2,7 +2,8 @@
 //
 // By the alpha-beta rule a step takes alpha + bytes * beta (Hockney, "The communication challenge
 // for MPP", Parallel Computing 20, 1994). So one step less is worth alpha / beta bytes, which is
-// TuningTable::linkBytes. fastcoll/costs has the formulas, and tests hold this file to them.
+// TuningTable::linkBytes. tests/transport/test_host_selector.py has the formulas and holds this
+// file to them.
 #pragma once
 
 #include <cstddef>
