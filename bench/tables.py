@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
-from fastcoll.bench import scale, wire
+from fastcoll.bench import wire
 from fastcoll.bench.ddp import added
 from fastcoll.bench.options import size_text
 from fastcoll.bench.record import read_record
@@ -125,26 +125,6 @@ def _collectives(dtype: str) -> list[str]:
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
     head = ["call", "peer's time over fastcoll's", *(size_text(size) or "none" for size in sizes)]
     return [*_table(head, rows, 2), *_source(name, record)]
-
-
-def _models() -> list[str]:
-    rows = []
-    for ranks in (8, 64, 1024, 16384):
-        for size in (1 << 16, 1 << 20, 1 << 25, 1 << 30):
-            each = [scale.predictions(ranks, size, one) for one in scale.HGX_H200.machines()]
-            found = {name: min(times[name] for times in each) for name in each[0]}
-            rows.append(_model_row("H200", ranks, size, found))
-    for ranks in (2, 8, 64):
-        for size in (1 << 12, 1 << 20, 1 << 28):
-            found = scale.predictions(ranks, size, scale.CPU)
-            rows.append(_model_row("CPU, one host", ranks, size, found))
-    return _table(["ranks on", "ranks", "message", "cheapest", "us", "ring, us"], rows)
-
-
-def _model_row(kind: str, ranks: int, size: int, found: dict[str, float]) -> list[str]:
-    best = min(found, key=lambda name: found[name])
-    times = (f"{found[best]:.1f}", f"{found['ring']:.1f}")
-    return [kind, str(ranks), size_text(size), best, *times]
 
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
@@ -266,7 +246,6 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
         "all_reduce": _all_reduce,
         "collectives": lambda: _collectives(""),
         "collectives_bfloat16": lambda: _collectives("_bfloat16"),
-        "models": _models,
     },
     "docs/integrations.md": {"clients": _clients},
     "docs/options.md": {"variables": _variables},

@@ -1,22 +1,21 @@
 """The closed forms of what an all-reduce costs at scale, held to what is sent when the algorithm is played."""
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 
-from fastcoll.bench.scale import (
-    CPU,
-    HGX_H200,
-    Link,
-    Machine,
-    double_tree,
-    hierarchical,
-    one_shot,
-    predictions,
-    ring,
-    two_shot,
-)
+FILE = Path(__file__).parents[2] / "docs" / "scale.py"
+SPEC = importlib.util.spec_from_file_location("scale", FILE)
+assert SPEC is not None and SPEC.loader is not None
+scale = sys.modules["scale"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(scale)
 
 ALPHA, BETA, GAMMA = 1000.0, 1.0, 0.5
-NODE = Machine(Link(ALPHA, BETA), Link(ALPHA, BETA), per_node=1 << 20, per_reduced_byte=GAMMA)
+NODE = scale.Machine(
+    scale.Link(ALPHA, BETA), scale.Link(ALPHA, BETA), per_node=1 << 20, per_reduced_byte=GAMMA
+)
 
 
 def seconds(steps: int, sent: float, reduced: float) -> float:
@@ -43,7 +42,9 @@ def test_a_ring_that_is_played(ranks: int) -> None:
     everybody = set(range(ranks))
     assert all(parts == everybody for chunks in held for parts in chunks)
     chunk = size / ranks
-    assert ring(ranks, size, NODE) == pytest.approx(seconds(steps, steps * chunk, reduced * chunk))
+    assert scale.ring(ranks, size, NODE) == pytest.approx(
+        seconds(steps, steps * chunk, reduced * chunk)
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])
@@ -53,32 +54,41 @@ def test_shots_that_are_counted(ranks: int) -> None:
         (reader, owner) for reader in range(ranks) for owner in range(ranks) if owner != reader
     ]
     mine = len(reads) / ranks  # reads of a rank in a step
-    assert one_shot(ranks, size, NODE) == pytest.approx(seconds(1, mine * size, mine * size))
+    assert scale.one_shot(ranks, size, NODE) == pytest.approx(seconds(1, mine * size, mine * size))
     share = size / ranks
-    assert two_shot(ranks, size, NODE) == pytest.approx(seconds(2, 2 * mine * share, mine * share))
+    assert scale.two_shot(ranks, size, NODE) == pytest.approx(
+        seconds(2, 2 * mine * share, mine * share)
+    )
 
 
 def test_a_tree_of_four_in_one_segment_has_two_levels_up_and_two_down() -> None:
     size = 1.0  # so small that one segment is best; the busiest rank has two children of half a message
-    assert double_tree(4, size, NODE) == pytest.approx(seconds(4, 4 * size, 2 * size))
+    assert scale.double_tree(4, size, NODE) == pytest.approx(seconds(4, 4 * size, 2 * size))
     large = 1e9
     # In the limit of many segments: each byte up once and down once.
-    assert double_tree(4, large, NODE) == pytest.approx(large * (2 * BETA + GAMMA), rel=0.01)
+    assert scale.double_tree(4, large, NODE) == pytest.approx(large * (2 * BETA + GAMMA), rel=0.01)
 
 
 def test_nodes_send_each_other_a_share() -> None:
-    machine = Machine(Link(1.0, 1e-3), Link(ALPHA, BETA), per_node=4, per_reduced_byte=0.0)
+    machine = scale.Machine(
+        scale.Link(1.0, 1e-3), scale.Link(ALPHA, BETA), per_node=4, per_reduced_byte=0.0
+    )
     size = 4096.0
-    between = ring(8, size / 4, Machine(machine.inter, machine.inter, 1, 0.0))
-    inside = two_shot(4, size, machine)
-    assert hierarchical("ring", 32, size, machine) == pytest.approx(inside + between)
-    flat = ring(32, size, machine)
+    between = scale.ring(8, size / 4, scale.Machine(machine.inter, machine.inter, 1, 0.0))
+    inside = scale.two_shot(4, size, machine)
+    assert scale.hierarchical("ring", 32, size, machine) == pytest.approx(inside + between)
+    flat = scale.ring(32, size, machine)
     assert flat == pytest.approx(62 * (ALPHA + size / 32 / 4 * BETA))
 
 
 def test_what_there_is_for_one_node_and_for_many() -> None:
-    (best, *_) = HGX_H200.machines()
-    assert set(predictions(8, 1 << 20, best)) == {"ring", "double_tree", "one_shot", "two_shot"}
-    many = predictions(1024, 1 << 20, best)
+    (best, *_) = scale.HGX_H200.machines()
+    assert set(scale.predictions(8, 1 << 20, best)) == {
+        "ring",
+        "double_tree",
+        "one_shot",
+        "two_shot",
+    }
+    many = scale.predictions(1024, 1 << 20, best)
     assert set(many) == {"ring", "double_tree", "hierarchical, ring", "hierarchical, double_tree"}
-    assert predictions(2, 4, CPU)["one_shot"] == pytest.approx(1.0, rel=0.01)
+    assert scale.predictions(2, 4, scale.CPU)["one_shot"] == pytest.approx(1.0, rel=0.01)

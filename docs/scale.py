@@ -1,4 +1,6 @@
-"""What an all-reduce costs at scale, by closed forms: a model, of which a table of the docs is made.
+"""``python docs/scale.py``: writes what an all-reduce costs at scale, by closed forms, to docs/performance.md.
+
+``--check`` changes nothing, and ends with status 1 where the table is not that of the forms.
 
 Nothing here was measured. A step that sends m bytes takes a + m b: latency and seconds a byte of a link (Hockney,
 Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High Performance
@@ -19,9 +21,13 @@ for the slower link.
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 __all__ = [
     "HGX_H200",
@@ -30,9 +36,11 @@ __all__ = [
     "Machine",
     "double_tree",
     "hierarchical",
+    "main",
     "one_shot",
     "predictions",
     "ring",
+    "table",
     "two_shot",
 ]
 
@@ -185,3 +193,53 @@ def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
     forms["ring"] = ring(ranks, size, machine)
     forms["double_tree"] = double_tree(ranks, size, machine)
     return {name: (machine.call + seconds) * 1e6 for name, seconds in forms.items()}
+
+
+def table() -> str:
+    """Return the table of docs/performance.md, in Markdown."""
+    rows = []
+    for ranks in (8, 64, 1024, 16384):
+        for size in ("64 KiB", "1 MiB", "32 MiB", "1 GiB"):
+            each = [predictions(ranks, _bytes(size), one) for one in HGX_H200.machines()]
+            found = {name: min(times[name] for times in each) for name in each[0]}
+            rows.append(_row("H200", ranks, size, found))
+    for ranks in (2, 8, 64):
+        for size in ("4 KiB", "1 MiB", "256 MiB"):
+            found = predictions(ranks, _bytes(size), CPU)
+            rows.append(_row("CPU, one host", ranks, size, found))
+    head = "| ranks on | ranks | message | cheapest | us | ring, us |"
+    return "\n".join((head, "| --- | --: | --: | --: | --: | --: |", *rows))
+
+
+def _bytes(size: str) -> int:
+    number, unit = size.split()
+    return int(number) << {"KiB": 10, "MiB": 20, "GiB": 30}[unit]
+
+
+def _row(kind: str, ranks: int, size: str, found: dict[str, float]) -> str:
+    best = min(found, key=lambda name: found[name])
+    return f"| {kind} | {ranks} | {size} | {best} | {found[best]:.1f} | {found['ring']:.1f} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the table; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python docs/scale.py", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args(arguments)
+    page = Path(__file__).with_name("performance.md")
+    text = page.read_text()
+    new, found = re.subn(
+        r"(?<=<!-- scale -->\n).*?(?=<!-- end -->)", f"\n{table()}\n\n", text, flags=re.DOTALL
+    )
+    if found != 1:
+        parser.error(f"expected <!-- scale --> once in {page.name}, got {found}")
+    if options.check and new != text:
+        print(f"{page.name}: its table is not that of the forms: run python docs/scale.py")
+        return 1
+    if new != text:
+        page.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
