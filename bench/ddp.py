@@ -338,6 +338,7 @@ def compare_steps(run: Run) -> int:
             row = _measure_model(run, name, dtype, advance)
             if run.rank == 0:
                 run.record["cases"].append(row)
+            run.write_json()  # what there is, lest a later model cost it
             run.say("", *_lines(row))
             wrong += sum(case["wrong"] or 0 for case in row["cases"])
             failed += len(row.get("failed", {}))
