@@ -167,14 +167,12 @@ def prepared_launches(
     source: torch.Tensor, out: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields name and prepared launch of each kernel between ranks: of one rank, which waits for nobody."""
-    from fastcoll.kernels import all_gather, one_shot, reduce_scatter, ring, two_shot
+    from fastcoll.kernels import one_shot, ring, two_shot
 
     (buffers,) = _buffers(1, PeerLayout(2, 8192, 4, 4096), source.device)
     for name, prepare in (
         ("one_shot", one_shot.prepare_all_reduce),
         ("two_shot", two_shot.prepare_all_reduce),
-        ("reduce_scatter", reduce_scatter.prepare_reduce_scatter),
-        ("all_gather", all_gather.prepare_all_gather),
         ("ring", ring.prepare_all_reduce),
     ):
         yield name, prepare(source, out, buffers)

@@ -9,7 +9,6 @@
     one_shot.py        all-reduce: every rank reads all messages
     two_shot.py        all-reduce: every rank reduces its share, then fetches the others
     bucket_all_reduce.py   the same of buckets, into the tensors
-    reduce_scatter.py  all_gather.py   by direct reads
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
     every_rank.py      one launch that plays all ranks, for timing on one GPU
     reference_ranks.py what these compute, in plain PyTorch
@@ -51,7 +50,7 @@ __all__ = [
 
 KERNEL_MODULES = (
     *("flatten", "unflatten", "reduce"),
-    *("one_shot", "two_shot", "bucket_all_reduce", "reduce_scatter", "all_gather", "ring"),
+    *("one_shot", "two_shot", "bucket_all_reduce", "ring"),
 )
 """Modules whose ``configurations()`` the report compiles."""
 

@@ -1,4 +1,4 @@
-"""Rounds over staging: how one_shot, two_shot, reduce_scatter and all_gather keep ranks apart without a barrier.
+"""Rounds over staging: how one_shot and two_shot keep ranks apart without a barrier.
 
 A message goes piece by piece. In each round a program copies its piece to one half of its channel's staging, posts
 READY with the number of the round to all peers, waits for READY of all peers, and reads their halves. Odd and even

@@ -9,7 +9,6 @@ import torch
 __all__ = [
     "all_gather",
     "all_reduce",
-    "reduce_scatter",
     "ring_all_reduce",
     "ring_chunk",
     "ring_reduce_scatter",
@@ -33,16 +32,6 @@ def all_reduce(
         wire_dtype: Dtype that messages and result are rounded to, or None for that of the messages.
     """
     return _in_order(messages, range(len(messages)), op, scale, wire_dtype, None)
-
-
-def reduce_scatter(
-    messages: Sequence[torch.Tensor],
-    op: str = "sum",
-    scale: float = 1.0,
-    wire_dtype: torch.dtype | None = None,
-) -> list[torch.Tensor]:
-    """Returns the chunk of each rank; sizes are multiples of the number of ranks."""
-    return list(all_reduce(messages, op, scale, wire_dtype).chunk(len(messages)))
 
 
 def all_gather(chunks: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -56,15 +56,13 @@ def interpret() -> SimpleNamespace:
     import quick_interpreter
 
     quick_interpreter.install()
-    from fastcoll.kernels import all_gather, one_shot, peers, reduce_scatter, ring, two_shot
+    from fastcoll.kernels import one_shot, peers, ring, two_shot
     from fastcoll.kernels import reference_ranks as reference
     from fastcoll.kernels._peer_checks import Registered
 
     return SimpleNamespace(
-        all_gather=all_gather,
         one_shot=one_shot,
         peers=peers,
-        reduce_scatter=reduce_scatter,
         ring=ring,
         two_shot=two_shot,
         reference=reference,
@@ -157,7 +155,7 @@ def _call(case: Case, modules: SimpleNamespace, buffers: Any, messages: Any, nam
         out = source
     elif case.in_place and case.collective == "reduce_scatter":
         out = source[rank * case.count : (rank + 1) * case.count]
-    elif case.in_place and not case.direct:
+    elif case.in_place:
         out[rank * case.count : (rank + 1) * case.count] = source
         source = out[rank * case.count : (rank + 1) * case.count]
     expected = expected_of(case, modules.reference, inputs)[rank]
@@ -196,8 +194,7 @@ def expected_of(case: Case, reference: Any, inputs: list[torch.Tensor]) -> list[
     if case.algorithm == "ring":
         arguments.append(case.partial)
     if case.collective == "reduce_scatter":
-        name = "ring_reduce_scatter" if case.algorithm == "ring" else "reduce_scatter"
-        return getattr(reference, name)(*arguments) if case.count else inputs
+        return reference.ring_reduce_scatter(*arguments) if case.count else inputs
     name = "ring_all_reduce" if case.algorithm == "ring" else "all_reduce"
     return [getattr(reference, name)(*arguments)] * len(inputs)
 

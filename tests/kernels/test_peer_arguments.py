@@ -74,7 +74,6 @@ def refused_calls() -> None:
     modules = peer_ranks.interpret()
     peers = peer_ranks.open_buffers(LAYOUT)
     one, two, ring = modules.one_shot, modules.two_shot, modules.ring
-    gather, scatter = modules.all_gather, modules.reduce_scatter
     x, y = torch.ones(64), torch.zeros(64)
     at = modules.Registered.at
     here, elsewhere = at([x.data_ptr()], "cpu"), at([y.data_ptr()], "cpu")
@@ -103,12 +102,10 @@ def refused_calls() -> None:
             "expected 1 addresses",
             lambda: one.all_reduce(x, y, peers, registered=two_of),
         ),
-        (ValueError, "elements of out", lambda: gather.all_gather(x, y[:32], peers)),
-        (ValueError, "overlap", lambda: gather.all_gather(space[:64], space[8:72], peers)),
-        (ValueError, "channels", lambda: gather.all_gather(x, y, peers, channels=3)),
-        (ValueError, "message at", lambda: gather.all_gather(x, y, peers, registered=elsewhere)),
+        (ValueError, "elements of out", lambda: ring.all_gather(x, y[:32], peers)),
+        (ValueError, "overlap", lambda: ring.all_gather(space[:64], space[8:72], peers)),
         (ValueError, "out's dtype", lambda: ring.all_gather(x, y.int(), peers)),
-        (ValueError, "elements of out", lambda: scatter.reduce_scatter(x, y[:32], peers)),
+        (ValueError, "elements of out", lambda: ring.reduce_scatter(x, y[:32], peers)),
         (ValueError, "overlap", lambda: ring.reduce_scatter(space[:64], space[8:72], peers)),
         (
             ValueError,
@@ -129,8 +126,7 @@ def refused_calls() -> None:
 
 def test_no_kernel_fuses_a_product_and_a_sum() -> None:
     """It would be rounded once where the oracle, and the CPU, round twice."""
-    names = [name for name in KERNEL_MODULES if name != "all_gather"]
-    modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in names]
+    modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in KERNEL_MODULES]
     all_of = [each for module in modules for each in module.configurations()]
     reducing = [each for each in all_of if "gather" not in each.name]
     assert len(reducing) > 90
@@ -148,7 +144,7 @@ def launches() -> tuple[set[str], set[str]]:
     from fastcoll.kernels import _launch, every_rank
 
     peers = peer_ranks.open_buffers(LAYOUT)
-    names = ("one_shot", "two_shot", "reduce_scatter", "all_gather", "ring")
+    names = ("one_shot", "two_shot", "ring")
     homes = [getattr(modules, name) for name in names]
     listed = [each for home in homes for each in home.configurations()]
     half = [torch.float16, torch.bfloat16]
@@ -164,11 +160,8 @@ def launches() -> tuple[set[str], set[str]]:
             options = {"wire_dtype": wire, "registered": registered}
             modules.one_shot.all_reduce(x, y, peers, **options)
             modules.two_shot.all_reduce(x, x, peers, **options)
-            modules.reduce_scatter.reduce_scatter(x, y, peers, **options)
-    for dtype, direct in itertools.product([torch.int32, torch.uint8], [False, True]):
+    for dtype in (torch.int32, torch.uint8):
         x, y = torch.ones(64, dtype=dtype)[:61], torch.ones(61, dtype=dtype)
-        here = modules.Registered.at([x.data_ptr()], "cpu")
-        modules.all_gather.all_gather(x, y, peers, registered=here if direct else None)
         modules.ring.all_gather(x, y, peers)
     for dtype, algorithm in itertools.product(
         [torch.float32, torch.bfloat16], ["one_shot", "two_shot", "ring"]

@@ -24,9 +24,7 @@ KINDS = [
     ("all_reduce", "one_shot"),
     ("all_reduce", "two_shot"),
     ("all_reduce", "ring"),
-    ("reduce_scatter", "reduce_scatter"),
     ("reduce_scatter", "ring"),
-    ("all_gather", "all_gather"),
     ("all_gather", "ring"),
 ]
 
@@ -38,8 +36,6 @@ def any_case(choose: random.Random, in_place: bool = True) -> Case:
     if collective == "all_gather":
         dtype, wire = choose.choice([dtype, torch.uint8, torch.int64]), None
     count = choose.choice([choose.randrange(40), choose.randrange(1200)])
-    if direct and collective == "reduce_scatter":
-        count = count // 16 * 16
     partial = torch.float64 if dtype == torch.float64 else torch.float32
     return Case(
         collective,

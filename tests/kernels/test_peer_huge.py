@@ -17,15 +17,7 @@ import torch
 from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
-from fastcoll.kernels import (
-    _peer_launch,
-    all_gather,
-    one_shot,
-    peers,
-    reduce_scatter,
-    ring,
-    two_shot,
-)
+from fastcoll.kernels import _peer_launch, one_shot, peers, ring, two_shot
 from fastcoll.kernels import reference_ranks as reference
 from fastcoll.kernels._peer_checks import Registered
 
@@ -138,51 +130,6 @@ def test_all_reduce(module: Any, direct: bool, monkeypatch: pytest.MonkeyPatch) 
             last.staged(peer, torch.bfloat16, 0, last.length).copy_(content)
     last.run()
     assert same_numbers(out[last.start :], expected)
-
-
-@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
-def test_reduce_scatter(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, ranks, count = 2, 3, COUNT // 16 * 16
-    last = LastProgram(monkeypatch, rank, ranks, count)
-    every = messages(sparse(ranks * count, torch.bfloat16), rank, ranks)
-    out = sparse(count, torch.bfloat16)
-    registered = Registered.at([each.data_ptr() for each in every], "cpu") if direct else None
-    reduce_scatter.reduce_scatter(every[rank], out, last.buffers, registered=registered)
-    values = ordinary(ranks * ranks, last.length)
-    for peer in range(ranks):
-        for chunk in range(ranks):
-            begin = chunk * count + last.start
-            every[peer][begin : begin + last.length] = values[peer * ranks + chunk]
-        if peer != rank:
-            place = last.staged(peer, torch.bfloat16, rank * last.piece, last.length)
-            place.copy_(values[peer * ranks + rank])
-    last.run()
-    assert same_numbers(out[last.start :], reference.all_reduce(values[rank::ranks]))
-    for chunk in range(0 if direct else ranks):  # what the peers would read
-        staged = last.staged(rank, torch.bfloat16, chunk * last.piece, last.length)
-        assert same_numbers(staged, values[rank * ranks + chunk])
-
-
-@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
-@pytest.mark.parametrize("count, dtype", [(COUNT, torch.int32), (COUNT + 1, torch.uint8)], ids=str)
-def test_all_gather(
-    count: int, dtype: torch.dtype, direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank, ranks = 1, 3
-    last = LastProgram(monkeypatch, rank, ranks, count)
-    every = messages(sparse(count, dtype), rank, ranks)
-    out = sparse(ranks * count, dtype)
-    registered = Registered.at([each.data_ptr() for each in every], "cpu") if direct else None
-    all_gather.all_gather(every[rank], out, last.buffers, registered=registered)
-    values = [numbers(last.length, dtype, seed) for seed in range(ranks)]
-    for peer in range(ranks):
-        every[peer][last.start :] = values[peer]
-        if peer != rank:
-            last.staged(peer, dtype, 0, last.length).copy_(values[peer])
-    last.run()
-    for peer in range(ranks):
-        begin = peer * count + last.start
-        assert torch.equal(out[begin : begin + last.length], values[peer])
 
 
 def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:

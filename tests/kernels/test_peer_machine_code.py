@@ -21,8 +21,6 @@ EXCHANGES = {
     "one_shot": {1, 2},
     "two_shot": {2, 3},
     "bucket_all_reduce": {3},
-    "reduce_scatter": {1, 2},
-    "all_gather": {1, 2},
     "ring": {1},
 }
 """Places in the code of a module's kernels that post to peers: staged, and direct."""

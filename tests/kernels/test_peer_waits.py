@@ -17,8 +17,6 @@ from world import Worlds
 SHOTS = [
     ("one_shot", "all_reduce"),
     ("two_shot", "all_reduce"),
-    ("reduce_scatter", "reduce_scatter"),
-    ("all_gather", "all_gather"),
 ]
 RINGS = [
     ("ring", "all_reduce"),
@@ -187,7 +185,7 @@ def wait_for_end(pid: int) -> None:
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize("algorithm, collective", [SHOTS[0], SHOTS[3], RINGS[0]])
+@pytest.mark.parametrize("algorithm, collective", [*SHOTS, RINGS[0]])
 def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
     algorithm: str, collective: str, interpreted: Worlds
 ) -> None:
