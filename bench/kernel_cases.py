@@ -301,7 +301,7 @@ def reduce_case(
 ) -> Case:
     """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
     layout = BucketLayout([elements])
-    plan = Reduce(layout, inputs, dtype, dtype, device, "SUM", blocking or DEFAULT_BLOCKING)
+    plan = Reduce(layout, inputs, dtype, device, "SUM", blocking or DEFAULT_BLOCKING)
     text = str(dtype).removeprefix("torch.")
     case = Case(f"reduce {inputs} x {text}", (inputs + 1) * elements * dtype.itemsize, 1)
     data = [
@@ -312,7 +312,7 @@ def reduce_case(
         for _ in range(sets)
     ]
     case.works["fastcoll"] = [plan.prepare(*each) for each in data]
-    expected = reference.reduce(data[0][0], dtype)
+    expected = reference.reduce(data[0][0])
     if blocking is None:
         case.works["adds"] = [partial(_add_each, *each) for each in data]
 

@@ -16,13 +16,17 @@ from fastcoll.kernels._dtypes import dtype_name
 from fastcoll.kernels._plan import Blocking, constexprs, signature_of
 from fastcoll.kernels._statistics import flags_of, record, squares_of
 
-__all__ = ["FLOATS", "FP8", "move_block", "moves"]
+__all__ = ["PAIRS", "move_block", "moves"]
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of tensors that any wire dtype goes with."""
-
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""Dtypes of wires only."""
+PAIRS = (
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float64, torch.float64),
+)
+"""Dtypes of tensors and of the bucket they travel in."""
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import accumulate_dtype
-from fastcoll.kernels._move import FLOATS, FP8, move_block, moves
+from fastcoll.kernels._move import PAIRS, move_block, moves
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
@@ -32,11 +32,6 @@ from fastcoll.kernels._sides import Flat, Scattered, require_no_overlap
 from fastcoll.kernels._statistics import Statistics
 
 __all__ = ["Flatten", "configurations", "flatten_kernel"]
-
-_PAIRS = (
-    *((source, wire) for source in FLOATS for wire in (*FLOATS, *FP8)),
-    (torch.float64, torch.float64),
-)
 
 
 @triton.jit(do_not_specialize=ALL_INTEGERS)
@@ -66,7 +61,7 @@ def flatten_kernel(
 
 
 def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
-    return moves("flatten", flatten_kernel, _PAIRS, blocking)
+    return moves("flatten", flatten_kernel, PAIRS, blocking)
 
 
 def configurations() -> Iterator[Configuration]:
@@ -80,8 +75,8 @@ class Flatten(Plan):
     Args:
         layout: Sizes of the tensors, and where each goes.
         dtype: Of the tensors: float32, bfloat16, float16 or float64.
-        wire_dtype: Of the bucket: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2; float64 for float64.
-            Rounded once, to nearest even; what is too large becomes what ``torch.Tensor.to`` makes of it.
+        wire_dtype: Of the bucket: that of the tensors, or for float32 bfloat16 or float16. Rounded once, to nearest
+            even; what is too large becomes what ``torch.Tensor.to`` makes of it.
         device: Of all tensors.
         blocking: How much a program does.
 

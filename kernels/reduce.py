@@ -1,13 +1,12 @@
 """Reduce: k inputs element by element into one output, in input order, rounded once.
 
     out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: then divided by k
-    out[i] = cast(scale * min(in[0][i], ...))                               MIN; MAX, PRODUCT likewise
 
 Inputs are given by a table of addresses: buffers of this process, or of peers mapped into it. Each side is
 a flat bucket or tensors scattered in memory, so that flatten and unflatten need no pass of their own.
-Accumulates in float32 (float64 for float64). NaN passes through MIN and MAX.
+Accumulates in float32.
 
-Bytes: elements * (k * input itemsize + output itemsize), and 16 (k + 1) bytes of tables for each block of
+Bytes: elements * (k + 1) * itemsize, and 16 (k + 1) bytes of tables for each block of
 4096 elements. Bound: the bandwidth of device memory, or of the links to the peers.
 """
 
@@ -23,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import AddressTable, BucketLayout
-from fastcoll.kernels._arithmetic import OPERATIONS, averager, combine, finish
+from fastcoll.kernels._arithmetic import averager, finish
 from fastcoll.kernels._blocks import (
     ALL_INTEGERS,
     element_address,
@@ -49,19 +48,11 @@ from fastcoll.kernels._statistics import Statistics, flags_of, record, squares_o
 
 __all__ = ["OPS", "Reduce", "configurations", "reduce_kernel"]
 
-OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
+OPS = ("SUM", "AVG")
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SUMS = (
-    *((torch.float32, to) for to in (torch.float32, torch.bfloat16, torch.float16)),
-    *((torch.bfloat16, to) for to in (torch.bfloat16, torch.float32)),
-    *((torch.float16, to) for to in (torch.float16, torch.float32)),
-    *((fp8, to) for fp8 in _FP8 for to in (fp8, torch.float32, torch.bfloat16)),
-    (torch.float64, torch.float64),
-)
-_OTHERS = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_REGISTERS = {(torch.float16, torch.float16): {"maxnreg": 80}}
+_REGISTERS = {torch.float16: {"maxnreg": 80}}
 """Where the assembler of Triton 3.8, left to itself, aims for 64 and spills."""
 
 
@@ -83,7 +74,6 @@ def _total(
     left,
     INPUT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    OP: tl.constexpr,
     LANES: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -91,7 +81,7 @@ def _total(
     total = load(address, left, INPUT, ACCUMULATE, LANES, WIDE)
     for index in range(1, count):
         address = _input_address(bases, rows, row_length, index, tensor, start, INPUT)
-        total = combine(total, load(address, left, INPUT, ACCUMULATE, LANES, WIDE), OP)
+        total += load(address, left, INPUT, ACCUMULATE, LANES, WIDE)
     return total
 
 
@@ -114,7 +104,6 @@ def reduce_kernel(
     ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
-    OP: tl.constexpr,
 ):
     """Reduces one block. All arguments are int64: addresses of tables and scalars, counts."""
     tensor, start, left = locate(block_map, sizes, BLOCK)
@@ -139,7 +128,6 @@ def reduce_kernel(
             left,
             INPUT,
             ACCUMULATE,
-            OP,
             BLOCK,
             True,
         )
@@ -164,7 +152,6 @@ def reduce_kernel(
                 there,
                 INPUT,
                 ACCUMULATE,
-                OP,
                 NARROW,
                 False,
             )
@@ -183,18 +170,16 @@ def reduce_kernel(
 
 @lru_cache(maxsize=8)
 def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
-    keys = [(*pair, "SUM") for pair in _SUMS]
-    keys += [(dtype, dtype, op) for dtype in _OTHERS for op in ("MIN", "MAX", "PRODUCT")]
     return {
-        (dtype, output, op): Configuration(
-            name=f"reduce {op} {dtype_name(dtype)}->{dtype_name(output)}",
+        (dtype,): Configuration(
+            name=f"reduce {dtype_name(dtype)}",
             kernel=reduce_kernel,
             signature=signature_of(reduce_kernel),
-            constexprs={**constexprs(blocking, dtype, output), "OP": OPERATIONS[op.lower()]},
+            constexprs=constexprs(blocking, dtype, dtype),
             num_warps=blocking.warps,
-            options={"enable_fp_fusion": False, **_REGISTERS.get((dtype, output), {})},
+            options={"enable_fp_fusion": False, **_REGISTERS.get(dtype, {})},
         )
-        for dtype, output, op in keys
+        for dtype in _DTYPES
     }
 
 
@@ -209,14 +194,13 @@ class Reduce(Plan):
     Args:
         layout: Of each input and of the output; ``BucketLayout([n])`` for plain buffers of n elements.
         inputs: How many, at least 1.
-        dtype: Of the inputs.
-        output_dtype: Of the output.
+        dtype: Of inputs and output: float32, bfloat16 or float16.
         device: Of all tensors.
-        op: SUM, AVG, MIN, MAX or PRODUCT. AVG is the scaled sum, truly divided by `inputs`.
+        op: SUM or AVG. AVG is the scaled sum, truly divided by `inputs`.
         blocking: How much a program does.
 
     Raises:
-        TypeError: There is no kernel for these dtypes and this op.
+        TypeError: There is no kernel for this dtype.
         ValueError: `inputs` or `op` is none, or kernels cannot run on that device.
     """
 
@@ -225,7 +209,6 @@ class Reduce(Plan):
         layout: BucketLayout,
         inputs: int,
         dtype: torch.dtype,
-        output_dtype: torch.dtype,
         device: torch.device | str,
         op: str = "SUM",
         blocking: Blocking = DEFAULT_BLOCKING,
@@ -234,17 +217,16 @@ class Reduce(Plan):
             raise ValueError(f"inputs: expected at least 1, got {inputs}.")
         if op not in OPS:
             raise ValueError(f"op: expected one of {', '.join(OPS)}, got {op}.")
-        key = (dtype, output_dtype, "SUM" if op == "AVG" else op)
-        configuration = configuration_of(_table(blocking), key, "Reduce")
+        configuration = configuration_of(_table(blocking), (dtype,), "Reduce")
         super().__init__(layout, configuration, accumulate_dtype(dtype), device, blocking)
         self.inputs = inputs
         self.op = op
         self._flat_inputs = Flat(layout, dtype, self.device)
         self._lists = Scattered(layout, dtype, self.device)
-        self._flat_output = Flat(layout, output_dtype, self.device)
-        self._targets = Scattered(layout, output_dtype, self.device)
+        self._flat_output = Flat(layout, dtype, self.device)
+        self._targets = Scattered(layout, dtype, self.device)
         self._bases = AddressTable(self.device)
-        self._itemsizes = (dtype.itemsize, output_dtype.itemsize)
+        self._itemsize = dtype.itemsize
 
     def prepare(
         self,
@@ -271,10 +253,10 @@ class Reduce(Plan):
             raise ValueError(f"inputs: expected {self.inputs}, got {len(inputs)}.")
         sources, bases, rows, row_length = self._read(inputs)
         targets, base, row = self._written(output)
-        itemsize, output_itemsize = self._itemsizes
+        written = (targets, self._itemsize)
         for index, source in enumerate(sources):
-            written = (targets, output_itemsize)
-            require_no_overlap(self.layout.sizes, written, (source, itemsize), f"inputs[{index}]")
+            read = (source, self._itemsize)
+            require_no_overlap(self.layout.sizes, written, read, f"inputs[{index}]")
         bits, address = self._scale(scale)
         arguments = (
             self.inputs,
@@ -313,7 +295,7 @@ class Reduce(Plan):
             base = self._flat_output.base(output, "output")
             return self._flat_output.addresses(base), base, self._flat_output.row
         row, addresses = self._targets.rows([output], "output")
-        require_apart(self.layout.sizes, addresses, self._itemsizes[1], "output")
+        require_apart(self.layout.sizes, addresses, self._itemsize, "output")
         return addresses, 0, row
 
     def __call__(

@@ -15,17 +15,9 @@ from fastcoll.buckets import BucketLayout
 
 __all__ = ["elements_of", "flatten", "reduce", "statistics", "unflatten"]
 
-_LARGEST_E4M3 = 448.0
-
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float8_e4m3fn:  # before 2.13 torch made NaN of what is too large
-        values = values.clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
-    return values.to(dtype)
 
 
 def _factor(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
@@ -49,7 +41,7 @@ def flatten(
     assert layout.sizes == tuple(tensor.numel() for tensor in tensors)
     wide = [_wide(tensor.dtype) for tensor in tensors]
     return [
-        _round(elements_of(tensor).to(dtype) * _factor(scale, dtype), wire_dtype)
+        (elements_of(tensor).to(dtype) * _factor(scale, dtype)).to(wire_dtype)
         for tensor, dtype in zip(tensors, wide, strict=True)
     ]
 
@@ -68,37 +60,26 @@ def unflatten(
         values = part.to(wide) * _factor(scale, wide)
         if accumulate:
             values = values + elements_of(tensor).to(wide)
-        results.append(_round(values, tensor.dtype))
+        results.append(values.to(tensor.dtype))
     return results
 
 
 def reduce(
     inputs: Sequence[Tensor],
-    output_dtype: torch.dtype,
     op: str = "SUM",
     scale: float | Tensor = 1.0,
 ) -> Tensor:
-    """Returns the reduction of tensors of one shape and dtype."""
+    """Return the sum, or AVG the mean, of tensors of one shape and dtype."""
     wide = _wide(inputs[0].dtype)
     total = inputs[0].to(wide)
     for tensor in inputs[1:]:
-        value = tensor.to(wide)
-        if op in ("SUM", "AVG"):
-            total = total + value
-        elif op == "MIN":
-            total = torch.minimum(total, value)
-        elif op == "MAX":
-            total = torch.maximum(total, value)
-        elif op == "PRODUCT":
-            total = total * value
-        else:
-            raise ValueError(f"op: expected SUM, AVG, MIN, MAX or PRODUCT, got {op}.")
+        total = total + tensor.to(wide)
     total = total * _factor(scale, wide)
     if (
         op == "AVG"
     ):  # by a tensor of the device: by a number PyTorch multiplies by the reciprocal there
         total = total / torch.full_like(total, len(inputs))
-    return _round(total, output_dtype)
+    return total.to(inputs[0].dtype)
 
 
 def statistics(values: Sequence[Tensor], stored: Sequence[Tensor]) -> tuple[float, float]:

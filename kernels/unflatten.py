@@ -22,7 +22,7 @@ from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import accumulate_dtype
-from fastcoll.kernels._move import FLOATS, FP8, move_block, moves
+from fastcoll.kernels._move import PAIRS, move_block, moves
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,
@@ -35,10 +35,7 @@ from fastcoll.kernels._statistics import Statistics
 
 __all__ = ["Unflatten", "configurations", "unflatten_kernel"]
 
-_PAIRS = (
-    *((wire, target) for target in FLOATS for wire in (*FLOATS, *FP8)),
-    (torch.float64, torch.float64),
-)
+_BACK = tuple((wire, dtype) for dtype, wire in PAIRS)
 
 
 @triton.jit(do_not_specialize=ALL_INTEGERS)
@@ -79,7 +76,7 @@ def unflatten_kernel(
 
 
 def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
-    return moves("unflatten", unflatten_kernel, _PAIRS, blocking)
+    return moves("unflatten", unflatten_kernel, _BACK, blocking)
 
 
 def configurations() -> Iterator[Configuration]:
@@ -92,8 +89,8 @@ class Unflatten(Plan):
 
     Args:
         layout: Sizes of the tensors, and where each lies in the bucket.
-        wire_dtype: Of the bucket: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2 or float64.
-        dtype: Of the tensors: float32, bfloat16 or float16; float64 for float64. Rounded once, to nearest even.
+        wire_dtype: Of the bucket: float32, bfloat16, float16 or float64.
+        dtype: Of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest even.
         device: Of all tensors.
         blocking: How much a program does.
 

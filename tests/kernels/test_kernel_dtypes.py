@@ -1,4 +1,4 @@
-"""Conversions inside kernels against torch's: every fp8 and 16-bit pattern, and float32 at every boundary."""
+"""Conversions inside kernels against torch's: every 16-bit pattern, and float32 at every boundary."""
 
 import pytest
 import torch
@@ -8,14 +8,12 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Flatten, Unflatten
 
-NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+NARROW = (torch.bfloat16, torch.float16)
 
 
 def boundaries(dtype: torch.dtype) -> Tensor:
     """Returns float32 numbers on, between and next to between all finite numbers of `dtype`, of both signs."""
-    codes = torch.arange(2 ** (8 * dtype.itemsize - 1))
-    integer = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
-    exact = codes.to(integer).view(dtype).double()
+    exact = torch.arange(1 << 15).to(torch.int16).view(dtype).double()
     exact = exact[exact.isfinite()].sort().values
     between = (exact[1:] + exact[:-1]) / 2
     largest = exact[-1]
@@ -35,23 +33,18 @@ def test_float32_is_rounded_to_nearest_even_at_every_boundary(
     device: torch.device, dtype: torch.dtype
 ) -> None:
     values = boundaries(dtype)
-    if dtype.itemsize == 2:
-        values = values[torch.arange(0, len(values), 5)]  # the interpreter is slow
+    values = values[torch.arange(0, len(values), 5)]  # the interpreter is slow
     layout = BucketLayout([len(values)])
     bucket = layout.new_bucket(dtype, device)
     Flatten(layout, torch.float32, dtype, device)([values.to(device)], bucket)
-    expected = (
-        values.clamp(-448, 448).to(dtype) if dtype == torch.float8_e4m3fn else values.to(dtype)
-    )
-    assert same_numbers(bucket, expected)
+    assert same_numbers(bucket, values.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_every_number_of_a_narrow_dtype_is_widened_exactly(
     device: torch.device, dtype: torch.dtype
 ) -> None:
-    integer = {1: torch.uint8, 2: torch.int16}[dtype.itemsize]
-    codes = torch.arange(2 ** (8 * dtype.itemsize)).to(integer).view(dtype)
+    codes = torch.arange(1 << 16).to(torch.int16).view(dtype)
     layout = BucketLayout([len(codes)])
     out = torch.zeros(len(codes), device=device)
     Unflatten(layout, dtype, torch.float32, device)(at_offset(codes, 0, device), [out])

@@ -1,7 +1,5 @@
 """Flatten and unflatten against their oracles, bit for bit."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,10 +14,10 @@ BACK = list(unflatten._table(unflatten.DEFAULT_BLOCKING))
 FILLER = 77.0
 
 
-def test_every_dtype_goes_over_every_wire_and_back() -> None:
-    floats = [torch.float32, torch.float16, torch.bfloat16]
-    wires = [*floats, torch.float8_e4m3fn, torch.float8_e5m2]
-    wanted = set(itertools.product(floats, wires)) | {(torch.float64, torch.float64)}
+def test_every_dtype_goes_over_its_own_wire_and_float32_over_narrower_ones() -> None:
+    narrow = [torch.float16, torch.bfloat16]
+    wanted = {(dtype, dtype) for dtype in (torch.float32, torch.float64, *narrow)}
+    wanted |= {(torch.float32, wire) for wire in narrow}
     assert set(PAIRS) == wanted
     assert {(dtype, wire) for wire, dtype in BACK} == wanted
 

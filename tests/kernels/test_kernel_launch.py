@@ -146,11 +146,11 @@ def test_plans_launch_only_what_configurations_yields(module) -> None:
     layout = BucketLayout([3])
     known = list(module.configurations())
     assert len({one.name for one in known}) == len(known)
-    for first, second, *op in module._table(DEFAULT_BLOCKING):
+    for dtypes in module._table(DEFAULT_BLOCKING):
         if module is reduce:
-            plan = Reduce(layout, 2, first, second, "cpu", *op)
+            plan = Reduce(layout, 2, *dtypes, "cpu")
         else:
-            plan = (Flatten if module is flatten else Unflatten)(layout, first, second, "cpu")
+            plan = (Flatten if module is flatten else Unflatten)(layout, *dtypes, "cpu")
         known = [one for one in known if one is not plan.configuration]
     assert known == []
 

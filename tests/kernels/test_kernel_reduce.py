@@ -10,9 +10,9 @@ from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Reduce, Statistics, reduce, reference
 
 KEYS = [
-    *reduce._table(reduce.DEFAULT_BLOCKING),
-    (torch.float32, torch.float32, "AVG"),
-    (torch.float64, torch.float64, "AVG"),
+    *((dtype, "SUM") for (dtype,) in reduce._table(reduce.DEFAULT_BLOCKING)),
+    (torch.float32, "AVG"),
+    (torch.bfloat16, "AVG"),
 ]
 
 
@@ -32,34 +32,25 @@ def key_id(key: object) -> str:
     seed=CASES,
 )
 def test_reduce_is_the_oracle(device, key, sizes, inputs, kind, to, offset, scale, seed) -> None:
-    dtype, output_dtype, op = key
+    dtype, op = key
     layout = BucketLayout(sizes, 1 + seed % 16)
     buckets = [
         at_offset(numbers(layout.elements, dtype, seed + rank), offset * (rank % 2), device)
         for rank in range(inputs)
     ]
     parts = list(zip(*(layout.views(bucket.cpu()) for bucket in buckets), strict=True))
-    expected = [reference.reduce(part, output_dtype, op, scale) for part in parts]
+    expected = [reference.reduce(part, op, scale) for part in parts]
     given_inputs = {
         "flat": buckets,
         "addresses": [bucket.data_ptr() for bucket in buckets],
         "scattered": [[part.clone() for part in layout.views(bucket)] for bucket in buckets],
     }[kind]
-    output = layout.new_bucket(output_dtype, device)
+    output = layout.new_bucket(dtype, device)
     targets = [torch.zeros_like(part) for part in layout.views(output)]
-    plan = Reduce(layout, inputs, dtype, output_dtype, device, op)
+    plan = Reduce(layout, inputs, dtype, device, op)
     plan(given_inputs, output if to == "flat" else targets, scale)
     for got, want in zip(layout.views(output) if to == "flat" else targets, expected, strict=True):
         assert same_numbers(got, want)
-
-
-@pytest.mark.parametrize("op", ["MIN", "MAX"])
-def test_nan_passes_through(device: torch.device, op: str) -> None:
-    nan = float("nan")
-    inputs = [torch.tensor(row, device=device) for row in ([1.0, nan, 1.0], [2.0, 2.0, nan])]
-    out = torch.zeros(3, device=device)
-    Reduce(BucketLayout([3]), 2, torch.float32, torch.float32, device, op)(inputs, out)
-    assert out.isnan().tolist() == [False, True, True]
 
 
 def test_sums_are_taken_in_input_order_and_rounded_once(device: torch.device) -> None:
@@ -69,19 +60,19 @@ def test_sums_are_taken_in_input_order_and_rounded_once(device: torch.device) ->
     ]
     layout = BucketLayout([5000])
     out = torch.zeros(5000, device=device)
-    Reduce(layout, 4, torch.float32, torch.float32, device)(inputs, out)
+    Reduce(layout, 4, torch.float32, device)(inputs, out)
     assert out.unique().tolist() == [0.0]
     inputs = [torch.full((5000,), value, device=device).bfloat16() for value in (256, 1, 1)]
     rounded = torch.zeros(5000, device=device, dtype=torch.bfloat16)
-    Reduce(layout, 3, torch.bfloat16, torch.bfloat16, device)(inputs, rounded)
+    Reduce(layout, 3, torch.bfloat16, device)(inputs, rounded)
     assert rounded.unique().tolist() == [258.0]
 
 
 def test_the_output_may_be_one_of_the_inputs(device: torch.device) -> None:
     inputs = [torch.randn(9001, device=device) for _ in range(3)]
-    expected = reference.reduce(inputs, torch.float32)
+    expected = reference.reduce(inputs)
     layout = BucketLayout([9001])
-    Reduce(layout, 3, torch.float32, torch.float32, device)(inputs, inputs[1])
+    Reduce(layout, 3, torch.float32, device)(inputs, inputs[1])
     assert same_numbers(inputs[1], expected)
 
 
@@ -89,8 +80,8 @@ def test_avg_takes_a_scale_from_the_device(device: torch.device) -> None:
     inputs = [torch.randn(100, device=device) for _ in range(3)]
     scale = torch.tensor(0.3, device=device)
     out = torch.zeros(100, device=device)
-    Reduce(BucketLayout([100]), 3, torch.float32, torch.float32, device, "AVG")(inputs, out, scale)
-    assert same_numbers(out, reference.reduce(inputs, torch.float32, "AVG", scale))
+    Reduce(BucketLayout([100]), 3, torch.float32, device, "AVG")(inputs, out, scale)
+    assert same_numbers(out, reference.reduce(inputs, "AVG", scale))
 
 
 def test_an_average_is_the_true_quotient_of_the_sum(device: torch.device) -> None:
@@ -100,13 +91,13 @@ def test_an_average_is_the_true_quotient_of_the_sum(device: torch.device) -> Non
     quotients = (total / 3).float()
     assert not torch.equal(quotients, total.float() * torch.tensor(1 / 3))
     out = torch.zeros(4096, device=device)
-    Reduce(BucketLayout([4096]), 3, torch.float32, torch.float32, device, "AVG")(inputs, out)
+    Reduce(BucketLayout([4096]), 3, torch.float32, device, "AVG")(inputs, out)
     assert same_numbers(out, quotients)
 
 
 def test_norm_is_of_the_result(device: torch.device) -> None:
-    inputs = [torch.ones(10000, device=device) for _ in range(4)]
-    plan = Reduce(BucketLayout([10000]), 4, torch.float32, torch.bfloat16, device)
+    inputs = [torch.ones(10000, dtype=torch.bfloat16, device=device) for _ in range(4)]
+    plan = Reduce(BucketLayout([10000]), 4, torch.bfloat16, device)
     statistics = Statistics(plan.programs, device)
     out = torch.zeros(10000, dtype=torch.bfloat16, device=device)
     plan(inputs, out, 0.5, statistics)

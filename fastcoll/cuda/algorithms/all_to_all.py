@@ -81,7 +81,7 @@ class AllToAll(Algorithm):
             behind.append(copy_out(pieces, call.dtype, bucket, site))
         # What fills up the last shares is sent, and never summed.
         own = max(0, min(share, elements - member.rank * share))
-        reduce = Reduce(BucketLayout([own]), ranks, wire, wire, site.device, call.op)
+        reduce = Reduce(BucketLayout([own]), ranks, wire, site.device, call.op)
         reduce.layout.read_here()
         summed = reduce.prepare(
             [received + rank * share * item for rank in range(ranks)],
