@@ -13,8 +13,7 @@
 # make sanitize the C++ part under AddressSanitizer, UBSan and ThreadSanitizer
 # make bench    measure against the stock backends
 # make gpu      the kernels and the engine on this machine's GPU: tests, then benchmarks, results into OUT, and one
-#               page of them, OUT/gpu.md; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, gpu-gradients, of 6, and
-#               gpu-shared, of 2
+#               page of them, OUT/gpu.md; needs no network; its parts are gpu-kernels and gpu-engine, of 8 minutes each at most, and gpu-gradients, of 6
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
@@ -54,7 +53,7 @@ INSTALL = '$(PYTHON)' -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = '$(PYTHON)' -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients gpu-shared kernels-matrix sdist wheels peers hosts clients clean
+.PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients kernels-matrix sdist wheels peers hosts clients clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
 	'$(PYTHON)' examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
@@ -113,7 +112,6 @@ gpu:
 	$(MAKE) gpu-kernels || status=$$?
 	$(MAKE) gpu-engine || status=$$?
 	$(MAKE) gpu-gradients || status=$$?
-	$(MAKE) gpu-shared || status=$$?
 	out=$$(cd '$(OUT)' && pwd)
 	cd build/package
 	'$(PYTHON)' -m fastcoll.bench.gpu_page "$$out" || status=$$?
@@ -128,7 +126,7 @@ gpu-engine:
 	cd build/package
 	status=0
 	timeout 350 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu \
-	    --junitxml "$$out/tests_engine.xml" --ignore=../../tests/gpu/test_gpu_shared_device.py || status=$$?
+	    --junitxml "$$out/tests_engine.xml" || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench.engine --json "$$out/engine_cuda.jsonl" || status=$$?
 	timeout 60 '$(PYTHON)' -m fastcoll.bench all_reduce --device cuda --nproc 1 --backend fastcoll,nccl --op avg \
 	    -b 1K -e 256M -f 16 --json "$$out/all_reduce_cuda_1rank.jsonl" || status=$$?
@@ -145,16 +143,6 @@ gpu-gradients:
 	FASTCOLL_ALGO=nccl timeout 350 '$(PYTHON)' -m fastcoll.bench ddp resnet50 gpt2-medium --device cuda --nproc 1 \
 	    --profile --json "$$out/ddp_cuda_1rank.jsonl" \
 	    --backend nccl,nccl-batched,nccl-bf16,fastcoll,fastcoll-fused,fastcoll-fused-bf16,fastcoll-sync,fastcoll-sync-bf16
-
-# Ranks that share the GPU, without NCCL.
-gpu-shared:
-	mkdir -p '$(OUT)'
-	out=$$(cd '$(OUT)' && pwd)
-	'$(PYTHON)' setup.py --quiet build_ext --inplace
-	$(MAKE) build/package
-	cd build/package
-	timeout 120 '$(PYTHON)' -m pytest -c ../../pyproject.toml --rootdir ../.. -m gpu ../../tests/gpu/test_gpu_shared_device.py \
-	    --junitxml "$$out/tests_shared.xml"
 
 # Installs nothing and compiles no C++: the kernels need torch and Triton only.
 gpu-kernels: build/package

@@ -21,7 +21,7 @@ from fastcoll.bench.record import read_record
 
 __all__ = ["BENCHMARKS", "PARTS", "Tests", "main", "page", "read_tests"]
 
-PARTS = ("kernels", "engine", "shared")
+PARTS = ("kernels", "engine")
 """What tests_*.xml are named after."""
 
 _LONGEST = 160  # characters of a failure

@@ -40,7 +40,6 @@ class SharedFiles:
     hangs_for: float = 3.0
     on_host: str = "one host"
     identity: str = ""
-    shared: str = ""
 
     @contextlib.contextmanager
     def changed(self, **changes: Any) -> Iterator[None]:
@@ -57,9 +56,6 @@ class SharedFiles:
 
     def device_identity(self, device: torch.device) -> str:
         return self.identity
-
-    def shared_identity(self, device: torch.device) -> str:
-        return self.shared
 
     def missing(self) -> str:
         return "nothing is mapped in this test" if "missing" in self.refuses else ""

@@ -103,7 +103,7 @@ class AllReduces:
     def kernel_bytes(self) -> int:
         """Size of the largest all-reduce without options that a kernel may serve; 0: NCCL serves all of them."""
         topology = self.region.topology
-        if topology.library and self._forced in ("auto", "nccl"):
+        if self._forced in ("auto", "nccl"):
             if not topology.kernels:
                 return 0
             if self._forced == "nccl" or not topology.peers or topology.ranks == 1:

@@ -31,7 +31,6 @@ from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS, DESTROY_SECONDS
 from fastcoll.cuda.selector import AUTO
-from fastcoll.cuda.shared_device import SharedDevice, communicator_of
 from fastcoll.cuda.symmetric import Wish, open_region
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds, device_name
 
@@ -183,11 +182,7 @@ class CudaEngine:
     def register_pool(self, pool: Any, symmetric: bool) -> None:
         """Has NCCL use a pool's memory where it lies; see :func:`fastcoll.cuda.memory_pools.register`."""
         with self._pools.lock:
-            known = list(self._known.values())
-            for communicator in known:
-                if isinstance(communicator, SharedDevice):
-                    raise communicator.refused("register_mem_pool")
-            self._pools.register(pool, symmetric, known)
+            self._pools.register(pool, symmetric, list(self._known.values()))
 
     def deregister_pool(self, pool: Any) -> None:
         """Takes :meth:`register_pool` back."""
@@ -217,7 +212,6 @@ class CudaEngine:
             wish,
             self._over.is_set,
             communicator.instance,
-            library=not isinstance(communicator, SharedDevice),
         )
         if region.peers is not None:
             prefix = self._member.says("all_reduce", "")
@@ -237,18 +231,13 @@ class CudaEngine:
         """Notes a communicator, and shows it to the watchdog."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
         with self._pools.lock:  # so that each pool is registered with it once
-            if isinstance(made, SharedDevice):  # nothing that the watchdog could ask or abort
-                added = not self._over.is_set()
-            else:
-                added = self.communicators.add(made.calls, device, name, instance, pair)
-            if not added:
+            if not self.communicators.add(made.calls, device, name, instance, pair):
                 made.abort("the group was aborted")
                 raise self._member.fault("init", "the group was aborted")
             made.instance = instance
             made.ended_elsewhere = self._over.reason
             self._known[device, pair] = made
-            if not isinstance(made, SharedDevice):
-                self._pools.extend(made)
+            self._pools.extend(made)
 
     @property
     def group(self) -> str:
@@ -327,14 +316,11 @@ class CudaEngine:
         return self.all_reduces[device].serve(_tasks(numbers), stream, _options(options))
 
     def refuse(self, what: str) -> None:
-        """Raises why a call cannot be made on a device without a communicator of NCCL.
+        """Raises that there is no communicator of NCCL for a call.
 
         Raises:
             ValueError: Always.
         """
-        for communicator in self._known.values():
-            if isinstance(communicator, SharedDevice):
-                raise communicator.refused(what)
         raise ValueError(
             self._member.says(what, "expected a communicator of NCCL, and there is none")
         )
@@ -346,9 +332,7 @@ class CudaEngine:
         self.all_reduces.clear()
         end = time.monotonic() + DESTROY_SECONDS
         for communicator in self._known.values():
-            if isinstance(communicator, SharedDevice):
-                communicator.destroy()
-            elif communicator.closed is None and self.communicators.remove(communicator.calls):
+            if communicator.closed is None and self.communicators.remove(communicator.calls):
                 communicator.ended_elsewhere = None
                 try:
                     communicator.destroy(max(end - time.monotonic(), ABORT_SECONDS))
@@ -359,11 +343,7 @@ class CudaEngine:
         self._known.clear()
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:
-        generation = self._generation(-1)
-        return communicator_of(
-            *(self._store, self._member, device, self._timeout, generation, self._over),
-            config=self._config,
-        )
+        return self._communicator(self._store, self._member, device, self._generation(-1))
 
     def _generation(self, pair: int) -> int:
         """Returns how many communicators these ranks have begun to make before."""
@@ -375,9 +355,21 @@ class CudaEngine:
         two = f"{self._member.group}, ranks {low} and {high}"
         member = Member(two, int(self._member.rank == high), 2)
         store = PrefixStore(f"pair/{low}-{high}", self._store)
-        generation = self._generation(peer)
-        return communicator_of(
-            *(store, member, device, self._timeout, generation, self._over), config=self._config
+        return self._communicator(store, member, device, self._generation(peer))
+
+    def _communicator(
+        self, store: Store, member: Member, device: torch.device, generation: int
+    ) -> NcclCommunicator:
+        return NcclCommunicator.create(
+            store,
+            group=member.group,
+            rank=member.rank,
+            size=member.size,
+            device=device,
+            timeout=self._timeout,
+            generation=generation,
+            cancelled=self._over,
+            config=self._config,
         )
 
 

@@ -35,9 +35,6 @@ class Mapper(Protocol):
     def device_identity(self, device: torch.device) -> str:
         """Returns what no other device of the host has; "" where ranks may share one."""
 
-    def shared_identity(self, device: torch.device) -> str:
-        """Returns what ranks have in common that share a device; "" where NCCL is to be asked, be it so or not."""
-
     def missing(self) -> str:
         """Returns what is missing for it in this process, or ""."""
 
@@ -98,21 +95,12 @@ class TorchSymmetricMemory:
 
     def device_identity(self, device: torch.device) -> str:
         """Returns the GPU's UUID; "" if devices may overlap."""
-        return "" if self._may_overlap() else self._uuid(device)
-
-    @staticmethod
-    def _may_overlap() -> bool:
-        return os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
+        overlaps = os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
+        return "" if overlaps else self._uuid(device)
 
     @staticmethod
     def _uuid(device: torch.device) -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
-
-    def shared_identity(self, device: torch.device) -> str:
-        """Returns the host and the GPU's UUID if devices may overlap; "" with NCCL_HOSTID, which has NCCL take them."""
-        if not self._may_overlap() or os.environ.get("NCCL_HOSTID"):
-            return ""
-        return f"{self.host()} {self._uuid(device)}"
 
     def missing(self) -> str:
         """Returns what torch lacks, or that another kind of its symmetric memory was chosen, or ""."""

@@ -33,10 +33,7 @@ def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT)
                 break
         if call.wire is not None:  # with NCCL it takes two collectives and three kernels
             yield from ("two_shot", "one_shot")
-    if topology.library:
-        yield from ("nccl", "all_to_all")
-    else:
-        yield from ("two_shot", "one_shot", "nccl")
+    yield from ("nccl", "all_to_all")
 
 
 def select(

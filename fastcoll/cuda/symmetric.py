@@ -132,19 +132,18 @@ def _record(
     return found
 
 
-def reason_against(records: Sequence[dict[str, Any]], library: bool = True) -> str:
+def reason_against(records: Sequence[dict[str, Any]]) -> str:
     """Returns why ranks with these records do not map memory of each other, or "".
 
     Args:
         records: What each rank has, in rank order.
-        library: Whether NCCL takes these ranks.
     """
     ranks = range(len(records))
     wish = records[0]["wish"]
     if wish["algorithm"] == "nccl":
         return "FASTCOLL_ALGO is nccl"
     measured = Thresholds(**wish["thresholds"]).kernel_bytes
-    if library and wish["algorithm"] == "auto" and not measured:
+    if wish["algorithm"] == "auto" and not measured:
         return (
             "no limit of a kernel was measured on these devices. Run `python -m fastcoll.tune --device cuda`, or set "
             "FASTCOLL_ALGO"
@@ -198,7 +197,6 @@ def open_region(
     wish: Wish,
     aborted: Callable[[], bool],
     instance: str = "",
-    library: bool = True,
 ) -> Region:
     """Finds out what the ranks of a group can do together, and maps their memory where they can; all ranks call it.
 
@@ -210,7 +208,6 @@ def open_region(
         wish: What this rank was told.
         aborted: Whether the group was aborted meanwhile.
         instance: Equal on all ranks, and no other group's of this process.
-        library: Whether NCCL takes these ranks.
 
     Raises:
         DistBackendError: A rank has not come in time, or the ranks were told different things.
@@ -225,14 +222,14 @@ def open_region(
         records = [json.loads(text) for text in ballot.gather("record", own)]
         _require_one_wish(member, records)
         thresholds = Thresholds(**records[0]["wish"]["thresholds"])
-        without = functools.partial(_without, member, thresholds, library)
+        without = functools.partial(_without, member, thresholds)
         kernels = all(record["triton"] for record in records) and mapper is not None
         if kernels and mapper is not None:
             try:
                 ballot.together("kernels", lambda: _try_lists(mapper, device), patience)
             except Refused as refused:
                 return without(False, str(refused), unexpected=True)
-        reason = reason_against(records, library)
+        reason = reason_against(records)
         if member.size == 1 and wish.algorithm in ("auto", "nccl"):
             reason = reason or "there is one rank"
         if reason or mapper is None:
@@ -250,7 +247,7 @@ def open_region(
             return without(kernels, str(refused), unexpected=True)
         unless_mapped.pop_all()
     peers.limit_waits(timeout)
-    topology = Topology(member.size, kernels, True, wish.room.bucket_bytes, library=library)
+    topology = Topology(member.size, kernels, True, wish.room.bucket_bytes)
     return Region(topology, thresholds, peers)
 
 
@@ -324,7 +321,6 @@ def _map_regions(
 def _without(
     member: Member,
     thresholds: Thresholds,
-    library: bool,
     kernels: bool,
     reason: str,
     unexpected: bool = False,
@@ -332,6 +328,5 @@ def _without(
     if member.rank == 0:
         asked = Env.read().debug in ("INFO", "TRACE")
         level = logging.WARNING if unexpected or asked else logging.INFO
-        way = "by NCCL alone" if library else "by nothing"
-        _log.log(level, member.says("init", f"device tensors are reduced {way}: {reason}"))
-    return Region(Topology(member.size, kernels, reason=reason, library=library), thresholds)
+        _log.log(level, member.says("init", f"device tensors are reduced by NCCL alone: {reason}"))
+    return Region(Topology(member.size, kernels, reason=reason), thresholds)

@@ -353,6 +353,13 @@ def test_what_ranks_have_in_common_that_can_pass_memory_on(monkeypatch, tmp_path
     assert common == mapper.host() and len(common.split()) == 3
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # another container's
     assert mapper.host() != common
-    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
-    assert mapper.device_identity(torch.device("cuda", 0)) == ""
     assert mapper.missing() == ""
+
+
+def test_the_name_of_a_device_where_ranks_may_share_it(monkeypatch):
+    mapper, device = TorchSymmetricMemory(), torch.device("cuda", 0)
+    monkeypatch.setattr(TorchSymmetricMemory, "_uuid", staticmethod(lambda device: "GPU-1"))
+    monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", raising=False)
+    assert mapper.device_identity(device) == "GPU-1"
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    assert mapper.device_identity(device) == ""

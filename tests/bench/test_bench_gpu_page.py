@@ -134,12 +134,12 @@ def test_everything_is_told(folder) -> None:
 
 
 def test_without_a_failure_it_is_well(folder) -> None:
-    (folder / "tests_engine.xml").write_text((folder / "tests_shared.xml").read_text())
+    (folder / "tests_engine.xml").write_text((folder / "tests_kernels.xml").read_text())
     assert gpu_page.page(folder, REPORT, ["NVIDIA H200"])[1]
 
 
 def test_what_a_part_did_not_leave_is_missing(folder) -> None:
-    whole = (folder / "tests_shared.xml").read_text()
+    whole = (folder / "tests_kernels.xml").read_text()
     (folder / "tests_engine.xml").write_text(whole[: len(whole) // 2])  # its process was ended
     (folder / "tests_kernels.xml").unlink()
     (folder / "engine_cuda.jsonl").unlink()

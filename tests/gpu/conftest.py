@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_ranks import one_device, own_host
+from gpu_ranks import own_host
 from world import Worlds
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))
@@ -45,21 +45,5 @@ def gpu_peer_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
     worlds = Worlds(tmp_path_factory.mktemp("gpu-peers"), prepare=own_host, environ=environ)
-    yield worlds
-    worlds.close()
-
-
-@pytest.fixture(scope="session")
-def gpu_shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    """Ranks that share a GPU and map memory of each other, without NCCL."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch finds no CUDA device")
-    environ = {
-        "FASTCOLL_ERROR_HANDLING": "raise",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
-        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    }
-    worlds = Worlds(tmp_path_factory.mktemp("gpu-shared"), prepare=one_device, environ=environ)
     yield worlds
     worlds.close()

@@ -4,16 +4,10 @@ import os
 
 import torch
 
-__all__ = ["one_device", "own_host"]
+__all__ = ["own_host"]
 
 
 def own_host() -> None:
     """Before NCCL reads it: it takes several ranks on one GPU only where they say that they are on several hosts."""
     os.environ["NCCL_HOSTID"] = f"rank-of-process-{os.getpid()}"
-    torch.cuda.set_device(0)
-
-
-def one_device() -> None:
-    """Ranks share a GPU and say so: NCCL, which would refuse them, is not asked."""
-    os.environ.pop("NCCL_HOSTID", None)
     torch.cuda.set_device(0)

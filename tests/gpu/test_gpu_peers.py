@@ -86,7 +86,7 @@ def calls_are_the_oracle(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_calls_are_the_oracle(gpu_peer_world, size, algorithm):
     gpu_peer_world(size).run(calls_are_the_oracle, algorithm)
 

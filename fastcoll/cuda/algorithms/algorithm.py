@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUCKET_GRAIN",
     "FLOATS",
-    "NO_LIBRARY",
     "OPS",
     "Algorithm",
     "Launch",
@@ -37,9 +36,6 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
 """What the kernels do with them."""
-
-NO_LIBRARY = "ranks share a device, which NCCL refuses"
-"""Why nothing goes by NCCL in some groups."""
 
 
 class Place(NamedTuple):

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 
 from fastcoll.cuda.algorithms.algorithm import (
-    NO_LIBRARY,
     Algorithm,
     Launch,
     Piece,
@@ -41,8 +40,6 @@ class AllToAll(Algorithm):
 
     def refusal(self, call: Call, topology: Topology) -> str:
         """Returns why it cannot serve a call, or ""."""
-        if not topology.library:
-            return NO_LIBRARY
         if not topology.kernels:
             return "the kernels need Triton on all ranks"
         if call.op not in ("SUM", "AVG"):

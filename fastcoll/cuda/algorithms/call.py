@@ -67,7 +67,6 @@ class Topology:
         peers: Whether they map memory of each other.
         bucket_bytes: Room for a bucket in that memory.
         reason: Why they do not; "" if they do.
-        library: Whether NCCL takes these ranks; it refuses those that share a device.
     """
 
     ranks: int
@@ -75,4 +74,3 @@ class Topology:
     peers: bool = False
     bucket_bytes: int = 0
     reason: str = ""
-    library: bool = True

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from fastcoll.cuda.algorithms.algorithm import (
     FLOATS,
-    NO_LIBRARY,
     OPS,
     Algorithm,
     Piece,
@@ -34,8 +33,6 @@ class Nccl(Algorithm):
 
     def refusal(self, call: Call, topology: Topology) -> str:
         """Returns why it cannot serve a call, or ""."""
-        if not topology.library:
-            return NO_LIBRARY
         if call.wire is not None:
             return "NCCL rounds every partial sum to the dtype that travels; all_to_all does not"
         if (call.is_list or call.scale != 1.0) and not topology.kernels:
