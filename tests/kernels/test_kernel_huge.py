@@ -45,10 +45,14 @@ def test_the_layout_has_such_blocks() -> None:
 
 @pytest.mark.parametrize("name", ["flatten", "unflatten"])
 def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
-    source = numbers(HERE, torch.float32, 1, ordinary=True).to(device)
-    target = torch.zeros(HERE, dtype=torch.bfloat16, device=device)
-    table = {"flatten": flatten_table, "unflatten": unflatten_table}[name]
-    run = launcher(table(DEFAULT_BLOCKING)[torch.float32, torch.bfloat16], device)
+    pair = torch.float32, torch.bfloat16
+    table, (first, second) = {
+        "flatten": (flatten_table, pair),
+        "unflatten": (unflatten_table, pair[::-1]),
+    }[name]
+    source = numbers(HERE, first, 1, ordinary=True).to(device)
+    target = torch.zeros(HERE, dtype=second, device=device)
+    run = launcher(table(DEFAULT_BLOCKING)[first, second], device)
     block_map, sizes, inputs, outputs = tables(device, before(source), before(target))
     bits, _ = scale_arguments(1.0, torch.float32, device)
     common = (block_map.data_ptr(), sizes.data_ptr())
@@ -56,13 +60,13 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
         run(2, *common, inputs.data_ptr(), 0, outputs.data_ptr(), bits, 0, 0)
     else:
         run(2, *common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0, 0, 0)
-    assert same_numbers(target, source.bfloat16())
+    assert same_numbers(target, source.to(second))
 
 
 def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
     sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True).to(device) for seed in (1, 2)]
-    target = torch.zeros(HERE, device=device)
-    run = launcher(reduce._table(DEFAULT_BLOCKING)[torch.bfloat16, torch.float32, "SUM"], device)
+    target = torch.zeros(HERE, dtype=torch.bfloat16, device=device)
+    run = launcher(reduce._table(DEFAULT_BLOCKING)[(torch.bfloat16,)], device)
     block_map, sizes, outputs = tables(device, before(target))
     bases = torch.zeros(2, dtype=torch.int64, device=device)
     rows = torch.tensor([[0, before(source)] for source in sources], device=device)
@@ -72,7 +76,7 @@ def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
         *(block_map.data_ptr(), sizes.data_ptr(), 2, bases.data_ptr(), rows.data_ptr(), 2),
         *(0, outputs.data_ptr(), bits, 0, 1, 0),
     )
-    assert same_numbers(target, sources[0].float() + sources[1].float())
+    assert same_numbers(target, sources[0] + sources[1])
 
 
 @pytest.mark.gpu
