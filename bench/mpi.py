@@ -50,7 +50,7 @@ def started() -> bool:
 
 
 def _load() -> Any:
-    # Two threads, one of which calls MPI: a user who asks for more pays for locks.
+    # Only one thread calls MPI. A higher level of thread support would add locks to each call.
     importlib.import_module("mpi4py").rc.thread_level = "funneled"
     return importlib.import_module("mpi4py.MPI")
 

@@ -9,6 +9,7 @@ import triton.language as tl
 __all__ = [
     "ELEMENT",
     "INTERPRETED",
+    "PAIRS",
     "accumulate_dtype",
     "addressed",
     "dtype_name",
@@ -26,6 +27,16 @@ ELEMENT = {
     torch.bfloat16: tl.bfloat16,
 }
 """Triton's name of each dtype that the kernels take."""
+
+PAIRS = (
+    (torch.float32, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float64, torch.float64),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+)
+"""Dtypes of a message and of what travels that go together."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -16,17 +16,7 @@ from fastcoll.kernels._dtypes import dtype_name
 from fastcoll.kernels._plan import Blocking, constexprs, signature_of
 from fastcoll.kernels._statistics import flags_of, record, squares_of
 
-__all__ = ["PAIRS", "move_block", "moves"]
-
-PAIRS = (
-    (torch.float32, torch.float32),
-    (torch.float32, torch.bfloat16),
-    (torch.float32, torch.float16),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.float16, torch.float16),
-    (torch.float64, torch.float64),
-)
-"""Dtypes of tensors and of the bucket they travel in."""
+__all__ = ["move_block", "moves"]
 
 
 @triton.jit

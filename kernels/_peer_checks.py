@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from fastcoll.kernels._arithmetic import OPERATIONS
-from fastcoll.kernels._dtypes import INTERPRETED
+from fastcoll.kernels._dtypes import INTERPRETED, PAIRS
 from fastcoll.kernels._launch import require_device
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = [
     "GRAIN",
     "MESSAGE_DTYPES",
-    "PAIRS",
     "Chunk",
     "Message",
     "Registered",
@@ -24,16 +23,6 @@ __all__ = [
 
 GRAIN = 16
 """Pieces start at multiples of so many elements: 16 bytes and more of every dtype."""
-
-PAIRS = (
-    (torch.float32, torch.float32),
-    (torch.float16, torch.float16),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.float64, torch.float64),
-    (torch.float32, torch.bfloat16),
-    (torch.float32, torch.float16),
-)
-"""Dtypes of message and wire that go together."""
 
 MESSAGE_DTYPES = tuple(dict.fromkeys(message for message, _ in PAIRS))
 

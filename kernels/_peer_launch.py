@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, dtype_name
 from fastcoll.kernels._launch import Launcher, launcher
-from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Message, Registered, expect
+from fastcoll.kernels._peer_checks import GRAIN, Message, Registered, expect
 from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels.peers import PeerBuffers
 

@@ -30,10 +30,10 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._arithmetic import OPERATIONS, averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, addressed, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed, dtype_name
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import launcher
-from fastcoll.kernels._peer_checks import PAIRS, Registered, expect
+from fastcoll.kernels._peer_checks import Registered, expect
 from fastcoll.kernels._peer_launch import (
     INTEGERS,
     WARPS,

@@ -19,8 +19,8 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import accumulate_dtype
-from fastcoll.kernels._move import PAIRS, move_block, moves
+from fastcoll.kernels._dtypes import PAIRS, accumulate_dtype
+from fastcoll.kernels._move import move_block, moves
 from fastcoll.kernels._plan import (
     DEFAULT_BLOCKING,
     Blocking,

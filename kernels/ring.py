@@ -9,8 +9,8 @@ import torch
 import triton.language as tl
 
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, accumulate_dtype, dtype_name
-from fastcoll.kernels._peer_checks import GRAIN, PAIRS, Chunk, Message
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, dtype_name
+from fastcoll.kernels._peer_checks import GRAIN, Chunk, Message
 from fastcoll.kernels._peer_launch import (
     REGISTERS,
     WARPS,
