@@ -6,7 +6,7 @@
 # make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
 #               part of make test, as it takes long and gets the test files from Debian's source package
 # make mutants  defects made by hand: which tier of the tests finds each
-# make faults   the fault matrix: every row with fastcoll, and with gloo beside it
+# make faults   every fault of tests/fault_list.py with fastcoll, and with gloo beside it
 # make soak     a mixed load for SOAK seconds (600): nothing may grow
 # make model    the shared-memory protocol as a model, checked by spin, and its mutants
 # make fuzz     FUZZ seconds (60) for each parser of what comes from outside
@@ -81,10 +81,10 @@ SUITES ?=
 suites: $(STAMPS)/test $(STAMPS)/build
 	PYTHONPATH=tests:tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.json $(SUITES)
 
-FAULTS ?= --rounds 200
-FAULT_PATH := tests:tests/faults:tests/faults/matrix:tests/faults/soak
+FAULTS ?= --kills 200
+FAULT_PATH := tests:tests/faults:tests/faults/soak
 faults: $(STAMPS)/test $(STAMPS)/build
-	FASTCOLL_TEST_SLACK=1 PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m fault_matrix $(FAULTS)
+	PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m fault_table $(FAULTS)
 
 SOAK ?= 600
 soak: $(STAMPS)/test $(STAMPS)/build

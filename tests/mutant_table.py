@@ -226,7 +226,7 @@ MUTANTS = (
         "csrc/group/agreement.cpp",
         "agreement.hosts = hostsOf(records_, apart);",
         "agreement.hosts = hosts;",
-        ("tests/transport/test_choice.py", "tests/faults/matrix/test_votes.py"),
+        ("tests/transport/test_choice.py", "tests/faults/test_votes.py"),
     ),
     Mutant(
         "counts_of_a_host_for_those_of_its_leader",

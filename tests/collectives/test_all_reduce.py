@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
+from fault_list import plays
 from oracle import (
     COMPLEX,
     FLOAT8,
@@ -178,6 +179,7 @@ def test_meaningless_operation_is_refused(world, op, dtype):
     world(2).run(refuse, op, dtype, fresh=True)
 
 
+@plays(51)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=name_of)
 def test_integers_wrap_around(world, dtype):
     top = torch.iinfo(dtype).max
@@ -188,6 +190,7 @@ def test_integers_wrap_around(world, dtype):
         assert_same(tensor, given[0] * given[1])
 
 
+@plays(49)
 @beyond_gloo("drops NaN unless rank 0 has it")
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
@@ -218,6 +221,7 @@ def test_infinities_and_signs(world, dtype):
         assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
+@plays(50)
 def test_denormals_are_kept(world):
     given = [torch.tensor([1e-40, -3e-42, 1e-45]), torch.tensor([2e-40, 1e-42, 1e-45])]
     for tensor in world(2).run(all_reduce_given, given, "SUM"):

@@ -4,6 +4,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from fault_list import plays
 
 ELEMENTS = 2**31 + 70_003
 MARKS = [0, 1, 2**31 - 1, 2**31, ELEMENTS - 1]
@@ -23,6 +24,7 @@ def broadcast_and_reduce():
     assert tensor.count_nonzero() == 5
 
 
+@plays(48)
 @pytest.mark.full
 @pytest.mark.skipif(
     psutil.virtual_memory().available < 12 * 2**30, reason="needs 12 GB of free memory"

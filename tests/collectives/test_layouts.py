@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from fault_list import plays
 from layouts import DENSE, FLAT, LAYOUTS, gaps_untouched, laid_out
 from oracle import assert_reduced, assert_same, sample
 
@@ -170,6 +171,7 @@ def test_all_reduce(world, layout, dtype):
     world(3).run(all_reduce, layout, dtype)
 
 
+@plays(52)
 @pytest.mark.parametrize("layout", layouts(known=DENSE))
 def test_every_collective(world, layout):
     world(3).run(every_collective, layout)
@@ -195,10 +197,12 @@ def test_overlapping_output_is_refused(world):
     world(2).run(overlapping_outputs)
 
 
+@plays(54)
 def test_requires_grad(world):
     world(2).run(leaf_under_autograd)
 
 
+@plays(55)
 @beyond_gloo("ignores conjugate and negative bits")
 def test_conjugate_and_negative_bits(world):
     world(2).run(lazily_conjugated)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
+from fault_list import plays
 from torch import Tensor
 from world import Worlds
 
@@ -105,6 +106,7 @@ def as_gloo_does(later: bool) -> None:
     dist.destroy_process_group(group)
 
 
+@plays(54)
 @pytest.mark.parametrize("later", [False, True], ids=["synchronous", "asynchronous"])
 def test_the_same_tensors_as_with_gloo(world, later):
     world(2).run(as_gloo_does, later)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from backend import since
 from device_ranks import inject, until
+from fault_list import plays
 from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
 
@@ -171,15 +172,15 @@ def init_that_hangs():
 @pytest.mark.parametrize(
     "case",
     [
-        hang_in_the_library,
-        hang_on_the_device,
-        error_of_the_library,
+        pytest.param(hang_in_the_library, marks=plays(66)),
+        pytest.param(hang_on_the_device, marks=plays(66)),
+        pytest.param(error_of_the_library, marks=plays(65)),
         refusal_among_several_calls,
         abort_of_the_group,
         pytest.param(hooks_come_first, marks=since(14, "abort hooks")),
         pytest.param(a_timeout_is_extended, marks=since(14, "extension of a timeout")),
-        init_that_fails,
-        pytest.param(init_that_hangs, marks=pytest.mark.full),
+        pytest.param(init_that_fails, marks=plays(67)),
+        pytest.param(init_that_hangs, marks=[pytest.mark.full, plays(67)]),
     ],
 )
 def test_fault(nccl_world, case):

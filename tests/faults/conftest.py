@@ -16,11 +16,22 @@ def job_store() -> dist.TCPStore:
 
 
 @pytest.fixture
+def pretended_hosts() -> int:
+    """On how many pretended hosts the ranks of a test's jobs are; see over_hosts.py."""
+    return 1
+
+
+@pytest.fixture
 def jobs(
-    request: pytest.FixtureRequest, launcher: Launcher, job_store: dist.TCPStore, tmp_path: Path
+    request: pytest.FixtureRequest,
+    launcher: Launcher,
+    job_store: dist.TCPStore,
+    tmp_path: Path,
+    pretended_hosts: int,
 ) -> Iterator[Jobs]:
     """``jobs(size, scenario, *arguments)``: ranks in processes of their own; see fault_job.py."""
-    jobs = Jobs(launcher, job_store, tmp_path)
+    environment = {"FASTCOLL_TEST_HOSTS": str(pretended_hosts)} if pretended_hosts > 1 else {}
+    jobs = Jobs(launcher, job_store, tmp_path, environment)
     failed = request.session.testsfailed
     yield jobs
     found = jobs.close()

@@ -8,8 +8,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from backend import IS_GLOO
+from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
+from in_time import in_time
 from suite_rules import bound
 
 # --- destroy with work pending -------------------------------------------------------------------
@@ -42,7 +45,7 @@ def pending(kind, tensor):
     return dist.all_reduce(tensor, async_op=True) if kind == "all_reduce" else dist.irecv(tensor, 1)
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "irecv"])
+@pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(13)), "irecv"])
 def test_destroy_with_pending_work(jobs, kind):
     job = jobs(2, destroys_with_pending, kind)
     job.hear_all()
@@ -50,7 +53,8 @@ def test_destroy_with_pending_work(jobs, kind):
     assert job.hear(0) == "destroyed"
     job.tell(1)
     seconds, faults, done, left = job.hear(0)
-    assert seconds < bound(1.0) and done and left == []
+    in_time(seconds, 1.0, faults[0].text if faults[0] else "")
+    assert done and left == []
     for fault in faults:
         assert fault is not None and "RuntimeError" in fault.bases, fault
         assert "destroyed on rank 0 with work pending" in fault.text, fault.text
@@ -103,7 +107,9 @@ def aborted(rank: Rank, call):
     return fault, times, rank.recover([r for r in range(3) if r != rank.rank])
 
 
-@pytest.mark.parametrize("call", [call_all_reduce, call_wait, call_recv])
+@pytest.mark.parametrize(
+    "call", [pytest.param(call_all_reduce, marks=plays(14)), call_wait, call_recv]
+)
 def test_abort_from_another_thread(jobs, call):
     job = jobs(3, aborted, call)
     assert job.hear_all() == {0: "in call", 1: "ready", 2: "in call"}
@@ -116,7 +122,8 @@ def test_abort_from_another_thread(jobs, call):
         assert fault is not None and fault.kind == "DistBackendError", fault
         assert "rank 0 aborted the group" in fault.text, fault.text
         if rank != 1:
-            assert 0 <= fault.at - aborted_at < bound(0.5), fault.at - aborted_at
+            assert fault.at >= aborted_at
+            in_time(fault.at - aborted_at, 0.1, fault.text)
         assert after["destroy"] < bound(1.0) and after["left"] == []
     job.ended_well()
 
@@ -151,7 +158,7 @@ def interrupted(rank: Rank, call):
 @pytest.mark.parametrize(
     "call",
     [
-        call_all_reduce,
+        pytest.param(call_all_reduce, marks=plays(15)),
         call_wait,
         pytest.param(call_wait_large, marks=pytest.mark.full),
         call_recv,
@@ -166,7 +173,7 @@ def test_ctrl_c(jobs, call):
     when = job.signal(0, signal.SIGINT)
     fault = job.hear(0)
     assert fault is not None and fault.kind == "KeyboardInterrupt", fault
-    assert fault.at - when < bound(0.5), fault.at - when
+    in_time(fault.at - when, 0.1)
     heard = time.monotonic()
     assert job.end(0) == 0
     assert time.monotonic() - heard < bound(2.0)
@@ -222,6 +229,7 @@ def signals_in_between(rank: Rank):
     return len(seen)
 
 
+@plays(21)
 def test_signals_do_not_disturb(jobs):
     job = jobs(2, signals_in_between)
     assert all(count > 3 for count in job.hear_all().values())
@@ -243,17 +251,18 @@ def exits_with_pending(rank: Rank, kind):
     return catch(dist.all_reduce, torch.ones(1000))
 
 
-@pytest.mark.parametrize("kind", ["all_reduce", "irecv"])
+@pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(18)), "irecv"])
 def test_exit_with_pending_work(jobs, kind):
     """Target: 2 s from the end of the program to that of the process; torch takes half of one."""
     job = jobs(2, exits_with_pending, kind, real_exit=True)
     job.hear_all()
     returned = job.hear(0)
     assert job.end(0) == 0
-    assert time.monotonic() - returned < bound(2.0)
+    in_time(time.monotonic() - returned, 2.0)
     job.tell(1)
     fault = job.hear(1)
-    assert fault is not None and fault.kind == "DistBackendError", fault
+    assert fault is not None, "no error: success was reported"
+    assert fault.kind == ("RuntimeError" if IS_GLOO else "DistBackendError"), fault
     assert fault.seconds < bound(1.0), fault
     job.ended_well()
 
@@ -286,6 +295,7 @@ def exit_race(rank: Rank):
     return ok
 
 
+@plays(47)
 def test_exit_race(jobs):
     job = jobs(3, exit_race, real_exit=True)
     assert job.hear_all() == dict.fromkeys(range(3), True)
@@ -326,12 +336,13 @@ def used_after(rank: Rank):
     return faults, tensor.tolist() == [1.0] * 3, rank.left()
 
 
+@plays(19)
 def test_use_after_destroy(jobs):
     job = jobs(2, used_after)
     for faults, unchanged, left in job.hear_all().values():
         for name, fault in faults.items():
             assert fault is not None, f"{name} still works"
-            assert fault.seconds < bound(0.5), (name, fault)
+            in_time(fault.seconds, 0.5, f"{name}: {fault.text}")
         for name in ("object", "backend", "message", "barrier"):
             assert "destroyed" in faults[name].text, (name, faults[name])
         assert unchanged and left == []

@@ -1,10 +1,10 @@
-"""A rank dies, or goes without a word: every other rank gets an error that names it, and soon.
+"""A rank dies: every other rank gets an error that names it, and soon.
 
-Target: 0.25 s, whatever the dead rank's memory; `make faults` measures it. The groups' timeout is 30 s.
+Target: 0.25 s; `make faults` measures it. The groups' timeout is far longer.
 """
 
-import contextlib
 import os
+import random
 import re
 import time
 
@@ -12,11 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import reduce_scatter_single
+from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import tell_in_call
+from in_time import in_time
+from over_hosts import over_hosts
 from suite_rules import bound
 
-NOTICED = 1.0
+NOTICED = 0.25
 ENDED = 1.0
 """Seconds for destroy_process_group after a fault."""
 
@@ -25,21 +28,19 @@ VICTIM = 1
 
 
 def assert_names(fault: Fault, since: float, victim: int, pid: int, collective: str) -> None:
-    assert fault is not None, "no error"
+    assert fault is not None, "no error: success was reported"
+    in_time(fault.at - since, NOTICED, fault.text)
     assert fault.kind == "DistBackendError", fault
     assert "RuntimeError" in fault.bases
     assert collective in fault.text and re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
     assert re.search(rf"rank {victim} \(pid {pid}\b", fault.text), fault.text
     assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
-    assert fault.at - since < bound(NOTICED), (
-        f"noticed after {fault.at - since:.3f} s: {fault.text}"
-    )
 
 
 def assert_recovered(after: dict, fault: Fault) -> None:
-    """Sticky, with the same cause; then nothing left, and a new group works."""
+    """Sticky, with the same cause, and maybe the call in which it was met; nothing left; a new group works."""
     assert after["again"] is not None and after["again"].seconds < bound(0.5), after
-    assert cause(after["again"].text) == cause(fault.text)
+    assert cause(after["again"].text).startswith(cause(fault.text))
     assert after["state"] == "COMM_ERROR"
     assert after["destroy"] < bound(ENDED)
     assert after["left"] == []
@@ -117,7 +118,7 @@ def dies_in(rank: Rank, call):
 @pytest.mark.parametrize(
     "call",
     [
-        all_reduce,
+        pytest.param(all_reduce, marks=plays(1)),
         *[
             pytest.param(call, marks=pytest.mark.full)
             for call in (all_reduce_small, broadcast, all_gather, reduce_scatter, barrier)
@@ -158,6 +159,7 @@ def dies_before(rank: Rank, use_before: bool, nonblocking: bool):
     return fault, rank.recover(others(rank))
 
 
+@plays(2)
 @pytest.mark.parametrize("nonblocking", [False, True], ids=["sync", "async"])
 def test_killed_before_it_arrives(jobs, nonblocking):
     job = jobs(3, dies_before, True, nonblocking)
@@ -169,6 +171,7 @@ def test_killed_before_it_arrives(jobs, nonblocking):
     job.ended_well(but=[VICTIM])
 
 
+@plays(2)
 def test_killed_before_the_first_collective(jobs):
     """Nobody is connected yet."""
     job = jobs(3, dies_before, False, False)
@@ -179,7 +182,7 @@ def test_killed_before_the_first_collective(jobs):
         job.tell(rank)
     for fault, after in job.hear_all(but=[VICTIM]).values():
         assert fault.kind == "DistBackendError" and f"rank {VICTIM}" in fault.text, fault
-        assert fault.at - killed < bound(NOTICED)
+        in_time(fault.at - killed, NOTICED, fault.text)
         assert after["destroy"] < bound(ENDED) and after["left"] == []
     job.ended_well(but=[VICTIM])
 
@@ -206,99 +209,6 @@ def test_message_of_the_dead_is_delivered(jobs):
         job.tell(rank)
         assert job.hear(rank) == [7.0] * 4
     job.ended_well(but=[VICTIM])
-
-
-# --- how it dies ---------------------------------------------------------------------------------
-
-
-def large_process(rank: Rank):
-    rank.used()
-    ballast = torch.ones(1 << 28) if rank.rank == VICTIM else None  # 1 GiB, touched
-    tell_in_call(rank, 3)
-    fault = catch(repeat, rank, all_reduce_small)
-    assert ballast is None
-    return fault, rank.recover(others(rank))
-
-
-@pytest.mark.full
-def test_killed_with_a_large_memory(jobs):
-    """The kernel takes its time to free the memory, and closes files only after it."""
-    job = jobs(3, large_process)
-    job.hear_all()
-    killed = job.kill(VICTIM)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, VICTIM, job.pids[VICTIM], "all_reduce")
-        assert_recovered(after, fault)
-    job.ended_well(but=[VICTIM])
-    assert job.end(VICTIM) == -9  # only now is it gone
-
-
-def leaves(rank: Rank, how):
-    rank.used()
-    dist.all_reduce(torch.ones(3))
-    if rank.rank == VICTIM:
-        if how == "raises":
-            raise KeyError("lost")
-        if how == "destroys":
-            dist.destroy_process_group()
-            rank.tell(time.monotonic())
-            rank.hear()
-        return time.monotonic()
-    call = receive if how == "in recv" else all_reduce_small
-    fault = catch(call, rank)
-    return fault, rank.recover(others(rank))
-
-
-@pytest.mark.parametrize(
-    "how", [pytest.param("returns", marks=pytest.mark.full), "raises", "destroys", "in recv"]
-)
-def test_leaves_without_a_word(jobs, how):
-    """A clean exit, an exception, or a group destroyed by one rank alone: target 1 s."""
-    job = jobs(3, leaves, how, real_exit=True)
-    if how == "raises":
-        assert job.end(VICTIM) == 1
-        gone = time.monotonic()
-    else:
-        gone = job.hear(VICTIM)
-    for rank, (fault, after) in job.hear_all(but=[VICTIM]).items():
-        assert fault is not None and fault.kind == "DistBackendError", (rank, fault)
-        assert re.search(rf"rank {VICTIM} \(pid {job.pids[VICTIM]}\b", fault.text), fault.text
-        assert "left the group (goodbye sent)" in fault.text, fault.text
-        assert "process died" not in fault.text, "a goodbye is no death"
-        assert ("recv" if how == "in recv" else "all_reduce(seq 3") in fault.text
-        assert fault.at - gone < bound(NOTICED), fault
-        assert_recovered(after, fault)
-    if how == "destroys":
-        job.tell(VICTIM)
-    job.ended_well(but=[VICTIM] if how == "raises" else [])
-
-
-def first_dies_with_its_store(rank: Rank, port_file):
-    if rank.rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        new = rank.folder / "port.new"
-        new.write_text(str(store.port))
-        new.rename(rank.folder / port_file)
-    else:
-        while not (rank.folder / port_file).exists():
-            time.sleep(0.01)
-        port = int((rank.folder / port_file).read_text())
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    rank.used(store=store)
-    rank.before.files["socket"] += 1
-    tell_in_call(rank, 3)
-    fault = catch(repeat, rank, all_reduce)
-    return fault, rank.recover(others(rank, (0,)))
-
-
-def test_rank_0_dies_with_the_store(jobs):
-    job = jobs(3, first_dies_with_its_store, "port")
-    job.hear_all()
-    killed = job.kill(0)
-    for fault, after in job.hear_all(but=[0]).values():
-        assert_names(fault, killed, 0, job.pids[0], "all_reduce")
-        assert_recovered(after, fault)
-    job.ended_well(but=[0])
 
 
 # --- point-to-point ------------------------------------------------------------------------------
@@ -345,7 +255,7 @@ def test_killed_partner_of_a_message(jobs, call, name):
 # --- at any moment -------------------------------------------------------------------------------
 
 
-def anything(rank: Rank):
+def anything(rank: Rank, victim: int):
     rank.used()
     rank.tell("ready")
     calls = [all_reduce_small, all_reduce, broadcast, all_reduce_async, all_gather, barrier]
@@ -356,50 +266,26 @@ def anything(rank: Rank):
                 call(rank)
 
     fault = catch(forever)
-    return fault, rank.recover(others(rank))
+    return fault, rank.recover(others(rank, (victim,)))
 
 
-ROUNDS = [*range(3), *(pytest.param(round_, marks=pytest.mark.full) for round_ in range(3, 40))]
+KILLS = range(int(os.environ.get("FASTCOLL_TEST_KILLS", "20")))
 
 
-@pytest.mark.parametrize("round_", ROUNDS)
-def test_killed_at_some_moment(jobs, round_):
-    """Of mixed collectives: which moment it is, the time decides."""
-    job = jobs(3, anything)
+@plays(4)
+@over_hosts
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.full] if seed > 2 else []) for seed in KILLS]
+)
+def test_killed_at_some_moment(jobs, seed):
+    """Of mixed collectives. The seed is fixed; the moment is not, for the machine's timing adds to it."""
+    chance = random.Random(seed)
+    victim = chance.randrange(3)
+    job = jobs(3, anything, victim)
     job.hear_all()
-    time.sleep(0.03 + 0.037 * (round_ % 13))
-    killed = job.kill(VICTIM)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, VICTIM, job.pids[VICTIM], "")
+    time.sleep(chance.uniform(0.0, 0.5))
+    killed = job.kill(victim)
+    for fault, after in job.hear_all(but=[victim]).values():
+        assert_names(fault, killed, victim, job.pids[victim], "")
         assert_recovered(after, fault)
-    job.ended_well(but=[VICTIM])
-
-
-# --- under DETAIL --------------------------------------------------------------------------------
-
-
-DETAIL_TIMEOUT = 10.0
-"""Seconds after which torch's own Gloo, whose check comes before each call, gives up a message to a dead rank."""
-
-
-def detail(rank: Rank):
-    dist.set_debug_level_from_env()  # torch itself reads it when it is loaded
-    rank.used(timeout=DETAIL_TIMEOUT)
-    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
-    tell_in_call(rank, 3)
-    fault = catch(repeat, rank, all_reduce_small)
-    with contextlib.suppress(RuntimeError):
-        dist.destroy_process_group()
-    return fault
-
-
-def test_killed_under_detail(jobs):
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a check over Gloo before each collective."""
-    job = jobs(3, detail, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-    job.hear_all()
-    killed = job.kill(VICTIM)
-    for fault in job.hear_all(but=[VICTIM]).values():
-        assert fault is not None and "RuntimeError" in fault.bases, fault
-        in_torchs_check = "gloo/transport" in fault.text and "waiting" in fault.text
-        assert fault.at - killed < bound(NOTICED) + in_torchs_check * DETAIL_TIMEOUT
-    job.ended_well(but=[VICTIM])
+    job.ended_well(but=[victim])

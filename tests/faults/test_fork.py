@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.data
+from fault_list import plays
 from fault_rank import Rank, catch
 
 
@@ -36,7 +37,7 @@ def check(rank: Rank) -> None:
 
 
 def forks(rank: Rank, how: str):
-    rank.used(timeout=10)
+    rank.used()
     check(rank)
     read, write = os.pipe()
     child = os.fork()
@@ -67,6 +68,7 @@ def forks(rank: Rank, how: str):
     return said, code, rank.left()
 
 
+@plays(20)
 @pytest.mark.full
 def test_child_that_only_exits(jobs):
     job = jobs(2, forks, "exits", real_exit=True)
@@ -76,6 +78,7 @@ def test_child_that_only_exits(jobs):
     job.ended_well()
 
 
+@plays(20)
 def test_child_that_uses_the_group(jobs):
     job = jobs(2, forks, "uses", real_exit=True)
     for said, code, left in job.hear_all(timeout=40).values():
@@ -99,7 +102,7 @@ def test_child_that_destroys_the_group(jobs):
 
 def forks_with_its_own_group(rank: Rank):
     """A child may make groups of its own, with other children."""
-    rank.used(timeout=10)
+    rank.used()
     child = os.fork()
     if child == 0:
         store = dist.TCPStore(*rank.address, is_master=False)
@@ -139,7 +142,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 def loads_data(rank: Rank):
-    rank.used(timeout=20)
+    rank.used()
     sums = []
     for _ in range(2):  # epochs: workers come and go
         loader = torch.utils.data.DataLoader(
@@ -155,6 +158,7 @@ def loads_data(rank: Rank):
     return sums
 
 
+@plays(20)
 def test_data_loader_with_forked_workers(jobs):
     job = jobs(2, loads_data, real_exit=True)
     expected = 2.0 * sum(i * i for i in range(40))

@@ -6,7 +6,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from fault_list import plays
 from fault_rank import Rank, catch, footprint
+from in_time import in_time
 from suite_rules import bound
 
 
@@ -48,6 +50,7 @@ def two_groups_crossed(rank: Rank):
     return [str(error) for error in raised]
 
 
+@plays(30)
 def test_two_threads_on_two_groups(jobs):
     job = jobs(2, two_groups_crossed)
     assert job.hear_all(timeout=40) == {0: [], 1: []}
@@ -75,11 +78,12 @@ def one_group_unordered(rank: Rank):
     return [(type(error).__name__, str(error)) for error in raised], time.monotonic() - start
 
 
+@plays(29)
 def test_two_threads_on_one_group(jobs):
     """An error or the right result, never a crash, a hang or a wrong number."""
     job = jobs(2, one_group_unordered)
     for raised, seconds in job.hear_all(timeout=40).values():
-        assert seconds < bound(5.0)
+        in_time(seconds, 5.0, raised[0][1] if raised else "")
         for kind, text in raised:
             assert kind == "DistBackendError", text
             assert "mismatch between collectives" in text or "left the group" in text, text
@@ -147,13 +151,14 @@ def many_groups(rank: Rank, count, use):
 def shared_bytes() -> int:
     from fastcoll.info import groups
 
-    return max(group["shared_bytes"] for group in groups())
+    return max((group["shared_bytes"] for group in groups()), default=0)  # of gloo: none
 
 
-@pytest.mark.parametrize("hosts, held", [(1, set()), (2, {"file socket x600"})])
-def test_300_groups_in_use(jobs, hosts, held):
+@plays(43)
+@pytest.mark.parametrize("pretended_hosts, held", [(1, set()), (2, {"file socket x600"})])
+def test_300_groups_in_use(jobs, held):
     """No thread; no file but two sockets each between hosts; at most 64 KiB of memory besides the group's own block."""
-    job = jobs(2, many_groups, 300, True, environment={"FASTCOLL_TEST_HOSTS": str(hosts)})
+    job = jobs(2, many_groups, 300, True)
     for found in job.hear_all(timeout=60).values():
         more = {text for text in found["more"] if "thread fastcoll-work x" not in text}
         assert more == held  # beside workers, which all groups share
@@ -192,6 +197,7 @@ def many_works(rank: Rank, count):
     return ok, rank.left()
 
 
+@plays(44)
 def test_2000_outstanding_works(jobs):
     job = jobs(2, many_works, 2000)
     assert job.hear_all(timeout=40) == dict.fromkeys(range(2), (True, []))

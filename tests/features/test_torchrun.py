@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
+from fault_list import plays
 from torch.nn.parallel import DistributedDataParallel
 from torchrun import torchrun
 from training import assert_like, network, train, train_alone, trained
@@ -70,6 +71,7 @@ def test_debug_detail(tmp_path):
     assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
 
 
+@plays(56)
 @pytest.mark.full
 @beyond_gloo("its second life reads the addresses of the first (pytorch#135712)")
 def test_restart_after_a_killed_worker(tmp_path):

@@ -1,21 +1,18 @@
 """Which transport a group takes, why, and where it says so."""
 
-import ctypes
 import os
 import re
-import subprocess
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
+from fault_list import plays
+from machine import NOBODY, enter_network, two_networks
 from world import here
 
 pytestmark = beyond_gloo("fastcoll's own choice of a transport")
-
-NOBODY = 65534
-CLONE_NEWNET = 0x40000000
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changing the user")
 
@@ -159,6 +156,7 @@ def other_user(transport):
             os.seteuid(0)
 
 
+@plays(38)
 @as_root
 def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
     for transport, reason in own_worlds(2).run(other_user, "auto", init=False):
@@ -181,57 +179,6 @@ def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
 # --- two hosts -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_networks():
-    """Names of two network namespaces with a cable between them, and of its ends."""
-    number = os.getpid() % 100_000
-    spaces = [f"fastcoll{number}a", f"fastcoll{number}b"]
-    ends = [f"fc{number}a", f"fc{number}b"]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-    try:
-        ip("netns", "add", spaces[0])
-    except FileNotFoundError:
-        pytest.skip("needs iproute2: there is no program `ip`")
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode().strip()
-        assert "not permitted" in said, said
-        pytest.skip(f"needs root: network namespaces: {said}")
-    try:
-        ip("netns", "add", spaces[1])
-        ip(
-            "link",
-            "add",
-            ends[0],
-            "netns",
-            spaces[0],
-            "type",
-            "veth",
-            "peer",
-            ends[1],
-            "netns",
-            spaces[1],
-        )
-        for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
-            ip("-n", space, "addr", "add", f"10.77.0.{i + 1}/24", "dev", end)
-            ip("-n", space, "link", "set", end, "up")
-            ip("-n", space, "link", "set", "lo", "up")
-        yield spaces, ends
-    finally:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
-
-
-def enter_network(space: str) -> None:
-    descriptor = os.open(f"/var/run/netns/{space}", os.O_RDONLY)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
-    os.close(descriptor)
-
-
 def on_two_hosts(spaces, ends):
     enter_network(spaces[here().rank])
     os.environ["GLOO_SOCKET_IFNAME"] = ends[here().rank]
@@ -250,8 +197,11 @@ def on_two_hosts(spaces, ends):
     return group["transport"], group["reason"]
 
 
-def test_two_hosts(own_worlds, two_networks):
-    for transport, reason in own_worlds(2).run(on_two_hosts, *two_networks, init=False):
+@plays(41)
+def test_two_hosts(own_worlds):
+    with two_networks() as network:
+        answers = own_worlds(2).run(on_two_hosts, network.names, network.ends, init=False)
+    for transport, reason in answers:
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host \S+\) runs in another network namespace", reason)
     logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)

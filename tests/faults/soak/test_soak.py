@@ -1,12 +1,14 @@
 """A short soak; `make soak` is a long one. And that its verdict finds a leak."""
 
 import pytest
+from fault_list import plays
 from soak_load import Sample, sampled
 from soak_verdict import growths
 
 SECONDS = 9.0
 
 
+@plays(45)
 @pytest.mark.full
 def test_nothing_grows(jobs):
     job = jobs(3, sampled, SECONDS)

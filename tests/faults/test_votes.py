@@ -12,11 +12,15 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from backend import beyond_gloo
+from fault_list import plays
 from fault_rank import Rank, catch
-from matrix_machine import refuse_calls
+from machine import refuse_calls
 from odd_stores import HidesLinks
-from rows_elastic import published
 from suite_rules import bound
+from test_odd_records import published
+
+pytestmark = beyond_gloo("how fastcoll's ranks agree")
 
 NOTICED = 1.0
 OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
@@ -115,6 +119,7 @@ def forged(jobs):
     return play
 
 
+@plays(58)
 @pytest.mark.parametrize(
     "environment",
     [pytest.param({}, id="shm"), pytest.param(OVER_GLOO, id="gloo", marks=pytest.mark.full)],
@@ -127,6 +132,7 @@ def test_what_is_no_vote(forged, value, environment):
         assert fault.seconds < bound(NOTICED), fault
 
 
+@plays(58)
 @pytest.mark.parametrize("value", [b"", b"shmx", encoded(b"shm"), encoded(b"shm", b"shmx")])
 def test_what_is_no_list_of_votes(forged, value):
     """Rank 0 publishes what all have voted; a rank that reads something else before must not guess."""

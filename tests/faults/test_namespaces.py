@@ -1,4 +1,4 @@
-"""Rows 37 to 41: other users, and namespaces between the ranks of one host."""
+"""Other users, and namespaces between the ranks of one host."""
 
 import contextlib
 import ctypes
@@ -7,48 +7,18 @@ import signal
 import socket
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
+from fault_list import plays
 from fault_rank import Rank
-from matrix_machine import (
-    CLONE_NEWIPC,
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    NOBODY,
-    own_namespaces,
-    two_networks,
-)
-from matrix_ranks import all_reduce, enter_host, finish, repeated, works
-from matrix_row import NotPlayed, Outcome, Stage, Verdict, row, worst
+from in_call import soon, tell_in_call
+from in_time import in_time
+from machine import CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWPID, NOBODY, own_namespaces, two_networks
+from over_hosts import over_hosts
+from rank_calls import all_reduce, enter_host, finish, repeated, transport, works
 
-__all__: list[str] = []
-
-
-def transport() -> str:
-    """Return what moves the bytes of the default group: "shm" or "gloo"."""
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return backend.transport() if hasattr(backend, "transport") else ""
-
-
-def needs_root() -> None:
-    if os.geteuid() != 0:
-        raise NotPlayed("needs root: changing the user")
-
-
-@row(
-    37,
-    "another user opens the segment, takes the descriptor, connects",
-    "refused; the group goes on",
-)
-def other_user_tries(stage: Stage) -> Outcome:
-    needs_root()
-    job = stage.started(2, is_attacked)
-    outcome = Outcome(Verdict.AS_WANTED)
-    got = as_nobody(attack, job.pids[0])
-    if got:
-        outcome = Outcome(Verdict.WRONG_RESULT, detail="another user could: " + ", ".join(got))
-    job.tell_all()
-    return worst([outcome, stage.checks(job)])
+# --- another user --------------------------------------------------------------------------------
 
 
 def is_attacked(rank: Rank):
@@ -119,37 +89,18 @@ def abstract_names() -> list[bytes]:
     return [name[1:].encode() for name in sorted(names)]
 
 
-@row(
-    38,
-    "ranks under two users",
-    "Gloo, or an error; right results",
-    "test_choice.py::test_ranks_of_two_users_take_gloo_and_warn_once",
-)
-def two_users(stage: Stage) -> Outcome:
-    needs_root()
-    return stage.checks(stage.jobs(2, as_another_user))
+@plays(37)
+@over_hosts
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changing the user")
+def test_another_user_gets_nothing(jobs):
+    job = jobs(2, is_attacked)
+    job.hear_all()
+    assert as_nobody(attack, job.pids[0]) == [], "another user could"
+    job.tell_all()
+    job.all_hold()
 
 
-def as_another_user(rank: Rank):
-    with contextlib.suppress(ImportError):
-        import fastcoll._backend
-        import fastcoll.info  # noqa: F401  now: the other user may not be allowed to read the files
-    if rank.rank == 1:
-        os.seteuid(NOBODY)
-    try:
-        rank.used()
-        works(rank)
-        used = transport()
-        dist.destroy_process_group()
-    finally:
-        os.seteuid(0)
-    return {"left": rank.left(), "no shared memory": used != "shm"}
-
-
-@row(39, "other mount and IPC namespaces", "works, over shared memory still")
-def other_mounts(stage: Stage) -> Outcome:
-    stage.require_one_host()
-    return stage.checks(stage.jobs(2, with_other_mounts))
+# --- namespaces ----------------------------------------------------------------------------------
 
 
 def with_other_mounts(rank: Rank):
@@ -160,25 +111,9 @@ def with_other_mounts(rank: Rank):
     return finish(rank, **{"shared memory": transport() in ("shm", "")})
 
 
-@row(
-    40,
-    "other PID namespaces, equal pids, and a death in one",
-    "works; the death is noticed in 0.25 s",
-)
-def other_pids(stage: Stage) -> Outcome:
-    stage.require_one_host()
-    job = stage.jobs(2, with_other_pids)
-    said = {job.hear(rank) for rank in job.pids}
-    pids, transports = ({each[i] for each in said} for i in (0, 1))
-    found = [Outcome(Verdict.AS_WANTED)]
-    if len(pids) > 1:
-        found.append(Outcome(Verdict.FAILS, detail=f"the fault was not injected: pids {pids}"))
-    if transports not in ({"shm"}, {""}):
-        found.append(Outcome(Verdict.WRONG_RESULT, detail=f"the ranks use {transports}"))
-    job.tell(1)
-    when = job.hear(1)
-    found.append(stage.judged(job.hear(0), when, 0.25, [r"rank 1\b", "died"]))
-    return worst(found)
+@plays(39)
+def test_other_mount_and_ipc_namespaces(jobs):
+    jobs(2, with_other_mounts).all_hold()
 
 
 def with_other_pids(rank: Rank):
@@ -202,19 +137,41 @@ def with_other_pids(rank: Rank):
     rank.tell(repeated(all_reduce, rank))
 
 
-@row(
-    41,
-    "other network namespaces: two hosts",
-    "Gloo; right results",
-    "test_choice.py::test_two_hosts",
-)
-def two_hosts(stage: Stage) -> Outcome:
-    with two_networks() as network:
-        return stage.checks(stage.jobs(2, on_two_hosts, network.names, network.ends))
+@plays(40)
+def test_other_pid_namespaces_and_a_death_in_one(jobs):
+    job = jobs(2, with_other_pids)
+    said = job.hear_all().values()
+    assert len({pid for pid, _ in said}) == 1, "the pids differ: the fault was not injected"
+    assert {used for _, used in said} in ({"shm"}, {""})
+    job.tell(1)
+    when = job.hear(1)
+    fault = job.hear(0)
+    assert fault is not None and "rank 1" in fault.text and "died" in fault.text, fault
+    in_time(fault.at - when, 0.25, fault.text)
+    jobs.settle(5.0)
 
 
-def on_two_hosts(rank: Rank, names, ends):
+# --- a link --------------------------------------------------------------------------------------
+
+TIMEOUT = 2.0
+
+
+def over_the_link(rank: Rank, names, ends):
     enter_host(rank, names, ends)
     rank.used()
-    works(rank, 50_000)
-    return finish(rank, **{"no shared memory": transport() != "shm"})
+    soon(TIMEOUT)
+    tell_in_call(rank, 3)
+    rank.tell(repeated(all_reduce, rank, 10_000))
+
+
+@plays(10)
+@pytest.mark.full
+def test_a_link_between_two_hosts_is_cut(jobs):
+    with two_networks() as network:
+        job = jobs(2, over_the_link, network.names, network.ends)
+        job.hear_all()
+        since = network.cut()
+        for fault in job.hear_all().values():
+            assert fault is not None and "timed out" in fault.text.lower(), fault
+            in_time(fault.at - since, TIMEOUT + 0.5, fault.text)
+        jobs.settle(5.0)

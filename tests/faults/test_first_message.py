@@ -8,7 +8,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from fault_rank import Rank, catch
 from in_call import tell_in_call
-from matrix_machine import CLONE_NEWPID, own_namespaces
+from machine import CLONE_NEWPID, own_namespaces
 from suite_rules import bound
 
 pytestmark = [

@@ -1,0 +1,226 @@
+"""What a machine may refuse: memory, descriptors, names in /dev/shm, placement. Groups work, or all ranks are told."""
+
+import os
+import re
+import resource
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import IS_GLOO, beyond_gloo
+from fault_list import plays
+from fault_rank import Rank, catch
+from in_time import in_time
+from machine import memory_limit, refuse_calls, remount_shared_memory
+from over_hosts import over_hosts
+from rank_calls import finish, transport, works
+from suite_rules import bound
+
+# --- /dev/shm ------------------------------------------------------------------------------------
+
+
+def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
+    remount_shared_memory(size, fill, read_only)
+    rank.used()
+    works(rank)
+    return finish(rank)
+
+
+@plays(32)
+@over_hosts
+@pytest.mark.parametrize(
+    "way",
+    [("64k", False, False), ("1m", True, False), ("1m", False, True)],
+    ids=["tiny", "full", "read-only"],
+)
+def test_nothing_lies_in_dev_shm(jobs, way):
+    jobs(2, with_shared_memory, *way).all_hold()
+
+
+def among_garbage(rank: Rank):
+    remount_shared_memory("64m")
+    target = rank.folder / f"target{rank.rank}"
+    target.write_text("mine")
+    names = ["fastcoll", "fastcoll-0", "default_pg", "0", "torch_1_0", "psm_0", "FSTCOLL1"]
+    for name in names:
+        os.symlink(target, f"/dev/shm/{name}")
+    with open("/dev/shm/sem.fastcoll", "wb") as file:
+        file.write(os.urandom(4096))
+    listed = sorted(os.listdir("/dev/shm"))
+    rank.used()
+    works(rank, 1 << 20)
+    during = sorted(os.listdir("/dev/shm"))
+    return finish(
+        rank,
+        **{"no new name": during == listed, "no link was followed": target.read_text() == "mine"},
+    )
+
+
+@plays(35)
+@over_hosts
+def test_squatted_names_are_not_touched(jobs):
+    jobs(2, among_garbage).all_hold()
+
+
+def in_its_own_world(rank: Rank, value: float):
+    rank.used("same", group_name="same")
+    for _ in range(200):
+        tensor = torch.full((5000,), value)
+        dist.all_reduce(tensor)
+        assert torch.all(tensor == 2 * value), "a wrong result was returned as success"
+    return finish(rank)
+
+
+@plays(36)
+@over_hosts
+def test_two_jobs_with_one_name_at_once(jobs):
+    both = [jobs(2, in_its_own_world, float(i), prefix=f"job {i}/") for i in (1, 2)]
+    for job in both:
+        job.all_hold()
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def refused_at_once(rank: Rank):
+    if rank.rank == 1:
+        refuse_calls("fallocate")
+    rank.used()
+    works(rank)
+    return finish(rank, **{"uses Gloo": transport() == "gloo"})
+
+
+@plays(33)
+@over_hosts
+@beyond_gloo("reserves no memory")
+def test_ranks_of_which_one_can_have_no_memory_use_gloo(jobs):
+    job = jobs(3, refused_at_once)
+    job.all_hold()
+    assert job.logs().count("hosts, with Gloo between them") == 1
+
+
+def refused_later(rank: Rank):
+    rank.used()
+    if rank.rank == 1:
+        refuse_calls("fallocate")
+    rank.tell("ready")
+    rank.hear()
+    rank.tell(catch(dist.all_reduce, torch.ones(1 << 20)))
+    dist.destroy_process_group()
+
+
+@plays(33)
+@over_hosts
+@beyond_gloo("reserves no memory")
+def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs):
+    job = jobs(3, refused_later)
+    job.hear_all()
+    job.tell_all()
+    for fault in job.hear_all().values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        for said in ("rank 1", "cannot reserve", "free memory"):
+            assert said in fault.text, fault.text
+        in_time(fault.seconds, 1.0, fault.text)
+    job.hear_all()
+    job.ended_well()
+
+
+def beyond_the_limit(rank: Rank, cgroup: str):
+    """A container's memory limit: there the kernel does not refuse memory, but kills for it."""
+    rank.used()
+    rank.tell("ready")
+    if rank.rank == 1:
+        rank.hear()
+        with open(f"{cgroup}/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        held = backend.allocate_tensor(400 << 20, dtype=torch.uint8, device=torch.device("cpu"))
+        held.fill_(1)
+        return None
+    rank.tell(catch(dist.all_reduce, torch.ones(3)))
+    return rank.recover([])
+
+
+@plays(33)
+@beyond_gloo("allocates no tensors")
+def test_a_rank_that_the_kernel_kills_for_its_memory(jobs):
+    with memory_limit(256) as cgroup:
+        job = jobs(2, beyond_the_limit, str(cgroup))
+        job.hear_all()
+        job.tell(1)
+        assert job.end(1) == -9
+    fault, after = job.hear(0), job.hear(0)
+    assert fault is not None and re.search(r"rank 1 \(pid \d+.*died", fault.text), fault
+    assert after["left"] == []
+    job.end(0)
+
+
+# --- descriptors and placement -------------------------------------------------------------------
+
+
+NO_DESCRIPTORS = (
+    r"rank 1 \(pid \d+, host ",
+    "Too many open files",
+    "Raise the limit on open files",
+)
+
+
+def few_descriptors(rank: Rank, room: int):
+    """Rank 1 may open ``room`` more; each rank either succeeds, or has an error that tells it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.listdir("/proc/self/fd")
+    if rank.rank == 1:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + room, hard))
+    rank.meet()
+    fault = catch(rank.used, timeout=2 * bound(2.0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # Both failed or both worked: else one waits for ever. fastcoll names rank 1 and why on both.
+    said = fault is None or all(
+        re.search(pattern, fault.text)
+        for pattern in (("open files|Too many",) if IS_GLOO else NO_DESCRIPTORS)
+    )
+    rank.used("again")
+    works(rank)
+    return fault, finish(rank, named=said)
+
+
+ROOMS = [pytest.param(room, marks=[] if room == 1 else pytest.mark.full) for room in range(5)]
+
+
+@plays(46)
+@over_hosts
+@pytest.mark.parametrize("room", ROOMS)
+def test_descriptors_run_out(jobs, room):
+    told_of_no_descriptors(jobs(2, few_descriptors, room))
+
+
+def told_of_no_descriptors(job):
+    for fault, found in job.hear_all().values():
+        assert found == {"left": [], "named": True}, fault
+        if fault is not None:
+            in_time(fault.seconds, 2.0, fault.text)
+    job.ended_well()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("room", [7, 13, 15, 17, 21])
+def test_descriptors_that_run_out_between_connections(jobs, room):
+    """Of 8 ranks that are alone on their hosts each has seven connections, of two sockets."""
+    environment = {"FASTCOLL_TRANSPORT": "gloo"}
+    told_of_no_descriptors(jobs(8, few_descriptors, room, environment=environment))
+
+
+def without_placement(rank: Rank):
+    refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
+    rank.used()
+    works(rank, 1 << 20)
+    return finish(rank)
+
+
+@plays(64)
+@over_hosts
+def test_placement_of_memory_is_refused(jobs):
+    jobs(2, without_placement).all_hold()

@@ -1,0 +1,155 @@
+"""Tensors that are seldom seen: a result, or an error that names what was expected; the group stays in step."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import IS_GLOO, all_gather_single, beyond_gloo, reduce_scatter_single
+from device_ranks import DEVICE, prepare
+from fault_list import plays
+from fault_rank import Fault, Rank, catch, footprint
+from over_hosts import over_hosts
+from rank_calls import finish
+
+BAD_ARGUMENT = {"ValueError", "TypeError"}
+
+
+def refused(fault) -> bool:
+    """Whether the call raised as bad arguments must."""
+    return fault is not None and bool(BAD_ARGUMENT & set(fault.bases))
+
+
+def done(rank: Rank, **checks: bool):
+    """The group must be in step after all this."""
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    checks["the group is in step"] = tensor.tolist() == [float(rank.size)] * 3
+    return finish(rank, **checks)
+
+
+def unaligned(rank: Rank):
+    rank.used()
+    right = {}
+    for count in (0, 7, 1000, 300_000):
+        memory = bytearray(4 * count + 5)
+        tensor = (
+            torch.frombuffer(memory, dtype=torch.float32, count=count, offset=1)
+            if count
+            else torch.empty(0)
+        )
+        assert not count or tensor.data_ptr() % 4, "the fault was not injected"
+        dist.all_reduce(tensor.fill_(rank.rank + 1.0))
+        right[f"the sum of {count}"] = bool(torch.all(tensor == 3.0))
+    return done(rank, **right)
+
+
+def with_odd_tensors(rank: Rank):
+    rank.used()
+    right = {}
+    sparse = torch.sparse_coo_tensor([[rank.rank]], [1.0], (2,))
+    fault = catch(dist.all_reduce, sparse)
+    right["sparse"] = fault is not None or sparse.to_dense().tolist() == [1.0, 1.0]
+
+    right["float8 cannot be summed"] = refused(
+        catch(dist.all_reduce, torch.ones(3).to(torch.float8_e4m3fn))
+    )
+    moved = torch.full((4,), rank.rank, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    fault = catch(dist.broadcast, moved, 1)
+    right["float8 can be moved"] = fault is None and moved.view(torch.uint8).tolist() == [1] * 4
+    conjugated = torch.full((3,), 1 + 1j, dtype=torch.complex64).conj()
+    gathered = [torch.empty(3, dtype=torch.complex64) for _ in range(2)]
+    fault = catch(dist.all_gather, gathered, conjugated)
+    right["conjugated"] = fault is not None or gathered[1].tolist() == [1 - 1j] * 3
+    lists = [torch.ones(3), torch.ones(3, dtype=torch.float64)]
+    fault = catch(dist.all_gather, lists, torch.ones(3))
+    right["mixed dtypes in a list"] = refused(fault)
+    return done(rank, **right)
+
+
+def named(fault: Fault | None, *words: str) -> bool:
+    """Whether the call was refused as bad arguments are, in these words."""
+    return fault is not None and refused(fault) and all(word in fault.text for word in words)
+
+
+def without_data(rank: Rank):
+    """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
+    rank.used()
+    there, here = torch.empty(4, device="meta"), torch.ones(4)
+    right = {}
+    fault = catch(dist.all_reduce, there)
+    right["all_reduce of meta is none"] = fault is None or refused(fault)
+    calls = {
+        "all_gather": (dist.all_gather, [there, torch.ones(4)], here),
+        "reduce_scatter": (dist.reduce_scatter, torch.ones(4), [here, there]),
+        "scatter": (dist.scatter, here, [here, there] if rank.rank == 0 else None),
+    }
+    for name, (call, *arguments) in calls.items():
+        if name == "scatter" and rank.rank != 0:
+            continue  # the root alone has what is wrong, and knows before anything is sent
+        right[f"meta in the list of {name}"] = named(
+            catch(call, *arguments), "device meta", "expected a CPU or CUDA tensor"
+        ) or (IS_GLOO and catch(call, *arguments) is not None)
+    if not IS_GLOO:
+        right |= asked_of_the_backend(rank, there)
+    return done(rank, **right)
+
+
+def asked_of_the_backend(rank: Rank, there: torch.Tensor) -> dict[str, bool]:
+    """Past torch, which would answer such calls itself."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    other = 1 - rank.rank
+    calls = {
+        "allreduce": lambda: backend.allreduce([there]),
+        "broadcast": lambda: backend.broadcast(there, 0),
+        "send": lambda: backend.send([there], other, 0),
+        "recv": lambda: backend.recv([there], other, 0),
+    }
+    return {
+        f"{name} asked of the backend": named(catch(call), "device meta")
+        for name, call in calls.items()
+    }
+
+
+def on_two_devices(rank: Rank):
+    """A call with tensors of the CPU and of another device that the backend serves."""
+    prepare()
+    rank.used()
+
+    def there() -> torch.Tensor:
+        return torch.ones(4, device=f"{DEVICE}:0")
+
+    def here() -> torch.Tensor:
+        return torch.ones(4)
+
+    rank.before = footprint()
+    right = {}
+    for name, (call, *arguments) in {
+        "all_gather into another device": (dist.all_gather, [here(), there()], here()),
+        "all_gather from another device": (dist.all_gather, [here(), here()], there()),
+        "reduce_scatter": (dist.reduce_scatter, here(), [here(), there()]),
+        "all_to_all": (dist.all_to_all, [here(), here()], [here(), there()]),
+        "all_gather_single": (all_gather_single, torch.ones(8), there()),
+        "reduce_scatter_single": (reduce_scatter_single, there(), torch.ones(8)),
+    }.items():
+        fault = catch(call, *arguments)
+        right[name] = named(fault, "all tensors on one device", "cpu", f"{DEVICE}:0")
+    return done(rank, **right)
+
+
+@over_hosts
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(unaligned, marks=plays(48)),
+        pytest.param(with_odd_tensors, marks=plays(55)),
+        pytest.param(without_data, marks=plays(55)),
+    ],
+)
+def test_odd_tensors(jobs, case):
+    jobs(2, case).all_hold()
+
+
+@plays(55)
+@over_hosts
+@beyond_gloo("serves no other device")
+def test_tensors_of_two_devices_in_a_call(device_libraries, jobs):
+    jobs(2, on_two_devices).all_hold()

@@ -1,0 +1,155 @@
+"""Processes of the same user that write to a rank: garbage, and hellos, which need the rank's nonce from the store."""
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import random
+import re
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from fault_list import plays
+from fault_rank import Rank
+from rank_calls import all_reduce, finish, works
+from test_odd_records import published
+
+MAGIC = 0x314C4C4F43545346
+SIZE = 1 << 20
+RECORD_OF_PROCESS = 32  # where a record has the nonce of the rank's process
+
+
+def is_visited(rank: Rank):
+    rank.used()
+    works(rank)
+    rank.tell("ready")
+    rank.hear()
+    works(rank)
+    dist.destroy_process_group()
+    return rank.left()
+
+
+def says_hello(address: object, layout: int, receiver: bytes) -> tuple[bytes, list[int]]:
+    """Say a well-formed hello, with memory that is sealed; return the answer and its descriptors."""
+    sender = os.urandom(16)
+    memory = os.memfd_create("stranger", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(memory, SIZE)
+        header = struct.pack("<QII16sQ", MAGIC, layout, os.getpid(), sender, SIZE)
+        os.pwrite(memory, header, 0)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        hello = struct.pack("<QII16s16sQ", MAGIC, layout, 56, sender, receiver, SIZE)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(6.0)
+            connection.connect(address)
+            socket.send_fds(connection, [hello], [memory])
+            answer, found, _, _ = connection.recvmsg(64, socket.CMSG_SPACE(8 * 4))
+    finally:
+        os.close(memory)
+    descriptors = array.array("i")
+    for _, _, data in found:
+        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return answer, descriptors.tolist()
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["has not read the store", "has read it"])
+def test_only_who_has_read_the_store_gets_memory(jobs, knows):
+    prefix = f"strangers {time.monotonic()}/"
+    job = jobs(2, is_visited, prefix=prefix)
+    job.hear_all()
+    store = dist.TCPStore("127.0.0.1", jobs.port, is_master=False)
+    for rank, pid in job.pids.items():
+        record = store.get(published(store, prefix, rf"/r/{rank}$"))
+        (layout,) = struct.unpack_from("<I", record, 8)
+        known = record[RECORD_OF_PROCESS : RECORD_OF_PROCESS + 16]
+        (address,) = [place for family, _, place in listening(pid) if family == socket.AF_UNIX]
+        assert re.fullmatch(rb"\0fastcoll-[0-9a-f]{32}", address), address
+        answer, descriptors = says_hello(address, layout, known if knows else os.urandom(16))
+        try:
+            # Who has is of the same user and knows the job: that is no boundary, as docs/security.md says.
+            assert len(descriptors) == knows and bool(answer) == knows
+            for descriptor in descriptors:
+                with mmap.mmap(descriptor, 4096) as memory:
+                    assert memory[16:32] == known
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+    job.tell_all()
+    assert set(map(tuple, job.hear_all().values())) == {()}
+    job.ended_well()
+
+
+def listening(pid: int) -> list[tuple[int, int, object]]:
+    """Return family, type and address of all sockets on which the process listens."""
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+            if link.startswith("socket:["):
+                inodes.add(link[8:-1])
+    found: list[tuple[int, int, object]] = []
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                port = int(fields[1].rpartition(":")[2], 16)
+                host = "127.0.0.1" if family == socket.AF_INET else "::1"
+                found.append((family, socket.SOCK_STREAM, (host, port)))
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) & 0x10000 and fields[6] in inodes and len(fields) > 7:
+            name = fields[7].encode()
+            address = b"\0" + name[1:] if name.startswith(b"@") else name
+            found.append((socket.AF_UNIX, int(fields[4]), address))
+    return found
+
+
+def pelt(family: int, kind: int, address: object, chance: random.Random) -> None:
+    """Send what does not belong there, with and without descriptors, and leave."""
+    magic = (0x314C4C4F43545346).to_bytes(8, "little")  # of a hello
+    for attempt in range(60):
+        with socket.socket(family, kind) as connection, contextlib.suppress(OSError):
+            connection.settimeout(1.0)
+            connection.connect(address)
+            size = chance.choice([0, 1, 8, 55, 56, 57, 64, 1000, 65536])
+            data = chance.randbytes(size)
+            if attempt % 3 == 0:
+                data = (magic + (3).to_bytes(4, "little") + (56).to_bytes(4, "little") + data)[:56]
+            if family == socket.AF_UNIX and attempt % 2:
+                socket.send_fds(connection, [data or b"x"], [0] * chance.choice([1, 2, 8, 30]))
+            else:
+                connection.send(data)
+
+
+def is_pelted(rank: Rank):
+    rank.used()
+    works(rank)
+    before = len(os.listdir("/proc/self/fd"))
+    rank.tell("ready")
+    rank.hear()
+    works(rank)
+    group = dist.new_group([0, 1])
+    all_reduce(rank, 5000, group)
+    dist.destroy_process_group(group)
+    del group
+    kept = len(os.listdir("/proc/self/fd")) <= before
+    return finish(rank, descriptors=kept)
+
+
+@plays(59)
+def test_garbage_to_every_socket_that_listens(jobs):
+    """On one host: Gloo, between hosts, keeps the connection of a stranger that says nothing it knows."""
+    job = jobs(2, is_pelted)
+    job.hear_all()
+    chance = random.Random(59)
+    sockets = [found for pid in job.pids.values() for found in listening(pid)]
+    assert sockets, "no socket listens"
+    for family, kind, address in sockets:
+        pelt(family, kind, address, chance)
+    job.tell_all()
+    job.all_hold()

@@ -1,0 +1,245 @@
+"""How a rank can end: with much memory, by an exception, with a core dump, with its store, in a thread of its own."""
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from fault_list import plays
+from fault_rank import Rank, catch
+from in_call import tell_in_call
+from in_time import in_time
+from machine import refuse_calls
+from over_hosts import over_hosts
+from rank_calls import repeated
+from suite_rules import bound
+from test_death import (
+    VICTIM,
+    all_reduce,
+    all_reduce_small,
+    assert_names,
+    assert_recovered,
+    others,
+    receive,
+    repeat,
+)
+
+LEFT = 1.0
+"""Seconds in which the others notice that a rank has left."""
+
+
+def large_process(rank: Rank):
+    rank.used()
+    ballast = torch.ones(1 << 28) if rank.rank == VICTIM else None  # 1 GiB, touched
+    tell_in_call(rank, 3)
+    fault = catch(repeat, rank, all_reduce_small)
+    assert ballast is None
+    return fault, rank.recover(others(rank))
+
+
+@plays(3)
+@pytest.mark.full
+def test_killed_with_a_large_memory(jobs):
+    """The kernel takes its time to free the memory, and closes files only after it."""
+    job = jobs(3, large_process)
+    job.hear_all()
+    killed = job.kill(VICTIM)
+    for fault, after in job.hear_all(but=[VICTIM]).values():
+        assert_names(fault, killed, VICTIM, job.pids[VICTIM], "all_reduce")
+        assert_recovered(after, fault)
+    job.ended_well(but=[VICTIM])
+    assert job.end(VICTIM) == -9  # only now is it gone
+
+
+def leaves(rank: Rank, how):
+    rank.used()
+    dist.all_reduce(torch.ones(3))
+    if rank.rank == VICTIM:
+        if how == "raises":
+            raise KeyError("lost")
+        if how == "destroys":
+            dist.destroy_process_group()
+            rank.tell(time.monotonic())
+            rank.hear()
+        return time.monotonic()
+    call = receive if how == "in recv" else all_reduce_small
+    fault = catch(call, rank)
+    return fault, rank.recover(others(rank))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("returns", marks=[pytest.mark.full, plays(7)]),
+        pytest.param("raises", marks=plays(7)),
+        "destroys",
+        "in recv",
+    ],
+)
+def test_leaves_without_a_word(jobs, how):
+    """A clean exit, an exception, or a group destroyed by one rank alone: target 1 s."""
+    job = jobs(3, leaves, how, real_exit=True)
+    if how == "raises":
+        assert job.end(VICTIM) == 1
+        gone = time.monotonic()
+    else:
+        gone = job.hear(VICTIM)
+    for rank, (fault, after) in job.hear_all(but=[VICTIM]).items():
+        assert fault is not None, "no error: success was reported"
+        in_time(fault.at - gone, LEFT, fault.text)
+        assert fault.kind == "DistBackendError", (rank, fault)
+        assert re.search(rf"rank {VICTIM} \(pid {job.pids[VICTIM]}\b", fault.text), fault.text
+        assert "left the group (goodbye sent)" in fault.text, fault.text
+        assert "process died" not in fault.text, "a goodbye is no death"
+        assert ("recv" if how == "in recv" else "all_reduce(seq 3") in fault.text
+        assert_recovered(after, fault)
+    if how == "destroys":
+        job.tell(VICTIM)
+    job.ended_well(but=[VICTIM] if how == "raises" else [])
+
+
+def first_dies_with_its_store(rank: Rank, port_file):
+    if rank.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        new = rank.folder / "port.new"
+        new.write_text(str(store.port))
+        new.rename(rank.folder / port_file)
+    else:
+        while not (rank.folder / port_file).exists():
+            time.sleep(0.01)
+        port = int((rank.folder / port_file).read_text())
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    rank.used(store=store)
+    rank.before.files["socket"] += 1
+    tell_in_call(rank, 3)
+    fault = catch(repeat, rank, all_reduce)
+    return fault, rank.recover(others(rank, (0,)))
+
+
+@plays(8)
+def test_rank_0_dies_with_the_store(jobs):
+    job = jobs(3, first_dies_with_its_store, "port")
+    job.hear_all()
+    killed = job.kill(0)
+    for fault, after in job.hear_all(but=[0]).values():
+        assert_names(fault, killed, 0, job.pids[0], "all_reduce")
+        assert_recovered(after, fault)
+    job.ended_well(but=[0])
+
+
+# --- a core dump ---------------------------------------------------------------------------------
+
+
+def dumps_core(rank: Rank):
+    rank.used()
+    if rank.rank == VICTIM:
+        resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+        (rank.folder / "core").mkdir()
+        os.chdir(rank.folder / "core")
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        held = torch.ones(128 << 20)
+        rank.tell("ready")
+        rank.hear()
+        ctypes.string_at(0)
+        del held
+    tell_in_call(rank)
+    rank.tell(repeated(all_reduce_small, rank))
+    with contextlib.suppress(FileNotFoundError):
+        for core in (rank.folder / "core").iterdir():
+            core.unlink()
+    return rank.recover(others(rank))
+
+
+@plays(11)
+@over_hosts
+@pytest.mark.full
+def test_a_rank_that_dumps_its_memory_is_named_before_the_timeout(jobs):
+    """The kernel marks no word and closes no file before the dump is written."""
+    job = jobs(3, dumps_core)
+    job.hear_all()
+    since = time.monotonic()
+    job.tell(VICTIM)
+    for fault in job.hear_all(but=[VICTIM]).values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert re.search(rf"rank {VICTIM} \(pid \d+.*died", fault.text), fault.text
+        in_time(fault.at - since, 5.0, fault.text)
+    for after in job.hear_all(but=[VICTIM]).values():
+        assert after["again"] is not None and after["left"] == []
+    job.ended_well(but=[VICTIM])
+    job.end(VICTIM)  # when its memory is written
+
+
+# --- an error in a thread of the library ---------------------------------------------------------
+
+
+def fails_in_the_thread(rank: Rank):
+    """The kernel refuses memory to an operation that runs on a thread of the library."""
+    rank.used()
+    if rank.rank == VICTIM:
+        refuse_calls("fallocate")
+    rank.tell("ready")
+    rank.hear()
+
+    def reduces():
+        work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        while not work.is_completed():  # it is not to be run by a rank that waits for it
+            time.sleep(0.01)
+        work.wait()
+
+    rank.tell(catch(reduces))
+    assert catch(dist.all_reduce, torch.ones(2)), "a later call was reported as done"
+    dist.destroy_process_group()
+    return rank.left()
+
+
+@plays(12)
+@over_hosts
+@beyond_gloo("reserves no memory there")
+def test_an_error_in_a_thread_is_told_to_all_ranks(jobs):
+    job = jobs(3, fails_in_the_thread)
+    job.hear_all()
+    start = time.monotonic()
+    job.tell_all()
+    for fault in job.hear_all().values():
+        assert fault is not None and fault.kind == "DistBackendError", fault
+        assert re.search(rf"rank {VICTIM}.*No space left", fault.text, re.S), fault.text
+        in_time(fault.at - start, 1.0, fault.text)
+    assert job.hear_all() == {rank: [] for rank in range(3)}
+    job.ended_well()
+
+
+# --- under DETAIL --------------------------------------------------------------------------------
+
+
+DETAIL_TIMEOUT = 10.0
+"""Seconds after which torch's own Gloo, whose check comes before each call, gives up a message to a dead rank."""
+
+
+def detail(rank: Rank):
+    dist.set_debug_level_from_env()  # torch itself reads it when it is loaded
+    rank.used(timeout=DETAIL_TIMEOUT)
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    tell_in_call(rank, 3)
+    fault = catch(repeat, rank, all_reduce_small)
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+    return fault
+
+
+def test_killed_under_detail(jobs):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a check over Gloo before each collective."""
+    job = jobs(3, detail, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    job.hear_all()
+    killed = job.kill(VICTIM)
+    for fault in job.hear_all(but=[VICTIM]).values():
+        assert fault is not None and "RuntimeError" in fault.bases, fault
+        in_torchs_check = "gloo/transport" in fault.text and "waiting" in fault.text
+        assert fault.at - killed < bound(LEFT) + in_torchs_check * DETAIL_TIMEOUT
+    job.ended_well(but=[VICTIM])
