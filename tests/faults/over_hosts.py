@@ -1,10 +1,19 @@
-"""The mark of tests that `make test-all` plays with their ranks on two pretended hosts, too."""
+"""Marks of tests that are played with their ranks on several pretended hosts, too."""
 
 import pytest
 
-__all__ = ["over_hosts"]
+__all__ = ["APART", "apart", "over_hosts"]
+
+APART = 64
+"""Hosts, far more than ranks: each rank is alone, so that Gloo's sockets set the pace."""
 
 over_hosts = pytest.mark.parametrize(
     "pretended_hosts",
     [pytest.param(1, id="one host"), pytest.param(2, id="two hosts", marks=pytest.mark.full)],
 )
+"""On one host; in ``make test-all`` on two."""
+
+apart = pytest.mark.parametrize(
+    "pretended_hosts", [pytest.param(1, id="one host"), pytest.param(APART, id="each alone")]
+)
+"""On one host, and each rank on one of its own."""

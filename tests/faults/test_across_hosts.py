@@ -133,6 +133,45 @@ def test_a_timeout_says_who_has_not_arrived(jobs, late):
     job.ended_well()
 
 
+def never_calls(rank: Rank, call):
+    rank.used()
+    rank.tell("ready")
+    rank.hear()
+    soon(TIMEOUT)
+    return catch(call, rank)
+
+
+def call_all_reduce(rank):
+    dist.all_reduce(torch.ones(10))
+
+
+def call_wait(rank):
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+
+
+def call_recv(rank):
+    dist.recv(torch.ones(10), 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [call_all_reduce, *(pytest.param(c, marks=pytest.mark.full) for c in (call_wait, call_recv))],
+)
+def test_a_rank_never_calls_over_gloo(jobs, call):
+    job = jobs(2, never_calls, call, environment={"FASTCOLL_TRANSPORT": "gloo"})
+    job.hear_all()
+    job.tell(0)
+    fault = job.hear(0)
+    assert fault is not None and fault.kind == "DistBackendError", fault
+    assert "timed out" in fault.text.lower() and "seq" in fault.text, fault.text
+    assert ("recv" if call is call_recv else "all_reduce") in fault.text
+    assert TIMEOUT - 0.1 < fault.seconds < TIMEOUT + bound(0.5), fault
+    time.sleep(0.3)  # for Gloo's thread of the other rank to see that the connection is closed
+    job.tell(1)
+    assert job.hear(1) is not None
+    job.ended_well()
+
+
 def one_aborts(rank: Rank):
     start(rank)
     if rank.rank == 3:

@@ -13,6 +13,7 @@ from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import in_time
+from over_hosts import apart
 from suite_rules import bound
 
 # --- destroy with work pending -------------------------------------------------------------------
@@ -46,6 +47,7 @@ def pending(kind, tensor):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(13)), "irecv"])
+@apart
 def test_destroy_with_pending_work(jobs, kind):
     job = jobs(2, destroys_with_pending, kind)
     job.hear_all()
@@ -166,6 +168,7 @@ def interrupted(rank: Rank, call):
         pytest.param(call_first, marks=pytest.mark.full),
     ],
 )
+@apart
 def test_ctrl_c(jobs, call):
     """Target: 0.1 s to KeyboardInterrupt, then 2 s to the end of the program."""
     job = jobs(2, interrupted, call, real_exit=True)
@@ -252,6 +255,7 @@ def exits_with_pending(rank: Rank, kind):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(18)), "irecv"])
+@apart
 def test_exit_with_pending_work(jobs, kind):
     """Target: 2 s from the end of the program to that of the process; torch takes half of one."""
     job = jobs(2, exits_with_pending, kind, real_exit=True)
@@ -274,6 +278,7 @@ def exits_idle(rank: Rank):
     return time.monotonic()
 
 
+@apart
 def test_exit_without_destroy(jobs):
     job = jobs(3, exits_idle, real_exit=True)
     returned = max(job.hear_all().values())

@@ -18,7 +18,7 @@ from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import others_first, soon, tell_in_call
 from in_time import in_time
-from over_hosts import over_hosts
+from over_hosts import apart, over_hosts
 from suite_rules import bound
 
 TIMEOUT = 0.5
@@ -323,6 +323,7 @@ def waits_a_little(rank: Rank, kind):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("all_reduce", marks=plays(16)), "recv"])
+@apart
 def test_wait_with_a_timeout_raises_and_the_work_goes_on(jobs, kind):
     job = jobs(2, waits_a_little, kind)
     job.hear_all()
