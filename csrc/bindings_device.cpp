@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <limits>
 #include <unordered_set>
 
 #include "device/capture.hpp"
@@ -42,11 +43,12 @@ std::string textOf(const py::error_already_set& error) {
 /// by an object in Python with
 ///   prepare(device, pair, captured)       makes a communicator
 ///   split(device, color, key, child)      divides it; `child` is another such object, or None
-///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve
-///   compile(tasks, options, device)       makes the code for all-reduces of a kind; returns
+///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve;
+///                                         the largest int: an algorithm is forced
+///   compile(tasks, options, device)       makes the code for collectives of a kind; returns
 ///   whether
 ///                                         kernels serve any of them
-///   all_reduce(tasks, options, stream, device)   by kernels; returns which tasks are left to NCCL,
+///   serve(tasks, options, stream, device) by kernels; returns which tasks are left to NCCL,
 ///                                         or None: all, whenever such tasks come
 ///   refuse(call)                          raises why there is no NCCL for it
 ///   set_timeout(timedelta)                from the next call on
@@ -56,7 +58,7 @@ class PythonIssuer : public DeviceIssuer {
  public:
   explicit PythonIssuer(py::object engine)
       : engine_(std::make_unique<py::object>(std::move(engine))),
-        allReduce_(std::make_unique<py::object>(engine_->attr("all_reduce"))),
+        serve_(std::make_unique<py::object>(engine_->attr("serve"))),
         compile_(std::make_unique<py::object>(engine_->attr("compile"))),
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
 
@@ -64,12 +66,12 @@ class PythonIssuer : public DeviceIssuer {
     // The interpreter may be gone, and with it whoever could free them.
     if (Py_IsInitialized() == 0) {
       engine_.release();
-      allReduce_.release();
+      serve_.release();
       compile_.release();
       return;
     }
     const py::gil_scoped_acquire gil;
-    allReduce_.reset();
+    serve_.reset();
     compile_.reset();
     engine_.reset();
   }
@@ -177,7 +179,8 @@ class PythonIssuer : public DeviceIssuer {
     }
   }
 
-  /// The all-reduces that kernels may serve; those that were made with the same options together.
+  /// What kernels may serve; all-reduces that were made with the same options together. Of the other
+  /// collectives that is what the ring does, each by itself, if an algorithm is forced.
   std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests,
                                   c10::DeviceIndex device) {
     std::int64_t limit = 0;
@@ -189,9 +192,14 @@ class PythonIssuer : public DeviceIssuer {
     std::vector<Indices> together;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const DeviceRequest& one = requests[i];
+      if (one.collective == Collective::ReduceScatter || one.collective == Collective::AllGather) {
+        if (limit == std::numeric_limits<std::int64_t>::max()) together.push_back({i});
+        continue;
+      }
       if (one.collective != Collective::AllReduce) continue;
       if (limit == 0 && one.options == nullptr) continue;
       const auto like = std::find_if(together.begin(), together.end(), [&](const Indices& those) {
+        if (requests[those[0]].collective != Collective::AllReduce) return false;
         const auto& options = requests[those[0]].options;
         if (options == nullptr || one.options == nullptr) return options == one.options;
         return *options == *one.options;
@@ -206,7 +214,7 @@ class PythonIssuer : public DeviceIssuer {
     return together;
   }
 
-  /// Has kernels serve the all-reduces that are theirs. Empty: none was.
+  /// Has kernels serve what is theirs. Empty: nothing was.
   std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
                               const c10::Stream& stream) {
     std::vector<bool> served;
@@ -233,7 +241,7 @@ class PythonIssuer : public DeviceIssuer {
                              const c10::Stream& stream) {
     const py::gil_scoped_acquire gil;
     try {
-      return (*allReduce_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
+      return (*serve_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
                            handleOf(stream), static_cast<int>(stream.device_index()))
           .cast<std::optional<Indices>>();
     } catch (const py::error_already_set& error) {
@@ -245,8 +253,9 @@ class PythonIssuer : public DeviceIssuer {
     py::tuple tasks(those.size());
     for (std::size_t i = 0; i < those.size(); ++i) {
       const DeviceRequest& one = requests[those[i]];
-      tasks[i] = py::make_tuple(static_cast<int>(one.dtype), static_cast<int>(one.op),
-                                one.in.address, one.out.address, one.in.count);
+      tasks[i] = py::make_tuple(collectiveName(one.collective), static_cast<int>(one.dtype),
+                                static_cast<int>(one.op), one.in.address, one.out.address,
+                                one.in.count);
     }
     return tasks;
   }
@@ -264,7 +273,7 @@ class PythonIssuer : public DeviceIssuer {
     kinds.insert(kind);
   }
 
-  /// All of these all-reduces that a choice, and the code of a kernel, depend on.
+  /// All of these collectives that a choice, and the code of a kernel, depend on.
   static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those,
                             c10::DeviceIndex device) {
     std::string kind(1, static_cast<char>(device));
@@ -276,10 +285,10 @@ class PythonIssuer : public DeviceIssuer {
     }
     for (const std::size_t i : those) {
       const DeviceRequest& one = requests[i];
-      kind += '\0';
+      kind += static_cast<char>(one.collective);
       kind += static_cast<char>(one.dtype);
       kind += static_cast<char>(one.op);
-      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment == 0);
+      kind += static_cast<char>((one.in.address | one.out.address) % kAlignment);
       kind += static_cast<char>(one.in.address == one.out.address);
       kind.append(reinterpret_cast<const char*>(&one.in.count), sizeof(one.in.count));
     }
@@ -298,7 +307,7 @@ class PythonIssuer : public DeviceIssuer {
   static constexpr std::uintptr_t kAlignment = 16;  // of 128-bit loads, as in cuda/all_reduce.py
 
   std::unique_ptr<py::object> engine_;
-  std::unique_ptr<py::object> allReduce_;
+  std::unique_ptr<py::object> serve_;
   std::unique_ptr<py::object> compile_;
   const std::shared_ptr<Communicators> communicators_;
   std::mutex kindsMutex_;                    // what is below; held for no call of Python

@@ -1,4 +1,7 @@
-"""The all-reduces of a group on one device: from operations of the engine to an algorithm, a plan and its launches."""
+"""What kernels serve of a group on one device: from operations of the engine to an algorithm, a plan and launches.
+
+All-reduces, and with FASTCOLL_ALGO=ring reduce-scatters and all-gathers.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ _MOST_WORKSPACES = 16  # streams that keep one
 _Chosen = tuple[Algorithm, Call, list[int]]
 _left_behind: list[object] = []  # what kernels of a failed group may still read
 
-Task = tuple[torch.dtype, str, int, int, int]
-"""One tensor to be reduced: dtype, operation, addresses of source and result, elements."""
+Task = tuple[str, torch.dtype, str, int, int, int]
+"""One tensor: collective, dtype, operation, addresses of source and result, elements that this rank gives."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ _NO_OPTIONS = CallOptions()
 
 
 class AllReduces:
-    """What serves the all-reduces of one group on one device.
+    """What serves the all-reduces of one group on one device, and what else the ring does.
 
     Launches that work on the peers' memory follow each other, on whatever streams: what the kernels count on.
 
@@ -114,7 +117,7 @@ class AllReduces:
     def serve(
         self, tasks: Sequence[Task], stream: int, options: CallOptions = _NO_OPTIONS
     ) -> list[int] | None:
-        """Puts all-reduces on the current stream that are not NCCL's own.
+        """Puts collectives on the current stream that are not NCCL's own.
 
         Args:
             tasks: Made together: nobody relies on an order among them.
@@ -135,8 +138,8 @@ class AllReduces:
         run = self.plans.lists.find(exact)
         if run is None:
             kinds = tuple([
-                (dtype, op, count, (source | out) % _ALIGNED == 0, source == out)
-                for dtype, op, source, out, count in tasks
+                (collective, dtype, op, count, (source | out) % _ALIGNED, source == out)
+                for collective, dtype, op, source, out, count in tasks
             ])  # fmt: skip
             plan = self.plans.find((kinds, stream, options))
             if plan is None:
@@ -208,23 +211,23 @@ class AllReduces:
         return chosen, left
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
-        """Returns the calls that tasks become: each its own, or lists of one dtype and operation."""
-        by_type: dict[tuple[torch.dtype, str], list[int]] = {}
-        for index, (dtype, op, *_) in enumerate(tasks):
-            by_type.setdefault((dtype, op), []).append(index)
+        """Returns the calls that tasks become: each its own, or all-reduces of one dtype and operation as a list."""
+        by_type: dict[tuple[str, torch.dtype, str], list[int]] = {}
+        for index, (collective, dtype, op, *_) in enumerate(tasks):
+            by_type.setdefault((collective, dtype, op), []).append(index)
         calls: list[tuple[Call, list[int]]] = []
-        for (dtype, op), indices in by_type.items():
-            sizes = tuple(tasks[index][4] for index in indices)
-            together = _call(dtype, op, sizes, options)
-            fused = options.fuse
-            if fused is None:
+        for (collective, dtype, op), indices in by_type.items():
+            sizes = tuple(tasks[index][5] for index in indices)
+            together = _call(collective, dtype, op, sizes, options)
+            fused = options.fuse and collective == "all_reduce"
+            if options.fuse is None and collective == "all_reduce":
                 forced = options.algorithm or self._forced
                 fused = fuses(sizes, together, self.region.topology, self.region.thresholds, forced)
             if fused and len(sizes) > 1 and self._serves(together, options):
                 calls.append((together, indices))
             else:
                 calls += [
-                    (_call(dtype, op, (size,), options), [index])
+                    (_call(collective, dtype, op, (size,), options), [index])
                     for size, index in zip(sizes, indices, strict=True)
                 ]
         return calls
@@ -242,7 +245,7 @@ class AllReduces:
         try:
             return select(call, self.region.topology, self.region.thresholds, forced)
         except ValueError as error:
-            raise ValueError(self._communicator.member.says("all_reduce", str(error))) from None
+            raise ValueError(self._communicator.member.says(call.collective, str(error))) from None
 
     def _prepared(
         self,
@@ -254,7 +257,7 @@ class AllReduces:
         site = Site(self._communicator, stream, self._kernel_device, self.region.peers, workspace)
         parts = []
         for algorithm, call, indices in chosen:
-            pieces = tuple(Piece(*tasks[index][2:]) for index in indices)
+            pieces = tuple(Piece(*tasks[index][3:]) for index in indices)
             prepared = algorithm.prepare(call, pieces, site)
             parts.append(Part(algorithm.name, call, tuple(indices), prepared))
         return parts
@@ -265,13 +268,13 @@ class AllReduces:
         tables: list[Tensor] = []
         for part in plan.parts:
             if not part.prepared.tables:
-                places.append(Place(*tasks[part.indices[0]][2:4]))
+                places.append(Place(*tasks[part.indices[0]][3:5]))
                 continue
             from fastcoll.kernels._sides import require_apart
 
             call = part.call
-            sources = [tasks[index][2] for index in part.indices]
-            outs = [tasks[index][3] for index in part.indices]
+            sources = [tasks[index][3] for index in part.indices]
+            outs = [tasks[index][4] for index in part.indices]
             require_apart(call.sizes, outs, call.dtype.itemsize, "tensors")
             read = AddressTable(self._kernel_device).refresh(sources)
             written = AddressTable(self._kernel_device).refresh(outs) if outs != sources else read
@@ -321,8 +324,10 @@ def _is_never_captured(stream: torch.Stream | None) -> bool:
     return False
 
 
-def _call(dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions) -> Call:
+def _call(
+    collective: str, dtype: torch.dtype, op: str, sizes: tuple[int, ...], options: CallOptions
+) -> Call:
     wire = options.wire_dtype
     if wire is not None and (not dtype.is_floating_point or wire.itemsize >= dtype.itemsize):
         wire = None
-    return Call(dtype, op, sizes, wire, options.scale)
+    return Call(dtype, op, sizes, wire, options.scale, collective)

@@ -1,7 +1,7 @@
 """The engine of device tensors, its half in Python: what is made once, and the all-reduces that kernels serve.
 
 The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It comes here
-for communicators, and with all-reduces, the stream current, to :meth:`CudaEngine.all_reduce`: where
+for communicators, and with what kernels may serve, the stream current, to :meth:`CudaEngine.serve`: where
 :mod:`fastcoll.cuda.all_reduce` leaves a call to NCCL whatever its tensors are, it does not come with such a call again.
 Nothing here looks at a tensor or waits for a stream.
 """
@@ -38,9 +38,11 @@ __all__ = ["CudaEngine", "engine_of", "engines"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-Numbers = tuple[int, int, int, int, int]
-"""An all-reduce in numbers: dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS``, addresses of source
-and result, elements."""
+Numbers = tuple[str, int, int, int, int, int]
+"""A collective: its name, dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS`` (behind its end: none),
+addresses of source and result, elements that this rank gives."""
+
+_OPS = (*C.REDUCE_OPS, "")
 
 # "opaque" elements are bytes.
 _DTYPES = tuple(getattr(torch, name, torch.uint8) for name in C.DTYPES)
@@ -81,8 +83,8 @@ class _Aborted:
 
 def _tasks(numbers: Sequence[Numbers]) -> list[Task]:
     return [
-        (_DTYPES[kind], C.REDUCE_OPS[op], source, target, count)
-        for kind, op, source, target, count in numbers
+        (collective, _DTYPES[kind], _OPS[op], source, target, count)
+        for collective, kind, op, source, target, count in numbers
     ]
 
 
@@ -278,11 +280,11 @@ class CudaEngine:
         options: tuple[int, float, str, bool | None] | None,
         device: int,
     ) -> bool:
-        """Makes the code of the kernels that all-reduces of this kind need; from any thread.
+        """Makes the code of the kernels that collectives of this kind need; from any thread.
 
         Args:
-            numbers: As of :meth:`all_reduce`.
-            options: As of :meth:`all_reduce`.
+            numbers: As of :meth:`serve`.
+            options: As of :meth:`serve`.
             device: Index of the device, which is current.
 
         Returns:
@@ -290,14 +292,14 @@ class CudaEngine:
         """
         return self.all_reduces[device].compile(_tasks(numbers), _options(options))
 
-    def all_reduce(
+    def serve(
         self,
         numbers: Sequence[Numbers],
         options: tuple[int, float, str, bool | None] | None,
         stream: int,
         device: int,
     ) -> list[int] | None:
-        """Puts the all-reduces on a stream that kernels serve; they were made together.
+        """Puts on a stream what kernels serve of collectives that were made together.
 
         Args:
             numbers: Of each.

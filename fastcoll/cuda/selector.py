@@ -1,4 +1,4 @@
-"""Which all-reduce algorithm serves a call: pure functions of what all ranks of a group know alike.
+"""Which algorithm serves a call: pure functions of what all ranks of a group know alike.
 
 Nothing here looks at an address, a clock or the environment, so all ranks choose the same.
 """
@@ -46,11 +46,14 @@ def select(
         topology: Of the group.
         thresholds: From the tuning table.
         forced: The name of an algorithm, or "auto". "nccl" forces the library and no algorithm: a narrower wire, which
-            its all-reduce would round at every hop, goes through it by all_to_all.
+            its all-reduce would round at every hop, goes through it by all_to_all. "ring" serves reduce-scatter and
+            all-gather too; they are NCCL's otherwise.
 
     Raises:
         ValueError: The forced one, or none at all, can serve the call; the message says why.
     """
+    if call.collective != "all_reduce" and forced != "ring":  # the others have no kernel for it
+        return ALGORITHMS["nccl"]
     if forced == AUTO:
         names = list(candidates(call, topology, thresholds))
     elif forced == "nccl":

@@ -14,12 +14,13 @@ __all__ = ["in_bucket", "staged"]
 def staged(
     prepare: Callable[..., Any], call: Call, pieces: Sequence[Piece], site: Site
 ) -> Prepared:
-    """Returns the one launch for a tensor that lies anywhere."""
+    """Returns the one launch for a tensor that lies anywhere; of a reduce-scatter the result is a rank's chunk."""
     assert site.peers is not None
     (piece,) = pieces
+    chunks = site.peers.buffers.world_size if call.collective == "reduce_scatter" else 1
     launch = prepare(
         site.view(piece.source, piece.count, call.dtype),
-        site.view(piece.out, piece.count, call.dtype),
+        site.view(piece.out, piece.count // chunks, call.dtype),
         site.peers.buffers,
         op=call.op.lower(),
         scale=call.scale,

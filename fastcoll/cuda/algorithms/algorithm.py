@@ -60,7 +60,7 @@ class Piece:
     Attributes:
         source: Where it lies.
         out: Where its result goes; may be `source`.
-        count: Elements.
+        count: Elements that this rank gives.
     """
 
     source: int
@@ -109,7 +109,7 @@ class Prepared:
 
 
 class Algorithm(abc.ABC):
-    """One way of doing an all-reduce.
+    """One way of doing an all-reduce; the ring has reduce-scatter and all-gather too.
 
     Attributes:
         name: By which FASTCOLL_ALGO and the tuner ask for it.
@@ -141,6 +141,8 @@ class PeerAlgorithm(Algorithm):
         """Returns why it cannot serve a call, or ""."""
         if not topology.peers:
             return f"the ranks map no memory of each other: {topology.reason}"
+        if call.collective == "all_gather":  # it moves bytes
+            return ""
         if call.op not in OPS:
             return f"the kernels have {', '.join(OPS)}, not {call.op}"
         if call.dtype not in FLOATS:

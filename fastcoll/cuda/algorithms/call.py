@@ -1,4 +1,4 @@
-"""An all-reduce as all ranks of a group see it, and what the group can do: all that a choice may depend on."""
+"""A collective as all ranks of a group see it, and what the group can do: all that a choice may depend on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ __all__ = ["Call", "Topology"]
 
 @dataclass(frozen=True)
 class Call:
-    """One all-reduce: of one tensor, or of a list as one bucket.
+    """One all-reduce, of a tensor or of a list as one bucket, or one reduce-scatter or all-gather of a tensor.
 
     Nothing here depends on where tensors lie, which differs between ranks, so that all ranks choose alike.
 
     Attributes:
         dtype: Of the tensors.
-        op: "SUM", "AVG", "MIN", "MAX", "PRODUCT", or another name of torch's.
-        sizes: Elements of each tensor, none 0.
+        op: "SUM", "AVG", "MIN", "MAX", "PRODUCT", or another name of torch's; "" of an all-gather.
+        sizes: Elements of each tensor that this rank gives, none 0.
         wire: What travels, if that is narrower than `dtype`.
         scale: Factor of the result.
+        collective: "all_reduce", "reduce_scatter" or "all_gather".
     """
 
     dtype: torch.dtype
@@ -28,6 +29,7 @@ class Call:
     sizes: tuple[int, ...]
     wire: torch.dtype | None = None
     scale: float = 1.0
+    collective: str = "all_reduce"
 
     @property
     def elements(self) -> int:
@@ -54,7 +56,8 @@ class Call:
         what = f"{len(self.sizes)} tensors of {name}" if self.is_list else f"a tensor of {name}"
         wire = "" if self.wire is None else f" over {str(self.wire).removeprefix('torch.')}"
         factor = "" if self.scale == 1.0 else f", times {self.scale}"
-        return f"{self.op} of {what}[{self.elements}]{wire}{factor}"
+        how = self.op if self.collective == "all_reduce" else f"{self.collective} {self.op}".strip()
+        return f"{how} of {what}[{self.elements}]{wire}{factor}"
 
 
 @dataclass(frozen=True)

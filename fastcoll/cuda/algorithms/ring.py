@@ -1,10 +1,11 @@
-"""Ring all-reduce by the kernel of fastcoll.kernels.ring, through slots of the right neighbour.
+"""Ring all-reduce, reduce-scatter and all-gather by the kernel of fastcoll.kernels.ring, through slots of the right neighbour.
 
 Phases: n - 1 hops in which partial sums go round, n - 1 in which results do, in a pipeline of segments.
 Partial sums travel in the accumulate dtype, so that there is one rounding; their order differs from chunk to chunk.
 Bytes: (n - 1) / n of the message in the accumulate dtype and as much in the wire dtype. Steps: 2 (n - 1).
+Reduce-scatter is the first phase alone, all-gather the second.
 Launches: 1; 3 for a list, which goes through a bucket.
-Chosen where each rank has a fast link to its neighbours only.
+Chosen where each rank has a fast link to its neighbours only, and of reduce-scatter and all-gather only if forced.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ class Ring(PeerAlgorithm):
         from fastcoll.cuda.algorithms._peer_launches import staged
         from fastcoll.kernels import ring
 
-        prepare = functools.partial(ring.prepare_all_reduce, partial_dtype=_partial(call))
+        if call.collective == "all_gather":
+            return _gathered(call, pieces[0], site)
+        prepare = functools.partial(
+            ring.prepare_all_reduce
+            if call.collective == "all_reduce"
+            else ring.prepare_reduce_scatter,
+            partial_dtype=_partial(call),
+        )
         if not call.is_list:
             return staged(prepare, call, pieces, site)
         elements = layout_of(call.sizes).elements
@@ -50,6 +58,17 @@ class Ring(PeerAlgorithm):
             copy_out(pieces, call.dtype, bucket, site),
         )
         return Prepared(launches, held=memory, uses_peers=True, tables=True)
+
+
+def _gathered(call: Call, piece: Piece, site: Site) -> Prepared:
+    from fastcoll.kernels import ring
+
+    assert site.peers is not None
+    ranks = site.peers.buffers.world_size
+    source = site.view(piece.source, piece.count, call.dtype)
+    out = site.view(piece.out, piece.count * ranks, call.dtype)
+    launch = ring.prepare_all_gather(source, out, site.peers.buffers)
+    return Prepared((lambda place: launch(*place),), uses_peers=True)
 
 
 def _partial(call: Call) -> torch.dtype:

@@ -1,0 +1,130 @@
+"""FASTCOLL_ALGO=ring: reduce-scatter and all-gather of device tensors by the ring's kernel, beside all-reduce."""
+
+import os
+from unittest import mock
+
+import peer_memory
+import pytest
+import recording_device
+import torch
+import torch.distributed as dist
+from backend import all_gather_single, reduce_scatter_single
+from peer_memory import DEVICE
+from test_peer_engine import OPS, inputs_of
+
+
+def ring_group():
+    with mock.patch.dict(os.environ, FASTCOLL_ALGO="ring"):
+        group = dist.new_group()
+        dist.barrier(group=group)  # its first call on a device asks for the variable
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+    return group
+
+
+SCATTERED = [
+    (torch.float32, 1, "SUM"),
+    (torch.float32, 37, "AVG"),
+    (torch.bfloat16, 1000, "SUM"),
+    (torch.float16, 16, "MAX"),
+    (torch.float64, 300, "AVG"),
+]
+GATHERED = [(torch.float32, 1), (torch.bfloat16, 1001), (torch.uint8, 7), (torch.int64, 400)]
+
+
+def every_case(async_op):
+    from fastcoll.kernels.reference_ranks import ring_reduce_scatter
+
+    group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
+    reduces = peer_memory.reduces_of(group)
+    for in_place in (False, True):
+        recording_device.clear()
+        with recording_device.no_violations():
+            for seed, (dtype, count, op) in enumerate(SCATTERED):
+                inputs = inputs_of(count * ranks, dtype, seed)
+                x = inputs[rank].to(DEVICE)
+                chunk = slice(rank * count, (rank + 1) * count)
+                out = x[chunk] if in_place else torch.empty(count, dtype=dtype, device=DEVICE)
+                number = getattr(dist.ReduceOp, op)
+                work = reduce_scatter_single(out, x, number, group=group, async_op=async_op)
+                if async_op:
+                    work.wait()
+                accumulate = torch.float64 if dtype == torch.float64 else torch.float32
+                expected = ring_reduce_scatter(inputs, OPS[op], partial_dtype=accumulate)[rank]
+                assert torch.equal((out + 0).cpu(), expected), (dtype, count, op)
+            for dtype, count in GATHERED:
+                given = [torch.arange(count).add(r).to(dtype) for r in range(ranks)]
+                out = torch.empty(count * ranks, dtype=dtype, device=DEVICE)
+                x = out[rank * count : (rank + 1) * count].copy_(given[rank])
+                x = x if in_place else x.clone()
+                work = all_gather_single(out, x, group=group, async_op=async_op)
+                if async_op:
+                    work.wait()
+                assert torch.equal((out + 0).cpu(), torch.cat(given)), (dtype, count)
+    parts = [part for plan in reduces.plans.values() for part in plan.parts]
+    assert {part.algorithm for part in parts} == {"ring"}
+    served = {(part.call.collective, part.call.dtype) for part in parts}
+    assert served >= {("reduce_scatter", dtype) for dtype, *_ in SCATTERED}
+    assert served >= {("all_gather", dtype) for dtype, _ in GATHERED}
+
+
+@pytest.mark.parametrize(
+    ("size", "async_op"), [pytest.param(2, False, marks=pytest.mark.full), (3, True)]
+)
+def test_reduce_scatter_and_all_gather(peer_world, size, async_op):
+    peer_world(size).run(every_case, async_op)
+
+
+def one_plan_for_any_memory():
+    """A second call of the same kind, at another address of the same alignment, is prepared no more."""
+    group, ranks = ring_group(), dist.get_world_size()
+    plans = peer_memory.reduces_of(group).plans
+    memory = torch.zeros(4096, dtype=torch.uint8, device=DEVICE)
+    built = plans.built
+    for begin in (0, 64):
+        out = torch.empty(2 * 12 * ranks, dtype=torch.uint8, device=DEVICE)
+        all_gather_single(out[: 12 * ranks], memory[begin : begin + 12], group=group)
+    assert plans.built == built + 1
+    # Bytes can no longer be moved by fours.
+    for begin in (2, 66):
+        x = memory[begin : begin + 12].fill_(dist.get_rank())
+        all_gather_single(out[1 : 1 + 12 * ranks], x, group=group)
+        expected = torch.arange(ranks).repeat_interleave(12)
+        assert torch.equal((out + 0)[1 : 1 + 12 * ranks].cpu(), expected.to(torch.uint8))
+    assert plans.built == built + 2
+
+
+def test_plans_are_of_an_alignment(peer_world):
+    peer_world(2).run(one_plan_for_any_memory)
+
+
+def what_is_refused():
+    group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
+    x, out = torch.ones(4 * ranks, device=DEVICE), torch.empty(4, device=DEVICE)
+    with pytest.raises(ValueError, match=r"reduce_scatter.*ring.*int32"):
+        reduce_scatter_single(out.int(), x.int(), group=group)
+    # What is no flat tensor of all ranks' is NCCL's, as ever.
+    parts = [torch.full((3,), float(rank), device=DEVICE) for _ in range(ranks)]
+    gathered = [torch.empty(3, device=DEVICE) for _ in range(ranks)]
+    dist.all_gather(gathered, parts[0], group=group)
+    assert [each.cpu()[0].item() for each in gathered] == list(range(ranks))
+    reduce_scatter_single(out, x, group=group)
+    assert out.cpu().eq(ranks).all()
+
+
+def test_what_the_ring_does_not_do(peer_world):
+    peer_world(2).run(what_is_refused)
+
+
+def others_are_nccls():
+    with mock.patch.dict(os.environ, FASTCOLL_ALGO="one_shot"):
+        group, ranks = dist.new_group(), dist.get_world_size()
+        dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
+    reduces = peer_memory.reduces_of(group)
+    built = reduces.plans.built
+    out = torch.empty(4 * ranks, device=DEVICE)
+    all_gather_single(out, torch.ones(4, device=DEVICE), group=group)
+    assert out.cpu().eq(1).all() and reduces.plans.built == built
+
+
+def test_other_algorithms_leave_them_to_nccl(peer_world):
+    peer_world(2).run(others_are_nccls)
