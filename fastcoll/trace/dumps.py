@@ -1,7 +1,7 @@
 """Reads the dumps of the ranks.
 
-A dump is a pickle, because that is what torch's analyser reads; here only numbers, text, lists, tuples and dicts
-are taken from it, so that a file of somebody else's can do no harm.
+A dump is a pickle, because that is what torch's analyser reads. Here a class in it is refused, and each value is
+checked before use, so that a file of somebody else's can do no harm.
 """
 
 from __future__ import annotations
@@ -9,48 +9,77 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from fastcoll.trace.value import Value
+__all__ = ["Dump", "Entry", "find", "loads", "parse", "read"]
 
-__all__ = ["Dump", "Entry", "Lane", "find", "loads", "parse", "read"]
-
+_ENTRY = {
+    "process_group": [str],  # name and description of its lane
+    "input_sizes": [[int]],
+    "input_dtypes": [str],
+    "output_sizes": [[int]],
+    "output_dtypes": [str],
+    "time_created_ns": int,
+    "frames": [{"name": str, "filename": str, "line": int}],
+    "fastcoll": {
+        **dict.fromkeys(("lane", "name", "state"), str),
+        **dict.fromkeys(("seq", "tensors_left_out"), int),
+        **dict.fromkeys(("op", "error"), (str,)),
+        **dict.fromkeys(("ended_ns", "root", "tag", "from", "to"), (int,)),
+        "sends": (bool,),
+    },
+}
+_DUMP = {
+    "fastcoll": {"rank": int, "reason": str, "recorded": int, "size": int},
+    "pg_config": {str: {"desc": str, "ranks": str}},
+    "entries": [_ENTRY],
+}
+"""What is read of a dump: a kind in a tuple may be absent."""
 
 _LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen ")
 """Files whose frames say nothing of the program."""
+
+Entry = dict[str, Any]
+"""A call of one rank: what ``_ENTRY`` has, with its "fastcoll" spread out, and
+
+- "signature": what must be equal on all ranks;
+- "call": the call with sizes and dtypes, to be read;
+- "sources": the lines of the program that led to it, innermost first, three at most.
+"""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """The trace of one rank.
+
+    Attributes:
+        rank: Of the whole job.
+        reason: Why it was written.
+        wrapped: Whether older calls were overwritten.
+        lanes: Description and global ranks of each sequence of numbers of a group, by its name.
+        entries: By name of the lane, then by number.
+    """
+
+    rank: int
+    reason: str
+    wrapped: bool
+    lanes: dict[str, tuple[str, tuple[int, ...]]]
+    entries: dict[str, dict[int, Entry]]
 
 
 # The unpickler that is written in Python: the other one reserves as much memory as an index in the file
 # asks for.
 class _PlainUnpickler(pickle._Unpickler):
-    dispatch: ClassVar[dict[int, Callable[[pickle.Unpickler], None]]] = dict(
-        pickle._Unpickler.dispatch
-    )
-
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"not a trace: it holds a {module}.{name}")
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
 
 
-def _text_again(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns an operation that takes a value again, limited to text.
-
-    Lists that hold each other would be walked for ever, or nearly; ranks write each value once.
-    """
-
-    def limited(unpickler: Any) -> None:
-        load(unpickler)
-        if not isinstance(unpickler.stack[-1], str):
-            raise pickle.UnpicklingError("not a trace: a value is in several places")
-
-    return limited
-
-
-for _code in (pickle.GET, pickle.BINGET, pickle.LONG_BINGET):
-    _PlainUnpickler.dispatch[_code[0]] = _text_again(_PlainUnpickler.dispatch[_code[0]])
-del _PlainUnpickler.dispatch[pickle.DUP[0]]
+def _printable(text: str, longest: int = 1 << 16) -> str:
+    """Returns the text without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text[:longest])
 
 
 def loads(content: bytes) -> dict[str, Any]:
@@ -62,125 +91,47 @@ def loads(content: bytes) -> dict[str, Any]:
     try:
         value = _PlainUnpickler(io.BytesIO(content)).load()
     except Exception as error:
-        said = str(error) or type(error).__name__
-        raise ValueError(f"not a dump of fastcoll.trace: {said[:200]}") from error
+        said = _printable(str(error) or type(error).__name__, 200)
+        raise ValueError(f"not a dump of fastcoll.trace: {said}") from error
     if not isinstance(value, dict) or "entries" not in value or "fastcoll" not in value:
         raise ValueError("not a dump of fastcoll.trace: it lacks entries or fastcoll")
     return value
 
 
-@dataclass(frozen=True)
-class Lane:
-    """One sequence of numbers of a group.
-
-    Attributes:
-        name: As torch's analyser shows it.
-        group: Name of the group.
-        description: What the user called the group.
-        kind: "collective", "device", "message" or "monitored_barrier".
-        ranks: Global ranks, ascending.
-    """
-
-    name: str
-    group: str
-    description: str
-    kind: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One call of one rank.
-
-    Attributes:
-        lane: Name of its lane.
-        seq: Its number in the lane, from 1.
-        name: "all_reduce".
-        state: "scheduled", "started", "completed" or "failed".
-        signature: What must be equal on all ranks.
-        call: The call with sizes and dtypes, to be read.
-        created_ns: When it was called, nanoseconds since 1970.
-        ended_ns: When it completed or failed; 0 if it has not.
-        error: What it failed with, else "".
-        frames: The Python stack, innermost frame first.
-        sends: Whether it is a send.
-    """
-
-    lane: str
-    seq: int
-    name: str
-    state: str
-    signature: tuple[Any, ...]
-    call: str
-    created_ns: int
-    ended_ns: int
-    error: str
-    frames: tuple[Mapping[str, Any], ...]
-    sends: bool
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The lines of the program that led to the call, innermost first, three at most; none without a stack."""
-        own = [frame for frame in self.frames if not _LIBRARY.search(frame["filename"])]
-        return tuple(f"{_shortened(f['filename'])}:{f['line']} in {f['name']}" for f in own[:3])
+def _checked(value: Any, kind: Any, place: str) -> Any:
+    """Returns of a value what the kind names; raises ValueError, with the place, if something is of another kind."""
+    if isinstance(kind, tuple):
+        return None if value is None else _checked(value, kind[0], place)
+    if isinstance(kind, list) and isinstance(value, (list, tuple)):
+        return [_checked(item, kind[0], f"{place}[{i}]") for i, item in enumerate(value)]
+    if isinstance(kind, dict) and isinstance(value, Mapping):
+        if str in kind:
+            return {
+                _checked(key, str, f"a key of {place}"): _checked(
+                    item, kind[str], f"{place}[{str(key)[:40]!a}]"
+                )
+                for key, item in value.items()
+            }
+        return {key: _checked(value.get(key), kind[key], f"{place}.{key}") for key in kind}
+    if type(value) is kind and (kind is not int or -(1 << 63) <= value < 1 << 64):
+        return _printable(value) if kind is str else value
+    expected = (
+        "a number of 64 bits" if kind is int else getattr(kind, "__name__", type(kind).__name__)
+    )
+    raise ValueError(f"{place}: expected {expected}, got {type(value).__name__}")
 
 
-def _shortened(file: str) -> str:
-    """Returns the path as seen from the working directory, if it is in there."""
-    here = Path.cwd()
-    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
-
-
-@dataclass
-class Dump:
-    """The trace of one rank.
-
-    Attributes:
-        rank: Of the whole job.
-        reason: Why it was written.
-        host: Where.
-        pid: Of the process.
-        wrapped: Whether older calls were overwritten.
-        lanes: By name.
-        entries: By name of the lane, then by number.
-    """
-
-    rank: int
-    reason: str
-    host: str
-    pid: int
-    wrapped: bool
-    lanes: dict[str, Lane] = field(default_factory=dict)
-    entries: dict[str, dict[int, Entry]] = field(default_factory=dict)
-
-    def last(self) -> Entry | None:
-        """Returns the call made last, of any group; None if there is none."""
-        every = [entry for lane in self.entries.values() for entry in lane.values()]
-        return max(every, key=lambda entry: entry.created_ns, default=None)
-
-
-def _frame(raw: Value) -> dict[str, Any]:
-    return {
-        "name": raw["name"].text(),
-        "filename": raw["filename"].text(),
-        "line": raw["line"].integer(),
-    }
-
-
-def _shapes(raw: Value, side: str) -> list[str]:
-    sizes, dtypes = raw[f"{side}_sizes"].items(), raw[f"{side}_dtypes"].items()
-    if len(sizes) != len(dtypes):
-        raise ValueError(f"{raw.place} has {len(sizes)} {side}_sizes and {len(dtypes)} dtypes")
-    return [
-        f"{dtype.text()}{[size.integer(0) for size in shape.items()]}"
-        for shape, dtype in zip(sizes, dtypes, strict=True)
-    ]
-
-
-def _entry(raw: Value) -> Entry:
-    ours = raw["fastcoll"]
-    name, inputs, outputs = ours["name"].text(), _shapes(raw, "input"), _shapes(raw, "output")
-    is_message = ours["lane"].text() == "message"
+def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
+    """Returns the call, to be read, and its signature."""
+    name, is_message, left_out = (
+        entry["name"],
+        entry["lane"] == "message",
+        entry["tensors_left_out"],
+    )
+    inputs, outputs = (
+        [f"{d}{s}" for d, s in zip(entry[f"{side}_dtypes"], entry[f"{side}_sizes"], strict=True)]
+        for side in ("input", "output")
+    )
     if is_message:
         parts = inputs or outputs
     elif inputs == outputs or name == "scatter":
@@ -189,35 +140,23 @@ def _entry(raw: Value) -> Entry:
         parts = inputs
     else:
         parts = [*inputs, "->", *outputs]
-    left_out = ours["tensors_left_out"].integer(0)
     words = [" ".join(parts) + (f" and {left_out} more tensors" if left_out else "")]
-    sends = is_message and ours["sends"].flag()
-    if is_message:
-        sender = ours["from"].integer(-1)
-        source = "any rank" if sender < 0 else f"rank {sender}"
-        words.append(f"to rank {ours['to'].integer(0)}" if sends else f"from {source}")
-    op = ours["op"].text() if "op" in ours else None
-    root = ours["root"].integer() if "root" in ours else None
-    tag = ours["tag"].integer() if "tag" in ours else None
-    named = {"op": op, "root": root, "tag": tag}
-    words += [f"{key} {value}" for key, value in named.items() if value is not None]
+    if is_message and entry["sends"]:
+        words.append(f"to rank {entry['to']}")
+    elif is_message:
+        known = entry["from"] is not None and entry["from"] >= 0
+        words.append(f"from rank {entry['from']}" if known else "from any rank")
+    words += [f"{key} {entry[key]}" for key in ("op", "root", "tag") if entry[key] is not None]
     # What each rank gives to an all_to_all is its own affair.
-    dtypes = [dtype.text() for dtype in raw["input_dtypes"].items()]
-    same = parts if name != "all_to_all" else dtypes
-    ended = ours["ended_ns"]
-    return Entry(
-        lane=raw["process_group"].items(2)[0].text(),
-        seq=ours["seq"].integer(0),
-        name=name,
-        state=ours["state"].text(),
-        signature=(None if is_message else name, tuple(same), op, root, left_out),
-        call=f"{name}({', '.join(word for word in words if word)})",
-        created_ns=raw["time_created_ns"].integer(),
-        ended_ns=0 if ended.is_none() else ended.integer(),
-        error=ours["error"].text(1 << 16) if "error" in ours else "",
-        frames=tuple(_frame(frame) for frame in raw["frames"].items()),
-        sends=sends,
-    )
+    same = parts if name != "all_to_all" else entry["input_dtypes"]
+    signature = (None if is_message else name, tuple(same), entry["op"], entry["root"], left_out)
+    return f"{name}({', '.join(word for word in words if word)})", signature
+
+
+def _sources(entry: Entry) -> list[str]:
+    here = f"{Path.cwd()}/"
+    own = [frame for frame in entry["frames"] if not _LIBRARY.search(frame["filename"])]
+    return [f"{f['filename'].removeprefix(here)}:{f['line']} in {f['name']}" for f in own[:3]]
 
 
 def parse(raw: Mapping[str, Any]) -> Dump:
@@ -226,25 +165,19 @@ def parse(raw: Mapping[str, Any]) -> Dump:
     Raises:
         ValueError: Something in it is not what a dump has there; the message names it.
     """
-    whole = Value(raw, "the dump")
-    ours = whole["fastcoll"]
-    dump = Dump(
-        ours["rank"].integer(0),
-        ours["reason"].text(),
-        ours["host"].text(),
-        ours["pid"].integer(0),
-        ours["recorded"].integer(0) > ours["size"].integer(0),
-    )
-    kinds: dict[str, tuple[str, str]] = {}
-    for item in whole["entries"].items():
-        entry = _entry(item)
-        dump.entries.setdefault(entry.lane, {})[entry.seq] = entry
-        kinds[entry.lane] = (item["fastcoll"]["group"].text(), item["fastcoll"]["lane"].text())
-    for name, config in whole["pg_config"].fields():
-        group, kind = kinds.get(name, (name, "collective"))
-        ranks = tuple(sorted(config["ranks"].numbers()))
-        dump.lanes[name] = Lane(name, group, config["desc"].text(), kind, ranks)
-    return dump
+    whole = _checked(raw, _DUMP, "dump")
+    ours, lanes, entries = whole["fastcoll"], {}, dict[str, dict[int, Entry]]()
+    for name, config in whole["pg_config"].items():
+        if not re.fullmatch(r"\[(\d{1,9}(, \d{1,9})*)?\]", config["ranks"]):
+            raise ValueError("ranks in pg_config is not a list such as [0, 1]")
+        ranks = sorted(map(int, re.findall(r"\d+", config["ranks"])))
+        lanes[name] = (config["desc"], tuple(ranks))
+    for one in whole["entries"]:
+        entry = {**one, **one["fastcoll"], "sources": _sources(one)}
+        entry["call"], entry["signature"] = _described(entry)
+        lane, _ = one["process_group"]
+        entries.setdefault(lane, {})[entry["seq"]] = entry
+    return Dump(ours["rank"], ours["reason"], ours["recorded"] > ours["size"], lanes, entries)
 
 
 def find(prefix: str) -> dict[int, Path]:
@@ -252,11 +185,11 @@ def find(prefix: str) -> dict[int, Path]:
     path = Path(prefix)
     folder, start = (path, "") if path.is_dir() else (path.parent, path.name)
     pattern = re.compile((re.escape(start) if start else r"[^.].*?") + r"(\d+)")
-    found = {}
-    for file in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if (match := pattern.fullmatch(file.name)) and file.is_file():
-            found[int(match[1])] = file
-    return found
+    return {
+        int(match[1]): file
+        for file in sorted(folder.glob("*"))
+        if (match := pattern.fullmatch(file.name)) and file.is_file()
+    }
 
 
 def read(prefix: str) -> list[Dump]:

@@ -23,37 +23,30 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in parts)
 
 
-def _rows(lane: LaneReport, report: Report) -> Iterator[tuple[str, ...]]:
+def _rows(lane: LaneReport) -> Iterator[tuple[str, ...]]:
     """Yield a row for ranks that are equally far."""
     same: dict[tuple[str, ...], list[int]] = {}
-    for rank in lane.lane.ranks:
+    for rank in lane.ranks:
         row: tuple[str, ...] = ("-", "-", "no dump", "")
-        if rank in report.dumps:
-            entry, completed = lane.last[rank], lane.completed[rank]
-            done = "-" if completed is None else str(completed)
-            last = (
-                ("-", "", "nothing") if entry is None else (str(entry.seq), entry.state, entry.call)
-            )
-            row = (done, *last)
+        if rank in lane.entries:
+            found = lane.entries[rank]
+            done = max((seq for seq in found if found[seq]["state"] == "completed"), default="-")
+            row = (str(done), "-", "", "nothing")
+            if found:
+                last = found[max(found)]
+                row = (str(done), str(last["seq"]), last["state"], last["call"])
         same.setdefault(row, []).append(rank)
     for row, ranks in same.items():
         yield spans(ranks), *row
-
-
-def _title(lane: LaneReport) -> str:
-    return f"group '{lane.lane.name}' ({lane.lane.description})"
-
-
-def _shown(report: Report) -> list[LaneReport]:
-    """Returns the lanes worth a table: all but messages between ranks that agree."""
-    return [lane for lane in report.lanes if lane.lane.kind != "message" or lane.finding]
 
 
 def _detail(finding: Finding) -> Iterator[str]:
     yield f"first difference: seq {finding.seq}, {finding.kind}"
     same: dict[tuple[str, ...], list[int]] = {}
     for rank, entry in finding.calls.items():
-        said = ("nothing",) if entry is None else (f"{entry.call}, {entry.state}", *entry.sources)
+        said: tuple[str, ...] = ("nothing",)
+        if entry is not None:
+            said = (f"{entry['call']}, {entry['state']}", *entry["sources"])
         same.setdefault(said, []).append(rank)
     for (call, *sources), ranks in same.items():
         yield f"  {'rank' if len(ranks) == 1 else 'ranks'} {spans(ranks)}: {call}"
@@ -62,7 +55,7 @@ def _detail(finding: Finding) -> Iterator[str]:
 
 
 def _closing(report: Report) -> Iterator[str]:
-    messages = sum(lane.lane.kind == "message" for lane in report.lanes)
+    messages = sum(lane.is_message for lane in report.lanes)
     if messages:
         yield f"messages between ranks: {messages} sequences (sender, receiver, tag) compared"
     if report.healthy:
@@ -77,25 +70,21 @@ def _closing(report: Report) -> Iterator[str]:
         yield f"Look at {word} {spans(report.guilty)} first."
 
 
-def _opening(report: Report) -> str:
-    reasons = sorted({dump.reason for dump in report.dumps.values()})
-    ranks = spans(list(report.dumps))
-    return f"dumps of ranks {ranks} (written because: {'; '.join(reasons)})"
-
-
 def print_report(report: Report, file: TextIO) -> None:
     """Print the report for a person."""
-    print(_opening(report), file=file)
-    for lane in _shown(report):
-        print(f"\n{_title(lane)}", file=file)
-        table = [_HEAD, *_rows(lane, report)]
-        widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
+    reasons = "; ".join(sorted({dump.reason for dump in report.dumps.values()}))
+    print(f"dumps of ranks {spans(list(report.dumps))} (written because: {reasons})", file=file)
+    for lane in report.lanes:
+        if lane.is_message and lane.finding is None:
+            continue
+        print(f"\ngroup '{lane.name}' ({lane.description})", file=file)
+        table = [_HEAD, *_rows(lane)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
             print(f"  {line}".rstrip(), file=file)
-        if lane.finding:
-            for text in _detail(lane.finding):
-                print(f"  {text}", file=file)
+        for text in _detail(lane.finding) if lane.finding else ():
+            print(f"  {text}", file=file)
     print(file=file)
     for text in _closing(report):
         print(text, file=file)
@@ -111,12 +100,12 @@ def as_json(report: Report) -> dict[str, Any]:
         "first_error": report.first_error,
         "findings": [
             {
-                "group": lane.lane.name,
+                "group": lane.name,
                 "seq": lane.finding.seq,
                 "kind": lane.finding.kind,
                 "guilty": list(lane.finding.guilty),
                 "calls": {
-                    rank: None if entry is None else entry.call
+                    rank: None if entry is None else entry["call"]
                     for rank, entry in lane.finding.calls.items()
                 },
             }

@@ -159,4 +159,4 @@ def test_lists_that_hold_each_other() -> None:
     raw = good()
     raw["entries"][0]["input_sizes"] = shape
     status, said = report(pickle.dumps(raw))
-    assert status == 2 and "in several places" in said
+    assert status == 2 and "input_sizes[0][0]: expected a number" in said

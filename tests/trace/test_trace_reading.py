@@ -83,7 +83,7 @@ def test_calls_that_were_overwritten_are_not_missed() -> None:
     # The trace of rank 1 holds nothing of the group any more: nothing can be said of it.
     dumps[1] = dump(1, [entry(3, "1")], wrapped=True)
     report = analyse([dumps[0], dumps[1], dumps[2]])
-    assert all(lane.finding is None for lane in report.lanes if lane.lane.name == "0")
+    assert all(lane.finding is None for lane in report.lanes if lane.name == "0")
 
 
 def test_a_rank_that_failed_earlier_is_not_missing_later() -> None:
