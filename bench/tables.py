@@ -214,10 +214,9 @@ def _frameworks() -> list[str]:
 
 def _variables() -> list[str]:
     rows = []
-    for one in env.variables():
-        allowed = ", ".join(one.choices) or (
-            f"{one.least} to {one.most}" if isinstance(one.default, int) else "text"
-        )
+    for one in env.VARIABLES:
+        between = " to " if isinstance(one.default, int) else ", "
+        allowed = between.join(map(str, one.allowed)) or "text"
         default = "unset" if one.default == "" else f"{one.default}"
         rows.append([f"`{one.name}`", one.meaning, allowed, default])
     return _table(["variable", "meaning", "values", "default"], rows, 4)

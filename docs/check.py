@@ -65,7 +65,7 @@ def links() -> Iterator[str]:
 
 def variables() -> Iterator[str]:
     """The pages name each variable of fastcoll/env.py, and no other; csrc/base/env.cpp allows the same numbers."""
-    known = {one.name: one for one in load("fastcoll/env.py").variables()}
+    known = {one.name: one for one in load("fastcoll/env.py").VARIABLES}
     named = {name for page in PAGES for name in re.findall(r"FASTCOLL_[A-Z_]+\b", page.read_text())}
     named = {name for name in named if not name.startswith("FASTCOLL_TEST_")}
     for name in sorted(named ^ known.keys()):
@@ -77,7 +77,7 @@ def variables() -> Iterator[str]:
     bound = r"(-?\d+)(?:LL)?(?: << (\d+))?"
     found = re.findall(rf'integer\("(\w+)", text, {bound}, {bound}\)', source)
     bounds = {name: (int(a) << int(b or 0), int(c) << int(d or 0)) for name, a, b, c, d in found}
-    numbers = {n: (one.least, one.most) for n, one in known.items() if isinstance(one.default, int)}
+    numbers = {n: one.allowed for n, one in known.items() if isinstance(one.default, int)}
     for name in sorted(numbers.keys() | bounds):
         if bounds.get(name) != numbers.get(name):
             yield f"{name}: {numbers.get(name)} in fastcoll/env.py, {bounds.get(name)} in env.cpp"

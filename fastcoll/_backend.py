@@ -16,7 +16,6 @@ from torch._C import _distributed_c10d as c10d
 
 from fastcoll import env, tuning
 from fastcoll._load import C
-from fastcoll.env import Env
 from fastcoll.names import replaced
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def create_device_engine(
     return CudaEngine(
         *(store, group, rank, size, options.timeout, device_type),
         thresholds_on=tuning.load().thresholds_on,
-        algorithm=Env.read().algo,
+        algorithm=env.read()["FASTCOLL_ALGO"],
         config=options.config,
     )
 
@@ -180,7 +179,7 @@ def _of_stock_nccl(given: Any, group: str) -> C.Options:
 def _look_at_variables() -> None:
     """Warns of misspelt variables, once in a process."""
     for name in env.unknown():
-        near = difflib.get_close_matches(name, [one.name for one in env.variables()], 1, 0.7)
+        near = difflib.get_close_matches(name, [one.name for one in env.VARIABLES], 1, 0.7)
         meant = (
             f"Did you mean {near[0]}?"
             if near

@@ -6,15 +6,13 @@ over the field of :class:`fastcoll.Options` with the same meaning.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PREFIX", "Env", "Variable", "unknown", "variables"]
-
-PREFIX = "FASTCOLL_"
-_OF_TESTS = "FASTCOLL_TEST_"
+__all__ = ["VARIABLES", "Variable", "read", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -24,19 +22,15 @@ class Variable:
     Attributes:
         name: With the prefix.
         default: Its value when it is not set; an int means that the variable is a whole number.
-        choices: The words it may hold; empty for a number, and for any text.
-        least: The least number it may hold.
-        most: The greatest number it may hold.
         meaning: One sentence, with the unit.
+        allowed: The words it may hold, or the least and the greatest number; empty for any text.
         read_in_cpp: Whether csrc/base/env.cpp reads it too.
     """
 
     name: str
     default: str | int
-    choices: tuple[str, ...]
-    least: int
-    most: int
     meaning: str
+    allowed: tuple[Any, ...] = ()
     read_in_cpp: bool = True
 
     def parse(self, text: str) -> str | int:
@@ -46,224 +40,173 @@ class Variable:
             ValueError: It stands for none; the message says what would.
         """
         if isinstance(self.default, int):
-            try:
-                number = int(text)
-            except ValueError:
-                number = self.least - 1
-            if self.least <= number <= self.most:
-                return number
-            raise ValueError(
-                f"{self.name}={text}: expected an integer from {self.least} to {self.most}. "
-                "Correct or unset the variable."
-            )
-        if not self.choices:
-            return text
-        for choice in self.choices:
-            if choice.lower() == text.lower():
-                return choice
-        raise ValueError(
-            f"{self.name}={text}: expected one of {', '.join(self.choices)}. "
-            "Correct or unset the variable."
-        )
+            least, most = self.allowed
+            with contextlib.suppress(ValueError):
+                if least <= int(text) <= most:
+                    return int(text)
+            expected = f"an integer from {least} to {most}"
+        else:
+            for choice in self.allowed or [text]:
+                if choice.lower() == text.lower():
+                    return str(choice)
+            expected = f"one of {', '.join(self.allowed)}"
+        raise ValueError(f"{self.name}={text}: expected {expected}. Correct or unset the variable.")
 
 
-def _variable(
-    name: str,
-    default: str | int,
-    meaning: str,
-    choices: tuple[str, ...] = (),
-    least: int = 0,
-    most: int = 0,
-    read_in_cpp: bool = True,
-) -> Any:
-    variable = Variable(PREFIX + name, default, choices, least, most, meaning, read_in_cpp)
-    return field(default=default, metadata={"variable": variable})
-
-
-@dataclass(frozen=True)
-class Env:
-    """The variables of a process, one field each."""
-
-    debug: str = _variable(
-        "DEBUG",
+VARIABLES = (
+    Variable(
+        "FASTCOLL_DEBUG",
         "WARN",
         "Level of the log. INFO reports which transport each group uses, and why.",
         ("OFF", "WARN", "INFO", "TRACE"),
-    )
-    transport: str = _variable(
-        "TRANSPORT",
+    ),
+    Variable(
+        "FASTCOLL_TRANSPORT",
         "auto",
         "Transport of CPU tensors. auto uses shared memory between ranks of a host, and Gloo between hosts.",
         ("auto", "shm", "gloo"),
-    )
-    host_id: str = _variable(
-        "HOST_ID",
+    ),
+    Variable(
+        "FASTCOLL_HOST_ID",
         "",
-        "Name of this host, of at most 63 characters, in any case. Ranks of one user with equal names share memory. If "
-        "it is unset, fastcoll reads the machine's identity.",
-    )
-    ring_bytes: int = _variable(
-        "RING_BYTES",
+        "Name of this host, of at most 63 characters, in any case. Ranks of one user with equal names share "
+        "memory. If it is unset, fastcoll reads the machine's identity.",
+    ),
+    Variable(
+        "FASTCOLL_RING_BYTES",
         2 << 20,
-        "Size of a rank's ring in shared memory, for each group, in bytes. In a group of several hosts it is "
-        "four times as large.",
-        least=16 << 10,
-        most=1 << 30,
-    )
-    stores: str = _variable(
-        "STORES",
+        "Size of a rank's ring in shared memory, for each group, in bytes. In a group of several hosts it is four "
+        "times as large.",
+        (16 << 10, 1 << 30),
+    ),
+    Variable(
+        "FASTCOLL_STORES",
         "auto",
-        "How segments are written to shared memory. streaming bypasses the caches. auto chooses for segments of 8 KiB "
-        "and more: streaming when plain costs 6 times as much, until it costs less than 4 times as much.",
+        "How segments are written to shared memory. streaming bypasses the caches. auto chooses for segments of 8 "
+        "KiB and more: streaming when plain costs 6 times as much, until it costs less than 4 times as much.",
         ("auto", "plain", "streaming"),
-    )
-    spin_us: int = _variable(
-        "SPIN_US",
+    ),
+    Variable(
+        "FASTCOLL_SPIN_US",
         -1,
-        "Time that a wait spins before it sleeps, in microseconds. -1 means 50 if each rank has its own core, else 0.",
-        least=-1,
-        most=1_000_000,
-    )
-    link_seconds: int = _variable(
-        "LINK_SECONDS",
+        "Time that a wait spins before it sleeps, in microseconds. -1 means 50 if each rank has its own core, "
+        "else 0.",
+        (-1, 1_000_000),
+    ),
+    Variable(
+        "FASTCOLL_LINK_SECONDS",
         10,
         "Seconds without any TCP response after which a host is treated as lost. 0 keeps the TCP defaults.",
-        least=0,
-        most=86400,
-    )
-    error_handling: str = _variable(
-        "ERROR_HANDLING",
+        (0, 86400),
+    ),
+    Variable(
+        "FASTCOLL_ERROR_HANDLING",
         "teardown",
-        "What happens after a CUDA error that was not raised within 1 s. teardown ends the process. raise keeps it, "
-        "and the next call of the group raises. If it is unset, TORCH_NCCL_ASYNC_ERROR_HANDLING decides.",
+        "What happens after a CUDA error that was not raised within 1 s. teardown ends the process. raise keeps "
+        "it, and the next call of the group raises. If it is unset, TORCH_NCCL_ASYNC_ERROR_HANDLING decides.",
         ("teardown", "raise"),
-    )
-    heartbeat_seconds: int = _variable(
-        "HEARTBEAT_SECONDS",
+    ),
+    Variable(
+        "FASTCOLL_HEARTBEAT_SECONDS",
         480,
-        "Seconds that the watchdog of CUDA tensors may be blocked before the process ends. 0 disables this, and so "
-        "does FASTCOLL_ERROR_HANDLING=raise. If it is unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and "
+        "Seconds that the watchdog of CUDA tensors may be blocked before the process ends. 0 disables this, and "
+        "so does FASTCOLL_ERROR_HANDLING=raise. If it is unset, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC and "
         "TORCH_NCCL_ENABLE_MONITORING decide.",
-        least=0,
-        most=86400,
-    )
-    isa: str = _variable(
-        "ISA",
+        (0, 86400),
+    ),
+    Variable(
+        "FASTCOLL_ISA",
         "auto",
         "Instruction set of the reductions.",
         ("auto", "avx512", "avx2", "baseline"),
-    )
-    arena_bytes: int = _variable(
-        "ARENA_BYTES",
+    ),
+    Variable(
+        "FASTCOLL_ARENA_BYTES",
         64 << 30,
         "Address space reserved for shared memory by each process, in bytes. Only used pages take memory.",
-        least=16 << 20,
-        most=1 << 44,
-    )
-    shared_tensors: int = _variable(
-        "SHARED_TENSORS",
+        (16 << 20, 1 << 44),
+    ),
+    Variable(
+        "FASTCOLL_SHARED_TENSORS",
         0,
-        "1 puts CPU tensors of 32 KiB and more into shared memory, if they are made after init_process_group. Peers "
-        "read and reduce them in place.",
-        least=0,
-        most=1,
-    )
-
-    shared_buckets: int = _variable(
-        "SHARED_BUCKETS",
+        "1 puts CPU tensors of 32 KiB and more into shared memory, if they are made after init_process_group. "
+        "Peers read and reduce them in place.",
+        (0, 1),
+    ),
+    Variable(
+        "FASTCOLL_SHARED_BUCKETS",
         1,
-        "0 keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does. With a GPU, they are "
-        "there unless DDP_DISABLE_COMM_MEM is 0.",
-        least=0,
-        most=1,
-    )
-
-    default: str = _variable(
-        "DEFAULT",
+        "0 keeps DDP's buckets of CPU tensors in private memory, as DDP_DISABLE_COMM_MEM=1 does. With a GPU, they "
+        "are there unless DDP_DISABLE_COMM_MEM is 0.",
+        (0, 1),
+    ),
+    Variable(
+        "FASTCOLL_DEFAULT",
         "",
         "Devices, `cpu` or `cpu,cuda`, for which fastcoll serves groups that name no backend. 1 means `cpu`.",
         read_in_cpp=False,
-    )
-
-    replace: str = _variable(
-        "REPLACE",
+    ),
+    Variable(
+        "FASTCOLL_REPLACE",
         "",
         "Backends that fastcoll replaces in groups that name them: `gloo`, `nccl` or `gloo,nccl`.",
         read_in_cpp=False,
-    )
-
-    tuning: str = _variable(
-        "TUNING",
+    ),
+    Variable(
+        "FASTCOLL_TUNING",
         "auto",
-        "Tuning table: a file that `python -m fastcoll.tune` wrote, or `default`, the shipped table. auto uses this "
-        "host's table if there is one, else the shipped table.",
+        "Tuning table: a file that `python -m fastcoll.tune` wrote, or `default`, the shipped table. auto uses "
+        "this host's table if there is one, else the shipped table.",
         read_in_cpp=False,
-    )
-
-    algo: str = _variable(
-        "ALGO",
+    ),
+    Variable(
+        "FASTCOLL_ALGO",
         "auto",
         "Algorithm of each all_reduce of CUDA tensors, equal on all ranks. A call that it cannot serve raises. "
         "auto chooses by size and topology. nccl maps no memory of peers.",
         ("auto", "nccl", "one_shot", "two_shot", "ring"),
         read_in_cpp=False,
-    )
-
-    trace_size: int = _variable(
-        "TRACE_SIZE",
+    ),
+    Variable(
+        "FASTCOLL_TRACE_SIZE",
         2000,
         "Number of calls that the trace of a process keeps. 0 disables the trace.",
-        least=0,
-        most=1 << 20,
-    )
-    trace_stacks: int = _variable(
-        "TRACE_STACKS",
+        (0, 1 << 20),
+    ),
+    Variable(
+        "FASTCOLL_TRACE_STACKS",
         0,
         "1 records the Python stack of each call in the trace.",
-        least=0,
-        most=1,
-    )
-    trace_dump: str = _variable(
-        "TRACE_DUMP",
+        (0, 1),
+    ),
+    Variable(
+        "FASTCOLL_TRACE_DUMP",
         "",
         "Path to which each rank appends its number. It dumps its trace there when a group fails.",
-    )
-    trace_signal: str = _variable(
-        "TRACE_SIGNAL",
+    ),
+    Variable(
+        "FASTCOLL_TRACE_SIGNAL",
         "none",
         "Signal that makes a rank dump its trace, to /tmp/fastcoll_trace_<rank> without FASTCOLL_TRACE_DUMP.",
         ("none", "USR1", "USR2", "HUP", "QUIT"),
-    )
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Env:
-        """Reads the variables.
-
-        Raises:
-            ValueError: One holds what it may not; the message names it and says what it may hold.
-        """
-        values: dict[str, Any] = {
-            attribute: variable.parse(environ[variable.name])
-            for attribute, variable in _by_field()
-            if environ.get(variable.name)
-        }
-        return cls(**values)
+    ),
+)
 
 
-def _by_field() -> list[tuple[str, Variable]]:
-    return [(item.name, item.metadata["variable"]) for item in fields(Env)]
+def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Returns what each variable holds, by name; its default where it is unset or empty.
 
-
-def variables() -> list[Variable]:
-    """Returns all variables, in the order of the fields of :class:`Env`."""
-    return [variable for _, variable in _by_field()]
+    Raises:
+        ValueError: One holds what it may not; the message names it and says what it may hold.
+    """
+    return {
+        one.name: one.parse(text) if (text := environ.get(one.name)) else one.default
+        for one in VARIABLES
+    }
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Returns the names that begin as ours do and mean nothing to us: most likely misspelt."""
-    known = {variable.name for variable in variables()}
-    return sorted(
-        name
-        for name in environ
-        if name.startswith(PREFIX) and not name.startswith(_OF_TESTS) and name not in known
-    )
+    known = {variable.name for variable in VARIABLES}
+    ours = {name for name in environ if name.startswith("FASTCOLL_")}
+    return sorted(n for n in ours - known if not n.startswith("FASTCOLL_TEST_"))

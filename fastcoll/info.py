@@ -66,27 +66,32 @@ def _serving() -> dict[str, dict[str, Any]]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return {}
-    from fastcoll.names import backends_of
-
     found = {}
     for group in torch.distributed.distributed_c10d._world.pg_map:
+        backends = {}
+        for device in sorted(group._device_types, key=str):
+            backend = group._get_backend(device)
+            try:
+                backends[device.type] = backend.name()
+            except RuntimeError:  # it has none
+                backends[device.type] = type(backend).__name__
         found[group.group_name] = {
             "name": group.group_name,
             "rank": group.rank(),
             "size": group.size(),
-            "backends": backends_of(group),
+            "backends": backends,
         }
     return found
 
 
 def libraries() -> dict[str, list[str]]:
     """Returns the paths of the libraries in this process that matter here, by name."""
-    found: dict[str, list[str]] = {name: [] for name in _LIBRARIES}
     with open("/proc/self/maps") as file:
         paths = sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line})
-    for name, pattern in _LIBRARIES.items():
-        found[name] = [path for path in paths if re.search(pattern, path)]
-    return found
+    return {
+        name: [path for path in paths if re.search(pattern, path)]
+        for name, pattern in _LIBRARIES.items()
+    }
 
 
 def _versions() -> dict[str, str | None]:
@@ -130,7 +135,7 @@ def _loaded_nccl() -> str | None:
 
 def _environment() -> list[dict[str, Any]]:
     rows = []
-    for variable in env.variables():
+    for variable in env.VARIABLES:
         text = os.environ.get(variable.name) or None
         row = {
             "name": variable.name,

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fastcoll import env
 from fastcoll.bench.control import Control
 from fastcoll.bench.timing import Plan, measure
 from fastcoll.bench.turn import TimedCall
-from fastcoll.env import Env
 
 __all__ = ["leaders_of", "measure_link"]
 
@@ -36,7 +36,7 @@ def leaders_of(control: Control) -> list[int]:
         SystemExit: There is one host.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    host = Env.read().host_id or f"{boot} {os.readlink('/proc/self/ns/net')}"
+    host = env.read()["FASTCOLL_HOST_ID"] or f"{boot} {os.readlink('/proc/self/ns/net')}"
     hosts = control.all_gather(host)
     leaders = [hosts.index(name) for name in dict.fromkeys(hosts)]
     if len(leaders) == 1:

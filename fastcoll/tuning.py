@@ -12,14 +12,13 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastcoll import env
 from fastcoll._load import C
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
-from fastcoll.env import Env
 
 __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "parse"]
 
@@ -72,9 +71,9 @@ def machine_name() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {', '.join(caches) or 'caches unknown'}"
 
 
-def host_path(environ: Mapping[str, str] = os.environ) -> Path:
+def host_path() -> Path:
     """Returns where the table of this host is kept, by the XDG base directory specification."""
-    base = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "fastcoll" / "tuning.json"
 
 
@@ -168,4 +167,4 @@ def load() -> Loaded:
     Raises:
         ValueError: FASTCOLL_TUNING or the file it names is wrong.
     """
-    return _load(Env.read().tuning, host_path())
+    return _load(env.read()["FASTCOLL_TUNING"], host_path())

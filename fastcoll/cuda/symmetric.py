@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from fastcoll import env
 from fastcoll.cuda.algorithms.call import Topology
 from fastcoll.cuda.ballot import Ballot, Refused
 from fastcoll.cuda.channels import Share
@@ -30,7 +31,6 @@ from fastcoll.cuda.mapping import MAPPERS, Mapper
 from fastcoll.cuda.peer_memory import PeerMemory
 from fastcoll.cuda.self_test import prepare_peers, require_lists, require_peers
 from fastcoll.cuda.thresholds import Thresholds
-from fastcoll.env import Env
 
 __all__ = ["ROOM", "Region", "Room", "Wish", "open_region", "reason_against"]
 
@@ -326,7 +326,7 @@ def _without(
     unexpected: bool = False,
 ) -> Region:
     if member.rank == 0:
-        asked = Env.read().debug in ("INFO", "TRACE")
+        asked = env.read()["FASTCOLL_DEBUG"] in ("INFO", "TRACE")
         level = logging.WARNING if unexpected or asked else logging.INFO
         _log.log(level, member.says("init", f"device tensors are reduced by NCCL alone: {reason}"))
     return Region(Topology(member.size, kernels, reason=reason), thresholds)
