@@ -52,10 +52,7 @@ def register() -> None:
         defaults.clear()
         defaults.update(before)
         _error = None
-        if any(
-            os.environ.get(name)
-            for name in ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE", "FASTCOLL_DEBUG")
-        ):
+        if any(os.environ.get(name) for name in ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")):
             from fastcoll import names
 
             names.apply()

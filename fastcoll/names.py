@@ -18,7 +18,6 @@ not know, and says nothing; ``dist.monitored_barrier`` is an error there.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -29,7 +28,7 @@ import torch.distributed as dist
 
 from fastcoll._register import NAME, register
 
-__all__ = ["ServedName", "apply", "log_groups", "make_default", "replace", "replaced"]
+__all__ = ["ServedName", "apply", "make_default", "replace", "replaced"]
 
 DEVICES = ("cpu", "cuda")
 REPLACEABLE = ("gloo", "nccl")
@@ -106,7 +105,7 @@ def replaced() -> tuple[str, ...]:
 
 
 def apply(environ: Mapping[str, str] = os.environ) -> None:
-    """Does what FASTCOLL_DEFAULT, FASTCOLL_REPLACE and FASTCOLL_DEBUG say.
+    """Does what FASTCOLL_DEFAULT and FASTCOLL_REPLACE say.
 
     Raises:
         ValueError: A variable holds what it may not; the message names it.
@@ -120,8 +119,6 @@ def apply(environ: Mapping[str, str] = os.environ) -> None:
                 f"FASTCOLL_DEFAULT={environ['FASTCOLL_DEFAULT']}: expected 1, 0, or devices of "
                 f"{', '.join(DEVICES)} with commas between. Correct or unset the variable."
             ) from None
-    if environ.get("FASTCOLL_DEBUG", "").upper() in ("INFO", "TRACE"):
-        log_groups()
     if names := _words(environ.get("FASTCOLL_REPLACE", "")):
         try:
             replace(names)
@@ -130,39 +127,6 @@ def apply(environ: Mapping[str, str] = os.environ) -> None:
                 f"FASTCOLL_REPLACE={environ['FASTCOLL_REPLACE']}: expected backends of "
                 f"{', '.join(REPLACEABLE)} with commas between. Correct or unset the variable."
             ) from None
-
-
-def backends_of(group: Any) -> dict[str, str]:
-    """Returns the name of the backend that really serves a group, by device."""
-    found = {}
-    for device in sorted(group._device_types, key=str):
-        backend = group._get_backend(device)
-        try:
-            found[device.type] = backend.name()
-        except RuntimeError:  # it has none
-            found[device.type] = type(backend).__name__
-    return found
-
-
-def log_groups() -> None:
-    """Has a line written for each group that is made from now on: which backend serves which device."""
-    torchs: Any = dist.distributed_c10d._new_process_group_helper
-    if getattr(torchs, "of_fastcoll", False):
-        return
-
-    @functools.wraps(torchs)
-    def make(*arguments: Any, **options: Any) -> Any:
-        made = torchs(*arguments, **options)
-        group = made[0] if isinstance(made, tuple) else made
-        if isinstance(group, dist.ProcessGroup):
-            serving = ", ".join(
-                f"{device} tensors by {name}" for device, name in backends_of(group).items()
-            )
-            _say(f"group '{group.group_name}': {serving}")
-        return made
-
-    make.of_fastcoll = True  # type: ignore[attr-defined]
-    dist.distributed_c10d._new_process_group_helper = make
 
 
 def _checked(given: str | Iterable[str], allowed: tuple[str, ...], expected: str) -> list[str]:

@@ -127,19 +127,6 @@ def test_make_default_in_a_script(run):
     assert lines[0] == "fastcoll"
 
 
-def test_every_group_is_told_at_info(run):
-    _, errors = run(
-        """
-        dist.init_process_group("gloo")
-        dist.new_group([0, 1], backend="fastcoll")
-        dist.barrier()
-        """,
-        FASTCOLL_DEBUG="INFO",
-    )
-    assert "[fastcoll] group '0': cpu tensors by gloo" in errors
-    assert "[fastcoll] group '1': cpu tensors by fastcoll" in errors
-
-
 @pytest.mark.full
 def test_under_torchrun(tmp_path):
     """Where the variables are read when torch is imported."""
