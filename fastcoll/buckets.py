@@ -7,14 +7,12 @@ that lie elsewhere. Knows nothing of kernels: floor 0, like fastcoll/env.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 __all__ = ["AddressTable", "BucketLayout", "require_dense"]
-
-_ALIGNMENT = 16  # bytes: the widest access of a thread
 
 
 def require_dense(tensor: Tensor, name: str) -> None:
@@ -70,28 +68,6 @@ class BucketLayout:
         self.offsets = tuple(offsets)
         self.elements = end
         self._tables: dict[tuple[object, ...], Tensor] = {}
-
-    @classmethod
-    def of(
-        cls, tensors: Sequence[Tensor], *wire_dtypes: torch.dtype, packed: bool = False
-    ) -> BucketLayout:
-        """Returns the layout for tensors.
-
-        Args:
-            tensors: Dense, of any shapes.
-            wire_dtypes: What the bucket may hold besides the dtypes of the tensors.
-            packed: No gaps between tensors; else each begins at a multiple of 16 bytes, in every dtype
-                given, so that all accesses are 128 bits wide.
-
-        Raises:
-            ValueError: A tensor has gaps or overlaps itself.
-        """
-        for index, tensor in enumerate(tensors):
-            require_dense(tensor, f"tensors[{index}]")
-        itemsizes = {tensor.dtype.itemsize for tensor in tensors}
-        itemsizes |= {dtype.itemsize for dtype in wire_dtypes}
-        alignment = 1 if packed or not itemsizes else _ALIGNMENT // min(itemsizes)
-        return cls([tensor.numel() for tensor in tensors], max(alignment, 1))
 
     def new_bucket(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Returns a bucket: 1-D, zeros, so that gaps hold numbers that no sum minds."""

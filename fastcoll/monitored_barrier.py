@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import cpu_backend
+from fastcoll._group_backend import needed_cpu_backend
 
 __all__ = ["monitored_barrier"]
 
@@ -33,12 +32,6 @@ def monitored_barrier(
     given: Any = group  # torch has a number for ranks that are in no group
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         return
-    group = group or dist.group.WORLD
-    backend = cpu_backend(group, torch.device("cpu"))
-    if group is None or backend is None:
-        name = "no group" if group is None else f"group '{group.group_name}'"
-        raise ValueError(
-            f"fastcoll.monitored_barrier: expected a group whose CPU tensors fastcoll serves, got {name}. Call "
-            'init_process_group("fastcoll") first, or dist.monitored_barrier for a group of gloo.'
-        )
+    instead = "dist.monitored_barrier for a group of gloo"
+    backend = needed_cpu_backend(group, "monitored_barrier", instead)
     backend.monitored_barrier(timeout or backend.options.timeout, wait_all_ranks)

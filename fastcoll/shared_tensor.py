@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import cpu_backend
+from fastcoll._group_backend import needed_cpu_backend
 
 __all__ = ["empty_shared"]
 
@@ -42,16 +41,10 @@ def empty_shared(
     shape = torch.Size(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size)  # type: ignore[arg-type]
     if any(extent < 0 for extent in shape):
         raise ValueError(f"fastcoll.empty_shared: expected sizes of at least 0, got {tuple(shape)}")
-    group = group or dist.group.WORLD
-    cpu = torch.device("cpu")
-    backend = cpu_backend(group, cpu)
-    if backend is None:
-        name = "no group" if group is None else f"group '{group.group_name}'"
-        raise ValueError(
-            f"fastcoll.empty_shared: expected a group whose CPU tensors fastcoll serves, got {name}. Call "
-            'init_process_group("fastcoll") first, or torch.empty for another backend.'
-        )
+    backend = needed_cpu_backend(group, "empty_shared", "torch.empty for another backend")
     flat: Tensor = backend.allocate_tensor(
-        math.prod(shape), dtype=dtype or torch.get_default_dtype(), device=cpu
+        math.prod(shape),
+        dtype=dtype or torch.get_default_dtype(),
+        device=torch.device("cpu"),
     )
     return flat.view(shape)

@@ -75,7 +75,6 @@ _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclCommGetAsyncError": ([_POINTER, _OUT_INT], "2.4"),
     "ncclCommAbort": ([_POINTER], "2.4"),
     "ncclCommDestroy": ([_POINTER], "2.2"),
-    "ncclCommFinalize": ([_POINTER], "2.14"),
     "ncclCommRegister": ([_POINTER, _POINTER, _SIZE, _OUT_POINTER], "2.19"),
     "ncclCommDeregister": ([_POINTER, _POINTER], "2.19"),
     "ncclMemAlloc": ([_OUT_POINTER, _SIZE], "2.19"),
@@ -199,14 +198,6 @@ class NcclLibrary:
         """Returns the address of a function of NCCL's; 0 where it has none of that name."""
         function = getattr(self._library, name, None)
         return 0 if function is None else ctypes.cast(function, _POINTER).value or 0
-
-    def finalize(self, handle: int) -> None:
-        """Waits for the communicator's operations. Only its destruction may follow.
-
-        Raises:
-            StatusError: NCCL refused.
-        """
-        self.call("ncclCommFinalize", handle)
 
     def register(self, handle: int, address: int, size: int, place: ctypes.c_void_p) -> None:
         """Registers ``size`` bytes of device memory, so that NCCL need not copy them.

@@ -27,7 +27,7 @@ _reduce_scatter: _Call = getattr(dist, "reduce_scatter_single", None) or dist.re
 class _Staged:
     """Gives FSDP its buffers."""
 
-    def __init__(self, staging: Staging | None) -> None:
+    def __init__(self, staging: Staging | None = None) -> None:
         self._staging = Staging() if staging is None else staging
 
     def allocate(
@@ -43,9 +43,6 @@ class FusedAllGather(_Staged, AllGather):
     Args:
         staging: Where buffers come from; None: its own.
     """
-
-    def __init__(self, staging: Staging | None = None) -> None:
-        super().__init__(staging)
 
     def __call__(
         self,

@@ -38,22 +38,6 @@ def test_the_block_map_has_every_element_once(sizes: list[int], block: int) -> N
     assert layout.blocks(block) == len(layout.block_map(block, CPU))
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "packed", "offsets"),
-    [
-        ((torch.float32,), False, (0, 8)),
-        ((torch.bfloat16,), False, (0, 8)),
-        ((torch.float8_e5m2,), False, (0, 16)),
-        ((torch.bfloat16,), True, (0, 5)),
-    ],
-)
-def test_alignment_holds_in_every_dtype(
-    dtypes: tuple[torch.dtype, ...], packed: bool, offsets: tuple[int, ...]
-) -> None:
-    tensors = [torch.zeros(5), torch.zeros(3)]
-    assert BucketLayout.of(tensors, *dtypes, packed=packed).offsets == offsets
-
-
 def test_tables_are_made_once() -> None:
     layout = BucketLayout([3, 5])
     assert layout.block_map(4, CPU) is layout.block_map(4, CPU)
