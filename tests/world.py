@@ -34,7 +34,7 @@ GRACE = 15.0
 DIED = "died: "
 """How the failure of a rank begins whose process ended without an answer."""
 
-AT_IMPORT = ("FASTCOLL_DEBUG", "FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
+AT_IMPORT = ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
 """The variables of fastcoll that are read when torch is imported; the others, when a group is made."""
 
 
