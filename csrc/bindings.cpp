@@ -3,10 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "base/interrupt.hpp"
-#include "bindings_device.hpp"
-#include "bindings_roster.hpp"
-#include "bindings_symmetric.hpp"
-#include "bindings_trace.hpp"
+#include "bindings.hpp"
 #include "hosts/selector.hpp"
 #include "process_group.hpp"
 #include "reduce/reduce.hpp"
@@ -48,7 +45,7 @@ std::size_t ringBytesOf(long long bytes) {
     throw py::value_error("fastcoll.Options: expected ring_bytes from 16384 to 1073741824, got " +
                           std::to_string(bytes));
   }
-  return static_cast<std::size_t>(bytes);
+  return bytes;
 }
 
 int linkSecondsOf(long long seconds) {
@@ -150,8 +147,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("streaming_bytes", &TuningTable::streamingBytes)
       .def_readwrite("direct_bytes", &TuningTable::directBytes)
       .def_readwrite("direct_all_reduce_bytes", &TuningTable::directAllReduceBytes)
-      .def_readwrite("link_bytes", &TuningTable::linkBytes)
-      .def_property_readonly("fingerprint", &TuningTable::fingerprint);
+      .def_readwrite("link_bytes", &TuningTable::linkBytes);
 
   py::class_<NcclConfig>(m, "NcclConfig")
       .def(py::init<>())

@@ -1,6 +1,6 @@
 // What Python sees of the device engine: calls of NCCL, communicators, and the way by which the
 // engine calls fastcoll.cuda.engine.
-#include "bindings_device.hpp"
+#include "bindings.hpp"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -335,8 +335,8 @@ void setDeviceFactory(py::object factory) {
 
 template <typename Enum>
 py::tuple names(int count, const char* (*nameOf)(Enum)) {
-  py::tuple all(static_cast<std::size_t>(count));
-  for (int i = 0; i < count; ++i) all[static_cast<std::size_t>(i)] = nameOf(static_cast<Enum>(i));
+  py::tuple all(count);
+  for (int i = 0; i < count; ++i) all[i] = nameOf(static_cast<Enum>(i));
   return all;
 }
 

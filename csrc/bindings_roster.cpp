@@ -1,6 +1,6 @@
 // group/roster.hpp and the fault that ranks tell each other under its id, as fastcoll.cuda uses
 // them. Waits release the GIL; between two looks into the store they call `on_look`.
-#include "bindings_roster.hpp"
+#include "bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 

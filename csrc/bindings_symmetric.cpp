@@ -1,7 +1,7 @@
 // Memory that ranks map of each other, by torch's symmetric memory. torch's own binding holds the
 // GIL until all ranks have come: a rank that died before would freeze the others, their timeouts
 // and signal handlers included.
-#include "bindings_symmetric.hpp"
+#include "bindings.hpp"
 
 #include <c10/util/env.h>
 #include <torch/csrc/utils/pybind.h>

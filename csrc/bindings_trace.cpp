@@ -1,4 +1,4 @@
-#include "bindings_trace.hpp"
+#include "bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
 

@@ -57,7 +57,7 @@ WorkRef ProcessGroupFastcoll::allreduceList(Tensors& tensors,
       request.out.resize(1);
       for (const std::size_t i : indices) {
         task->addInPlace(request.in[0], request.out[0], tensors[i]);
-        request.count += static_cast<std::uint64_t>(tensors[i].numel());
+        request.count += tensors[i].numel();
       }
       setReduction(site, *task, request, opts.reduceOp);
       task->parts.push_back(std::move(request));
@@ -78,28 +78,25 @@ WorkRef ProcessGroupFastcoll::allgather_into_tensor_coalesced(Tensors& outputs, 
     }
     oneType(site, inputs);
     auto task = newTask(site, Collective::AllGather);
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.joined = true;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(1);
-      request.out.resize(static_cast<std::size_t>(size_));
-      for (const std::size_t i : indices) {
-        sameType(site, inputs[i], outputs[i]);
-        if (outputs[i].numel() != inputs[i].numel() * size_) {
-          refuse(site, concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
-                 concat(outputs[i].numel()));
-        }
-        task->addInput(request.in[0], inputs[i]);
-        Message whole;
-        task->addOutput(whole, outputs[i]);
-        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
-        for (std::size_t rank = 0; rank < request.out.size() && each > 0; ++rank) {
-          request.out[rank].append(whole.contiguous(rank * each, each), each);
-        }
-        request.count += static_cast<std::uint64_t>(inputs[i].numel());
+    Request& request = task->request;
+    request.joined = true;
+    request.dtype = dtypeOf(inputs[0].scalar_type());
+    request.in.resize(1);
+    request.out.resize(size_);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      sameType(site, inputs[i], outputs[i]);
+      if (outputs[i].numel() != inputs[i].numel() * size_) {
+        refuse(site, concat("output ", i, " of ", size_, " x ", inputs[i].numel(), " elements"),
+               concat(outputs[i].numel()));
       }
-      task->parts.push_back(std::move(request));
+      task->addInput(request.in[0], inputs[i]);
+      Message whole;
+      task->addOutput(whole, outputs[i]);
+      const std::size_t each = whole.bytes() / size_;
+      for (std::size_t rank = 0; rank < request.out.size() && each > 0; ++rank) {
+        request.out[rank].append(whole.contiguous(rank * each, each), each);
+      }
+      request.count += inputs[i].numel();
     }
     return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
                                     opts.asyncOp, opts.timeout, inputs, outputs});
@@ -126,26 +123,23 @@ WorkRef ProcessGroupFastcoll::allgather_coalesced(std::vector<Tensors>& outputs,
       }
       flat.insert(flat.end(), list.begin(), list.end());
     }
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(1);
-      request.out.resize(outputs.size());
-      for (const std::size_t i : indices) {
-        task->addInput(request.in[0], inputs[i]);
-        request.count += static_cast<std::uint64_t>(inputs[i].numel());
-        for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
-          sameType(site, inputs[i], outputs[rank][i]);
-          if (outputs[rank][i].numel() != inputs[i].numel()) {
-            refuse(site,
-                   concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
-                          " elements"),
-                   concat(outputs[rank][i].numel()));
-          }
-          task->addOutput(request.out[rank], outputs[rank][i]);
+    Request& request = task->request;
+    request.dtype = dtypeOf(inputs[0].scalar_type());
+    request.in.resize(1);
+    request.out.resize(outputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      task->addInput(request.in[0], inputs[i]);
+      request.count += inputs[i].numel();
+      for (std::size_t rank = 0; rank < outputs.size(); ++rank) {
+        sameType(site, inputs[i], outputs[rank][i]);
+        if (outputs[rank][i].numel() != inputs[i].numel()) {
+          refuse(site,
+                 concat("output ", i, " of rank ", rank, " of the input's ", inputs[i].numel(),
+                        " elements"),
+                 concat(outputs[rank][i].numel()));
         }
+        task->addOutput(request.out[rank], outputs[rank][i]);
       }
-      task->parts.push_back(std::move(request));
     }
     return launch(std::move(task), {c10d::OpType::ALLGATHER_COALESCED, "fastcoll:all_gather",
                                     opts.asyncOp, opts.timeout, inputs, flat});
@@ -162,30 +156,27 @@ WorkRef ProcessGroupFastcoll::reduce_scatter_tensor_coalesced(
     }
     oneType(site, inputs);
     auto task = newTask(site, Collective::ReduceScatter);
-    for (const auto& indices : byType(inputs)) {
-      Request request = task->request;
-      request.joined = true;
-      request.dtype = dtypeOf(inputs[indices[0]].scalar_type());
-      request.in.resize(static_cast<std::size_t>(size_));
-      request.out.resize(1);
-      for (const std::size_t i : indices) {
-        sameType(site, inputs[i], outputs[i]);
-        if (inputs[i].numel() != outputs[i].numel() * size_) {
-          refuse(site, concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
-                 concat(inputs[i].numel()));
-        }
-        Message whole;
-        task->addInput(whole, inputs[i]);
-        const std::size_t each = whole.bytes() / static_cast<std::size_t>(size_);
-        for (std::size_t rank = 0; rank < request.in.size() && each > 0; ++rank) {
-          request.in[rank].append(whole.contiguous(rank * each, each), each);
-        }
-        task->addOutput(request.out[0], outputs[i]);
-        request.count += static_cast<std::uint64_t>(outputs[i].numel());
+    Request& request = task->request;
+    request.joined = true;
+    request.dtype = dtypeOf(inputs[0].scalar_type());
+    request.in.resize(size_);
+    request.out.resize(1);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      sameType(site, inputs[i], outputs[i]);
+      if (inputs[i].numel() != outputs[i].numel() * size_) {
+        refuse(site, concat("input ", i, " of ", size_, " x ", outputs[i].numel(), " elements"),
+               concat(inputs[i].numel()));
       }
-      setReduction(site, *task, request, opts.reduceOp);
-      task->parts.push_back(std::move(request));
+      Message whole;
+      task->addInput(whole, inputs[i]);
+      const std::size_t each = whole.bytes() / size_;
+      for (std::size_t rank = 0; rank < request.in.size() && each > 0; ++rank) {
+        request.in[rank].append(whole.contiguous(rank * each, each), each);
+      }
+      task->addOutput(request.out[0], outputs[i]);
+      request.count += outputs[i].numel();
     }
+    setReduction(site, *task, request, opts.reduceOp);
     return launch(std::move(task), {c10d::OpType::REDUCE_SCATTER, "fastcoll:reduce_scatter",
                                     opts.asyncOp, opts.timeout, inputs, outputs});
   });

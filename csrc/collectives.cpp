@@ -19,7 +19,7 @@ std::string sizesOf(const at::Tensor& tensor) {
 
 std::uint64_t elements(const Tensors& tensors) {
   std::uint64_t count = 0;
-  for (const auto& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
+  for (const auto& tensor : tensors) count += tensor.numel();
   return count;
 }
 
@@ -35,7 +35,7 @@ WorkRef ProcessGroupFastcoll::allreduce(Tensors& tensors, const c10d::AllreduceO
     auto task = newTask(site, Collective::AllReduce);
     Request& request = task->request;
     request.dtype = dtypeOf(tensor.scalar_type());
-    request.count = static_cast<std::uint64_t>(tensor.numel());
+    request.count = tensor.numel();
     request.in.resize(1);
     request.out.resize(1);
     task->addInPlace(request.in[0], request.out[0], tensor);
@@ -54,13 +54,13 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
     auto task = newTask(site, Collective::AllGather);
     Request& request = task->request;
     request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
+    request.count = input.numel();
     request.in.resize(1);
-    task->addInput(request.in[0], input, sharesMemory(input, out, static_cast<std::size_t>(rank_)));
+    task->addInput(request.in[0], input, sharesMemory(input, out, rank_));
     bool even = true;
     for (std::size_t i = 0; i < out.size(); ++i) {
       sameType(site, input, out[i]);
-      request.expectedCount.push_back(static_cast<std::uint64_t>(out[i].numel()));
+      request.expectedCount.push_back(out[i].numel());
       even = even && out[i].numel() == input.numel();
       // NCCL takes outputs of other lengths, Gloo refuses them; so do we, each on its devices.
       const bool fixed = input.is_cpu() || i == static_cast<std::size_t>(rank_);
@@ -88,7 +88,7 @@ WorkRef ProcessGroupFastcoll::_allgather_base(at::Tensor& output, at::Tensor& in
     auto task = newTask(site, Collective::AllGather);
     Request& request = task->request;
     request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
+    request.count = input.numel();
     request.in.resize(1);
     task->addInput(request.in[0], input);
     Message whole;
@@ -110,7 +110,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
     const CallSite site = this->site("reduce_scatter");
     at::Tensor& output = single(site, outputs);
     Tensors& in = onePerRank(site, inputs, "input tensors");
-    const auto mine = static_cast<std::size_t>(rank_);
+    const std::size_t mine = rank_;
     if (in[mine].numel() != output.numel()) {
       refuse(site, concat("input ", rank_, " of the output's ", output.numel(), " elements"),
              concat(in[mine].numel()));
@@ -118,7 +118,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
     auto task = newTask(site, Collective::ReduceScatter);
     Request& request = task->request;
     request.dtype = dtypeOf(output.scalar_type());
-    request.count = static_cast<std::uint64_t>(output.numel());
+    request.count = output.numel();
     request.out.resize(1);
     bool even = true;
     for (const at::Tensor& piece : in) {
@@ -134,7 +134,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
         Request part = request;
         part.collective = Collective::Reduce;
         part.root = static_cast<int>(root);
-        part.count = static_cast<std::uint64_t>(in[root].numel());
+        part.count = in[root].numel();
         part.in = {request.in[root]};
         if (root != mine) part.out.clear();
         task->parts.push_back(std::move(part));
@@ -157,7 +157,7 @@ WorkRef ProcessGroupFastcoll::_reduce_scatter_base(at::Tensor& output, at::Tenso
     auto task = newTask(site, Collective::ReduceScatter);
     Request& request = task->request;
     request.dtype = dtypeOf(output.scalar_type());
-    request.count = static_cast<std::uint64_t>(output.numel());
+    request.count = output.numel();
     Message whole;
     task->addInput(whole, input);
     cut(whole, size_, request.in);
@@ -178,7 +178,7 @@ WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
                                        const c10d::AllToAllOptions& opts) {
   return guarded([&] {
     const CallSite site = this->site("all_to_all");
-    const auto ranks = static_cast<std::size_t>(size_);
+    const std::size_t ranks = size_;
     if (outputs.size() != ranks || inputs.size() != ranks) {
       refuse(site, concat(size_, " inputs and ", size_, " outputs, one per rank"),
              concat(inputs.size(), " and ", outputs.size()));
@@ -195,7 +195,7 @@ WorkRef ProcessGroupFastcoll::alltoall(Tensors& outputs, Tensors& inputs,
       task->addInput(request.in[i], inputs[i]);
       task->addOutput(request.out[i], outputs[i]);
     }
-    const auto mine = static_cast<std::size_t>(rank_);
+    const std::size_t mine = rank_;
     if (inputs[mine].numel() != outputs[mine].numel()) {
       refuse(site, concat("input and output ", rank_, " of one length"),
              concat(inputs[mine].numel(), " and ", outputs[mine].numel(), " elements"));
@@ -215,7 +215,7 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
     auto task = newTask(site, Collective::AllToAll);
     Request& request = task->request;
     request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
+    request.count = input.numel();
     // Splits count rows of the first dimension; none means even parts.
     const auto split = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits,
                            const char* what, const Message& whole, std::vector<Message>& into) {
@@ -226,7 +226,7 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
           refuse(site, concat("an ", what, " whose first dimension is a multiple of ", size_),
                  sizesOf(tensor));
         }
-        parts.assign(static_cast<std::size_t>(size_), rows / size_);
+        parts.assign(size_, rows / size_);
       }
       if (parts.size() != static_cast<std::size_t>(size_)) {
         refuse(site, concat(size_, " ", what, " splits"), concat(parts.size()));
@@ -235,11 +235,11 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
           std::accumulate(parts.begin(), parts.end(), int64_t{0}) != rows) {
         refuse(site, concat(what, " splits that add up to ", rows, " rows"), c10::str(parts));
       }
-      const std::size_t perRow = rows == 0 ? 0 : whole.bytes() / static_cast<std::size_t>(rows);
+      const std::size_t perRow = rows == 0 ? 0 : whole.bytes() / rows;
       into.resize(parts.size());
       std::size_t start = 0;
       for (std::size_t i = 0; i < parts.size(); ++i) {
-        const std::size_t bytes = perRow * static_cast<std::size_t>(parts[i]);
+        const std::size_t bytes = perRow * parts[i];
         if (bytes > 0) into[i].append(whole.contiguous(start, bytes), bytes);
         start += bytes;
       }
@@ -253,7 +253,7 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
     task->addOutput(wholeOut, output);
     split(input, inputSplits, "input", wholeIn, request.in);
     split(output, outputSplits, "output", wholeOut, request.out);
-    const auto mine = static_cast<std::size_t>(rank_);
+    const std::size_t mine = rank_;
     if (request.in[mine].bytes() != request.out[mine].bytes()) {
       refuse(site, concat("input and output split ", rank_, " of one length"),
              concat(request.in[mine].bytes(), " and ", request.out[mine].bytes(), " bytes"));

@@ -66,7 +66,7 @@ WorkRef ProcessGroupFastcoll::allreduceFused(Tensors tensors, const c10d::Allred
       sameType(site, tensors[0], tensor);
       task->addInPlace(request.in[0], request.out[0], tensor);
       onCpu(site, tensor);
-      request.count += static_cast<std::uint64_t>(tensor.numel());
+      request.count += tensor.numel();
     }
     setReduction(site, *task, request, opts.reduceOp);
     setSquares(site, *task, squares, request.dtype);
@@ -93,7 +93,7 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
         refuse(site, "an output of float32 or of the dtype that travels", dtypeName(to));
       }
     }
-    const auto ranks = static_cast<std::size_t>(size_);
+    const std::size_t ranks = size_;
     request.in.assign(ranks, travelling(site, from, request.dtype));
     if (input.numel() != output.numel() * size_) {
       refuse(site, concat("an input of ", size_, " x ", output.numel(), " elements"),
@@ -107,7 +107,7 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
       request.in[i].append(whole.contiguous(i * each, each), each);
     }
     request.joined = true;
-    request.count = static_cast<std::uint64_t>(output.numel());
+    request.count = output.numel();
     request.out.resize(1);
     task->addOutput(request.out[0], output);
     setReduction(site, *task, request, opts.reduceOp);

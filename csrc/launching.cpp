@@ -140,7 +140,6 @@ class WorkTask : public Task {
     inner_->transfer(runOne);
   }
   void finish() override { inner_->finish(); }
-  std::shared_ptr<void> memory() override { return inner_; }
   void complete(std::exception_ptr fault) noexcept override {
     inner_.reset();  // lets go of the tensors before anybody is told
     std::exchange(work_, nullptr)->markDone(fault);

@@ -30,7 +30,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.size = size;
   config.ringBytes = env.ringBytesIsSet ? env.ringBytes : options.ringBytes;
   // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
-  config.ringBytes = std::max(config.ringBytes, 4 * 64 * static_cast<std::size_t>(size));
+  config.ringBytes = std::max<std::size_t>(config.ringBytes, 4 * 64 * size);
   config.ringBytes = roundToPage(config.ringBytes);
   config.tuning = options.tuning.value_or(TuningTable{});
   config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
@@ -167,7 +167,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     options->global_ranks_in_group.clear();
     const auto& ours = options_->global_ranks_in_group;  // empty for the default group
     for (const int rank : ranks) {
-      const auto place = static_cast<std::size_t>(rank);
+      const std::size_t place = rank;
       options->global_ranks_in_group.push_back(ours.empty() ? static_cast<uint64_t>(rank)
                                                             : ours.at(place));
     }

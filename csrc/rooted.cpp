@@ -20,7 +20,7 @@ WorkRef ProcessGroupFastcoll::broadcast(Tensors& tensors, const c10d::BroadcastO
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
     request.dtype = dtypeOf(tensor.scalar_type());
-    request.count = static_cast<std::uint64_t>(tensor.numel());
+    request.count = tensor.numel();
     if (rank_ == request.root) {
       request.in.resize(1);
       task->addInput(request.in[0], tensor);
@@ -43,7 +43,7 @@ WorkRef ProcessGroupFastcoll::reduce(Tensors& tensors, const c10d::ReduceOptions
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank, opts.rootTensor);
     request.dtype = dtypeOf(tensor.scalar_type());
-    request.count = static_cast<std::uint64_t>(tensor.numel());
+    request.count = tensor.numel();
     request.in.resize(1);
     if (rank_ == request.root) {
       request.out.resize(1);
@@ -66,7 +66,7 @@ WorkRef ProcessGroupFastcoll::gather(std::vector<Tensors>& outputs, Tensors& inp
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank);
     request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
+    request.count = input.numel();
     request.in.resize(1);
     task->addInput(request.in[0], input);
     Tensors out;
@@ -97,7 +97,7 @@ WorkRef ProcessGroupFastcoll::gather_single(at::Tensor& output, at::Tensor& inpu
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank);
     request.dtype = dtypeOf(input.scalar_type());
-    request.count = static_cast<std::uint64_t>(input.numel());
+    request.count = input.numel();
     request.in.resize(1);
     task->addInput(request.in[0], input);
     Tensors out;  // elsewhere torch gives an empty one
@@ -127,7 +127,7 @@ WorkRef ProcessGroupFastcoll::scatter(Tensors& outputs, std::vector<Tensors>& in
     Request& request = task->request;
     request.root = checkRoot(site, opts.rootRank);
     request.dtype = dtypeOf(output.scalar_type());
-    request.count = static_cast<std::uint64_t>(output.numel());
+    request.count = output.numel();
     request.out.resize(1);
     task->addOutput(request.out[0], output);
     Tensors in;

@@ -57,7 +57,7 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
     }
     engine_->process()->start(engine_->config().arenaBytes);
     std::shared_ptr<Arena> arena = engine_->process()->arena();
-    const auto bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+    const std::size_t bytes = size * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));
     // The tensor keeps the arena: it may outlive the group and the process's presence. Who resizes
     // it (torch's batched_powerSGD_hook pads a bucket) moves it to memory of torch's own allocator.

@@ -30,8 +30,8 @@ class SparseTask : public TensorTask {
     fields[1] = mine.sparse_dim();
     fields[2] = mine.dense_dim();
     for (int64_t i = 0; i < mine.dim(); ++i) fields[3 + i] = mine.size(i);
-    std::vector<at::Tensor> headers = gather(
-        runOne, header, std::vector<int64_t>(static_cast<std::size_t>(ranks_), header.numel()));
+    std::vector<at::Tensor> headers =
+        gather(runOne, header, std::vector<int64_t>(ranks_, header.numel()));
     std::vector<int64_t> indexCounts;
     std::vector<int64_t> valueCounts;
     const at::Tensor indices = mine.indices().contiguous();
@@ -85,17 +85,16 @@ class SparseTask : public TensorTask {
     part.seq = request.seq;
     part.timeout = request.timeout;
     part.dtype = dtypeOf(mine.scalar_type());
-    part.count = static_cast<std::uint64_t>(mine.numel());
+    part.count = mine.numel();
     const std::size_t element = mine.element_size();
     part.in.resize(1);
-    part.in[0].append(mine.data_ptr(), static_cast<std::size_t>(mine.numel()) * element);
+    part.in[0].append(mine.data_ptr(), mine.numel() * element);
     std::vector<at::Tensor> all;
     part.out.resize(counts.size());
     for (std::size_t peer = 0; peer < counts.size(); ++peer) {
       all.push_back(at::empty({counts[peer]}, mine.options()));
-      part.out[peer].append(all.back().data_ptr(),
-                            static_cast<std::size_t>(counts[peer]) * element);
-      part.expectedCount.push_back(static_cast<std::uint64_t>(counts[peer]));
+      part.out[peer].append(all.back().data_ptr(), counts[peer] * element);
+      part.expectedCount.push_back(counts[peer]);
     }
     kept_.insert(kept_.end(), all.begin(), all.end());
     kept_.push_back(mine);

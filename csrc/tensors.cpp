@@ -15,7 +15,7 @@ namespace {
 // reach.
 bool mayOverlapItself(const at::Tensor& tensor) {
   if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return false;
-  std::vector<int64_t> order(static_cast<std::size_t>(tensor.dim()));
+  std::vector<int64_t> order(tensor.dim());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](int64_t a, int64_t b) { return tensor.stride(a) < tensor.stride(b); });
@@ -60,7 +60,7 @@ std::atomic<std::uint64_t>& served() {
 }
 
 std::size_t bytesOf(const at::Tensor& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  return tensor.numel() * tensor.element_size();
 }
 
 }  // namespace
@@ -297,8 +297,8 @@ bool TensorTask::countsChangesInStock(c10d::OpType type) const {
 }
 
 void cut(const Message& whole, int parts, std::vector<Message>& into) {
-  const std::size_t each = whole.bytes() / static_cast<std::size_t>(parts);
-  into.resize(static_cast<std::size_t>(parts));
+  const std::size_t each = whole.bytes() / parts;
+  into.resize(parts);
   for (std::size_t i = 0; i < into.size() && each > 0; ++i) {
     into[i].append(whole.contiguous(i * each, each), each);
   }

@@ -143,7 +143,7 @@ void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, cons
 void ProcessGroupFastcoll::beginTrace() {
   trace::begin(Environment::read(), FASTCOLL_VERSION);
   const auto& ranks = options_->global_ranks_in_group;
-  const auto mine = static_cast<std::size_t>(rank_);
+  const std::size_t mine = rank_;
   trace::setRank(mine < ranks.size() ? static_cast<int>(ranks[mine]) : rank_);
   if (!trace::isWatching()) return;
   auto& all = watched();
@@ -212,7 +212,7 @@ void ProcessGroupFastcoll::describe(trace::Record& draft, const TensorTask& task
   draft.root = request.root;
   draft.timeoutMillis = timeoutOr(call.timeout).count();
   if (device) draft.seq = ++deviceCalls_;
-  setShapes(draft, call.type, call.inputs, call.outputs, static_cast<std::size_t>(size_));
+  setShapes(draft, call.type, call.inputs, call.outputs, size_);
   trace::describe(draft);
 }
 

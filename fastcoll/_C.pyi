@@ -209,8 +209,6 @@ class Tuning:
     link_bytes: int
 
     def __init__(self) -> None: ...
-    @property
-    def fingerprint(self) -> int: ...
 
 class NcclConfig:
     """The fields of NCCL's ncclConfig_t, by the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None: not set.

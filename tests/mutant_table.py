@@ -232,8 +232,8 @@ MUTANTS = (
         "counts_of_a_host_for_those_of_its_leader",
         "hosts",
         "csrc/hosts/links.cpp",
-        "counts[static_cast<std::size_t>(hosts_.leader(host))]",
-        "counts[static_cast<std::size_t>(host)]",
+        "counts[hosts_.leader(host)]",
+        "counts[host]",
         ("tests/transport/test_hosts.py",),
     ),
     Mutant(

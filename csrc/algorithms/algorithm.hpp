@@ -87,10 +87,8 @@ struct Piece {
   std::size_t count;
 };
 inline Piece pieceOf(std::size_t total, int parts, int index) {
-  const std::size_t each =
-      ((total + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts) + 63) / 64 *
-      64;
-  const std::size_t start = std::min(total, each * static_cast<std::size_t>(index));
+  const std::size_t each = ((total + parts - 1) / parts + 63) / 64 * 64;
+  const std::size_t start = std::min(total, each * index);
   return {start, std::min(total, start + each) - start};
 }
 

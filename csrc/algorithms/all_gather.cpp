@@ -10,7 +10,7 @@ namespace fastcoll {
 
 void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& in = request.in[0];
-  const Message& own = request.out[static_cast<std::size_t>(stream.rank())];
+  const Message& own = request.out[stream.rank()];
   std::size_t longest = 0;
   std::size_t written = 0;
   for (const Message& out : request.out) {
@@ -27,7 +27,7 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
     if (direct.agreed(arrival.direct)) {
       for (int i = 1; i < stream.size(); ++i) {
         const int peer = (stream.rank() + i) % stream.size();
-        const Message& out = request.out[static_cast<std::size_t>(peer)];
+        const Message& out = request.out[peer];
         out.write(0, out.bytes(), stream.directOf(peer, out.bytes()), streaming);
       }
       in.copyTo(own, streaming);
@@ -35,7 +35,7 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
     }
   }
   if (Exchange::serves(stream, tuning, longest)) {
-    const Message& out = request.out[static_cast<std::size_t>(1 - stream.rank())];
+    const Message& out = request.out[1 - stream.rank()];
     Exchange exchange(stream, tuning, in, out.bytes(), longest);
     exchange.run([&](std::size_t offset, std::size_t bytes, const std::uint8_t* memory) {
       out.write(offset, bytes, memory, streaming);
@@ -55,7 +55,7 @@ void allGather(SegmentStream& stream, const Request& request, const TuningTable&
         for (int i = 1; i < stream.size(); ++i) {
           const int peer = (stream.rank() + i) % stream.size();
           const std::uint8_t* memory = stream.await(peer, segment);
-          const Message& out = request.out[static_cast<std::size_t>(peer)];
+          const Message& out = request.out[peer];
           out.write(cut.offset(s), cut.length(s, out.bytes()), memory, streaming);
         }
       });

@@ -38,7 +38,7 @@ void readPieces(SegmentStream& stream, const Request& request, const Strided& st
                 std::size_t s, const Segment& segment, bool streaming) {
   for (int i = 1; i < stream.size(); ++i) {
     const int peer = (stream.rank() + i) % stream.size();
-    const Message& out = request.out[static_cast<std::size_t>(peer)];
+    const Message& out = request.out[peer];
     const std::uint8_t* memory = stream.await(peer, segment);
     out.write(strided.cut.offset(s), strided.cut.length(s, out.bytes()),
               memory + strided.place(peer, stream.rank()), streaming);
@@ -55,7 +55,7 @@ void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
       if (to < stream.rank()) before += stream.splitOf(peer, to);
       total += stream.splitOf(peer, to);
     }
-    const Message& out = request.out[static_cast<std::size_t>(peer)];
+    const Message& out = request.out[peer];
     out.write(0, out.bytes(), stream.directOf(peer, total) + before, streaming);
   }
 }
@@ -64,7 +64,7 @@ void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
 
 void allToAll(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const int ranks = stream.size();
-  const auto mine = static_cast<std::size_t>(stream.rank());
+  const std::size_t mine = stream.rank();
   std::vector<std::uint64_t> splits;
   std::size_t longest = 0;
   std::size_t received = 0;
@@ -145,7 +145,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
   } else if (fitsFirst(longestOfAll)) {
     for (int i = 1; i < ranks; ++i) {
       const int peer = (stream.rank() + i) % ranks;
-      const Message& out = request.out[static_cast<std::size_t>(peer)];
+      const Message& out = request.out[peer];
       const Strided theirs(stream.arrivalOf(peer).longest, ranks, kFirst);
       out.write(0, out.bytes(), stream.await(peer, first) + theirs.place(peer, stream.rank()));
     }

@@ -73,15 +73,12 @@ struct Strided {
   std::size_t peers;
 
   Strided(std::size_t messageBytes, int ranks, std::size_t limit)
-      : cut(messageBytes,
-            std::max<std::size_t>(64, limit / static_cast<std::size_t>(ranks - 1) / 64 * 64)),
+      : cut(messageBytes, std::max<std::size_t>(64, limit / (ranks - 1) / 64 * 64)),
         stride((cut.step + 63) / 64 * 64),
-        peers(static_cast<std::size_t>(ranks - 1)) {}
+        peers(ranks - 1) {}
   std::size_t bytes() const { return peers * stride; }
   /// Where the piece for `to` begins in a segment of `owner`.
-  std::size_t place(int owner, int to) const {
-    return static_cast<std::size_t>(to > owner ? to - 1 : to) * stride;
-  }
+  std::size_t place(int owner, int to) const { return (to > owner ? to - 1 : to) * stride; }
   /// Writes the pieces of segment s from the owner's messages, one for each rank; returns how much.
   std::size_t write(std::size_t s, int owner, const std::vector<Message>& messages,
                     std::uint8_t* memory, bool streaming) const {
@@ -89,7 +86,7 @@ struct Strided {
     std::size_t written = 0;
     for (int i = 1; i < ranks; ++i) {
       const int to = (owner + i) % ranks;
-      const Message& message = messages[static_cast<std::size_t>(to)];
+      const Message& message = messages[to];
       const std::size_t length = cut.length(s, message.bytes());
       message.read(cut.offset(s), length, memory + place(owner, to), streaming);
       written += length;

@@ -12,7 +12,7 @@ namespace fastcoll {
 
 void reduceScatter(SegmentStream& stream, const Request& request, const TuningTable& tuning) {
   const Message& out = request.out[0];
-  const auto mine = static_cast<std::size_t>(stream.rank());
+  const std::size_t mine = stream.rank();
   const Message& own = request.in[mine];
   const std::size_t bytes = own.bytes();
   SegmentReducer reducer(request, stream.size());
@@ -38,7 +38,7 @@ void reduceScatter(SegmentStream& stream, const Request& request, const TuningTa
   }
   if (Exchange::serves(stream, tuning, bytes)) {
     const int peer = 1 - stream.rank();
-    const Message& theirs = request.in[static_cast<std::size_t>(peer)];
+    const Message& theirs = request.in[peer];
     Exchange exchange(stream, tuning, theirs, bytes, bytes);
     exchange.run([&](std::size_t offset, std::size_t length, const std::uint8_t* memory) {
       reducer.source(peer, memory);

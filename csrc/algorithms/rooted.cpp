@@ -36,11 +36,10 @@ void gather(SegmentStream& stream, const Request& request, const TuningTable& tu
       for (int i = 1; i < stream.size(); ++i) {
         const int peer = (stream.rank() + i) % stream.size();
         const std::uint8_t* memory = stream.await(peer, segment);
-        request.out[static_cast<std::size_t>(peer)].write(cut.offset(s), cut.length(s), memory,
-                                                          streaming);
+        request.out[peer].write(cut.offset(s), cut.length(s), memory, streaming);
       }
     });
-    in.copyTo(request.out[static_cast<std::size_t>(stream.rank())], streaming);
+    in.copyTo(request.out[stream.rank()], streaming);
   }
   stream.end();
 }
@@ -93,7 +92,7 @@ void scatter(SegmentStream& stream, const Request& request, const TuningTable& t
     if (s + 1 == cut.segments) stream.awaitArrivals();
     stream.consume(segment);
   }
-  if (root) request.in[static_cast<std::size_t>(stream.rank())].copyTo(out, streaming);
+  if (root) request.in[stream.rank()].copyTo(out, streaming);
   stream.end();
 }
 

@@ -21,7 +21,7 @@ class SegmentReducer {
         factor_(request.factor),
         squares_(request.squares),
         squaresOf_(squares_ == nullptr ? nullptr : squaresFunction(result_)),
-        sources_(static_cast<std::size_t>(ranks)),
+        sources_(ranks),
         rows_(cast_ == nullptr ? 0 : sources_.size() * kBlock * widening_) {}
 
   /// How many times as long a result is as what is read for it.
@@ -40,7 +40,7 @@ class SegmentReducer {
   }
 
   /// Address of the piece in rank `rank`'s contribution.
-  void source(int rank, const void* piece) { sources_[static_cast<std::size_t>(rank)] = piece; }
+  void source(int rank, const void* piece) { sources_[rank] = piece; }
   /// The own contribution is read where it lies, unless it is scattered over tensors.
   void ownSource(SegmentStream& stream, const Message& in, std::size_t offset, std::size_t bytes) {
     const std::uint8_t* own = in.contiguous(offset, bytes);

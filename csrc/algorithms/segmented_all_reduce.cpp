@@ -29,7 +29,7 @@ class Pipeline {
         perSegment_(limit(tuning)),
         total_(in_.bytes() / element_),
         segments_(ceilDiv(total_, perSegment_)),
-        operands_(static_cast<std::size_t>(stream.size() - 1)) {}
+        operands_(stream.size() - 1) {}
 
   void run() {
     Segment ahead = publishInput(0);
@@ -49,7 +49,7 @@ class Pipeline {
   /// Most elements of a segment. A rank's own piece does not go through its ring; the others are as
   /// long as a segment of the ring may be. Longer ones would overlap what has not been copied yet.
   std::size_t limit(const TuningTable& tuning) const {
-    const auto ranks = static_cast<std::size_t>(stream_.size());
+    const std::size_t ranks = stream_.size();
     const std::size_t inRing = segmentLimit(stream_, tuning, in_.bytes()) / element_;
     const std::size_t piece = inRing / (ranks - 1) / 64 * 64;  // as pieceOf rounds
     return std::max(inRing, std::min(ranks * piece, tuning.segmentBytes / element_));
@@ -90,7 +90,7 @@ class Pipeline {
     for (int i = 1; i < stream_.size(); ++i) {
       const int peer = (stream_.rank() + i) % stream_.size();
       std::uint8_t* operand = stream_.await(peer, segment) + place(s, peer, stream_.rank());
-      operands_[static_cast<std::size_t>(i - 1)] = operand;
+      operands_[i - 1] = operand;
       reducer_.source(peer, operand);
     }
     reducer_.ownSource(stream_, in_, at, length);

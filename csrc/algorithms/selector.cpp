@@ -6,8 +6,7 @@ AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes,
                                    std::size_t ringBytes) {
   // One shot reads (n - 1) B of its peers where the pipeline reads (n - 1) B / n, and writes as
   // much: its limit falls with n.
-  const std::size_t limit =
-      std::min(ringBytes / 4, 2 * tuning.oneShotBytes / static_cast<std::size_t>(ranks));
+  const std::size_t limit = std::min(ringBytes / 4, 2 * tuning.oneShotBytes / ranks);
   const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);
   return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;
 }

@@ -23,7 +23,7 @@ CoreSet allowedCores() {
     if (::sched_getaffinity(0, bytes, set.get()) == 0) {
       for (int core = 0; core < count; ++core) {
         if (CPU_ISSET_S(core, bytes, set.get())) {
-          cores.set(static_cast<std::size_t>(core) % cores.size());
+          cores.set(core % cores.size());
         }
       }
       break;

@@ -86,8 +86,7 @@ Environment Environment::read() {
   env.hostId = variable("FASTCOLL_HOST_ID");
   if (env.hostId.size() > 63) reject("FASTCOLL_HOST_ID", env.hostId, "63 characters at most");
   if (auto text = variable("FASTCOLL_RING_BYTES"); !text.empty()) {
-    env.ringBytes =
-        static_cast<std::size_t>(integer("FASTCOLL_RING_BYTES", text, 16 << 10, 1 << 30));
+    env.ringBytes = integer("FASTCOLL_RING_BYTES", text, 16 << 10, 1 << 30);
     env.ringBytesIsSet = true;
   }
   if (auto text = variable("FASTCOLL_STORES"); !text.empty()) {
@@ -132,8 +131,7 @@ Environment Environment::read() {
     env.isa = text;
   }
   if (auto text = variable("FASTCOLL_ARENA_BYTES"); !text.empty()) {
-    env.arenaBytes =
-        static_cast<std::size_t>(integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44));
+    env.arenaBytes = integer("FASTCOLL_ARENA_BYTES", text, 16LL << 20, 1LL << 44);
   }
   if (auto text = variable("FASTCOLL_SHARED_TENSORS"); !text.empty()) {
     env.sharedTensors = integer("FASTCOLL_SHARED_TENSORS", text, 0, 1) == 1;
@@ -144,7 +142,7 @@ Environment Environment::read() {
     env.sharedBucketsIsSet = true;
   }
   if (auto text = variable("FASTCOLL_TRACE_SIZE"); !text.empty()) {
-    env.traceSize = static_cast<std::size_t>(integer("FASTCOLL_TRACE_SIZE", text, 0, 1 << 20));
+    env.traceSize = integer("FASTCOLL_TRACE_SIZE", text, 0, 1 << 20);
   }
   if (auto text = variable("FASTCOLL_TRACE_STACKS"); !text.empty()) {
     env.traceStacks = integer("FASTCOLL_TRACE_STACKS", text, 0, 1) == 1;

@@ -271,7 +271,7 @@ NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations&
   } else {
     made.type = nccl::moved(request.dtype);
   }
-  made.count = static_cast<std::size_t>(count) * made.type.parts;
+  made.count = count * made.type.parts;
   made.itemSize = elementSize(request.dtype) / made.type.parts;
   return made;
 }

@@ -30,7 +30,7 @@ PeerNews::PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
       size_(size),
       store_(std::move(store)),
       communicators_(std::move(communicators)),
-      progress_(static_cast<std::size_t>(size)) {}
+      progress_(size) {}
 
 void PeerNews::start(std::function<void()> onTick) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -161,7 +161,7 @@ void PeerNews::ask(const Telling& telling) {
           continue;
         }
         const std::lock_guard<std::mutex> lock(mutex_);
-        progress_[static_cast<std::size_t>(it->second)] = said;
+        progress_[it->second] = said;
         it = open.erase(it);
       }
       if (!open.empty()) std::this_thread::sleep_for(kPoll);
@@ -177,7 +177,7 @@ std::string PeerNews::sentence() const {
   std::string text;
   std::vector<bool> told(progress_.size());
   for (const int rank : asked_) {
-    const auto at = static_cast<std::size_t>(rank);
+    const std::size_t at = rank;
     if (told[at]) continue;
     told[at] = true;
     text += concat(text.empty() ? ". " : "; ", "rank ", rank);

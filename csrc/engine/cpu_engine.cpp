@@ -230,7 +230,6 @@ void CpuEngine::runInline(const TaskRef& task) {
     void prepare() override { inner->prepare(); }
     void transfer(const RunOne& runOne) override { inner->transfer(runOne); }
     void finish() override { inner->finish(); }
-    std::shared_ptr<void> memory() override { return inner; }
     void complete(std::exception_ptr f) noexcept override { fault = f; }
   };
   auto waited = std::make_shared<Waited>();

@@ -38,8 +38,6 @@ class Task {
   virtual void transfer(const RunOne& runOne) { runOne(request); }
   /// Called once, without locks. Only for submitted tasks; runInline() returns or throws instead.
   virtual void complete(std::exception_ptr /*fault*/) noexcept {}
-  /// What keeps the memory of the request alive; nullptr: the task itself.
-  virtual std::shared_ptr<void> memory() { return nullptr; }
   /// complete() will run a user's code, which may wait for other collectives of the group.
   virtual bool callsBack() { return false; }
   std::atomic<bool> done{false};

@@ -11,7 +11,7 @@ namespace {
 
 /// The rings of a rank to all its peers take 32 MiB at most, in groups of up to 257 ranks.
 std::size_t ringBytesFor(std::size_t wanted, int size) {
-  const std::size_t peers = static_cast<std::size_t>(size) - 1;
+  const std::size_t peers = size - 1;
   constexpr std::size_t kLeast = 128 * 1024;
   const std::size_t share = wanted * 8 / std::max<std::size_t>(8, 2 * peers);
   return std::max(share, kLeast) / kPage * kPage;
@@ -31,7 +31,7 @@ PointToPoint::PointToPoint(GroupMemory& memory, Rendezvous& rendezvous,
       setup_(std::move(setup)),
       ringBytes_(ringBytesFor(setup_.ringBytes, memory.size())),
       pieceBytes_(std::min(kPieceBytes, ringBytes_ / 4)),
-      peers_(static_cast<std::size_t>(memory.size())) {}
+      peers_(memory.size()) {}
 
 PointToPoint::~PointToPoint() {
   stop();
@@ -50,11 +50,10 @@ void PointToPoint::submit(PointToPointRef op) {
     std::lock_guard<std::mutex> lock(mutex_);
     op->place_ = all_.insert(all_.end(), op);
     if (op->send) {
-      peers_[static_cast<std::size_t>(op->peer)].sends.push_back(op);
+      peers_[op->peer].sends.push_back(op);
     } else if (!matchUnexpected(op, finished)) {
       receives_.push_back(op);
-      ++(op->peer == kAnySource ? anyReceives_
-                                : peers_[static_cast<std::size_t>(op->peer)].receives);
+      ++(op->peer == kAnySource ? anyReceives_ : peers_[op->peer].receives);
     }
     progress(finished, false);
     if (restless()) needBackground();
@@ -141,7 +140,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   lookAt_ = TimePoint::max();
   try {
     for (int rank = 0; rank < memory_.size(); ++rank) {
-      const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+      const Peer& peer = peers_[rank];
       const bool busy = anyReceives_ > 0 || peer.busy() || peer.unmet();
       if (busy && rank != memory_.rank()) moved = advancePeer(rank, finished) || moved;
     }
@@ -155,7 +154,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
 }
 
 bool PointToPoint::advancePeer(int rank, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   if (!peer.paired && !peer.elsewhere) needToMeet(rank);
   if (peer.elsewhere) return advanceRemote(rank, finished);
   if (!peer.known) return false;
@@ -189,7 +188,7 @@ bool PointToPoint::flush(TimePoint until) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (int rank = 0; rank < memory_.size(); ++rank) {
-        const auto& out = peers_[static_cast<std::size_t>(rank)].out;
+        const auto& out = peers_[rank].out;
         if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
         // A send has ended when its last bytes are in the ring; the receiver has not read them yet.
         all = all && out->taken();

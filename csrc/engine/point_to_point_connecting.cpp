@@ -68,7 +68,7 @@ void PointToPoint::meetPeers() {
   Finished finished;
   Lock lock(mutex_);
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    const Peer& peer = peers_[rank];
     if (peer.paired || peer.elsewhere || rank == memory_.rank()) continue;
     if (anyReceives_ > 0 || peer.busy() || peer.unmet()) wanted.push_back(rank);
   }
@@ -105,7 +105,7 @@ void PointToPoint::meetPeers() {
 
 /// Whether anything is known of the peer that was not.
 bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   const bool news = !peer.known && met != Rendezvous::Met::NotYet;
   peer.paired = met == Rendezvous::Met::Here;
   peer.known = met != Rendezvous::Met::NotYet;
@@ -130,7 +130,7 @@ void PointToPoint::connectPeers() {
   for (;;) {
     std::vector<std::pair<int, bool>> wanted;
     for (int rank = 0; rank < memory_.size(); ++rank) {
-      const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+      const Peer& peer = peers_[rank];
       if ((!peer.elsewhere && !peer.asked) || peer.channel || peer.connecting || !peer.lost.empty())
         continue;
       const bool named = peer.asked || peer.expects(false);
@@ -167,9 +167,9 @@ void PointToPoint::connectPeers() {
       fail(kind, concat(memory_.memberName(memory_.rank()), ": ", cause), finished);
       break;
     }
-    for (const int rank : moved) peers_[static_cast<std::size_t>(rank)].elsewhere = false;
+    for (const int rank : moved) peers_[rank].elsewhere = false;
     for (auto& [rank, name] : met) {
-      peers_[static_cast<std::size_t>(rank)].connecting = true;
+      peers_[rank].connecting = true;
       const int peer = rank;
       startJob([this, peer, name = std::move(name)] { connectTo(peer, name); });
       pause = kFirstPause;
@@ -196,7 +196,7 @@ void PointToPoint::connectTo(int rank, const std::string& name) {
   Finished finished;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    Peer& peer = peers_[rank];
     peer.connecting = false;
     if (channel != nullptr) {
       channel->setFull(full_);

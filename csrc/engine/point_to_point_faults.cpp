@@ -34,7 +34,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     const PointToPointRef op = *next++;
     // The network may still write to its memory: later, when the channel is closed.
     const int peer = op->send ? op->peer : op->source;
-    if (op->bodyUnderWay_ && peers_[static_cast<std::size_t>(peer)].channel) continue;
+    if (op->bodyUnderWay_ && peers_[peer].channel) continue;
     try {
       const auto& id = memory_.identity();
       memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
@@ -91,7 +91,7 @@ void PointToPoint::checkFaults(Finished& finished) {
         const auto pid = static_cast<int>(memory_.process(op->peer).header().pid);
         state = concat(" (state ", processState(pid), ")");
       } else if (op->peer != kAnySource) {
-        const bool met = peers_[static_cast<std::size_t>(op->peer)].channel != nullptr;
+        const bool met = peers_[op->peer].channel != nullptr;
         state = met ? "" : ", which has not used the group for point-to-point with this rank";
       }
       cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
@@ -103,9 +103,9 @@ void PointToPoint::checkFaults(Finished& finished) {
 /// The peer has left the group. What is bound may be an earlier group of the same name, whose end
 /// says nothing of this one: then the peer has a while to come back.
 bool PointToPoint::isGone(int rank, TimePoint now) {
-  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  const Peer& peer = peers_[rank];
   if (peer.elsewhere) return peer.channel && peer.channel->heardGoodbye();
-  auto& since = peers_[static_cast<std::size_t>(rank)].goneSince;
+  auto& since = peers_[rank].goneSince;
   if (!memory_.hasLeft(rank)) {
     since.reset();
     return false;
@@ -119,7 +119,7 @@ bool PointToPoint::isGone(int rank, TimePoint now) {
 std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
   // All of the body may have come, and its thread be about to say so.
   const int other = op.send ? op.peer : op.source;
-  if (op.bodyUnderWay_ && peers_[static_cast<std::size_t>(other)].lost.empty()) return "";
+  if (op.bodyUnderWay_ && peers_[other].lost.empty()) return "";
   const bool any = op.peer == kAnySource;
   int absent = -1;
   int gone = 0;

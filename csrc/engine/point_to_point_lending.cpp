@@ -7,7 +7,7 @@ namespace fastcoll {
 
 bool PointToPoint::borrow(int rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   if (peer.lent) return true;
   if (!peer.lost.empty()) throw ConnectionLost(ErrorKind::Backend, peer.lost);
   anyElsewhere_ = true;
@@ -34,12 +34,12 @@ void PointToPoint::awaitConnection(TimePoint until) {
 
 TransferRef PointToPoint::sendTo(int rank, const void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[static_cast<std::size_t>(rank)].channel->sendLong(data, bytes);
+  return peers_[rank].channel->sendLong(data, bytes);
 }
 
 TransferRef PointToPoint::receiveFrom(int rank, void* data, std::size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[static_cast<std::size_t>(rank)].channel->receiveLong(data, bytes);
+  return peers_[rank].channel->receiveLong(data, bytes);
 }
 
 void PointToPoint::giveBack() noexcept {

@@ -20,7 +20,7 @@ constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
 }  // namespace
 
 bool PointToPoint::takeRecords(int rank, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   PairReader& in = *peer.in;
   std::size_t budget = kTurnBytes;
   bool took = false;
@@ -86,7 +86,7 @@ bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
 
 void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordBytes& payload,
                                Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   const std::size_t length = head.length;
   Unexpected message{rank,       peer.arrived++, head.tag,  head.dtype, head.asks,
                      head.bytes, head.where,     Payload(), 0};
@@ -117,7 +117,7 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
 
 void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes& payload,
                              Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   const std::uint64_t number = head.where;
   const auto open = std::find_if(peer.open.begin(), peer.open.end(),
                                  [&](const auto& op) { return op->number_ == number; });
@@ -170,8 +170,7 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
 /// Keeps the next record's payload for a receive to come.
 void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
   // What comes unasked is bounded, except that a small message comes in any case.
-  const auto room = static_cast<std::size_t>(
-      std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length)));
+  const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(message.source),
@@ -187,12 +186,12 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
 
 /// Counts the bytes that nobody receives yet, and tells the senders when they are too many.
 void PointToPoint::hold(std::ptrdiff_t bytes) {
-  held_ += static_cast<std::size_t>(bytes);
+  held_ += bytes;
   const bool full = held_ > (full_ ? kHeldBytes / 2 : kHeldBytes);
   if (full == full_) return;
   full_ = full;
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    Peer& peer = peers_[rank];
     if (peer.channel) peer.channel->setFull(full);
     if (!peer.in || memory_.hasLeft(rank)) continue;
     peer.inChannel->full.store(full ? 1 : 0, std::memory_order_relaxed);
@@ -221,7 +220,7 @@ void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
     finish(op, finished);
     return;
   }
-  Peer& peer = peers_[static_cast<std::size_t>(message.source)];
+  Peer& peer = peers_[message.source];
   if (peer.elsewhere) {
     receiveBody(*op);
     return;

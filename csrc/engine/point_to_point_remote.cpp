@@ -31,7 +31,7 @@ std::uint8_t* inOnePiece(const Message& message) {
 // --- sending -----------------------------------------------------------------------------------
 
 bool PointToPoint::advanceRemote(int rank, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   if (!peer.lost.empty()) {
     noteLost(rank, peer.lost, finished);
     return false;
@@ -76,7 +76,7 @@ void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
 }
 
 void PointToPoint::receiveBody(PointToPointOp& op) {
-  RemoteChannel& channel = *peers_[static_cast<std::size_t>(op.source)].channel;
+  RemoteChannel& channel = *peers_[op.source].channel;
   op.body_ = channel.receiveBody(op.number_, inOnePiece(op.message), op.message.bytes());
   op.bodyUnderWay_ = true;
 }
@@ -85,7 +85,7 @@ void PointToPoint::receiveBody(PointToPointOp& op) {
 void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& lock,
                              Finished& finished) {
   const int rank = op->send ? op->peer : op->source;
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   op->bodyAwaited_ = true;
   ++peer.users;
   lock.unlock();
@@ -122,7 +122,7 @@ void PointToPoint::callHelpers() {
     if (!op.body_ || op.bodyAwaited_ || op.waiters_ > 0 || stopping_ || memory_.aborted()) {
       return false;
     }
-    return peers_[static_cast<std::size_t>(op.send ? op.peer : op.source)].lost.empty();
+    return peers_[op.send ? op.peer : op.source].lost.empty();
   };
   for (const PointToPointRef& op : all_) {
     if (!unattended(*op)) continue;
@@ -151,7 +151,7 @@ void PointToPoint::callHelpers() {
 /// Waits for the peer's next record without the lock, and takes what has come.
 /// False when none has.
 bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   RemoteChannel& channel = *peer.channel;
   peer.reading = true;
   ++peer.users;
@@ -182,7 +182,7 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
 }
 
 void PointToPoint::takeRemote(int rank, Finished& finished) {
-  RemoteChannel& channel = *peers_[static_cast<std::size_t>(rank)].channel;
+  RemoteChannel& channel = *peers_[rank].channel;
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
     throw Error(ErrorKind::Backend,
@@ -208,7 +208,7 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
 void PointToPoint::callReaders() {
   if (!anyElsewhere_ || stopping_ || memory_.aborted()) return;
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    Peer& peer = peers_[rank];
     const auto wanted = [this, &peer] {
       return peer.elsewhere && peer.channel && !peer.reading && peer.lost.empty() && !stopping_ &&
              !memory_.aborted() && !peer.channel->heardGoodbye() && peer.expects(anyReceives_ > 0);
@@ -242,7 +242,7 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   if (!memory_.isOpen()) return true;
   if (!anyElsewhere_ || op.peer == kAnySource) return false;
   const std::lock_guard<std::mutex> lock(mutex_);
-  return peers_[static_cast<std::size_t>(op.peer)].elsewhere;
+  return peers_[op.peer].elsewhere;
 }
 
 /// See wait(). For peers of other hosts; nothing when the peer is, or may be, on this one.
@@ -253,8 +253,7 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
   while (!op->done.load(std::memory_order_acquire)) {
-    const bool here =
-        op->peer == kAnySource || !peers_[static_cast<std::size_t>(op->peer)].elsewhere;
+    const bool here = op->peer == kAnySource || !peers_[op->peer].elsewhere;
     if (memory_.isOpen() && here) return std::nullopt;  // it was met meanwhile, and rings the bell
     const auto now = Clock::now();
     if (now >= until) return false;
@@ -278,7 +277,7 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
 void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
                                  Finished& finished) {
   const int rank = op->send ? op->peer : std::max(op->source, op->peer);
-  Peer* const peer = rank == kAnySource ? nullptr : &peers_[static_cast<std::size_t>(rank)];
+  Peer* const peer = rank == kAnySource ? nullptr : &peers_[rank];
   if (peer != nullptr && peer->elsewhere && peer->channel && peer->lost.empty() && !op->ended_ &&
       !stopping_ && !memory_.aborted()) {
     if (!op->body_) {
@@ -300,7 +299,7 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
 
 /// The connection to the peer is gone, which is a fault if something is expected of the peer.
 void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   if (peer.lost.empty()) peer.lost = text.empty() ? "it broke" : text;
   const bool said = peer.channel && peer.channel->heardGoodbye();
   const auto concerns = [rank](const PointToPointRef& op) {
@@ -341,7 +340,7 @@ void PointToPoint::closeUnused() {
   for (const PointToPointRef& op : all_) {
     if (!op->body_) continue;
     const int rank = op->send ? op->peer : op->source;
-    if (peers_[static_cast<std::size_t>(rank)].users == 0) op->body_.reset();
+    if (peers_[rank].users == 0) op->body_.reset();
   }
   for (Peer& peer : peers_) {
     if (peer.users == 0) peer.channel.reset();
@@ -359,7 +358,7 @@ void PointToPoint::flushRemote(TimePoint until) {
     until = std::min<TimePoint>(until, Clock::now() + Network::kGoodbye);
     const auto each = [this](auto use) {
       for (int rank = 0; rank < memory_.size(); ++rank) {
-        Peer& peer = peers_[static_cast<std::size_t>(rank)];
+        Peer& peer = peers_[rank];
         if (!peer.channel || !peer.lost.empty()) continue;
         try {
           use(rank, peer);

@@ -7,7 +7,7 @@
 namespace fastcoll {
 
 bool PointToPoint::advanceSends(int rank, Finished& finished) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  Peer& peer = peers_[rank];
   if (!peer.out) {
     if (peer.sends.empty() || !memory_.isOpen()) return false;
     const std::uint64_t offset = memory_.allocate(sizeof(PairChannel), GroupMemory::Peers::Write);

@@ -74,7 +74,7 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
   std::vector<GroupRecord> records(values.size());
   std::string missing;
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    const auto i = static_cast<std::size_t>(rank);
+    const std::size_t i = rank;
     if (values[i].empty()) missing += concat(missing.empty() ? "" : ", ", rank);
     if (values[i].empty()) continue;
     (void)parse(rank, values[i], records[i]);  // rank 0 knows best what is stale
@@ -134,7 +134,7 @@ std::shared_ptr<PeerProcess> Rendezvous::answerOf(const GroupRecord& record) con
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
   for (const int peer : peers) {
-    const auto& record = records_[static_cast<std::size_t>(peer)];
+    const auto& record = records_[peer];
     auto process = answerOf(record);
     if (process != nullptr && memory_.bind(peer, std::move(process), record.nonce)) continue;
     std::string vote;
@@ -150,7 +150,7 @@ std::string Rendezvous::missingOf(const std::vector<int>& peers) {
 // Returns "" when all peers are bound, else why one cannot be; restart: a record turned out stale.
 std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart) {
   for (const int peer : peers) {
-    const auto& record = records_[static_cast<std::size_t>(peer)];
+    const auto& record = records_[peer];
     const auto began = Clock::now();
     const auto patience = std::min(deadline, began + kStaleGrace);
     for (int round = 0;;) {
@@ -204,7 +204,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
     if (Clock::now() >= deadline) {
       std::string missing, undecided;
       for (const int rank : roster_.silent(kVotes)) {  // some may wait for others of their hosts
-        auto& list = hasCome(records_[static_cast<std::size_t>(rank)]) ? undecided : missing;
+        auto& list = hasCome(records_[rank]) ? undecided : missing;
         list += concat(list.empty() ? "" : ", ", rank);
       }
       timedOut(
@@ -226,7 +226,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   };
   auto votes = roster_.exchange(kVotes, own, onLook, [&] { return restart; });
   if (!votes) return {};
-  if (own != kShared && (*votes)[static_cast<std::size_t>(memory_.rank())] == kShared) {
+  if (own != kShared && (*votes)[memory_.rank()] == kShared) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "the store says that all ranks share memory, but ", reasonOf(own),
                        ". Give each job a store, or a prefix, of its own."));
@@ -269,16 +269,16 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     if (votes.empty()) continue;
 
     // Equal on all ranks, as every input of what follows is.
-    std::string apart(static_cast<std::size_t>(hosts.count()), '0');
+    std::string apart(hosts.count(), '0');
     for (std::size_t rank = 0; rank < votes.size(); ++rank) {
       if (votes[rank] == kShared) continue;
-      apart[static_cast<std::size_t>(hosts.hostOf(static_cast<int>(rank)))] = '1';
+      apart[hosts.hostOf(static_cast<int>(rank))] = '1';
       if (agreement.reason.empty()) agreement.reason = reasonOf(votes[rank]);
     }
     agreement.hosts = hostsOf(records_, apart);
     for (const int peer : agreement.hosts.local()) {
       if (agreement.hosts.local().size() == 1) break;
-      memory_.confirm(peer, records_[static_cast<std::size_t>(peer)].nonce);
+      memory_.confirm(peer, records_[peer].nonce);
     }
     {
       const std::lock_guard<std::mutex> lock(keysMutex_);

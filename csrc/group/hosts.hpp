@@ -15,7 +15,7 @@ class Hosts {
   Hosts(const std::vector<std::string>& key, int rank) : of_(key.size()) {
     for (std::size_t r = 0; r < key.size(); ++r) {
       std::size_t host = 0;
-      while (host < ranks_.size() && key[static_cast<std::size_t>(ranks_[host][0])] != key[r]) {
+      while (host < ranks_.size() && key[ranks_[host][0]] != key[r]) {
         ++host;
       }
       if (host == ranks_.size()) ranks_.emplace_back();
@@ -23,7 +23,7 @@ class Hosts {
       if (static_cast<int>(r) == rank) place_ = static_cast<int>(ranks_[host].size());
       ranks_[host].push_back(static_cast<int>(r));
     }
-    here_ = of_[static_cast<std::size_t>(rank)];
+    here_ = of_[rank];
   }
 
   int count() const { return static_cast<int>(ranks_.size()); }
@@ -31,9 +31,9 @@ class Hosts {
   /// This rank's host, and its place there.
   int here() const { return here_; }
   int place() const { return place_; }
-  int hostOf(int rank) const { return of_[static_cast<std::size_t>(rank)]; }
+  int hostOf(int rank) const { return of_[rank]; }
   /// The ranks of a host, in order.
-  const std::vector<int>& ranks(int host) const { return ranks_[static_cast<std::size_t>(host)]; }
+  const std::vector<int>& ranks(int host) const { return ranks_[host]; }
   const std::vector<int>& local() const { return ranks(here_); }
   int leader(int host) const { return ranks(host)[0]; }
   bool leads() const { return place_ == 0; }

@@ -22,15 +22,15 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   }
   store_.set(base + std::to_string(id.rank), stamp(own_.nonce));
 
-  std::vector<bool> here(static_cast<std::size_t>(id.size), false);
-  here[static_cast<std::size_t>(id.rank)] = true;
+  std::vector<bool> here(id.size, false);
+  here[id.rank] = true;
   for (int round = 0;; pause(round)) {
     const bool late = Clock::now() >= deadline;
     if (id.rank == 0) {
       std::string missing;
       int absent = 0;
       for (int peer = 1; peer < id.size; ++peer) {
-        const auto i = static_cast<std::size_t>(peer);
+        const std::size_t i = peer;
         GroupRecord record{};
         std::string value;
         if (!here[i]) {

@@ -74,8 +74,8 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
   if (!asked && !ask) return Met::NotYet;
   {
     const std::lock_guard<std::mutex> lock(keysMutex_);
-    asked_.resize(static_cast<std::size_t>(memory_.size()));
-    GroupRecord& known = asked_[static_cast<std::size_t>(peer)];
+    asked_.resize(memory_.size());
+    GroupRecord& known = asked_[peer];
     ask = known.nonce != record.nonce;
     known = record;
   }
@@ -85,19 +85,19 @@ Rendezvous::Met Rendezvous::tryConnect(int peer, bool ask, std::string& name) {
 
 std::string Rendezvous::faultKeyOf(int peer) const {
   const std::lock_guard<std::mutex> lock(keysMutex_);
-  return faultKey(asked_.at(static_cast<std::size_t>(peer)).nonce);
+  return faultKey(asked_.at(peer).nonce);
 }
 
 bool Rendezvous::hasEnded(int peer) const {
   const std::lock_guard<std::mutex> lock(keysMutex_);
-  return processGone(asked_.at(static_cast<std::size_t>(peer)));
+  return processGone(asked_.at(peer));
 }
 
 std::optional<bool> Rendezvous::coreEachIfKnown() {
   const std::lock_guard<std::mutex> lock(seenMutex_);
-  seen_.resize(static_cast<std::size_t>(memory_.size()));
+  seen_.resize(memory_.size());
   for (int rank = 0; rank < memory_.size(); ++rank) {
-    GroupRecord& record = seen_[static_cast<std::size_t>(rank)];
+    GroupRecord& record = seen_[rank];
     GroupRecord now{};
     if (record.magic == 0 && !read(rank, now)) return std::nullopt;
     if (record.magic == 0) record = now;

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "../base/env.hpp"
 #include "../base/hash.hpp"
@@ -260,9 +259,7 @@ void Rendezvous::throwIfCancelled() const {
 
 void Rendezvous::pause(int& round) const {
   throwIfCancelled();
-  // 50 us at first (everybody is about to arrive), 10 ms in the end (somebody is late).
-  const int micros = std::min(10000, 50 << std::min(round++, 8));
-  std::this_thread::sleep_for(std::chrono::microseconds(micros));
+  fastcoll::pause(round);
 }
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
@@ -315,7 +312,7 @@ Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::st
   const Hosts hosts(keys, memory_.rank());
   if (apart.find('1') == std::string::npos) return hosts;
   for (std::size_t rank = 0; rank < keys.size(); ++rank) {
-    const auto host = static_cast<std::size_t>(hosts.hostOf(static_cast<int>(rank)));
+    const std::size_t host = hosts.hostOf(static_cast<int>(rank));
     if (apart[host] == '1') keys[rank] = concat("rank ", rank);
   }
   return Hosts(keys, memory_.rank());

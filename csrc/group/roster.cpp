@@ -40,13 +40,12 @@ bool decode(const std::string& all, int count, Roster::Texts& texts) {
   return at == all.size();
 }
 
-/// 50 us at first (everybody is about to come), 10 ms in the end (somebody is late).
+}  // namespace
+
 void pause(int& looks) {
   const int micros = std::min(10000, 50 << std::min(looks++, 8));
   std::this_thread::sleep_for(std::chrono::microseconds(micros));
 }
-
-}  // namespace
 
 Roster::Roster(KeyValueStore& store, std::string folder, int rank, int size, std::string record)
     : store_(store),
@@ -97,11 +96,11 @@ void Roster::take(Texts records, const std::string& encoded) {
 /// Of a rank that is not 0: one with its own record. An earlier life may have had more ranks.
 bool Roster::lookForRoster(std::string& encoded, Texts& records) {
   return store_.tryGet(concat(folder_, "/roster"), encoded) && decode(encoded, size_, records) &&
-         records[static_cast<std::size_t>(rank_)] == record_;
+         records[rank_] == record_;
 }
 
 const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLook) {
-  Texts records(static_cast<std::size_t>(size_));
+  Texts records(size_);
   std::vector<bool> have(records.size(), false);
   if (rank_ == 0) {
     records[0] = record_;
@@ -116,7 +115,7 @@ const Roster::Texts& Roster::gather(const Believes& believes, const OnLook& onLo
     if (rank_ == 0) {
       bool all = true;
       for (int rank = 1; rank < size_; ++rank) {
-        const auto i = static_cast<std::size_t>(rank);
+        const std::size_t i = rank;
         if (have[i]) continue;
         try {
           have[i] = read(rank, records[i]) && believes(rank, records[i]);
@@ -150,7 +149,7 @@ bool Roster::changed(const Believes& believes) {
   }
   for (int rank = 1; rank < size_; ++rank) {
     std::string now;
-    if (!read(rank, now) || now == records_[static_cast<std::size_t>(rank)]) continue;
+    if (!read(rank, now) || now == records_[rank]) continue;
     if (believes(rank, now)) return true;
   }
   return false;
@@ -167,7 +166,7 @@ bool Roster::said(const std::string& round, int rank, std::string& text) {
 std::optional<Roster::Texts> Roster::exchange(const std::string& round, const std::string& text,
                                               const OnLook& onLook,
                                               const std::function<bool()>& over) {
-  Texts texts(static_cast<std::size_t>(size_));
+  Texts texts(size_);
   std::vector<bool> have(texts.size(), false);
   Texts before = std::exchange(exchange_, {});
   put(exchange_, roundKey(round, rank_), text);
@@ -176,7 +175,7 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
       bool all = true;
       texts[0] = text;
       for (int rank = 1; rank < size_; ++rank) {
-        const auto i = static_cast<std::size_t>(rank);
+        const std::size_t i = rank;
         if (!have[i]) have[i] = said(round, rank, texts[i]);
         all = all && have[i];
       }

@@ -24,6 +24,10 @@
 
 namespace fastcoll {
 
+/// Between two looks into the store: 50 us at first (everybody is about to arrive), 10 ms in the
+/// end (somebody is late).
+void pause(int& looks);
+
 class Roster {
  public:
   using Texts = std::vector<std::string>;

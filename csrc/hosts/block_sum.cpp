@@ -57,8 +57,8 @@ Request innerOf(const Request& request, bool narrowed) {
 std::vector<Block> blocksOf(const Hosts& hosts) {
   std::vector<Block> blocks;
   findBlocks(hosts, 0, hosts.size(), blocks);
-  std::vector<int> seen(static_cast<std::size_t>(hosts.count()), 0);
-  for (Block& block : blocks) block.index = seen[static_cast<std::size_t>(block.host)]++;
+  std::vector<int> seen(hosts.count(), 0);
+  for (Block& block : blocks) block.index = seen[block.host]++;
   return blocks;
 }
 
@@ -72,7 +72,7 @@ BlockSum::BlockSum(const Request& request, const Hosts& hosts)
       resultWidening_(request.widened ? 2 : 1),
       cast_(isShort(request.dtype) ? &wireCast(request.dtype) : nullptr),
       divisor_(narrowed_ ? static_cast<double>(blocks_.size()) : hosts.size()),
-      of_(static_cast<std::size_t>(hosts.count())),
+      of_(hosts.count()),
       even_(true) {
   // Each operand was multiplied when its block was summed up.
   const bool scaled = request.op == ReduceOp::PreMulSum;
@@ -80,7 +80,7 @@ BlockSum::BlockSum(const Request& request, const Hosts& hosts)
   finish_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : request.op);
   plain_.assign(of_.size(), !scaled);
   for (const Block& block : blocks_) {
-    const auto host = static_cast<std::size_t>(block.host);
+    const std::size_t host = block.host;
     of_[host].push_back(block);
     if (block.count > 1) plain_[host] = false;
     // A block that is shorter than the others ends the tree, or its place is another.
@@ -90,7 +90,7 @@ BlockSum::BlockSum(const Request& request, const Hosts& hosts)
   }
   even_ = even_ && leftOf(2 * blocks_[0].count) == blocks_[0].count;
   const auto& local = hosts.local();
-  for (const Block& block : of_[static_cast<std::size_t>(hosts.here())]) {
+  for (const Block& block : of_[hosts.here()]) {
     reducers_.emplace_back(inner_, block.count);
     places_.push_back(
         static_cast<int>(std::find(local.begin(), local.end(), block.first) - local.begin()));
@@ -119,25 +119,25 @@ int BlockSum::plan(int first, int count) {
 void BlockSum::partial(int index, const std::vector<const std::uint8_t*>& operands,
                        std::size_t bytes, std::uint8_t* out) {
   if (bytes == 0) return;
-  const auto i = static_cast<std::size_t>(index);
-  const Block& block = of_[static_cast<std::size_t>(hosts_.here())][i];
-  const auto first = static_cast<std::size_t>(places_[i]);
+  const std::size_t i = index;
+  const Block& block = of_[hosts_.here()][i];
+  const std::size_t first = places_[i];
   if (plain(hosts_.here())) {
     if (out != operands[first]) std::memcpy(out, operands[first], bytes);
     return;
   }
   for (int j = 0; j < block.count; ++j) {
-    reducers_[i].source(j, operands[first + static_cast<std::size_t>(j)]);
+    reducers_[i].source(j, operands[first + j]);
   }
   reducers_[i].run(out, bytes);
 }
 
 /// Bytes [at, at + bytes) of a part, in the accumulate dtype: where they lie.
 const std::uint8_t* BlockSum::evaluate(int index, std::size_t at, std::size_t bytes, bool last) {
-  const Part& part = parts_[static_cast<std::size_t>(index)];
+  const Part& part = parts_[index];
   std::uint8_t* out = temporary(index);
   if (part.block >= 0) {
-    const auto block = static_cast<std::size_t>(part.block);
+    const std::size_t block = part.block;
     const std::uint8_t* partial = (*partials_)[block];
     if (cast_ == nullptr || !isShortOf(blocks_[block].host)) return partial + at;
     cast_->widen(out, partial + at / widening_, bytes / sizeof(float));

@@ -36,7 +36,7 @@ class BlockSum {
   const Block& block(std::size_t i) const { return blocks_[i]; }
   /// Blocks of a host, and bytes of a partial result that it sends of `bytes` of an operand. A host
   /// of which every block is one rank sends operands of 16 bits as they are.
-  std::size_t blocks(int host) const { return of_[static_cast<std::size_t>(host)].size(); }
+  std::size_t blocks(int host) const { return of_[host].size(); }
   std::size_t partialBytes(int host, std::size_t bytes) const {
     return isShortOf(host) ? bytes : bytes * widening_;
   }
@@ -45,7 +45,7 @@ class BlockSum {
   /// Partial results of the host are of the operands' dtype.
   bool isShortOf(int host) const { return narrowed_ || plain(host); }
   /// Partial results of such a host are the operands themselves.
-  bool plain(int host) const { return plain_[static_cast<std::size_t>(host)]; }
+  bool plain(int host) const { return plain_[host]; }
 
   /// Sums block `index` of this host: `operands[place]` is the operand of the host's rank there.
   void partial(int index, const std::vector<const std::uint8_t*>& operands, std::size_t bytes,
@@ -65,9 +65,7 @@ class BlockSum {
   };
   int plan(int first, int count);
   const std::uint8_t* evaluate(int part, std::size_t at, std::size_t bytes, bool last);
-  std::uint8_t* temporary(int part) {
-    return temporaries_.data() + static_cast<std::size_t>(part) * kStep;
-  }
+  std::uint8_t* temporary(int part) { return temporaries_.data() + part * kStep; }
 
   const Hosts& hosts_;
   std::vector<Block> blocks_;

@@ -28,7 +28,7 @@ class SpanningBroadcast {
         hosts_(spanning.hosts),
         stream_(spanning.stream),
         links_(spanning.links.get()),
-        rank_(hosts_.local()[static_cast<std::size_t>(hosts_.place())]),
+        rank_(hosts_.local()[hosts_.place()]),
         root_(rank_ == request.root),
         rootHost_(hosts_.hostOf(request.root)),
         request_(request),

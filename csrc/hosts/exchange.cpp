@@ -26,13 +26,13 @@ class SpanningExchange {
         stream_(spanning.stream),
         links_(spanning.links.get()),
         here_(hosts_.here()),
-        place_(static_cast<std::size_t>(hosts_.place())),
-        ranks_(static_cast<std::size_t>(hosts_.size())),
-        rank_(static_cast<std::size_t>(hosts_.local()[place_])),
+        place_(hosts_.place()),
+        ranks_(hosts_.size()),
+        rank_(hosts_.local()[place_]),
         parcels_(hosts_, request),
         long_(spanning, request) {
     if (hosts_.leads()) {
-      const std::size_t wanted = 2 * kSlots * static_cast<std::size_t>(hosts_.count());
+      const std::size_t wanted = 2 * kSlots * hosts_.count();
       spanning.scratch.resize(std::max(spanning.scratch.size(), wanted));
     }
   }
@@ -71,7 +71,7 @@ class SpanningExchange {
     for (int host = (here_ + 1) % hosts_.count(); host != here_;
          host = (host + 1) % hosts_.count()) {
       for (const int peer : hosts_.ranks(host)) {
-        const auto with = static_cast<std::size_t>(peer);
+        const std::size_t with = peer;
         const bool root = static_cast<int>(rank_) == request_.root, toRoot = peer == request_.root;
         switch (request_.collective) {
           case Collective::AllToAll:
@@ -108,7 +108,7 @@ class SpanningExchange {
     std::vector<std::uint64_t> counts;
     if (request_.expectedCount.empty()) return counts;
     for (const int rank : hosts_.local()) {
-      counts.push_back(request_.expectedCount[static_cast<std::size_t>(rank)]);
+      counts.push_back(request_.expectedCount[rank]);
     }
     return counts;
   }
@@ -124,7 +124,7 @@ class SpanningExchange {
     const auto subset = [&](std::vector<Message>& messages) {
       if (messages.size() != ranks_) return;
       std::vector<Message> chosen;
-      for (const int rank : local) chosen.push_back(messages[static_cast<std::size_t>(rank)]);
+      for (const int rank : local) chosen.push_back(messages[rank]);
       messages = std::move(chosen);
     };
     if (request_.collective != Collective::AllGather) subset(part.in);
@@ -153,7 +153,7 @@ class SpanningExchange {
     std::size_t at = 0;  // in the parcel
     for (const int peer : hosts_.ranks(to)) {
       if (length == 0) break;
-      const Message& message = request_.in[static_cast<std::size_t>(peer)];
+      const Message& message = request_.in[peer];
       if (parcels_.isLong(message.bytes())) continue;
       overlap(at, message.bytes(), start, length,
               [&](std::size_t within, std::size_t from, std::size_t bytes) {
@@ -173,9 +173,7 @@ class SpanningExchange {
 
   Step& step(std::size_t k) { return steps_[k % kSlots]; }
   std::uint8_t* scratch(std::size_t k, int host, bool out, std::size_t bytes) {
-    const std::size_t which =
-        ((k % kSlots) * 2 + (out ? 1 : 0)) * static_cast<std::size_t>(hosts_.count()) +
-        static_cast<std::size_t>(host);
+    const std::size_t which = ((k % kSlots) * 2 + (out ? 1 : 0)) * hosts_.count() + host;
     return spanning_.scratch[which].get(std::max<std::size_t>(bytes, 1));
   }
   /// Where a slice of an all-gather lies in a message, if this rank is alone on its host, and it
@@ -186,9 +184,8 @@ class SpanningExchange {
   /// Where the slices of another host come to, of a rank that is alone on its own.
   std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
     const auto& ranks = hosts_.ranks(host);
-    std::uint8_t* const into = parcels_.areShared() && ranks.size() == 1
-                                   ? lone(request_.out[static_cast<std::size_t>(ranks[0])], k, size)
-                                   : nullptr;
+    std::uint8_t* const into =
+        parcels_.areShared() && ranks.size() == 1 ? lone(request_.out[ranks[0]], k, size) : nullptr;
     return into != nullptr ? into : scratch(k, host, false, size);
   }
   void settle(Transfers& transfers) {
@@ -292,7 +289,7 @@ class SpanningExchange {
       gather(host, 0, at);
       at += parcels_.slices(here_, host, 0);
     }
-    return static_cast<std::size_t>(at - frame);
+    return at - frame;
   }
 
   /// The slices in a host's frame.
@@ -339,7 +336,7 @@ class SpanningExchange {
   void take(int host, std::size_t place, std::size_t k, const std::uint8_t* slice) const {
     const std::size_t start = parcels_.start(k),
                       length = parcels_.sliceBytes(host, place, here_, k);
-    const auto sender = static_cast<std::size_t>(hosts_.ranks(host)[place]);
+    const std::size_t sender = hosts_.ranks(host)[place];
     switch (request_.collective) {
       case Collective::AllGather:
         return request_.out[sender].write(start, length, slice);

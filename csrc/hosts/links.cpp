@@ -46,7 +46,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
       checkPeers_(std::move(checkPeers)),
       grace_(grace) {
   const int count = hosts.count(), here = hosts.here();
-  links_.resize(static_cast<std::size_t>(count));
+  links_.resize(count);
   for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
   const auto& own = memory.identity();
   prefix_ = concat("fastcoll.init [group '", own.name, "', rank ", own.rank, "/", own.size, "]: ");
@@ -208,8 +208,7 @@ void Links::awaitFrame(int host) {
 void Links::compareLater(int host) {
   if (link(host).later.has_value()) compareNext(host);
   const auto& counts = request_->expectedCount;
-  const std::uint64_t expected =
-      counts.empty() ? arrival_.count : counts[static_cast<std::size_t>(hosts_.leader(host))];
+  const std::uint64_t expected = counts.empty() ? arrival_.count : counts[hosts_.leader(host)];
   link(host).later = Signature{arrival_, expected, call_};
 }
 

@@ -143,8 +143,8 @@ class Links {
   [[noreturn]] void mismatch(int host, const Arrival& mine, const Arrival& theirs) const;
   void lookAt(int host);
   [[noreturn]] void late(int host) const;
-  Link& link(int host) { return links_[static_cast<std::size_t>(host)]; }
-  const Link& link(int host) const { return links_[static_cast<std::size_t>(host)]; }
+  Link& link(int host) { return links_[host]; }
+  const Link& link(int host) const { return links_[host]; }
   template <typename Call>
   auto lost(int host, Call call);
 

@@ -6,7 +6,7 @@ namespace fastcoll {
 
 void Parcels::tellSizes(SegmentStream* stream, std::size_t segmentBytes) {
   if (!isAllToAll()) return;
-  const auto ranks = static_cast<std::size_t>(hosts_.size());
+  const std::size_t ranks = hosts_.size();
   Sizes own(2 * ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     own[peer] = request_.in[peer].bytes();
@@ -46,7 +46,7 @@ void Parcels::cut(std::size_t room) {
   }
   const int taken =
       request_.collective == Collective::Scatter ? 1 : hosts_.size() - static_cast<int>(least);
-  slice_ = std::max<std::size_t>(1, room / static_cast<std::size_t>(given + taken));
+  slice_ = std::max<std::size_t>(1, room / (given + taken));
 }
 
 std::size_t Parcels::steps() const {
@@ -61,7 +61,7 @@ std::size_t Parcels::parcel(int from, std::size_t place, int to) const {
   const int rank = hosts_.ranks(from)[place];
   switch (request_.collective) {
     case Collective::AllGather:
-      return request_.out[static_cast<std::size_t>(rank)].bytes();
+      return request_.out[rank].bytes();
     case Collective::Gather:
       return to == hosts_.hostOf(request_.root) ? carried(request_.in[0].bytes()) : 0;
     case Collective::Scatter:

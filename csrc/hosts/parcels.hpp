@@ -14,10 +14,7 @@ namespace fastcoll {
 class Parcels {
  public:
   Parcels(const Hosts& hosts, const Request& request)
-      : hosts_(hosts),
-        request_(request),
-        here_(hosts.here()),
-        place_(static_cast<std::size_t>(hosts.place())) {}
+      : hosts_(hosts), request_(request), here_(hosts.here()), place_(hosts.place()) {}
 
   /// All-to-all: every rank of this host tells the others what it sends and expects.
   void tellSizes(SegmentStream* stream, std::size_t segmentBytes);
@@ -41,11 +38,9 @@ class Parcels {
   /// All-to-all: bytes that rank `from` of another host sends to the rank at `place` of this one,
   /// as that expects, and the other way.
   std::uint64_t expected(std::size_t place, int from) const {
-    return told_[place][static_cast<std::size_t>(hosts_.size() + from)];
+    return told_[place][hosts_.size() + from];
   }
-  std::uint64_t given(std::size_t place, int to) const {
-    return told_[place][static_cast<std::size_t>(to)];
-  }
+  std::uint64_t given(std::size_t place, int to) const { return told_[place][to]; }
 
   /// Bytes of a slice of the host's rank for another host, in a step; one of the two is this one.
   std::size_t sliceBytes(int from, std::size_t place, int to, std::size_t k) const;

@@ -88,8 +88,8 @@ class SpanningReduce {
   }
   std::size_t chunk() const {
     const std::size_t longest = hosts_.most() > 1 ? spanning_.segmentBytes() : kLongestChunk;
-    const std::size_t most = longest / static_cast<std::size_t>(messages_);
-    const std::size_t hosts = oneStep_ ? 1 : static_cast<std::size_t>(hosts_.count());
+    const std::size_t most = longest / messages_;
+    const std::size_t hosts = oneStep_ ? 1 : hosts_.count();
     const std::size_t wanted = std::max(kLeastPiece * hosts, total_ * element_ / kChunks);
     const std::size_t elements = std::max<std::size_t>(1, std::min(most, wanted) / element_);
     return elements > 64 ? elements / 64 * 64 : elements;
@@ -129,11 +129,9 @@ class SpanningReduce {
   }
 
   // Scratch memory, for each slot: what goes to each host, what came from it, and the result.
-  std::size_t scratches() const {
-    return slots_.size() * (2 * static_cast<std::size_t>(hosts_.count()) + 1);
-  }
+  std::size_t scratches() const { return slots_.size() * (2 * hosts_.count() + 1); }
   std::uint8_t* memory(std::size_t c, std::size_t which, std::size_t size) {
-    const std::size_t each = 2 * static_cast<std::size_t>(hosts_.count()) + 1;
+    const std::size_t each = 2 * hosts_.count() + 1;
     return spanning_.scratch[c % slots_.size() * each + which].get(std::max<std::size_t>(size, 1));
   }
   /// The operand, where a host of one rank has nothing to do to it and it lies in one piece; or
@@ -142,8 +140,8 @@ class SpanningReduce {
     const bool alone = sum_.plain(hosts_.here()) && sum_.blocks(hosts_.here()) == 1;
     if (!alone || targets(host) > 1) return nullptr;
     const Piece part = piece(c, host);
-    return request_.in[static_cast<std::size_t>(message(host, 0))].contiguous(
-        offset(c) + part.start * element_, part.count * element_);
+    return request_.in[message(host, 0)].contiguous(offset(c) + part.start * element_,
+                                                    part.count * element_);
   }
   /// This host's partial results for another.
   const std::uint8_t* partial(std::size_t c, int host) {
@@ -155,11 +153,10 @@ class SpanningReduce {
     const int shared = scatters_ || !oneStep_ ? host : hosts_.here();
     const std::size_t size = std::max<std::size_t>(targets(shared), 1) *
                              sum_.blocks(hosts_.here()) * partialBytes(c, hosts_.here(), shared);
-    return memory(c, static_cast<std::size_t>(shared), size);
+    return memory(c, shared, size);
   }
   std::uint8_t* incoming(std::size_t c, int host) {
-    return memory(c, static_cast<std::size_t>(hosts_.count() + host),
-                  sentBytes(c, host, hosts_.here()));
+    return memory(c, hosts_.count() + host, sentBytes(c, host, hosts_.here()));
   }
   /// The result's own place, where no other rank of this host needs it and it lies in one piece; or
   /// null. With two steps what comes there is in order: another host sends its part of the result
@@ -171,8 +168,7 @@ class SpanningReduce {
   std::uint8_t* result(std::size_t c) {
     if (std::uint8_t* out = placeOfResult(c)) return out;
     const std::size_t parts = scatters_ ? hosts_.local().size() : 1;
-    return memory(c, 2 * static_cast<std::size_t>(hosts_.count()),
-                  parts * sum_.resultBytes(bytes(c)));
+    return memory(c, 2 * hosts_.count(), parts * sum_.resultBytes(bytes(c)));
   }
   Slot& slot(std::size_t c) { return slots_[c % slots_.size()]; }
 
@@ -206,13 +202,13 @@ class SpanningReduce {
     Segment segment;
     const std::size_t size = bytes(c);
     if (stream_ != nullptr) {
-      segment = stream_->place(size * static_cast<std::size_t>(messages_));
+      segment = stream_->place(size * messages_);
       if (!leads()) {
         stream_->fill(segment, [&](std::uint8_t* memory, bool streaming) {
           for (std::size_t m = 0; m < static_cast<std::size_t>(messages_); ++m) {
             request_.in[m].read(offset(c), size, memory + m * size, streaming);
           }
-          return size * static_cast<std::size_t>(messages_);
+          return size * messages_;
         });
         stream_->publish(segment);
         stream_->consume(segment);
@@ -246,7 +242,7 @@ class SpanningReduce {
     const std::size_t count = std::max<std::size_t>(targets(host), oneStep_ && !scatters_ ? 1 : 0);
     std::vector<const std::uint8_t*> operands(segments.size());
     for (std::size_t target = 0; target < count; ++target) {
-      const auto m = static_cast<std::size_t>(message(host, target));
+      const std::size_t m = message(host, target);
       const Message& own = request_.in[m];
       operands[0] = own.contiguous(offset(c) + start, size);
       if (operands[0] == nullptr) {
@@ -313,9 +309,7 @@ class SpanningReduce {
                                    : inFrames_
                                        ? links_->frameOf(block.host, sentBytes(c, block.host, here))
                                        : incoming(c, block.host);
-        partials[i] =
-            from +
-            (target * sum_.blocks(block.host) + static_cast<std::size_t>(block.index)) * each;
+        partials[i] = from + (target * sum_.blocks(block.host) + block.index) * each;
       }
       std::uint8_t* out =
           result(c) + sum_.resultBytes(scatters_ ? target * bytes(c) : part.start * element_);
@@ -359,7 +353,7 @@ class SpanningReduce {
     }
     stream_->consume(segment);
   }
-  std::size_t place() const { return static_cast<std::size_t>(hosts_.place()); }
+  std::size_t place() const { return hosts_.place(); }
 
   /// Of this rank's share of the result; see Request::squares.
   void addSquares() {

@@ -6,7 +6,7 @@
 namespace fastcoll {
 
 HostBroadcast selectHostBroadcast(int hosts, std::size_t bytes, std::size_t linkBytes) {
-  const auto others = static_cast<std::size_t>(hosts - 1);
+  const std::size_t others = hosts - 1;
   const std::size_t flat = others * bytes, parts = bytes + (others - 1) * bytes / others;
   if (bytes <= Links::kInlineBytes && flat - parts <= linkBytes) return HostBroadcast::Flat;
   // A chunk of the chain is no shorter than a frame: where parts fit frames, the chain costs more.
@@ -15,9 +15,9 @@ HostBroadcast selectHostBroadcast(int hosts, std::size_t bytes, std::size_t link
 }
 
 bool reducesInOneStep(int hosts, std::size_t partial, std::size_t result, std::size_t linkBytes) {
-  const auto others = static_cast<std::size_t>(hosts - 1);
+  const std::size_t others = hosts - 1;
   const std::size_t one = others * partial;
-  const std::size_t two = others * (partial + result) / static_cast<std::size_t>(hosts);
+  const std::size_t two = others * (partial + result) / hosts;
   if (one <= two) return true;
   return partial <= Links::kInlineBytes && one - two <= linkBytes;
 }

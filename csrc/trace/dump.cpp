@@ -119,8 +119,7 @@ std::string operation(const Record& record, const Group& group) {
   const auto [from, to] = endsOf(record, group);
   // A receive that has found no message is a group of one: there is no sender.
   if (from < 0) return "recv 0<-0";
-  const bool ascends =
-      group.ranks.at(static_cast<std::size_t>(from)) < group.ranks.at(static_cast<std::size_t>(to));
+  const bool ascends = group.ranks.at(from) < group.ranks.at(to);
   const int source = ascends ? 0 : 1;
   return record.sends ? concat("send ", source, "->", 1 - source)
                       : concat("recv ", 1 - source, "<-", source);
@@ -130,8 +129,8 @@ std::vector<int> laneRanks(const Record& record, const Group& group) {
   if (record.lane != Lane::Message) return group.ranks;
   const auto [from, to] = endsOf(record, group);
   std::vector<int> ranks;
-  if (from >= 0) ranks.push_back(group.ranks.at(static_cast<std::size_t>(from)));
-  ranks.push_back(group.ranks.at(static_cast<std::size_t>(to)));
+  if (from >= 0) ranks.push_back(group.ranks.at(from));
+  ranks.push_back(group.ranks.at(to));
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }

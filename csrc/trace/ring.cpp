@@ -137,7 +137,7 @@ std::vector<Record> Ring::read() const {
   std::vector<Record> records;
   const RecordId last = this->last();
   const RecordId first = last > size_ ? last - size_ + 1 : 1;
-  records.reserve(static_cast<std::size_t>(last - first + 1));
+  records.reserve(last - first + 1);
   for (RecordId id = first; id <= last; ++id) {
     const Slot& slot = slotOf(id);
     for (int i = 0; i < kTries; ++i) {

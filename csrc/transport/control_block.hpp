@@ -78,12 +78,9 @@ struct ControlBlock {
   static constexpr std::size_t kSmallSegmentBytes = 2048;
 
   static std::size_t linksOffset() { return sizeof(ControlBlock); }
-  static std::size_t splitsOffset(int size) {
-    return linksOffset() + sizeof(PeerLink) * static_cast<std::size_t>(size);
-  }
+  static std::size_t splitsOffset(int size) { return linksOffset() + sizeof(PeerLink) * size; }
   static std::size_t ringOffset(int size) {
-    const auto end =
-        splitsOffset(size) + 4 * sizeof(std::uint64_t) * static_cast<std::size_t>(size);
+    const auto end = splitsOffset(size) + 4 * sizeof(std::uint64_t) * size;
     return (end + 63) / 64 * 64;
   }
   static std::size_t bytes(int size) { return ringOffset(size) + kSmallRingBytes; }

@@ -26,9 +26,7 @@ void wakeSleepers(ControlBlock& block) noexcept {
 }  // namespace
 
 GroupMemory::GroupMemory(std::shared_ptr<LocalProcess> process, GroupIdentity identity)
-    : process_(std::move(process)),
-      identity_(std::move(identity)),
-      members_(static_cast<std::size_t>(identity_.size)) {}
+    : process_(std::move(process)), identity_(std::move(identity)), members_(identity_.size) {}
 
 void GroupMemory::open(std::size_t arenaBytes) {
   std::lock_guard<std::mutex> lock(bindMutex_);
@@ -74,7 +72,7 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   fresh->process = std::move(process);
   fresh->nonce = nonce;
   fresh->block = block;
-  members_[static_cast<std::size_t>(peer)].store(fresh.get(), std::memory_order_release);
+  members_[peer].store(fresh.get(), std::memory_order_release);
   everBound_.emplace_back(peer, std::move(fresh));
   if (aborted()) {
     passOn();  // the abort came before this peer could be told
@@ -89,7 +87,7 @@ void GroupMemory::confirm(int peer, std::uint64_t nonce) {
   for (auto& [rank, bound] : everBound_) {
     if (rank != peer || bound->nonce != nonce) continue;
     bound->confirmed.store(true);
-    members_[static_cast<std::size_t>(peer)].store(bound.get(), std::memory_order_release);
+    members_[peer].store(bound.get(), std::memory_order_release);
   }
 }
 
@@ -243,7 +241,7 @@ std::string GroupMemory::memberName(int peer) const {
   }
   if (!isBound(peer)) {
     const std::lock_guard<std::mutex> lock(namesMutex_);
-    const auto place = static_cast<std::size_t>(peer);
+    const std::size_t place = peer;
     if (place >= names_.size() || names_[place].empty()) return concat("rank ", peer);
     return concat("rank ", peer, " (", names_[place], ")");
   }
@@ -252,8 +250,8 @@ std::string GroupMemory::memberName(int peer) const {
 
 void GroupMemory::nameMember(int peer, std::string name) {
   const std::lock_guard<std::mutex> lock(namesMutex_);
-  names_.resize(static_cast<std::size_t>(size()));
-  names_[static_cast<std::size_t>(peer)] = std::move(name);
+  names_.resize(size());
+  names_[peer] = std::move(name);
 }
 
 std::string GroupMemory::causeOfSilence(int peer) const {

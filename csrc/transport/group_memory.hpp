@@ -113,9 +113,7 @@ class GroupMemory {
   struct Member : Instance {
     std::atomic<bool> confirmed{false};
   };
-  const Member* member(int peer) const {
-    return members_[static_cast<std::size_t>(peer)].load(std::memory_order_acquire);
-  }
+  const Member* member(int peer) const { return members_[peer].load(std::memory_order_acquire); }
   bool isMeant(const Member& there) const;
   AbortRecord& recordOf(int member) const;
   bool record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept;

@@ -55,7 +55,7 @@ class StoresChooser {
     std::array<double, kKept> last{};
     int seen = 0;
 
-    void add(double cost) { last[static_cast<std::size_t>(seen++ % kKept)] = cost; }
+    void add(double cost) { last[seen++ % kKept] = cost; }
     bool enough() const { return seen >= kEnough; }
     double median() const;
   };

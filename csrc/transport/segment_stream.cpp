@@ -120,7 +120,7 @@ void SegmentStream::awaitConsumed(std::uint64_t position) {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
     // Within a collective: a rank that runs another one will never consume this one's segments.
-    if (position > next_ && compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
+    if (position > next_ && compared_[peer] == 0) awaitArrival(peer);
     Progress& progress = memory_.block(memberOf(peer)).progress;
     awaited_ = peer;
     waitOn(
@@ -158,13 +158,13 @@ void SegmentStream::awaitArrival(int peer) {
 void SegmentStream::awaitArrivals() {
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    if (compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
+    if (compared_[peer] == 0) awaitArrival(peer);
   }
 }
 
 void SegmentStream::awaitPublished(int peer, const Segment& segment) {
   // Ranks that disagree may place other segments: compare before waiting for this one.
-  if (compared_[static_cast<std::size_t>(peer)] == 0) awaitArrival(peer);
+  if (compared_[peer] == 0) awaitArrival(peer);
   ControlBlock& block = memory_.block(memberOf(peer));
   awaited_ = peer;
   waitOn(
@@ -214,8 +214,7 @@ std::uint64_t SegmentStream::expectedBy(int peer, int source) const {
 
 void SegmentStream::compare(int peer) {
   const Arrival theirs = arrivalOf(peer);
-  const std::uint64_t expected =
-      expectedCount_.empty() ? arrival_.count : expectedCount_[static_cast<std::size_t>(peer)];
+  const std::uint64_t expected = expectedCount_.empty() ? arrival_.count : expectedCount_[peer];
   if (!agree(arrival_, theirs, expected)) {
     std::string wanted;
     if (expected != arrival_.count)
@@ -226,7 +225,7 @@ void SegmentStream::compare(int peer) {
                describe(arrival_), wanted, ", ", memory_.memberName(memberOf(peer)), " runs ",
                describe(theirs), ". All ranks must issue the same collectives in the same order."));
   }
-  compared_[static_cast<std::size_t>(peer)] = 1;
+  compared_[peer] = 1;
 }
 
 bool SegmentStream::hopeless() {

@@ -52,7 +52,7 @@ class SegmentStream : private WaitGuard {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   /// The rank in the group of the member at this place.
-  int memberOf(int place) const { return members_[static_cast<std::size_t>(place)]; }
+  int memberOf(int place) const { return members_[place]; }
   /// Bytes of the large ring. A segment takes a quarter at most: three are under way at once,
   /// behind, present and ahead, and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }

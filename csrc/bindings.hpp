@@ -1,0 +1,17 @@
+// The parts of fastcoll._C that are bound in files of their own.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fastcoll {
+
+/// The device engine.
+void bindDevice(pybind11::module_& m);
+/// The roster, by which the ranks of a device group come together.
+void bindRoster(pybind11::module_& m);
+/// torch's symmetric memory, without the GIL.
+void bindSymmetricMemory(pybind11::module_& m);
+/// The trace.
+void bindTrace(pybind11::module_& m);
+
+}  // namespace fastcoll
