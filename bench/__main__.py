@@ -9,17 +9,18 @@ torchrun --nproc-per-node 8 -m fastcoll.bench all --device cuda --backend fastco
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Mapping
 
 import torch
 
+from fastcoll._launch import launch
 from fastcoll.bench import mpi, plot
 from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
-from fastcoll.bench.launch import launch
-from fastcoll.bench.options import Options, parse
+from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.peers import ADAPTERS
 from fastcoll.bench.run import open_run
@@ -28,7 +29,7 @@ from fastcoll.bench.sweep import sweep
 __all__ = ["main", "run_rank"]
 
 
-def _problem(options: Options) -> str:
+def _problem(options: argparse.Namespace) -> str:
     """Returns why the run cannot begin, or ""."""
     ranks = int(os.environ.get("WORLD_SIZE", options.nproc))
     if options.root >= ranks:

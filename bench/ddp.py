@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from fastcoll._measure import Call, take_turn
 from fastcoll.bench import report
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.machine import available_memory
@@ -26,8 +28,6 @@ from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
-from fastcoll.bench.timing import Timing
-from fastcoll.bench.turn import Call, TimedCall
 
 __all__ = ["Added", "added", "added_by_profile", "compare_steps"]
 
@@ -40,21 +40,27 @@ _LABEL_WIDTH = 36
 _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio")
 
 
-class _Step(TimedCall):
+class _Step:
     """A training step, whose gradients are kept until the end of the turn only: one model has some at a time.
 
     Args:
         model: What is called for the loss.
         device: Of its parameters.
         kept: Whether a step adds to the gradients of the step before, which it has zeroed, instead of making its own.
+        ranks: Of which ranks a gradient is the mean; None: it is not verified.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, kept: bool) -> None:
-        super().__init__(self._step, device)
+    def __init__(
+        self, model: nn.Module, device: torch.device, kept: bool, ranks: range | None
+    ) -> None:
+        self.wrong = 0
         self._model = model
+        self._device = device
         self._kept = kept
+        self._ranks = ranks
 
-    def _step(self) -> None:
+    def take(self) -> None:
+        """Makes the gradients."""
         self._model.zero_grad(set_to_none=not self._kept)
         self._model().backward()
 
@@ -62,12 +68,29 @@ class _Step(TimedCall):
         """Frees the gradients."""
         self._model.zero_grad(set_to_none=True)
 
+    def verify(self, times: int) -> None:
+        """Takes steps, each with gradients of its own, and adds to `wrong` the elements that are not the mean."""
+        for _ in range(times):
+            for _ in range(2 if self._kept else 1):
+                self.take()
+            if self._ranks is not None:
+                self.wrong += _count_wrong(self._model, self._ranks)
+            self.forget()
+
     def turn(self, meet: Call, warmup: int, calls: int) -> list[float]:
         """Takes a turn."""
         try:
             if self._kept:
-                self._step()  # makes them
-            return super().turn(meet, warmup, calls)
+                self.take()  # makes them
+            return take_turn(self.take, self._device, meet, warmup, calls)
+        finally:
+            self.forget()
+
+    def profile(self, meet: Call) -> StepProfile:
+        """Profiles it; all ranks call this."""
+        self.take()  # makes the gradients that a step keeps
+        try:
+            return profile_step(self.take, self._device, meet)
         finally:
             self.forget()
 
@@ -94,11 +117,8 @@ def _too_large(run: Run, size: int) -> str:
     if run.device.type != "cpu":
         return ""
     # Parameters and gradients, which all models share or have in turn; buckets of each DDP.
-    needed = (
-        size
-        * (2 + len(_BUCKETS) * len(run.peers))
-        * int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
-    )
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
+    needed = size * (2 + len(_BUCKETS) * len(run.peers)) * ranks
     available = available_memory()
     if needed <= 0.9 * available:
         return ""
@@ -150,12 +170,8 @@ def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile |
     return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
 
 
-def _statistics(timing: Timing) -> dict[str, Any]:
-    return {"time": asdict(timing.calls), "rank_medians": timing.rank_medians}
-
-
-def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None]) -> dict[str, Any]:
-    shapes = MODELS[name]()
+def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, Any]:
+    shapes, kept, check = MODELS[name](), run.options.keep_gradients, run.options.check
     parameters = sum(map(math.prod, shapes))
     size = parameters * DTYPES[dtype].itemsize
     row: dict[str, Any] = {
@@ -165,98 +181,51 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Callable[[], None])
         "parameters": parameters,
         "size": size,
         "gflop": run.options.gflop,
-        "kept": run.options.keep_gradients,
-        "left_out": "",
+        "kept": kept,
+        "left_out": next(filter(None, run.control.all_gather(_too_large(run, size))), ""),
         "cases": [],
     }
-    reasons = [reason for reason in run.control.all_gather(_too_large(run, size)) if reason]
-    if reasons:
-        row["left_out"] = reasons[0]
+    if row["left_out"]:
         return row
     memory = torch.zeros(parameters, dtype=DTYPES[dtype], device=run.device)
-
-    def build() -> EmulatedModel:
-        return EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
-
-    kept = run.options.keep_gradients
     views = {"gradient_as_bucket_view": True} if kept else {}
-    makers: dict[str, Callable[[], nn.Module]] = {_ALONE: build}
-    for peer in run.peers:
-        for buckets, options in _BUCKETS.items():
-            makers[f"{peer.name}, {buckets}"] = partial(_wrapped, peer, build, options | views)
-    models: dict[str, nn.Module] = {}
-    calls: dict[str, _Step] = {}
-    means = {  # of which ranks a gradient is the mean
-        f"{peer.name}, {buckets}": range(run.world_size)
-        if peer.delivers
-        else range(run.rank, run.rank + 1)
-        for peer in run.peers
-        for buckets in _BUCKETS
-    }
-    wrong = dict.fromkeys(makers, 0)
 
-    def verify(label: str, times: int) -> None:
-        for _ in range(times):
-            for _ in range(2 if kept else 1):
-                calls[label].call()
-            if label != _ALONE and run.options.check:
-                wrong[label] += _count_wrong(models[label], means[label])
-            calls[label].forget()
+    def prepare(peer: Peer | None, options: Mapping[str, Any]) -> _Step:
+        model: nn.Module = EmulatedModel(shapes, memory, _own_value(run.rank), run.options.gflop)
+        ranks = None
+        if peer:
+            model = peer.wrap(model, **options, **views)
+            ranks = range(run.world_size) if peer.delivers else range(run.rank, run.rank + 1)
+        step = _Step(model, run.device, kept, ranks if check else None)
+        step.verify(max(2, check))  # at least two: DDP rebuilds its buckets after the first step
+        return step
 
-    def prepare(label: str) -> None:
-        models[label] = makers[label]()
-        calls[label] = _Step(models[label], run.device, kept)
-        # At least two: DDP rebuilds its buckets after the first step.
-        verify(label, max(2, run.options.check))
-
-    prepare(_ALONE)
-    for label in [label for label in makers if label != _ALONE]:
-        _, problem = run.attempt(partial(prepare, label))
-        if problem:  # the others are measured
-            row.setdefault("failed", {})[label] = problem
-            models.pop(label, None)
-            calls.pop(label, None)
-    measured = measure_in_quiet(run, calls, False, advance)
-    timings = measured.timings
-    row |= {"other_processes_percent": measured.others, "attempts": measured.attempts}
-    profiles = _profile(run, calls, row) if run.options.profile else {}
-    for label in calls:
-        verify(label, run.options.check)
-    wrong_by_rank = run.control.all_gather(wrong)
-    row["alone"] = _statistics(timings[_ALONE]) | profiles.get(_ALONE, {})
-    for peer in run.peers:
-        for buckets in _BUCKETS:
-            label = f"{peer.name}, {buckets}"
-            if label not in calls:
-                continue
-            total = sum(rank[label] for rank in wrong_by_rank) if run.options.check else None
-            statistics = _statistics(timings[label]) | profiles.get(label, {})
-            row["cases"].append(
-                {"backend": peer.name, "buckets": buckets, **statistics, "wrong": total}
-            )
-    return row
-
-
-def _wrapped(peer: Peer, build: Callable[[], nn.Module], options: dict[str, Any]) -> nn.Module:
-    return peer.wrap(build(), **options)
-
-
-def _profile(run: Run, calls: dict[str, _Step], row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns by label what rank 0's record has of a step's profile."""
-    found: dict[str, StepProfile] = {}
-    for label, step in calls.items():
-        step.call()  # makes the gradients that a step keeps
-        one, problem = run.attempt(
-            partial(profile_step, step.call, run.device, run.control.barrier)
-        )
-        step.forget()
-        if one is None or problem:
-            row.setdefault("failed", {})[f"{label}, profiler"] = problem
+    steps = {_ALONE: prepare(None, {})}
+    failed: dict[str, str] = {}
+    labels = {}
+    for peer, buckets in product(run.peers, _BUCKETS):
+        label = f"{peer.name}, {buckets}"
+        step, problem = run.attempt(partial(prepare, peer, _BUCKETS[buckets]))
+        if step is None or problem:  # the others are measured
+            failed[label] = problem
         else:
-            found[label] = one
-    if _ALONE not in found:
-        return {}
-    return {label: {"profile": asdict(one)} for label, one in found.items()}
+            steps[label], labels[label] = step, {"backend": peer.name, "buckets": buckets}
+    turns = {label: step.turn for label, step in steps.items()}
+    timings, disturbed = measure_in_quiet(run, turns, False, advance)
+    found = {label: asdict(timing) for label, timing in timings.items()}
+    for label, step in steps.items() if run.options.profile else ():
+        profile, problem = run.attempt(partial(step.profile, run.control.barrier))
+        if profile is None or problem:
+            failed[f"{label}, profiler"] = problem
+        elif "profile" in found[_ALONE] or label == _ALONE:
+            found[label]["profile"] = asdict(profile)
+    for step in steps.values():
+        step.verify(check)
+    wrong_by_rank = run.control.all_gather({label: steps[label].wrong for label in labels})
+    for label, names in labels.items():
+        total = sum(rank[label] for rank in wrong_by_rank) if check else None
+        row["cases"].append({**names, **found[label], "wrong": total})
+    return {**row, **disturbed, "alone": found[_ALONE], **({"failed": failed} if failed else {})}
 
 
 def _line(label: str, cells: list[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastcoll.bench.timing import Summary, summarise
+from fastcoll._measure import Summary, summarise
 
 __all__ = ["DeviceTiming", "host_microseconds", "time_on_device"]
 

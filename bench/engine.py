@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from fastcoll._measure import Summary, summarise
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.record import write_record
-from fastcoll.bench.timing import Summary, summarise
 
 __all__ = ["CASES", "bind", "main", "measure_host"]
 

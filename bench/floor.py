@@ -19,8 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fastcoll._measure import Call
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.turn import Call
 
 __all__ = ["bind_floor"]
 

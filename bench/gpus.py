@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fastcoll.bench.control import Control
+from fastcoll._measure import Control
 
 __all__ = ["Placement", "describe_gpus", "own_placement", "problem_of"]
 

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fastcoll._launch import ALLOCATOR
 from fastcoll.bench import namespaces
-from fastcoll.bench.launch import ALLOCATOR
 from fastcoll.bench.machine import PRETENDED_HOSTS, describe_machine, describe_run
 from fastcoll.bench.record import write_record
 from fastcoll.bench.wire import bytes_sent, least_bytes

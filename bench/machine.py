@@ -18,6 +18,11 @@ from fastcoll import info
 
 __all__ = ["PRETENDED_HOSTS", "available_memory", "describe_machine", "describe_run"]
 
+_NOT_THE_USERS = (  # what fastcoll and torchrun set where the user has set nothing
+    ("DDP_DISABLE_COMM_MEM", "0"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+)
+
 PRETENDED_HOSTS = "BENCH_PRETENDED_HOSTS"
 """The variable in which fastcoll.bench.hosts tells a benchmark that it runs there the options that it was given."""
 
@@ -104,7 +109,6 @@ def describe_run(arguments: list[str], module: str = "fastcoll.bench") -> dict[s
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            # The second is what fastcoll sets where the user has set nothing.
-            if name.startswith(starts) and (name, value) != ("DDP_DISABLE_COMM_MEM", "0")
+            if name.startswith(starts) and (name, value) not in _NOT_THE_USERS
         },
     }

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
+from fastcoll._measure import Call
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.control import Control
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.turn import Call
 
 __all__ = ["MpiPeer", "as_torchrun", "started"]
 
@@ -105,8 +104,8 @@ def as_torchrun() -> Iterator[None]:
 class MpiPeer(Peer):
     """The MPI that the launcher belongs to."""
 
-    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
-        super().__init__(name, control, timeout)
+    def __init__(self, name: str, timeout: timedelta) -> None:
+        self.name = name
         self._mpi = _load()
         self._comm: Any = self._mpi.COMM_WORLD
         self.library = self._mpi.Get_library_version().strip("\0").splitlines()[0]

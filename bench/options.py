@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 
 from fastcoll.bench.collectives import COLLECTIVES
 
-__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "Options", "parse", "parse_size", "size_text", "sizes"]
+__all__ = ["DTYPES", "MOST_ATTEMPTS", "OPS", "parse", "parse_size", "size_text", "sizes"]
 
 DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
@@ -26,62 +26,7 @@ DTYPES: dict[str, torch.dtype] = {
 MOST_ATTEMPTS = 20
 OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_FLAGS = {
-    "iterations": "iters",
-    "min_bytes": "minbytes",
-    "max_bytes": "maxbytes",
-    "step_factor": "stepfactor",
-}
-_ABSENT: dict[str, Any] = {  # what only the other of the two parsers knows
-    "minbytes": 0,
-    "maxbytes": 0,
-    "stepfactor": 2.0,
-    "op": "sum",
-    "root": 0,
-    "baseline": None,
-    "wide": False,
-    "plot": None,
-    "gflop": 0.0,
-    "keep_gradients": False,
-    "profile": False,
-}
 _BACKENDS = {"cpu": "fastcoll,gloo", "cuda": "fastcoll,nccl"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run was asked for; the fields are described in :func:`parse`.
-
-    Attributes:
-        names: Collectives, or models for ``ddp``.
-    """
-
-    names: tuple[str, ...]
-    ddp: bool
-    backends: tuple[str, ...]
-    nproc: int
-    device: str
-    min_bytes: int
-    max_bytes: int
-    step_factor: float
-    iterations: int
-    rounds: int
-    warmup: int
-    turn_ms: float
-    quiet: float | None
-    ops: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    check: int
-    root: int
-    baseline: str | None
-    wide: bool
-    gflop: float
-    keep_gradients: bool
-    profile: bool
-    seed: int
-    timeout: float
-    json: str | None
-    plot: str | None
 
 
 def parse_size(text: str) -> int:
@@ -118,12 +63,12 @@ def sizes(least: int, most: int, factor: float) -> Iterator[int]:
         size = max(size + 1, int(size * factor))
 
 
-def _words(text: str, known: Iterable[str], every: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Splits a list at its commas; ``all`` stands for `every`."""
+def _words(text: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Splits a list at its commas; ``all`` stands for all that are known."""
     known = tuple(known)
     words = [word for word in text.split(",") if word]
     if words == ["all"]:
-        return tuple(known if every is None else every)
+        return known
     for word in words:
         if word not in known:
             raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join((*known, 'all'))}")
@@ -153,110 +98,85 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         "wrong, 2 if nothing could be measured.",
     )
     add = parser.add_argument
+    natural, positive, at_least = _number(int, 0), _number(int, 1), partial(_number, float)
+    # fmt: off
     add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
-    add(
-        "--backend",
+    add("--backend",
         help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
-        + ("; unreduced: DDP alone, whose buckets nobody reduces" if ddp else ""),
-    )
-    add(
-        "--nproc", type=_number(int, 1), default=2, help="ranks to start, unless under torchrun (2)"
-    )
+        + ("; unreduced: DDP alone, whose buckets nobody reduces" if ddp else ""))
+    add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the buffers lie (cpu)")
-    add(
-        "-n",
-        "--iters",
-        type=_number(int, 1),
-        default=20 if ddp else 100,
-        help="timed calls (%(default)s)",
-    )
-    add("--rounds", type=_number(int, 1), default=5 if ddp else 10,
-        help="the backends take turns so many times within a size (%(default)s)")  # fmt: skip
-    add("-w", "--warmup", type=_number(int, 0), default=1 if ddp else 2,
-        help="untimed calls at the start of each round (%(default)s)")  # fmt: skip
-    add("-c", "--check", type=_number(int, 0), default=1,
-        help="verified calls before, and again after, the timed ones; 0: none (1)")  # fmt: skip
-    add(
-        "-d",
-        "--datatype",
-        default="float",
-        help=f"comma-separated: {', '.join(DTYPES)}, all (float)",
-    )
-    add(
-        "--turn-ms",
-        type=_number(float, 0),
-        default=2.0,
-        help="fast calls are made more often, to fill this time in each round (%(default)s)",
-    )
-    add(
-        "--quiet",
-        type=_number(float, 0),
-        metavar="PERCENT",
-        help=f"measure again, up to {MOST_ATTEMPTS} times, while other processes use more of the machine",
-    )
-    add("--seed", type=_number(int, 0), default=1, help="of the verified data (1)")
-    add(
-        "--timeout", type=_number(float, 1), default=120.0, help="limit of a call, in seconds (120)"
-    )
+    add("-n", "--iters", type=positive, default=20 if ddp else 100, help="timed calls (%(default)s)")
+    add("--rounds", type=positive, default=5 if ddp else 10,
+        help="the backends take turns so many times within a size (%(default)s)")
+    add("-w", "--warmup", type=natural, default=1 if ddp else 2,
+        help="untimed calls at the start of each round (%(default)s)")
+    add("-c", "--check", type=natural, default=1,
+        help="verified calls before, and again after, the timed ones; 0: none (1)")
+    add("-d", "--datatype", default="float",
+        help=f"comma-separated: {', '.join(DTYPES)}, all (float)")
+    add("--turn-ms", type=at_least(0), default=2.0,
+        help="fast calls are made more often, to fill this time in each round (%(default)s)")
+    add("--quiet", type=at_least(0), metavar="PERCENT",
+        help=f"measure again, up to {MOST_ATTEMPTS} times, while other processes use more of the machine")
+    add("--seed", type=natural, default=1, help="of the verified data (1)")
+    add("--timeout", type=at_least(1), default=120.0, help="limit of a call, in seconds (120)")
     add("--json", metavar="FILE", help="write machine, versions, command and every statistic")
     if ddp:
-        add("--gflop", type=_number(float, 0), default=0.0,
-            help="arithmetic of an emulated backward pass, which communication may overlap (0)")  # fmt: skip
+        parser.set_defaults(op="sum", root=0, plot=None)
+        add("--gflop", type=at_least(0), default=0.0,
+            help="arithmetic of an emulated backward pass, which communication may overlap (0)")
         add("--keep-gradients", action="store_true",
             help="steps zero the gradients of the step before and add to them (zero_grad(set_to_none=False)), "
-            "in DDP's buckets (gradient_as_bucket_view=True)")  # fmt: skip
+            "in DDP's buckets (gradient_as_bucket_view=True)")
         add("--profile", action="store_true",
-            help="also tell, by torch.profiler, what each step launches beside its collectives")  # fmt: skip
+            help="also tell, by torch.profiler, what each step launches beside its collectives")
         return parser
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
-    add("-f", "--stepfactor", type=_number(float, 1.01), default=4.0, help="from size to size (4)")
+    add("-f", "--stepfactor", type=at_least(1.01), default=4.0, help="from size to size (4)")
     add("-o", "--op", default="sum", help=f"comma-separated: {', '.join(OPS)}, all (sum)")
-    add("-r", "--root", type=_number(int, 0), default=0, help="of the rooted collectives (0)")
-    add("--baseline", metavar="BACKEND",
-        help="what the ratios are over (the slowest backend of each size)")  # fmt: skip
-    add(
-        "--wide",
-        action="store_true",
-        help="more columns: quartiles, ratios by minima, others' load",
-    )
+    add("-r", "--root", type=natural, default=0, help="of the rooted collectives (0)")
+    add("--baseline", metavar="BACKEND", help="of the ratios (the slowest backend of each size)")
+    add("--wide", action="store_true",
+        help="more columns: quartiles, ratios by minima, others' load")
     add("--plot", metavar="FILE.png", help="draw latency and bandwidth against size")
+    # fmt: on
     return parser
 
 
-def parse(arguments: list[str], models: Iterable[str] = ()) -> Options:
+def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespace:
     """Reads the command line; argparse ends the process where it is wrong.
 
     Args:
         arguments: Without the program's name; ``ddp`` as the first word selects whole steps.
         models: Names known to ``ddp``; the first two are its default, as the others take long.
+
+    Returns:
+        The long flags, with lists of words as tuples, among them ``names`` and ``backends``, and whether it is ``ddp``.
     """
     ddp = arguments[:1] == ["ddp"]
     names = tuple(models) if ddp else tuple(COLLECTIVES)
     parser = _parser(ddp, names)
-    given = _ABSENT | vars(parser.parse_args(arguments[1:] if ddp else arguments))
+    options = parser.parse_args(arguments[1:] if ddp else arguments)
+    options.ddp = ddp
     try:
-        chosen = _words(",".join(given["names"]), names) or (names[:2] if ddp else ("all_reduce",))
-        dtypes = _words(given["datatype"], DTYPES)
-        ops = _words(given["op"], OPS)
+        chosen = _words(",".join(options.names), names)
+        options.names = chosen or (names[:2] if ddp else ("all_reduce",))
+        options.dtypes = _words(options.datatype, DTYPES)
+        options.ops = _words(options.op, OPS)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
-    backends = tuple(dict.fromkeys((given["backend"] or _BACKENDS[given["device"]]).split(",")))
-    if ddp and not all(DTYPES[dtype].is_floating_point for dtype in dtypes):
-        parser.error("gradients are of a floating type")
-    if given["baseline"] not in (None, *backends):
-        parser.error(f"--baseline {given['baseline']} is none of the backends")
-    if not all(backends) or not dtypes or not ops:
+    backends = options.backend or _BACKENDS[options.device]
+    options.backends = tuple(dict.fromkeys(backends.split(",")))
+    if not all(options.backends) or not options.dtypes or not options.ops:
         parser.error("a list has an empty entry")
-    if given["minbytes"] > given["maxbytes"]:
-        parser.error(f"-b {given['minbytes']} is more than -e {given['maxbytes']}")
-    parsed: dict[str, Any] = {
-        "names": chosen,
-        "ddp": ddp,
-        "backends": backends,
-        "ops": ops,
-        "dtypes": dtypes,
-    }
-    for item in fields(Options):
-        parsed.setdefault(item.name, given.get(_FLAGS.get(item.name, item.name)))
-    return Options(**parsed)
+    if ddp:
+        if not all(DTYPES[dtype].is_floating_point for dtype in options.dtypes):
+            parser.error("gradients are of a floating type")
+        return options
+    if options.baseline not in (None, *options.backends):
+        parser.error(f"--baseline {options.baseline} is none of the backends")
+    if options.minbytes > options.maxbytes:
+        parser.error(f"-b {options.minbytes} is more than -e {options.maxbytes}")
+    return options

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastcoll._measure import Call, synchronize
 from fastcoll.bench.collectives import Case
 
-__all__ = ["PERIOD", "count_wrong", "fill", "pattern", "reduced"]
+__all__ = ["count_wrong", "fill", "pattern", "verify"]
 
 PERIOD = 8191
 _LARGEST = 3
@@ -35,7 +36,7 @@ def pattern(seed: int, rank: int, dtype: torch.dtype, op: str) -> Tensor:
     return torch.randint(least, most + 1, (PERIOD,), generator=generator)
 
 
-def reduced(seed: int, world_size: int, dtype: torch.dtype, op: str) -> Tensor:
+def _reduced(seed: int, world_size: int, dtype: torch.dtype, op: str) -> Tensor:
     """Returns one period of the reduction of what all ranks send, int64, or float64 for "avg"."""
     sent = torch.stack([pattern(seed, rank, dtype, op) for rank in range(world_size)])
     if op == "avg":
@@ -76,7 +77,7 @@ def count_wrong(case: Case, seed: int) -> int:
     wrong, start, tolerance = 0, 0, _tolerance(case)
     for piece in case.collective.expected(case):
         block = (
-            reduced(seed, case.world_size, case.dtype, case.op)
+            _reduced(seed, case.world_size, case.dtype, case.op)
             if piece.source is None
             else pattern(seed, piece.source, case.dtype, case.op)
         )
@@ -86,4 +87,15 @@ def count_wrong(case: Case, seed: int) -> int:
         wrong += _differences(actual[:whole].view(-1, PERIOD), block, tolerance)
         wrong += _differences(actual[whole:], block[: piece.length - whole], tolerance)
         start += piece.length
+    return wrong
+
+
+def verify(case: Case, call: Call, first_seed: int, times: int) -> int:
+    """Makes calls on data of the seeds from `first_seed` on; returns this rank's wrong elements."""
+    wrong = 0
+    for seed in range(first_seed, first_seed + times):
+        fill(case, seed)
+        call()
+        synchronize(case.send.device)
+        wrong += count_wrong(case, seed)
     return wrong

@@ -1,35 +1,94 @@
-"""The interface behind which every backend is compared."""
+"""The backends of torch.distributed that are compared, each in the process of the rank and a group of its own."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import gc
+import importlib
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from fastcoll.bench.candidate import Candidate
+from fastcoll._measure import Call
+from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.control import Control
-from fastcoll.bench.turn import Call, synchronize
+from fastcoll.bench.training import WAYS, missing_way
 
-__all__ = ["Peer", "problem_of"]
+__all__ = ["FakePeer", "Peer", "SharedPeer", "UnreducedPeer", "bind"]
+
+# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
 
 
-def problem_of(error: Exception) -> str:
-    """Returns the first line of an error, with its type."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
+    """Returns the call that a user would write, ``async_op`` left at False."""
+    send, receive, root = case.send, case.receive, case.root
+    op = _OPS.get(case.op)
+    match case.collective.name:
+        case "all_reduce":
+            return partial(dist.all_reduce, receive, op, group)
+        case "all_gather":
+            return partial(_all_gather, receive, send, group)
+        case "reduce_scatter":
+            return partial(_reduce_scatter, receive, send, op, group)
+        case "broadcast":
+            return partial(dist.broadcast, receive, root, group)
+        case "all_to_all":
+            return partial(dist.all_to_all_single, receive, send, group=group)
+        case "sendrecv":
+            return _bind_sendrecv(case, group)
+        case "barrier":
+            return partial(dist.barrier, group)
+        case "reduce":
+            return partial(dist.reduce, receive, root, op, group)
+        case "gather":
+            chunks = list(receive.chunk(case.world_size)) if case.rank == root else None
+            return partial(dist.gather, send, chunks, root, group)
+        case "scatter":
+            chunks = list(send.chunk(case.world_size)) if case.rank == root else None
+            return partial(dist.scatter, receive, chunks, root, group)
+    raise NotImplementedError(f"{case.collective.name} is not known to torch.distributed")
 
 
-class Peer(ABC):
-    """One backend, connected to all ranks of the run.
+def _bind_sendrecv(case: Case, group: dist.ProcessGroup | None) -> Call:
+    """Sends to the next rank while receiving from the one before, as nccl-tests do.
+
+    On a device the two calls must be grouped; CPU backends have no groups of calls.
+    """
+    target, source = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
+    pair = [(dist.isend, case.send, target), (dist.irecv, case.receive, source)]
+    operations = [dist.P2POp(*each, group) for each in pair]
+
+    def exchange() -> None:
+        sending, receiving = (act(tensor, peer, group) for act, tensor, peer in pair)
+        assert sending is not None and receiving is not None  # this rank belongs to the group
+        receiving.wait()
+        sending.wait()
+
+    def grouped() -> None:
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    return exchange if case.send.device.type == "cpu" else grouped
+
+
+class Peer:
+    """A backend of ``torch.distributed``, connected to all ranks of the run; behind a hyphen stands a way to train.
 
     Args:
         name: The word of the command line.
-        control: Of all ranks.
         timeout: Of each call.
 
     Attributes:
@@ -44,33 +103,117 @@ class Peer(ABC):
     group: dist.ProcessGroup | None = None
     library = ""
 
-    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
+    def __init__(self, name: str, timeout: timedelta) -> None:
         self.name = name
+        backend = self.backend_of(name)
+        own = backend == "fastcoll"
+        self.library = (
+            f"fastcoll {__version__}" if own else f"{backend} of torch {torch.__version__}"
+        )
+        self.group = dist.new_group(backend=backend, timeout=timeout)
+
+    @classmethod
+    def backend_of(cls, name: str) -> str:
+        """Returns the backend's name among torch's."""
+        return name.partition("-")[0]
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
         """Returns why this process cannot load the backend, or "" if it can; connects to nobody."""
-        return ""
+        backend = cls.backend_of(name)
+        try:
+            if backend == "fastcoll":
+                import fastcoll._load  # noqa: F401
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        if backend not in dist.Backend.backend_list:
+            return "torch.distributed knows no backend of that name"
+        if not dist.is_backend_available(backend):
+            return "this torch was built without it"
+        if backend == "nccl" and device.type != "cuda":
+            return "it moves CUDA tensors only: run with --device cuda"
+        return missing_way(name.partition("-")[2])
 
-    @abstractmethod
+    def place(self, case: Case) -> Case:
+        """Returns the case, or the same on buffers that are this backend's own."""
+        return case
+
     def bind(self, case: Case) -> Call:
         """Returns a call without arguments that does the whole collective, ready to be timed."""
-
-    def prepare(self, case: Case) -> Candidate:
-        """Makes the first call, so that what the backend cannot do is raised here.
-
-        Returns:
-            The case, ready to be verified and timed.
-        """
-        call = self.bind(case)
-        call()
-        synchronize(case.send.device)
-        return Candidate(case, call)
+        return bind(case, self.group)
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Returns the model under DistributedDataParallel on this backend; for peers that have a group."""
-        return DistributedDataParallel(model, process_group=self.group, **options)
+        """Returns the model so that its gradients are averaged over the ranks; options are DDP's."""
+        return WAYS[self.name.partition("-")[2]](model, self.group, **options)
 
-    @abstractmethod
     def close(self) -> None:
-        """Disconnects; afterwards the peer is of no use."""
+        """Destroys the group, collected before the interpreter ends: else gloo may abort then."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+        self.group = None
+        gc.collect()
+
+
+class SharedPeer(Peer):
+    """fastcoll with buffers of its own allocator, which peers read where they are: "fastcoll-shared"."""
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Asks as for fastcoll."""
+        if device.type != "cpu":
+            return "its allocator is for CPU tensors"
+        return super().missing("fastcoll", device)
+
+    def place(self, case: Case) -> Case:
+        """Puts other buffers in the place of the case's."""
+        send = self._shared(case.send)
+        same = case.receive is case.send
+        return replace(case, send=send, receive=send if same else self._shared(case.receive))
+
+    def _shared(self, like: Tensor) -> Tensor:
+        assert self.group is not None
+        backend = self.group._get_backend(like.device)
+        tensor: Tensor = backend.allocate_tensor(like.numel(), dtype=like.dtype, device=like.device)
+        return tensor
+
+
+class FakePeer(Peer):
+    """torch's "fake" backend, which does nothing: the cost of torch's own path to any backend."""
+
+    delivers = False
+    trains = False  # DDP asks its works for tensors
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Imports the module that registers it."""
+        try:
+            importlib.import_module("torch.testing._internal.distributed.fake_pg")
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+class UnreducedPeer(Peer):
+    """DDP whose buckets nobody reduces: what DDP itself adds to a step, on any backend. "unreduced"."""
+
+    delivers = False
+
+    def __init__(self, name: str, timeout: timedelta) -> None:
+        super().__init__(name, timeout)
+        self.library = "none"
+
+    @classmethod
+    def backend_of(cls, name: str) -> str:
+        """Returns gloo, by which DDP compares the models of the ranks once."""
+        return "gloo"
+
+    @classmethod
+    def missing(cls, name: str, device: torch.device) -> str:
+        """Asks for gloo."""
+        if device.type != "cpu":
+            return "gloo compares models in CPU memory only"
+        return super().missing("gloo", device)
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        """Takes the way that has no backend."""
+        return WAYS["unreduced"](model, self.group, **options)

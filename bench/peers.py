@@ -12,35 +12,24 @@ from datetime import timedelta
 
 import torch
 
-from fastcoll.bench.control import Control
+from fastcoll._measure import Control
 from fastcoll.bench.mpi import MpiPeer
-from fastcoll.bench.peer import Peer, problem_of
-from fastcoll.bench.torch_peer import FakePeer, SharedPeer, TorchPeer
-from fastcoll.bench.training_peers import (
-    BatchedPeer,
-    CompressPeer,
-    HookPeer,
-    SynchronizerPeer,
-    UnreducedPeer,
-)
+from fastcoll.bench.peer import FakePeer, Peer, SharedPeer, UnreducedPeer
 
-__all__ = ["ADAPTERS", "close_peers", "open_peers"]
+__all__ = ["ADAPTERS", "close_peers", "open_peers", "problem_of"]
 
 ADAPTERS: Mapping[str, type[Peer]] = {
     "fake": FakePeer,
-    "fastcoll-batched": BatchedPeer,
-    "fastcoll-fused": HookPeer,
-    "fastcoll-fused-bf16": HookPeer,
-    "fastcoll-sync": SynchronizerPeer,
-    "fastcoll-sync-bf16": SynchronizerPeer,
-    "gloo-batched": BatchedPeer,
     "fastcoll-shared": SharedPeer,
     "mpi": MpiPeer,
-    "nccl-batched": BatchedPeer,
-    "nccl-bf16": CompressPeer,
     "unreduced": UnreducedPeer,
 }
-"""What is not simply a backend of torch, by the word of the command line."""
+"""What is not simply a backend of torch and a way to train."""
+
+
+def problem_of(error: Exception) -> str:
+    """Returns the first line of an error, with its type."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
 def open_peers(
@@ -58,11 +47,11 @@ def open_peers(
     peers: list[Peer] = []
     reasons: dict[str, str] = {}
     for name in names:
-        adapter = adapters.get(name, TorchPeer)
+        adapter = adapters.get(name, Peer)
         problem = _first(control, adapter.missing(name, device))
         if not problem:
             try:
-                peers.append(adapter(name, control, timeout))
+                peers.append(adapter(name, timeout))
             except Exception as error:
                 problem = problem_of(error)
             problem = _first(control, problem)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
+from fastcoll._measure import Call, Timing, Turn, measure
 from fastcoll.bench.options import MOST_ATTEMPTS
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Timing, measure
-from fastcoll.bench.turn import TimedCall
 
-__all__ = ["Measured", "OtherProcesses", "measure_in_quiet"]
+__all__ = ["OtherProcesses", "measure_in_quiet"]
 
 
 class OtherProcesses:
@@ -47,31 +46,19 @@ class OtherProcesses:
         return own, (sum(ticks) - idle) / second, sum(ticks) / second
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Times of all candidates.
-
-    Attributes:
-        timings: By candidate.
-        others: Percentage of the machine that other processes used meanwhile; None if not known.
-        attempts: How many times the measurement was made; only the last one counts.
-    """
-
-    timings: dict[str, Timing]
-    others: float | None
-    attempts: int
-
-
 def measure_in_quiet(
-    run: Run, candidates: Mapping[str, TimedCall], slowest_rank: bool, advance: Callable[[], None]
-) -> Measured:
+    run: Run, candidates: Mapping[str, Turn], slowest_rank: bool, advance: Call
+) -> tuple[dict[str, Timing], dict[str, Any]]:
     """Measures, again while others disturb if ``--quiet`` was given; the times have no say in it.
 
     Args:
         run: This rank.
         candidates: By name.
-        slowest_rank: As for :func:`fastcoll.bench.timing.measure`.
+        slowest_rank: As for :func:`fastcoll._measure.measure`.
         advance: Called after each turn.
+
+    Returns:
+        The times of the last measurement, and for the record how it was disturbed, and how many there were.
     """
     quiet, attempt = run.options.quiet, 0
     while True:
@@ -81,5 +68,5 @@ def measure_in_quiet(
         percent = others.percent()
         quiet_enough = quiet is None or percent is None or percent <= quiet
         if quiet_enough or attempt == MOST_ATTEMPTS:
-            return Measured(timings, percent, attempt)
+            return timings, {"other_processes_percent": percent, "attempts": attempt}
         time.sleep(1)

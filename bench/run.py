@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import os
@@ -18,15 +19,12 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import info
-from fastcoll.bench.control import Control
+from fastcoll._measure import SETTLE_SECONDS, Control, Plan
 from fastcoll.bench.gpus import describe_gpus
 from fastcoll.bench.machine import describe_machine, describe_run
-from fastcoll.bench.options import Options
-from fastcoll.bench.peer import Peer, problem_of
-from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers
+from fastcoll.bench.peer import Peer
+from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers, problem_of
 from fastcoll.bench.record import write_record
-from fastcoll.bench.timing import Plan
-from fastcoll.bench.turn import SETTLE_SECONDS
 from fastcoll.bench.wire import count_hosts
 
 __all__ = ["Run", "open_run"]
@@ -44,7 +42,7 @@ class Run:
         record: What ``--json`` writes; the measurements add their cases.
     """
 
-    options: Options
+    options: argparse.Namespace
     control: Control
     device: torch.device
     peers: list[Peer]
@@ -66,7 +64,7 @@ class Run:
     def plan(self) -> Plan:
         """How many calls are timed."""
         return Plan(
-            self.options.iterations, self.options.rounds, self.options.warmup, self.options.turn_ms
+            self.options.iters, self.options.rounds, self.options.warmup, self.options.turn_ms
         )
 
     def attempt(self, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
@@ -117,7 +115,7 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_run(
-    options: Options, arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
+    options: argparse.Namespace, arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
 ) -> Iterator[Run]:
     """Connects this rank, which torchrun or :func:`fastcoll.bench.launch.launch` has started.
 

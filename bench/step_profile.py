@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from fastcoll.bench.turn import Call, synchronize
+from fastcoll._measure import Call, synchronize
 
 __all__ = ["StepProfile", "profile_step", "profiled"]
 

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from fastcoll._measure import Call, Timing, synchronize, take_turn
 from fastcoll.bench import report
-from fastcoll.bench.candidate import Candidate
 from fastcoll.bench.collectives import COLLECTIVES, Case, build_case
 from fastcoll.bench.floor import bind_floor
-from fastcoll.bench.options import DTYPES, Options, sizes
+from fastcoll.bench.options import DTYPES, sizes
+from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.quiet import Measured, measure_in_quiet
+from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.timing import Timing
-from fastcoll.bench.turn import TimedCall
 from fastcoll.bench.wire import least_bytes, sent_per_call
 
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
-_COUNTED = (
-    1 << 16
-)  # bytes of a message: of smaller ones the frames around them are most of what is sent
+_COUNTED = 1 << 16  # bytes: of smaller messages the frames around them are most of what is sent
 
 
-def _kinds(options: Options) -> list[tuple[str, str, str]]:
+def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Returns (collective, dtype, op) in the order of measurement."""
     return [
         (name, dtype, op)
@@ -38,48 +35,50 @@ def _kinds(options: Options) -> list[tuple[str, str, str]]:
     ]
 
 
-def _try(run: Run, case: Case, peer: Peer) -> tuple[Candidate, int]:
-    """Makes the first calls, verified ones if asked for; returns also how many elements were wrong."""
-    candidate = peer.prepare(case)
-    wrong = candidate.verify(run.options.seed, run.options.check) if peer.delivers else 0
-    candidate.clear()
-    return candidate, wrong
+def _try(run: Run, case: Case, peer: Peer) -> tuple[Case, Call, int]:
+    """Makes the first calls, verified ones if asked for; what the backend cannot do is raised here.
+
+    Returns:
+        The case, on buffers that may be the backend's own; what does it; how many elements were wrong.
+    """
+    case = peer.place(case)
+    call = peer.bind(case)
+    call()
+    synchronize(run.device)
+    wrong = verify(case, call, run.options.seed, run.options.check) if peer.delivers else 0
+    case.clear()
+    return case, call, wrong
 
 
-def _statistics(timing: Timing) -> dict[str, Any]:
-    return {"time": asdict(timing.calls), "rank_medians": timing.rank_medians}
-
-
-def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str, Any]:
-    candidates: dict[str, Candidate] = {}
-    wrong: dict[str, int] = {}
+def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
+    tried: dict[str, tuple[Case, Call, int]] = {}
     unsupported: dict[str, str] = {}
-    delivering = [peer.name for peer in run.peers if peer.delivers]
     for peer in run.peers:
-        tried, problem = run.attempt(partial(_try, run, case, peer))
-        if problem or tried is None:
+        found, problem = run.attempt(partial(_try, run, case, peer))
+        if problem or found is None:
             unsupported[peer.name] = problem
         else:
-            candidates[peer.name], wrong[peer.name] = tried
-    timed: dict[str, TimedCall] = dict(candidates)
+            tried[peer.name] = found
+    wrong = {name: first for name, (_, _, first) in tried.items()}
+    turns = {name: partial(take_turn, call, run.device) for name, (_, call, _) in tried.items()}
     if floor := bind_floor(case):
-        timed[FLOOR] = TimedCall(floor, run.device)
+        turns[FLOOR] = partial(take_turn, floor, run.device)
     case.clear()  # zeros: repeated sums in place leave them as they are
-    measured = Measured({}, None, 0)
-    if candidates:
-        measured = measure_in_quiet(run, timed, case.collective.rooted, advance)
-    timings = measured.timings
-    for name in [name for name in delivering if name in timings]:
+    timings: dict[str, Timing] = {}
+    disturbed: dict[str, Any] = {"other_processes_percent": None, "attempts": 0}
+    if tried:
+        timings, disturbed = measure_in_quiet(run, turns, case.collective.rooted, advance)
+    delivering = [peer.name for peer in run.peers if peer.delivers and peer.name in tried]
+    for name in delivering:
         again = run.options.seed + run.options.check
-        more, problem = run.attempt(partial(candidates[name].verify, again, run.options.check))
+        more, problem = run.attempt(partial(verify, *tried[name][:2], again, run.options.check))
         if problem:
             unsupported[name] = problem
         wrong[name] += more or 0
-    done = [name for name in candidates if name not in unsupported]
+    done = [name for name in tried if name not in unsupported]
     sent: dict[str, float] = {}
     if run.hosts > 1 and case.size >= _COUNTED:
-        for name in done:
-            sent[name] = sent_per_call(run.control, candidates[name].call)
+        sent = {name: sent_per_call(run.control, tried[name][1]) for name in done}
     wrong_by_rank = run.control.all_gather(wrong)
     row: dict[str, Any] = {
         "collective": case.collective.name,
@@ -88,11 +87,10 @@ def _measure_case(run: Run, case: Case, advance: Callable[[], None]) -> dict[str
         "root": case.root if case.collective.rooted else None,
         "size": case.size,
         "count": case.count,
-        "other_processes_percent": measured.others,
-        "attempts": measured.attempts,
+        **disturbed,
         "across_ranks": "slowest" if case.collective.rooted else "median",
-        "floor": _statistics(timings[FLOOR]) if FLOOR in timings else None,
-        "backends": {name: _statistics(timings[name]) for name in done},
+        "floor": asdict(timings[FLOOR]) if FLOOR in timings else None,
+        "backends": {name: asdict(timings[name]) for name in done},
         "unsupported": unsupported,
     }
     if sent:
@@ -113,7 +111,7 @@ def sweep(run: Run) -> int:
     """
     options = run.options
     kinds = _kinds(options)
-    all_sizes = list(sizes(options.min_bytes, options.max_bytes, options.step_factor))
+    all_sizes = list(sizes(options.minbytes, options.maxbytes, options.stepfactor))
     turns = len(kinds) * len(all_sizes) * run.plan.turns * (len(run.peers) + 1)
     wrong = measured = 0
     above = ""
@@ -132,16 +130,8 @@ def sweep(run: Run) -> int:
             above = name
             seen: set[int] = set()
             for size in all_sizes if name != "barrier" else all_sizes[:1]:
-                case = build_case(
-                    name,
-                    size,
-                    DTYPES[dtype],
-                    op,
-                    run.rank,
-                    run.world_size,
-                    options.root,
-                    run.device,
-                )
+                ranks = (run.rank, run.world_size, options.root)
+                case = build_case(name, size, DTYPES[dtype], op, *ranks, run.device)
                 if case.size in seen:
                     continue
                 seen.add(case.size)

@@ -17,11 +17,7 @@ from fastcoll.bench.record import read_record
 __all__ = ["TABLES", "client_result"]
 
 _RESULTS = Path(__file__).resolve().parent / "results"
-_SET_HERE = (
-    "MALLOC_",
-    "OMP_NUM_THREADS",
-    "GLOO_SOCKET_IFNAME",
-)  # by bench/launch.py and bench/hosts.py
+_SET_HERE = ("MALLOC_", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # by the launcher and hosts.py
 
 
 def _record(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastcoll.bench.control import Control
+from fastcoll._measure import Control
 
 __all__ = ["bytes_sent", "count_hosts", "least_bytes", "sent_per_call"]
 

@@ -15,10 +15,9 @@ import argparse
 import contextlib
 import datetime
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,60 +29,16 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import tuning
+from fastcoll._launch import launch
 from fastcoll._load import C
+from fastcoll._measure import Call, Control, Plan
 from fastcoll._version import __version__
-from fastcoll.bench.control import Control
-from fastcoll.bench.launch import launch
-from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.timing import Plan, measure
-from fastcoll.bench.turn import TimedCall
+from fastcoll.tune_search import NEVER, Times, fastest, from_where, limits, median_times
 
-__all__ = ["NEVER", "Experiment", "experiments", "from_where", "main", "threshold", "up_to_where"]
+__all__ = ["Experiment", "experiments", "main"]
 
 KIB, MIB = 1 << 10, 1 << 20
-NEVER = 1 << 62
-Times = Mapping[int, Mapping[int, float]]
-"""Median microseconds by message size and by the value of the field that was set."""
-
-
-def _product(factors: Iterable[float]) -> float:
-    return math.exp(sum(map(math.log, factors)))
-
-
-def threshold(times: Times, below: int, above: int) -> int:
-    """Returns where to change from one value to the other, so that the product of all times is the least.
-
-    Args:
-        times: Of two values.
-        below: The value in use for smaller messages.
-        above: The value in use from the result on.
-
-    Returns:
-        A size, or NEVER if `above` is best used nowhere.
-    """
-    sizes = sorted(times)
-
-    def cost(first: int) -> float:
-        return _product(times[size][above if size >= first else below] for size in sizes)
-
-    return min([*sizes, NEVER], key=cost)
-
-
-def from_where(times: Times) -> int:
-    """Returns the least size to use the value 0 from; NEVER if it is best used nowhere."""
-    return threshold(times, NEVER, 0)
-
-
-def up_to_where(times: Times) -> int:
-    """Returns the greatest size to use the value NEVER for; 0 if it is best used nowhere."""
-    first = threshold(times, NEVER, 0)
-    return max((size for size in times if size < first), default=0)
-
-
-def _fastest(times: Times) -> int:
-    """Returns the value whose product of times over all sizes is the least."""
-    values = next(iter(times.values()))
-    return min(values, key=lambda value: _product(row[value] for row in times.values()))
+_WAYS = (NEVER, 0)  # values of a field from which on something is done
 
 
 @dataclass(frozen=True)
@@ -99,140 +54,114 @@ class Experiment:
     """
 
     field: str
-    call: Callable[[int, dist.ProcessGroup], Callable[[], object]]
+    call: Callable[[int, dist.ProcessGroup], Call]
     sizes: Sequence[int]
     values: Sequence[int]
-    decide: Callable[[Times], int]
+    decide: Callable[[Times[int]], int]
 
 
-def _all_reduce(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    return partial(dist.all_reduce, torch.zeros(size // 4), group=group)
+# The name of torch 2.13, under which 2.11 and 2.12 know the old one.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def _shared(elements: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _zeros(elements: int, group: dist.ProcessGroup, shared: bool) -> torch.Tensor:
+    if not shared:
+        return torch.zeros(elements)
     cpu = torch.device("cpu")
     tensor = group._get_backend(cpu).allocate_tensor(elements, dtype=torch.float32, device=cpu)
     return tensor.zero_()
 
 
-def _gather() -> Callable[..., object]:
-    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+def _all_reduce(size: int, group: dist.ProcessGroup, shared: bool = False) -> Call:
+    return partial(dist.all_reduce, _zeros(size // 4, group, shared), group=group)
 
 
-def _all_reduce_shared(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    return partial(dist.all_reduce, _shared(size // 4, group), group=group)
+def _all_gather(size: int, group: dist.ProcessGroup, shared: bool = False) -> Call:
+    elements, ranks = size // 4 // group.size(), group.size()
+    output, part = (_zeros(count, group, shared) for count in (elements * ranks, elements))
+    return partial(_gather, output, part, group=group)
 
 
-def _all_gather_shared(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    output, part = (_shared(elements, group) for elements in (size // 4, size // 4 // group.size()))
-    return partial(_gather(), output[: part.numel() * group.size()], part, group=group)
-
-
-def _all_gather(size: int, group: dist.ProcessGroup) -> Callable[[], object]:
-    ranks = group.size()
-    output = torch.zeros(size // 4 // ranks * ranks)
-    return partial(_gather(), output, torch.zeros(output.numel() // ranks), group=group)
+def _kib(*sizes: int) -> list[int]:
+    return [size * KIB for size in sizes]
 
 
 def experiments(ranks: int) -> list[Experiment]:
     """Returns what is measured for a number of ranks, in order: later ones use what earlier ones found."""
-    either = (0, NEVER)
-    segments = [size * KIB for size in (64, 128, 256, 512)]
+    segments = _kib(64, 128, 256, 512)
+    reduce_shared, gather_shared = (partial(c, shared=True) for c in (_all_reduce, _all_gather))
+
+    def first(times: Times[int]) -> int:
+        return from_where(times, _WAYS)
+
     return [
-        Experiment("segment_bytes", _all_reduce, [256 * KIB, MIB, 4 * MIB], segments, _fastest),
-        Experiment("long_segment_bytes", _all_reduce, [16 * MIB, 64 * MIB], segments, _fastest),
-        Experiment(
-            "one_shot_bytes",
-            _all_reduce,
-            [size * KIB for size in (4, 8, 16, 32, 64, 128)],
-            either,
-            # The field is divided by the ranks and doubled when it is used.
-            lambda times: up_to_where(times) * ranks // 2,
-        ),
-        Experiment(
-            "streaming_bytes",
-            _all_gather,
-            [size * MIB for size in (2, 4, 8, 16, 32, 64)],
-            either,
-            from_where,
-        ),
-        Experiment(
-            "direct_bytes",
-            _all_gather_shared,
-            [size * KIB for size in (8, 16, 32, 64, 128, 256, 1024)],
-            either,
-            # The field is compared with what one rank gives.
-            lambda times: max(1, from_where(times) // ranks),
-        ),
-        Experiment(
-            "direct_all_reduce_bytes",
-            _all_reduce_shared,
-            [size * KIB for size in (8, 16, 32, 64, 128, 256, 1024, 4096)],
-            either,
-            from_where,
-        ),
-    ]
-
-
-def _copy(table: C.Tuning, **changed: int) -> C.Tuning:
-    copy = C.Tuning()
-    for name in tuning.FIELDS:
-        setattr(copy, name, changed.get(name, getattr(table, name)))
-    return copy
+        Experiment("segment_bytes", _all_reduce, _kib(256, 1024, 4096), segments, fastest),
+        Experiment("long_segment_bytes", _all_reduce, [16 * MIB, 64 * MIB], segments, fastest),
+        # The field is divided by the ranks and doubled when it is used.
+        Experiment("one_shot_bytes", _all_reduce, _kib(4, 8, 16, 32, 64, 128), _WAYS,
+                   lambda times: limits(times, _WAYS)[0] * ranks // 2),
+        Experiment("streaming_bytes", _all_gather, [size * MIB for size in (2, 4, 8, 16, 32, 64)],
+                   _WAYS, first),
+        # The field is compared with what one rank gives.
+        Experiment("direct_bytes", gather_shared, _kib(8, 16, 32, 64, 128, 256, 1024), _WAYS,
+                   lambda times: max(1, first(times) // ranks)),
+        Experiment("direct_all_reduce_bytes", reduce_shared,
+                   _kib(8, 16, 32, 64, 128, 256, 1024, 4096), _WAYS, first),
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
-def _group(table: C.Tuning) -> Iterator[dist.ProcessGroup]:
-    group = dist.new_group(backend="fastcoll", pg_options=C.Options(tuning=table))
+def _group(table: dict[str, int]) -> Iterator[dist.ProcessGroup]:
+    given = C.Tuning()
+    for name, value in table.items():
+        setattr(given, name, value)
+    group = dist.new_group(backend="fastcoll", pg_options=C.Options(tuning=given))
     try:
         yield group
     finally:
         dist.destroy_process_group(group)
 
 
-def _run(
-    experiment: Experiment,
-    table: C.Tuning,
-    control: Control,
-    plan: Plan,
-    advance: Callable[[], None],
-) -> dict[int, dict[int, float]]:
-    cpu = torch.device("cpu")
-    times: dict[int, dict[int, float]] = {}
-    with contextlib.ExitStack() as stack:
-        groups = {
-            value: stack.enter_context(_group(_copy(table, **{experiment.field: value})))
-            for value in experiment.values
-        }
-        for size in experiment.sizes:
-            calls = {
-                str(value): TimedCall(experiment.call(size, group), cpu)
-                for value, group in groups.items()
+def _calls(item: Experiment, groups: Mapping[int, dist.ProcessGroup], size: int) -> dict[int, Call]:
+    return {value: item.call(size, group) for value, group in groups.items()}
+
+
+def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
+    """Returns the table, and what it was found by."""
+    shipped = _shipped()
+    table, measured = dict(shipped), {}
+    for item in experiments(control.world_size):
+        with contextlib.ExitStack() as stack:
+            groups = {
+                value: stack.enter_context(_group(table | {item.field: value}))
+                for value in item.values
             }
-            timings = measure(calls, control, plan, False, advance)
-            times[size] = {value: timings[str(value)].calls.median for value in groups}
-    return times
+            calls = partial(_calls, item, groups)
+            times = median_times(item.sizes, calls, control, plan, torch.device("cpu"))
+        measured[item.field], table[item.field] = times, item.decide(times)
+        if control.rank == 0:
+            found = f"{item.field:20} {table[item.field]:>20}"
+            print(f"{found}  (shipped: {shipped[item.field]})", flush=True)
+    return {
+        "table": {name: table[name] for name in measured},
+        "ranks": control.world_size,
+        "versions": {"fastcoll": __version__, "torch": str(torch.__version__)},
+        "unit": "median microseconds by message bytes and by the value of the field",
+        "measured": measured,
+    }
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fastcoll.tune", description="Measures the tuning table of this host."
     )
-    parser.add_argument("--nproc", type=int, default=2, help="ranks to measure with (%(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="turns of each candidate (%(default)s)"
-    )
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="what to measure on (%(default)s)"
-    )
-    parser.add_argument(
-        "--hosts",
-        action="store_true",
-        help="measure the network between the hosts of ranks that torchrun has started",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=None, help=f"file to write ({tuning.host_path()})"
-    )
+    add = parser.add_argument
+    add("--nproc", type=int, default=2, help="ranks to measure with (%(default)s)")
+    add("--rounds", type=int, default=15, help="turns of each candidate (%(default)s)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (%(default)s)")
+    add("--hosts", action="store_true",
+        help="measure the network between the hosts of ranks that torchrun has started")  # fmt: skip
+    add("--output", type=Path, default=tuning.host_path(), help="file to write (%(default)s)")
     options = parser.parse_args(arguments)
     if options.nproc < 2:
         parser.error("--nproc: expected at least 2 ranks")
@@ -286,92 +215,47 @@ def _join() -> Control:
     return Control(PrefixStore("fastcoll.tune", store), rank, ranks)
 
 
-def _run_hosts_rank(options: argparse.Namespace, plan: Plan) -> None:
-    from fastcoll.tune_hosts import leaders_of, measure_link
-
-    control = _join()
-    leaders = leaders_of(control)
-    with progress_bar("fastcoll.tune", 2 * plan.turns, control.rank == 0) as advance:
-        link, section = measure_link(control, plan, leaders[:2], advance)
-    path = options.output or tuning.host_path()
-    # All ranks of a group must have one table: that of the first host.
-    record = control.all_gather(_kept(path))[0] or {"table": _shipped()}
-    record["table"]["link_bytes"] = link
-    for rank in leaders:  # in turns, for they may share a file
-        if rank == control.rank:
-            _write(path, {**record, "machine": tuning.machine_name(), "link": section})
-        control.barrier()
-    dist.destroy_process_group()
-
-
-def _run_device_rank(options: argparse.Namespace, plan: Plan) -> None:
-    from fastcoll.tune_device import COUNTS, LIST_SIZES, SIZES, measure_device
-
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    control = _join()
-    turns = plan.turns * (4 * len(SIZES) + 2 * len(COUNTS) + 2 * len(LIST_SIZES))
-    with progress_bar("fastcoll.tune", turns, control.rank == 0) as advance:
-        section = measure_device(control, plan, device, advance=advance)
-    if control.rank == 0:
-        for name, value in section["table"].items():
-            print(f"{name:20} {value:>20}", flush=True)
-        path = options.output or tuning.host_path()
-        basis = {"machine": tuning.machine_name(), "table": _shipped()}
-        _write(path, {**basis, **_kept(path), "device": section})
-    control.barrier()
-    dist.destroy_process_group()
-
-
-def _run_rank(options: argparse.Namespace, plan: Plan) -> None:
+def _run_rank(options: argparse.Namespace) -> None:
+    """Is one rank: measures a part of the table, which the first rank writes, or the first of each host."""
     torch.set_num_threads(1)
     control = _join()
-    rank, ranks = control.rank, control.world_size
-    table = tuning.parse(tuning.SHIPPED.read_text(), tuning.SHIPPED).table
-    todo = experiments(ranks)
-    turns = plan.turns * sum(len(item.sizes) * len(item.values) for item in todo)
-    measured: dict[str, Any] = {}
-    with progress_bar("fastcoll.tune", turns, rank == 0) as advance:
-        for item in todo:
-            times = _run(item, table, control, plan, advance)
-            value = item.decide(times)
-            if rank == 0:
-                print(
-                    f"{item.field:20} {value:>20}  (shipped: {getattr(table, item.field)})",
-                    flush=True,
-                )
-            setattr(table, item.field, value)
-            measured[item.field] = times
-    if rank == 0:
-        record: dict[str, Any] = {
-            "machine": tuning.machine_name(),
-            "table": {name: getattr(table, name) for name in tuning.FIELDS},
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "ranks": ranks,
-            "versions": {"fastcoll": __version__, "torch": str(torch.__version__)},
-            "unit": "median microseconds by message bytes and by the value of the field",
-            "measured": measured,
-        }
-        path = options.output or tuning.host_path()
-        kept = _kept(path)
-        record |= {name: kept[name] for name in ("device", "link") if name in kept}
-        if kept:
-            record["table"]["link_bytes"] = kept["table"]["link_bytes"]
-        _write(path, record)
-    control.barrier()
+    plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    writers = [0]
+    if options.hosts:
+        from fastcoll.tune_hosts import leaders_of, measure_link
+
+        writers = leaders_of(control)
+        link, section = measure_link(control, plan, writers[:2])
+        found: dict[str, Any] = {"table": {"link_bytes": link}, "link": {"date": date, **section}}
+    elif options.device == "cuda":
+        from fastcoll.tune_device import measure_device
+
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        found = {"table": {}, "device": {"date": date, **measure_device(control, plan, device)}}
+    else:
+        found = {"date": date, **_measure_host(control, plan)}
+    # All ranks of a group must have one table: what the first host had, and what was found.
+    kept = control.all_gather(_kept(options.output))[0] or {"table": _shipped()}
+    table = kept["table"] | found["table"]
+    for rank in writers:  # in turns, for they may share a file
+        if rank == control.rank:
+            _write(
+                options.output, {**kept, **found, "table": table, "machine": tuning.machine_name()}
+            )
+        control.barrier()
     dist.destroy_process_group()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Is one rank where RANK is set, and else starts ``--nproc`` of them; returns the exit status."""
-    options = _options(arguments)
-    if "RANK" in os.environ:
-        plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
-        run = _run_rank if options.device == "cpu" else _run_device_rank
-        (_run_hosts_rank if options.hosts else run)(options, plan)
-        return 0
-    given = sys.argv[1:] if arguments is None else arguments
-    return launch([sys.executable, "-m", "fastcoll.tune", *given], options.nproc)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _options(given)
+    if "RANK" not in os.environ:
+        return launch([sys.executable, "-m", "fastcoll.tune", *given], options.nproc)
+    _run_rank(options)
+    return 0
 
 
 if __name__ == "__main__":

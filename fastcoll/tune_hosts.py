@@ -10,9 +10,9 @@ the same table: what the first one has, and the link.
 
 from __future__ import annotations
 
-import datetime
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,7 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import env
-from fastcoll.bench.control import Control
-from fastcoll.bench.timing import Plan, measure
-from fastcoll.bench.turn import TimedCall
+from fastcoll._measure import Call, Control, Plan, measure, take_turn
 
 __all__ = ["leaders_of", "measure_link"]
 
@@ -47,7 +45,7 @@ def leaders_of(control: Control) -> list[int]:
     return leaders
 
 
-def _round_trip(size: int, ends: Sequence[int]) -> Callable[[], None]:
+def _round_trip(size: int, ends: Sequence[int]) -> Call:
     """Returns a call that takes a message from the first rank to the second and back; others have none to make."""
     tensor, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
 
@@ -62,16 +60,13 @@ def _round_trip(size: int, ends: Sequence[int]) -> Callable[[], None]:
     return call
 
 
-def measure_link(
-    control: Control, plan: Plan, ends: Sequence[int], advance: Callable[[], None]
-) -> tuple[int, dict[str, Any]]:
+def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int, dict[str, Any]]:
     """Measures the link between two hosts; all ranks call this.
 
     Args:
         control: Of all ranks.
         plan: How many calls.
         ends: Two ranks on two hosts.
-        advance: Called after each turn.
 
     Returns:
         Latency times bandwidth in bytes, and the record of both.
@@ -80,9 +75,9 @@ def measure_link(
         RuntimeError: The long message took no longer than the short one.
     """
     cpu = torch.device("cpu")
-    calls = {str(size): TimedCall(_round_trip(size, ends), cpu) for size in (_SHORT, _LONG)}
-    timings = measure(calls, control, plan, True, advance)
-    short, long = (timings[str(size)].calls.median / 2e6 for size in (_SHORT, _LONG))
+    turns = {size: partial(take_turn, _round_trip(size, ends), cpu) for size in (_SHORT, _LONG)}
+    timings = measure(turns, control, plan, slowest_rank=True)
+    short, long = (timings[size].time.median / 2e6 for size in (_SHORT, _LONG))
     if long <= short:
         raise RuntimeError(
             f"fastcoll.tune: expected {_LONG} bytes to take longer than {short * 1e6:.0f} us, as {_SHORT} does, got "
@@ -95,9 +90,7 @@ def measure_link(
             f"{'link_bytes':20} {link:>20}  ({short * 1e6:.0f} us, {bandwidth / 1e6:.0f} MB/s)",
             flush=True,
         )
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return link, {
-        "date": date,
         "ranks": list(ends),
         "latency_seconds": short,
         "bytes_per_second": bandwidth,

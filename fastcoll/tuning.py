@@ -12,7 +12,8 @@ import json
 import os
 import platform
 import re
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,59 +86,44 @@ def parse(text: str, source: Path) -> Loaded:
     """
     try:
         record: Any = json.loads(text)
-        machine, values = record["machine"], record["table"]
-        unknown = sorted(set(values) ^ set(FIELDS))
-    except (ValueError, KeyError, TypeError) as error:
+        machine, values, section = record["machine"], record["table"], record.get("device")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{source}: expected a tuning table as `python -m fastcoll.tune` writes it, "
             f"got what cannot be read as one ({type(error).__name__}: {error})"
         ) from None
-    if unknown:
-        raise ValueError(
-            f"{source}: expected a tuning table of {', '.join(FIELDS)}; missing or unknown: "
-            f"{', '.join(unknown)}. Write it anew with `python -m fastcoll.tune`."
-        )
     table = C.Tuning()
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-            raise ValueError(
-                f"{source}: expected {name} to be a number of bytes, got {value!r}. {_ANEW}"
-            )
+    for name, value in _check(values, FIELDS, f"{source}: expected a tuning table").items():
         setattr(table, name, value)
-    return Loaded(table, source, str(machine), *_parse_device(record.get("device"), source))
+    loaded = Loaded(table, source, str(machine))
+    if section is None:
+        return loaded
+    what = f"{source}: expected the section on devices to have"
+    device = section.get("name") if isinstance(section, dict) else None
+    if not isinstance(device, str) or not device:
+        raise ValueError(f"{what} a name, of the devices, and a table, got {section!r}. {_ANEW}")
+    limits = _check(section.get("table"), Thresholds.names(), f"{what} a table")
+    return replace(loaded, device=Thresholds(**limits), device_name=device)
 
 
-def _parse_device(section: Any, source: Path) -> tuple[Thresholds, str]:
-    """Reads the section on devices: {"name": of the GPU, "table": {...}} and what else was noted; or None.
-
-    Returns:
-        The table and the name; the default limits and "" of None.
+def _check(values: Any, fields: Collection[str], expected: str) -> dict[str, int]:
+    """Returns values that are of these fields, all of them, and numbers.
 
     Raises:
-        ValueError: It is not one.
+        ValueError: They are not; the message begins with what was expected.
     """
-    if section is None:
-        return DEFAULT, ""
-    try:
-        values, device = dict(section["table"]), section["name"]
-    except (KeyError, TypeError, ValueError):
-        device = None
-    if not isinstance(device, str) or not device:
+    names = values if isinstance(values, dict) else {}
+    if wrong := sorted(set(names) ^ set(fields)):
+        listed = ", ".join(wrong)
         raise ValueError(
-            f"{source}: expected the section on devices to have a name, of the devices, and a table, got {section!r}. "
-            "Write it anew with `python -m fastcoll.tune --device cuda`."
+            f"{expected} of {', '.join(fields)}; missing or unknown: {listed}. {_ANEW}"
         )
-    if wrong := sorted(set(values) ^ set(Thresholds.names())):
-        raise ValueError(
-            f"{source}: expected a table on devices of {', '.join(Thresholds.names())}; missing or unknown: "
-            f"{', '.join(wrong)}. Write it anew with `python -m fastcoll.tune --device cuda`."
-        )
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+    for name, value in names.items():
+        if type(value) is not int or not 0 <= value <= _MOST:
             raise ValueError(
-                f"{source}: expected {name} of devices to be a number, got {value!r}. {_ANEW}"
+                f"{expected} in which {name} is a number from 0 to 2^62, got {value!r}. {_ANEW}"
             )
-    return Thresholds(**values), device
+    return dict(names)
 
 
 @functools.cache

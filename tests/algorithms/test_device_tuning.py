@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 
 from fastcoll import tune, tuning
+from fastcoll._measure import Control, Plan
 from fastcoll.cuda.thresholds import DEFAULT, Thresholds
-from fastcoll.tune_device import limits, list_limits, measure_device
+from fastcoll.tune_device import measure_device
+from fastcoll.tune_search import limits
 
 
 def test_limits_are_those_of_the_least_times() -> None:
@@ -20,40 +22,19 @@ def test_limits_are_those_of_the_least_times() -> None:
         8: {"one_shot": 9, "two_shot": 9, "ring": 6, "nccl": 7},
         16: {"one_shot": 20, "two_shot": 20, "ring": 20, "nccl": 12},
     }
-    assert limits(times) == (2, 4, 8)
-    assert limits({size: {"nccl": 1.0} for size in times}) == (0, 0, 0)
-    assert limits({size: {"nccl": 2, "two_shot": 1} for size in times}) == (0, 16, 0)
+    ways = ("one_shot", "two_shot", "ring", "nccl")
+    assert limits(times, ways) == [2, 4, 8]
+    assert limits({size: {"nccl": 1.0} for size in times}, ways) == [0, 0, 0]
+    assert limits({size: {"nccl": 2, "two_shot": 1} for size in times}, ways) == [0, 16, 0]
     slow = {1: {"one_shot": 1, "nccl": 2}, 2: {"one_shot": 3, "nccl": 2}}
-    assert limits(slow) == (1, 0, 0)
-
-
-def test_what_lists_are_fused() -> None:
-    counts = {2: {"fused": 3, "apart": 2}, 4: {"fused": 3, "apart": 4}, 8: {"fused": 3, "apart": 8}}
-    sizes = {
-        10: {"fused": 1, "apart": 2},
-        20: {"fused": 2, "apart": 3},
-        40: {"fused": 9, "apart": 4},
-    }
-    assert list_limits(counts, sizes) == (4, 20)
-    never = {2: {"fused": 3, "apart": 2}}
-    assert list_limits(never, {10: {"fused": 3, "apart": 2}}) == (1 << 30, 0)
+    assert limits(slow, ways) == [1, 0, 0]
 
 
 def measured():
-    from fastcoll.bench.control import Control
-    from fastcoll.bench.timing import Plan
-
     store = dist.PrefixStore("tune", dist.distributed_c10d._get_default_store())
     control = Control(store, dist.get_rank(), dist.get_world_size())
-    turns = [0]
-
-    def advance():
-        turns[0] += 1
-
     device = torch.device(peer_memory.DEVICE)
-    section = measure_device(control, Plan(1, 1, 0), device, (64, 512), (2,), (64,), advance)
-    assert turns[0] == 2 * 4 + 2 + 2
-    return section
+    return measure_device(control, Plan(1, 1, 0), device, (64, 512), (2,), (64,))
 
 
 def test_measuring_with_stand_ins(peer_world, tmp_path, monkeypatch):
@@ -95,16 +76,19 @@ RIGHT = dict.fromkeys(Thresholds.names(), 1)
     ("section", "complaint"),
     [
         (7, "expected the section on devices to have a name, of the devices, and a table, got 7"),
-        ({"name": "GPU", "table": 7}, "a name, of the devices, and a table, got {'name': 'GPU'"),
+        ({"name": "GPU", "table": 7}, "missing or unknown: list_bytes"),
         ({"table": RIGHT}, "a name, of the devices, and a table, got {'table'"),
         ({"device": "GPU", "table": RIGHT}, "a name, of the devices, and a table, got {'device'"),
         ({"name": "", "table": RIGHT}, "a name, of the devices, and a table, got {'name': ''"),
         ({"name": 7, "table": RIGHT}, "a name, of the devices, and a table, got {'name': 7"),
-        ({"name": "GPU"}, "a name, of the devices, and a table, got {'name': 'GPU'}"),
+        ({"name": "GPU"}, "missing or unknown: list_bytes"),
         ({"name": "GPU", "table": {"one_shot_bytes": 1}}, "missing or unknown: list_bytes, list_t"),
         ({"name": "GPU", "table": {**RIGHT, "x": 1}}, "missing or unknown: x"),
-        ({"name": "GPU", "table": dict.fromkeys(RIGHT, -1)}, "to be a number, got -1"),
-        ({"name": "GPU", "table": dict.fromkeys(RIGHT, "1")}, "to be a number, got '1'"),
+        ({"name": "GPU", "table": dict.fromkeys(RIGHT, -1)}, "is a number from 0 to 2^62, got -1"),
+        (
+            {"name": "GPU", "table": dict.fromkeys(RIGHT, "1")},
+            "is a number from 0 to 2^62, got '1'",
+        ),
     ],
 )
 def test_a_wrong_section_is_refused_by_name(section, complaint, tmp_path):

@@ -1,31 +1,24 @@
 """A benchmark with backends that misbehave, and with a small model of DDP's steps."""
 
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import nn
 
+from fastcoll._measure import Call
 from fastcoll.bench import __main__ as bench
 from fastcoll.bench.collectives import Case
-from fastcoll.bench.control import Control
 from fastcoll.bench.gradients import MODELS
+from fastcoll.bench.peer import Peer
 from fastcoll.bench.peers import ADAPTERS as ALL_BUT_OURS
-from fastcoll.bench.torch_peer import TorchPeer
-from fastcoll.bench.turn import Call
 
 
-class AlteredGloo(TorchPeer):
+class AlteredGloo(Peer):
     """Gloo under another name."""
 
-    def __init__(self, name: str, control: Control, timeout: timedelta) -> None:
-        super().__init__("gloo", control, timeout)
-        self.name = name
-
     @classmethod
-    def missing(cls, name: str, device: torch.device) -> str:
-        return ""
+    def backend_of(cls, name: str) -> str:
+        return "gloo"
 
 
 class Corrupting(AlteredGloo):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from world import here
 
-from fastcoll.bench.control import Control
+from fastcoll._measure import Control
 from fastcoll.bench.gpus import Placement as P
 from fastcoll.bench.gpus import describe_gpus, problem_of
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll._measure import Plan, summarise
 from fastcoll.bench import oracle, report
 from fastcoll.bench.collectives import COLLECTIVES, Case, bandwidths, build_case
 from fastcoll.bench.ddp import added
@@ -15,7 +16,6 @@ from fastcoll.bench.floor import bind_floor
 from fastcoll.bench.gradients import MODELS, EmulatedModel
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.record import read_record, write_record
-from fastcoll.bench.timing import Plan, summarise
 
 CPU = torch.device("cpu")
 

@@ -57,8 +57,8 @@ def test_flags_of_nccl_tests() -> None:
     flags = "all_reduce broadcast -b 8 -e 1M -f 2 -n 7 -w 3 -o sum,max -d float,bfloat16 -c 0"
     options = parse([*flags.split(), "--backend", "gloo,fastcoll,gloo"])
     assert options.names == ("all_reduce", "broadcast")
-    assert (options.min_bytes, options.max_bytes, options.step_factor) == (8, 1 << 20, 2.0)
-    assert (options.iterations, options.warmup, options.check) == (7, 3, 0)
+    assert (options.minbytes, options.maxbytes, options.stepfactor) == (8, 1 << 20, 2.0)
+    assert (options.iters, options.warmup, options.check) == (7, 3, 0)
     assert options.ops == ("sum", "max")
     assert options.dtypes == ("float", "bfloat16")
     assert options.backends == ("gloo", "fastcoll")

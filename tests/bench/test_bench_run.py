@@ -11,7 +11,7 @@ from short_run import SHORT
 from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
-from fastcoll.bench.launch import launch
+from fastcoll._launch import launch
 from fastcoll.bench.record import read_record
 
 FEW = ("-n", "1", "--rounds", "1", "-w", "0")

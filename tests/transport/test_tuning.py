@@ -16,6 +16,9 @@ from world import here
 
 import fastcoll
 from fastcoll import tune, tuning
+from fastcoll._measure import Control
+from fastcoll.tune_hosts import leaders_of
+from fastcoll.tune_search import NEVER, fastest, from_where, limits
 
 pytestmark = beyond_gloo("fastcoll's own tuning")
 
@@ -83,12 +86,13 @@ def test_a_file_by_name_counts_on_any_machine(host, tmp_path, monkeypatch):
     [
         ("", "cannot be read"),
         ("[1]", "cannot be read"),
+        ('{"machine": "m", "table": 7}', "missing or unknown: direct_all"),
         ('{"machine": "m"}', "cannot be read"),
         ('{"machine": "m", "table": {"one_shot_bytes": 1}}', "missing or unknown: direct_all"),
         (record("m", more=1), "missing or unknown: more"),
-        (record("m", segment_bytes=-1), "segment_bytes to be a number of bytes, got -1"),
-        (record("m", segment_bytes="64K"), "segment_bytes to be a number of bytes, got '64K'"),
-        (record("m", segment_bytes=True), "segment_bytes to be a number of bytes, got True"),
+        (record("m", segment_bytes=-1), "segment_bytes is a number from 0 to 2.62, got -1"),
+        (record("m", segment_bytes="64K"), "segment_bytes is a number from 0 to 2.62, got '64K'"),
+        (record("m", segment_bytes=True), "segment_bytes is a number from 0 to 2.62, got True"),
     ],
 )
 def test_what_is_no_table_is_refused(text, message):
@@ -98,7 +102,8 @@ def test_what_is_no_table_is_refused(text, message):
 
 
 def test_where_to_change():
-    always, never = 0, tune.NEVER
+    always, never = 0, NEVER
+    ways = never, always
     times = {
         1: {always: 2.0, never: 1.0},
         2: {always: 1.0, never: 1.01},  # noise
@@ -106,21 +111,22 @@ def test_where_to_change():
         8: {always: 1.0, never: 2.0},
         16: {always: 1.0, never: 2.0},
     }
-    assert tune.from_where(times) == 8
-    assert tune.up_to_where(times) == 4
+    assert from_where(times, ways) == 8
+    assert limits(times, ways) == [4]
     slow = {size: {always: 2.0, never: 1.0} for size in (1, 2)}
-    assert tune.from_where(slow) == tune.NEVER and tune.up_to_where(slow) == 2
+    assert from_where(slow, ways) == NEVER and limits(slow, ways) == [2]
     fast = {size: {always: 1.0, never: 2.0} for size in (1, 2)}
-    assert tune.from_where(fast) == 1 and tune.up_to_where(fast) == 0
+    assert from_where(fast, ways) == 1 and limits(fast, ways) == [0]
+    assert fastest(slow) == never and fastest(fast) == always
 
 
 def tables() -> list[dict[str, int]]:
     return [
         {},
         {"one_shot_bytes": 0},
-        {"one_shot_bytes": tune.NEVER},
+        {"one_shot_bytes": NEVER},
         {"segment_bytes": 1, "long_segment_bytes": 1},
-        {"segment_bytes": tune.NEVER, "long_segment_bytes": tune.NEVER},
+        {"segment_bytes": NEVER, "long_segment_bytes": NEVER},
         {"long_bytes": 0, "long_segment_bytes": 4096},
         {"streaming_bytes": 0, "direct_bytes": 0, "direct_all_reduce_bytes": 0},
     ]
@@ -204,9 +210,6 @@ def test_the_link_between_hosts_is_measured_into_the_table(tmp_path):
 
 
 def one_host():
-    from fastcoll.bench.control import Control
-    from fastcoll.tune_hosts import leaders_of
-
     store = dist.PrefixStore("tune", dist.distributed_c10d._get_default_store())
     with pytest.raises(SystemExit, match="expected ranks on several hosts, got 2 on one"):
         leaders_of(Control(store, dist.get_rank(), dist.get_world_size()))

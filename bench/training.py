@@ -1,0 +1,84 @@
+"""Ways to train a module in data parallel over a backend, by the word behind the backend's name."""
+
+# No `from __future__ import annotations`: DDP looks at the hook's.
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
+
+__all__ = ["WAYS", "missing_way"]
+
+
+def _ddp(model: nn.Module, group: Any, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, process_group=group, **options)
+
+
+def _fused(
+    model: nn.Module, group: Any, wire: torch.dtype | None = None, **options: Any
+) -> nn.Module:
+    """DDP with fastcoll's hook, whose gradients are the buckets."""
+    ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
+    ddp.register_comm_hook(FusedAllreduceState(group, wire_dtype=wire), fused_allreduce_hook)
+    return ddp
+
+
+def _synchronizer(
+    model: nn.Module, group: Any, wire: torch.dtype | None = None, **options: Any
+) -> nn.Module:
+    """The model itself with a GradientSynchronizer."""
+    options.pop("gradient_as_bucket_view", None)  # DDP's: there is no bucket beside the gradients
+    GradientSynchronizer(model, group, wire_dtype=wire, **options)
+    return model
+
+
+def _compressed(model: nn.Module, group: Any, **options: Any) -> nn.Module:
+    """DDP with torch's bf16_compress_hook, whose gradients are the buckets."""
+    ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
+    ddp.register_comm_hook(group, bf16_compress_hook)
+    return ddp
+
+
+def _unreduced(model: nn.Module, group: Any, **options: Any) -> nn.Module:
+    """DDP with a hook that gives the bucket back as it is."""
+    ddp = _ddp(model, group, **options)
+    ddp.register_comm_hook(None, _give_back)
+    return ddp
+
+
+def _give_back(state: None, bucket: GradBucket) -> Future[Tensor]:
+    future: Future[Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+WAYS: dict[str, Callable[..., nn.Module]] = {
+    "": _ddp,
+    "batched": partial(_ddp, batched_grad_copy=True),  # copies the gradients of a bucket at once
+    "bf16": _compressed,
+    "fused": _fused,
+    "fused-bf16": partial(_fused, wire=torch.bfloat16),
+    "shared": _ddp,
+    "sync": _synchronizer,
+    "sync-bf16": partial(_synchronizer, wire=torch.bfloat16),
+    "unreduced": _unreduced,
+}
+"""(model, group, options of DDP) -> what is trained. "gloo-batched" is the backend gloo and the way "batched"."""
+
+
+def missing_way(way: str) -> str:
+    """Returns why there is no such way, or ""."""
+    if way not in WAYS:
+        return f"{way!r} is no way to train; there are {', '.join(filter(None, WAYS))}"
+    known = inspect.signature(DistributedDataParallel).parameters
+    if way == "batched" and "batched_grad_copy" not in known:
+        return f"torch {torch.__version__} has no DistributedDataParallel(batched_grad_copy=True)"
+    return ""

@@ -1,0 +1,245 @@
+"""Times several calls side by side, in rounds so short that the machine's noise meets all of them alike.
+
+In each round the candidates take their turns one after another, each time with another one first. In a turn all ranks
+meet, asleep until the last has come; compute for some milliseconds, as training would, in which the scheduler gives
+each a core again (it wakes them on one: calls of 5 us then took 70); make some untimed calls that take up the skew of
+the meeting; and then the timed ones back to back, each timed on each rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import Store
+
+__all__ = [
+    *("SETTLE_SECONDS", "Call", "Control", "Plan", "Summary", "Timing", "Turn"),
+    *("in_turns", "measure", "summarise", "synchronize", "take_turn"),
+]
+
+SETTLE_SECONDS = 0.005
+_MOST_TIMES = 100  # the calls asked for, when a turn is filled up
+
+Call = Callable[[], object]
+Turn = Callable[[Call, int, int], list[float]]
+"""(what returns when all ranks are here, untimed calls, timed calls) -> the microseconds of each timed call."""
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Control:
+    """How the ranks of a run agree, apart from everything that is measured: through the store.
+
+    Args:
+        store: Reached by all ranks; used for nothing else.
+        rank: This process.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._store = store
+        self._sequence = 0
+
+    def barrier(self) -> None:
+        """Waits, asleep, for all ranks; they leave within some tens of microseconds."""
+        key = self._next("barrier")
+        if self._store.add(key, 1) == self.world_size:
+            self._store.set(f"{key}/open", "1")
+        self._store.wait([f"{key}/open"])
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks in rank order; they must be of types that JSON has."""
+        key = self._next("value")
+        self._store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
+
+    def _next(self, kind: str) -> str:
+        self._sequence += 1
+        return f"{kind}/{self._sequence}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many calls are made.
+
+    Attributes:
+        iterations: Timed calls of each candidate, at least; rounded up to a multiple of the rounds.
+        rounds: Turns of each candidate.
+        warmup: Untimed calls at the start of each turn.
+        turn_milliseconds: A fast candidate makes more calls in a turn, to fill this time.
+    """
+
+    iterations: int
+    rounds: int
+    warmup: int
+    turn_milliseconds: float = 0.0
+
+    @property
+    def calls(self) -> int:
+        """Timed calls of a turn, at least."""
+        return -(-self.iterations // self.turns)
+
+    def calls_of(self, microseconds: float) -> int:
+        """Returns the timed calls of a turn for a candidate whose calls take that long."""
+        fitting = int(self.turn_milliseconds * 1e3 / max(microseconds, 0.1))
+        return max(self.calls, min(fitting, _MOST_TIMES * self.calls))
+
+    @property
+    def turns(self) -> int:
+        """Rounds, at most one for each call."""
+        return min(self.rounds, self.iterations)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Order statistics of times in microseconds; `lower` and `upper` are the quartiles."""
+
+    count: int
+    minimum: float
+    lower: float
+    median: float
+    upper: float
+    maximum: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of one candidate.
+
+    Attributes:
+        time: Of calls, each of them one number for all ranks.
+        rank_medians: Median of each rank's own times, in microseconds.
+    """
+
+    time: Summary
+    rank_medians: list[float]
+
+
+def summarise(samples: Sequence[float]) -> Summary:
+    """Summarises at least one sample; quartiles are interpolated between the two nearest samples."""
+    if len(samples) == 1:
+        lower = median = upper = samples[0]
+    else:
+        lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
+    return Summary(
+        len(samples), min(samples), lower, median, upper, max(samples), statistics.fmean(samples)
+    )
+
+
+def in_turns(names: Sequence[Name], rounds: int) -> Iterator[Name]:
+    """Yields all names in each round, each time with another one first."""
+    for turn in range(rounds):
+        first = turn % len(names)
+        yield from (*names[first:], *names[:first])
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for work on a CUDA device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _time_on_cpu(call: Call, calls: int) -> list[float]:
+    clock = time.perf_counter_ns
+    stamps = [clock()] * (calls + 1)
+    for index in range(1, calls + 1):
+        call()
+        stamps[index] = clock()
+    return [(stamps[index + 1] - stamps[index]) / 1e3 for index in range(calls)]
+
+
+def _time_on_cuda(call: Call, calls: int) -> list[float]:
+    """Times on the stream: a call ends when work that is submitted after it may begin."""
+    marks: list[Any] = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(calls + 1)
+    ]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for index in range(calls):
+        call()
+        marks[index + 1].record()
+    torch.cuda.synchronize()
+    return [marks[index].elapsed_time(marks[index + 1]) * 1e3 for index in range(calls)]
+
+
+def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: int) -> list[float]:
+    """Times calls in this process; with the first two arguments bound it is a :data:`Turn`.
+
+    Args:
+        call: What is timed.
+        device: "cuda" measures with events on the current stream, "cpu" with the clock.
+        meet: Returns when all ranks are here.
+        warmup: Untimed calls.
+        calls: Timed calls.
+
+    Returns:
+        The microseconds of each timed call.
+    """
+    timed = _time_on_cuda if device.type == "cuda" else _time_on_cpu
+    collecting = gc.isenabled()
+    gc.collect(0)
+    gc.disable()
+    try:
+        meet()
+        end = time.perf_counter() + SETTLE_SECONDS
+        while time.perf_counter() < end:
+            pass
+        for _ in range(warmup):
+            call()
+        return timed(call, calls)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def measure(
+    candidates: Mapping[Name, Turn],
+    control: Control,
+    plan: Plan,
+    slowest_rank: bool,
+    advance: Call = lambda: None,
+) -> dict[Name, Timing]:
+    """Times all candidates; all ranks call this with as many of them, in the same order.
+
+    Args:
+        candidates: By name.
+        control: Of all ranks.
+        plan: How many calls.
+        slowest_rank: The time of a call is that of the slowest rank, as is right where one rank may be
+            done long before the others; else the median of the ranks.
+        advance: Called after each turn.
+
+    Returns:
+        Times by name, the same on all ranks.
+    """
+
+    def take(name: Name, calls: int) -> list[float]:
+        return candidates[name](control.barrier, plan.warmup, calls)
+
+    names = list(candidates)
+    estimates = zip(*control.all_gather([min(take(name, 3)) for name in names]), strict=True)
+    calls = {name: plan.calls_of(max(ranks)) for name, ranks in zip(names, estimates, strict=True)}
+    own: dict[Name, list[float]] = {name: [] for name in names}
+    for name in in_turns(names, plan.turns):
+        own[name] += take(name, calls[name])
+        advance()
+    everybody = zip(*control.all_gather(list(own.values())), strict=True)
+    across: Callable[[Sequence[float]], float] = max if slowest_rank else statistics.median
+    return {
+        name: Timing(
+            summarise([across(times) for times in zip(*ranks, strict=True)]),
+            [statistics.median(times) for times in ranks],
+        )
+        for name, ranks in zip(names, everybody, strict=True)
+    }
