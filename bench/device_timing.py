@@ -1,19 +1,18 @@
-"""Times work on a GPU: as it is launched call by call, and as a captured graph, without the host in between."""
+"""Times work on a GPU, as it is launched call by call and as a captured graph, and what launching costs the host."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from fastcoll._measure import Summary, summarise
+from fastcoll._measure import Call, Summary, in_turns, summarise
 
-__all__ = ["DeviceTiming", "host_microseconds", "time_on_device"]
+__all__ = ["DeviceTiming", "time_on_device", "time_on_host"]
 
-Work = Callable[[], object]
+_MILLISECONDS = 20.0  # of a turn on a device
 
 
 @dataclass(frozen=True)
@@ -22,77 +21,70 @@ class DeviceTiming:
 
     Attributes:
         eager: Between events around a call, with the gaps of a host that launches too slowly.
-        graph: Between events around a replay of the captured call; None where it could not be captured.
+        graph: Between events around a replay of the captured call, without the host in between.
     """
 
     eager: Summary
-    graph: Summary | None
-
-
-def _capture(works: Sequence[Work], stream: torch.cuda.Stream) -> list[torch.cuda.CUDAGraph]:
-    graphs = []
-    for work in works:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
-        graphs.append(graph)
-    return graphs
+    graph: Summary
 
 
 def time_on_device(
-    candidates: Mapping[str, Sequence[Work]], stream: torch.cuda.Stream, rounds: int
+    candidates: Mapping[str, Call], stream: torch.cuda.Stream, rounds: int
 ) -> dict[str, DeviceTiming]:
-    """Times candidates in turns; to be called with `stream` current.
+    """Times candidates in turns; each call finds its data in memory, none in a cache.
 
     Args:
-        candidates: By name, for each the same work on several sets of buffers: each call takes the next
-            set, so that none finds its data in the cache.
-        stream: On which all is launched.
-        rounds: Timed calls of each candidate and way.
+        candidates: By name.
+        stream: The current one, on which all is launched.
+        rounds: Turns of each candidate and way.
     """
-    ways: dict[tuple[str, str], Sequence[Work]] = {}
-    for name, works in candidates.items():
-        for work in works:
-            work()  # compiles, allocates
+    from triton.testing import do_bench
+
+    ways: dict[tuple[str, str], Callable[[], object]] = {}
+    for name, work in candidates.items():
+        work()  # compiles, allocates
         stream.synchronize()
-        ways[name, "eager"] = works
-        ways[name, "graph"] = [graph.replay for graph in _capture(works, stream)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        ways |= {(name, "eager"): work, (name, "graph"): graph.replay}
     samples: dict[tuple[str, str], list[float]] = {way: [] for way in ways}
-    keys = list(ways)
-    for turn in range(-2, rounds):
-        first = turn % len(keys)
-        for key in keys[first:] + keys[:first]:
-            works = ways[key]
-            works[
-                (turn - 1) % len(works)
-            ]()  # the event before then waits for running work, not for the host
-            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            begin.record(stream)
-            works[turn % len(works)]()
-            end.record(stream)
-            end.synchronize()
-            if turn >= 0:
-                samples[key].append(1e3 * begin.elapsed_time(end))
+    for way in in_turns(list(ways), rounds):
+        times = do_bench(ways[way], warmup=1, rep=_MILLISECONDS, return_mode="all")
+        samples[way] += [1e3 * milliseconds for milliseconds in times]
     return {
         name: DeviceTiming(summarise(samples[name, "eager"]), summarise(samples[name, "graph"]))
         for name in candidates
     }
 
 
-def host_microseconds(work: Work, stream: torch.cuda.Stream, rounds: int = 50) -> float:
-    """Returns the median host time of a call in microseconds, from `rounds` batches of 100 calls.
+def time_on_host(
+    calls: Mapping[str, Call], synchronize: Call, rounds: int, batch: int
+) -> dict[str, Summary]:
+    """Times the issuing of calls that take turns, in batches that begin when the queue is empty and never fill it.
 
-    The queue is empty when a batch begins and never full, so that no call waits for the device.
+    Args:
+        calls: By name.
+        synchronize: Waits for the device.
+        rounds: Batches of each.
+        batch: Calls of a batch.
+
+    Returns:
+        Microseconds of host time for one call, a sample for each batch.
     """
-    for _ in range(20):
-        work()
-    samples = []
-    for _ in range(rounds):
-        stream.synchronize()
+
+    def issue(call: Call) -> float:
+        synchronize()
         begin = time.perf_counter_ns()
-        for _ in range(100):
-            work()
-        samples.append((time.perf_counter_ns() - begin) / 1e5)
-    stream.synchronize()
-    return statistics.median(samples)
+        for _ in range(batch):
+            call()
+        return (time.perf_counter_ns() - begin) / 1e3 / batch
+
+    for _ in range(2):  # warms up
+        for call in calls.values():
+            issue(call)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name in in_turns(list(calls), rounds):
+        samples[name].append(issue(calls[name]))
+    synchronize()
+    return {name: summarise(times) for name, times in samples.items()}

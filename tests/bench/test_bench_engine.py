@@ -5,7 +5,8 @@ import recording_device
 import torch
 import torch.distributed as dist
 
-from fastcoll.bench.engine import CASES, bind, main, measure_host
+from fastcoll.bench.device_timing import time_on_host
+from fastcoll.bench.engine import CASES, bind, main
 
 
 def every_case():
@@ -17,7 +18,7 @@ def every_case():
         for case in CASES:
             calls = {name: bind(case, group, device) for name, group in groups.items()}
             before = len(recording_device.log("launch"))
-            times = measure_host(calls, torch.recording.synchronize, rounds=2, batch=3)
+            times = time_on_host(calls, torch.recording.synchronize, rounds=2, batch=3)
             assert set(times) == set(groups)
             assert all(time.count == 2 and time.minimum > 0 for time in times.values())
             made = len(recording_device.log("launch")) - before
