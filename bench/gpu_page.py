@@ -10,16 +10,17 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+
+import torch
 
 from fastcoll import info
 from fastcoll.bench.ddp import added, added_by_profile
 from fastcoll.bench.record import read_record
 
-__all__ = ["BENCHMARKS", "PARTS", "Tests", "main", "page", "read_tests"]
+__all__ = ["PARTS", "main", "page"]
 
 PARTS = ("kernels", "engine")
 """What tests_*.xml are named after."""
@@ -27,40 +28,26 @@ PARTS = ("kernels", "engine")
 _LONGEST = 160  # characters of a failure
 
 
-@dataclass(frozen=True)
-class Tests:
-    """How the tests of a part ended.
-
-    Attributes:
-        passed: How many did.
-        skipped: How many were skipped.
-        failed: The others, with the first line of why.
-        seconds: Of all.
-    """
-
-    passed: int
-    skipped: int
-    failed: dict[str, str]
-    seconds: float
-
-
-def read_tests(path: Path) -> Tests:
-    """Reads a file of pytest's ``--junitxml``.
+def _tests(path: Path) -> tuple[str, list[str]]:
+    """Returns the cells of a file of pytest's ``--junitxml``, and a line for each test that failed.
 
     Raises:
         OSError: It is not there.
         ElementTree.ParseError: It is not whole: its process was ended.
     """
-    failed: dict[str, str] = {}
-    count, skipped, seconds = 0, 0, 0.0
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        count += 1
-        seconds += float(case.get("time", 0))
-        skipped += case.find("skipped") is not None
+    cases = list(ElementTree.parse(path).getroot().iter("testcase"))
+    faults = []
+    for case in cases:
         for fault in (*case.iter("failure"), *case.iter("error")):
             text = (fault.get("message") or fault.text or "").strip().partition("\n")[0]
-            failed[f"{case.get('classname')}::{case.get('name')}"] = text[:_LONGEST]
-    return Tests(count - skipped - len(failed), skipped, failed, seconds)
+            name = f"{case.get('classname')}::{case.get('name')}"
+            faults.append(f"- **{name}**: {text[:_LONGEST]}")
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    seconds = sum(float(case.get("time", 0)) for case in cases)
+    passed = len(cases) - skipped - len(faults)
+    if not passed and not faults:
+        faults = [f"- no test of {path.name} ran"]
+    return f"{passed} | {len(faults)} | {skipped} | {seconds:.0f}", faults
 
 
 def _kernels(record: dict[str, Any]) -> Iterable[str]:
@@ -70,12 +57,9 @@ def _kernels(record: dict[str, Any]) -> Iterable[str]:
     )
     for target in record["targets"]:
         if not target["met"]:
-            limit = (
-                f"at least {target['at_least']}"
-                if "at_least" in target
-                else f"at most {target['at_most']}"
-            )
-            yield f"missed: {target['name']}: {target['value']:.2f}, {limit}"
+            (limit,) = (key for key in ("at_least", "at_most") if key in target)
+            text = f"{limit.replace('_', ' ')} {target[limit]}"
+            yield f"missed: {target['name']}: {target['value']:.2f}, {text}"
     yield from (f"failed: {name}: {text}" for name, text in record["failed"].items())
 
 
@@ -113,59 +97,13 @@ def _steps(record: dict[str, Any]) -> Iterable[str]:
             yield f"failed: {row['model']}, {name}: {why}"
 
 
-BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+_BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "kernels_cuda.jsonl": _kernels,
     "engine_cuda.jsonl": _engine,
     "all_reduce_cuda_1rank.jsonl": _all_reduce,
     "ddp_cuda_1rank.jsonl": _steps,
 }
-"""By file: what the page says of a record."""
-
-
-def _tests(folder: Path) -> tuple[list[str], bool]:
-    lines, well = (
-        ["| tests | passed | failed | skipped | seconds |", "| --- | --: | --: | --: | --: |"],
-        True,
-    )
-    faults: list[str] = []
-    for part in PARTS:
-        try:
-            found = read_tests(folder / f"tests_{part}.xml")
-        except (OSError, ElementTree.ParseError) as error:
-            lines.append(f"| {part} | missing: {type(error).__name__} | | | |")
-            well = False
-            continue
-        cells = (part, found.passed, len(found.failed), found.skipped, f"{found.seconds:.0f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-        faults += [f"- **{name}**: {text}" for name, text in found.failed.items()]
-        well = well and found.passed > 0 and not found.failed
-    return [*lines, "", *faults], well
-
-
-def _benchmarks(folder: Path) -> tuple[list[str], bool]:
-    lines: list[str] = []
-    well = True
-    for name, says in BENCHMARKS.items():
-        try:
-            record = read_record(folder / name)
-            said = [f"- {line}" for line in says(record)]
-            lines += [
-                f"### {name}",
-                "",
-                f"`{record['command']}`, revision {record['revision']}",
-                "",
-                *said,
-                "",
-            ]
-        except (OSError, ValueError, KeyError) as error:
-            lines += [
-                f"### {name}",
-                "",
-                f"- missing, or not whole: {type(error).__name__}: {error}",
-                "",
-            ]
-            well = False
-    return lines, well
+"""By file: what the page has of a record."""
 
 
 def page(folder: Path, report: dict[str, Any], gpus: Sequence[str]) -> tuple[str, bool]:
@@ -176,27 +114,32 @@ def page(folder: Path, report: dict[str, Any], gpus: Sequence[str]) -> tuple[str
         report: Of ``fastcoll.info.collect``.
         gpus: Names of the devices.
     """
-    tests, passed = _tests(folder)
-    benchmarks, complete = _benchmarks(folder)
     versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items() if value)
-    files = [*BENCHMARKS, *(f"tests_{part}.xml" for part in PARTS)]
-    lines = [
-        f"# fastcoll on {', '.join(gpus) or 'no GPU'}",
-        "",
-        versions,
-        "",
-        "## Tests",
-        "",
-        *tests,
-        "",
-        "## Benchmarks",
-        "",
-        *benchmarks,
-        "## What to send us",
-        "",
-        f"Open an issue with this page and the files beside it, also where something failed: {', '.join(files)}.",
-    ]
-    return "\n".join(lines) + "\n", passed and complete
+    lines = [f"# fastcoll on {', '.join(gpus) or 'no GPU'}", "", versions, "", "## Tests", ""]
+    lines += ["| tests | passed | failed | skipped | seconds |", "| --- | --: | --: | --: | --: |"]
+    well, faults = True, [""]
+    for part in PARTS:
+        try:
+            cells, failed = _tests(folder / f"tests_{part}.xml")
+            faults += failed
+        except (OSError, ElementTree.ParseError) as error:
+            cells, well = f"missing: {type(error).__name__} | | |", False
+        lines.append(f"| {part} | {cells} |")
+    well = well and faults == [""]
+    lines += [*faults, "", "## Benchmarks"]
+    for name, read in _BENCHMARKS.items():
+        lines += ["", f"### {name}", ""]
+        try:
+            record = read_record(folder / name)
+            found = [f"- {line}" for line in read(record)]
+            lines += [f"`{record['command']}`, revision {record['revision']}", "", *found]
+        except (OSError, ValueError, KeyError) as error:
+            lines.append(f"- missing, or not whole: {type(error).__name__}: {error}")
+            well = False
+    files = ", ".join([*_BENCHMARKS, *(f"tests_{part}.xml" for part in PARTS)])
+    lines += ["", "## What to send us", ""]
+    lines += ["Open an issue with this page and the files beside it, also where something failed:"]
+    return "\n".join([*lines, f"{files}."]) + "\n", well
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -210,8 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="OUT of make gpu")
     folder = parser.parse_args(arguments).folder
-    import torch
-
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     text, well = page(folder, info.collect(), gpus)
     (folder / "gpu.md").write_text(text)

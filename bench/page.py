@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastcoll.bench import pictures, plot
+from fastcoll.bench import plot
 from fastcoll.bench.tables import TABLES
 
 __all__ = ["main", "rewritten"]
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.pictures and (problem := plot.missing()):
         parser.error(problem)
     if options.pictures and not options.check:
-        pictures.redraw(_DOCS)
+        plot.redraw(_DOCS)
     problems = []
     for name in TABLES:
         page = _ROOT / name
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         elif new != text:
             page.write_text(new)
-    if options.check and options.pictures and (stale := pictures.stale(_DOCS)):
+    if options.check and options.pictures and (stale := plot.stale(_DOCS)):
         problems.append(
             f"{', '.join(stale)} in docs: not drawn from the records as they are: run it with --pictures "
             "and without --check"

@@ -1,8 +1,5 @@
 """The page that ``make gpu`` ends with, of what its parts left, whole or not."""
 
-import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -10,8 +7,6 @@ import pytest
 from fastcoll.bench import gpu_page
 from fastcoll.bench.record import write_record
 from fastcoll.bench.step_profile import StepProfile
-
-pytestmark = pytest.mark.full  # interpreters that run pytest
 
 REPORT = {"versions": {"fastcoll": "0.1.0", "torch": "2.11.0", "NCCL": None}}
 RUN = {"command": "python -m fastcoll.bench", "revision": "0123abc"}
@@ -67,47 +62,29 @@ RECORDS = {
         ],
     },
 }
-TESTS = """
-import pytest
-
-def test_well(): pass
-
-@pytest.mark.skip(reason="not here")
-def test_skipped(): pass
-
-def test_bad(): assert 1 == 2, "the flag was lost"
-"""
+WELL = '<testcase classname="test_it" name="test_well" time="0.2"/>'
+SKIPPED = (
+    '<testcase classname="test_it" name="test_skipped"><skipped message="not here"/></testcase>'
+)
+BAD = (
+    '<testcase classname="test_it" name="test_bad">'
+    '<failure message="AssertionError: the flag was lost&#10;assert 1 == 2">the stack</failure></testcase>'
+)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """What a run leaves in which one test of the engine fails; the parts' tests are one file's here."""
-    tmp_path = tmp_path_factory.mktemp("gpu")
-    (tmp_path / "test_it.py").write_text(TESTS)
-    for part in gpu_page.PARTS:
-        only = ["-k", "well or skipped"] if part != "engine" else []
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "test_it.py",
-            *only,
-        ]
-        output = ["--junitxml", f"tests_{part}.xml"]
-        subprocess.run(
-            [*command, *output], cwd=tmp_path, capture_output=True, check=False, timeout=100
-        )
-    for name, record in RECORDS.items():
-        write_record(tmp_path / name, record)
-    return tmp_path
+def junit(*cases: str) -> str:
+    """As pytest writes it."""
+    return f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "out")
+def folder(tmp_path):
+    """What a run leaves in which one test of the engine fails."""
+    (tmp_path / "tests_kernels.xml").write_text(junit(WELL, SKIPPED))
+    (tmp_path / "tests_engine.xml").write_text(junit(WELL, SKIPPED, BAD))
+    for name, record in RECORDS.items():
+        write_record(tmp_path / name, record)
+    return tmp_path
 
 
 def test_everything_is_told(folder) -> None:
@@ -136,6 +113,8 @@ def test_everything_is_told(folder) -> None:
 def test_without_a_failure_it_is_well(folder) -> None:
     (folder / "tests_engine.xml").write_text((folder / "tests_kernels.xml").read_text())
     assert gpu_page.page(folder, REPORT, ["NVIDIA H200"])[1]
+    (folder / "tests_engine.xml").write_text(junit(SKIPPED))
+    assert not gpu_page.page(folder, REPORT, ["NVIDIA H200"])[1]
 
 
 def test_what_a_part_did_not_leave_is_missing(folder) -> None:
