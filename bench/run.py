@@ -117,7 +117,7 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
 def open_run(
     options: argparse.Namespace, arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
 ) -> Iterator[Run]:
-    """Connects this rank, which torchrun or :func:`fastcoll.bench.launch.launch` has started.
+    """Connects this rank, which torchrun or :func:`fastcoll._launch.launch` has started.
 
     Args:
         options: Of the run.
