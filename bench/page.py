@@ -52,27 +52,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if options.pictures and (problem := plot.missing()):
         parser.error(problem)
-    if options.pictures and not options.check:
-        plot.redraw(_DOCS)
-    problems = []
-    for name in TABLES:
-        page = _ROOT / name
-        text = page.read_text()
-        new = rewritten(text, name)
-        if options.check and new != text:
-            problems.append(
-                f"the tables of {name} are not those of the records: run it without --check"
-            )
-        elif new != text:
-            page.write_text(new)
-    if options.check and options.pictures and (stale := plot.stale(_DOCS)):
-        problems.append(
-            f"{', '.join(stale)} in docs: not drawn from the records as they are: run it with --pictures "
-            "and without --check"
+    old = {name: (_ROOT / name).read_text() for name in TABLES}
+    new = {name: rewritten(text, name) for name, text in old.items()}
+    stale = [name for name in TABLES if new[name] != old[name]]
+    stale += plot.stale(_DOCS) if options.pictures else []
+    if options.check and stale:
+        flag = " --pictures" if options.pictures else ""
+        print(
+            f"fastcoll.bench.page: {', '.join(stale)}: not made of the records as they are. "
+            f"Run `python -m fastcoll.bench.page{flag}`.",
+            file=sys.stderr,
         )
-    for problem in problems:
-        print(f"fastcoll.bench.page: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+        return 1
+    for name in stale:
+        if name in TABLES:
+            (_ROOT / name).write_text(new[name])
+        else:
+            plot.redraw(_DOCS / name)
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fastcoll._version import __version__
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.training import WAYS, missing_way
 
-__all__ = ["FakePeer", "Peer", "SharedPeer", "UnreducedPeer", "bind"]
+__all__ = ["FakePeer", "Peer", "SharedPeer", "UnreducedPeer", "bind", "exchange"]
 
 # The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -48,7 +48,8 @@ def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
         case "all_to_all":
             return partial(dist.all_to_all_single, receive, send, group=group)
         case "sendrecv":
-            return _bind_sendrecv(case, group)
+            ranks, mine = case.world_size, case.rank
+            return exchange(send, (mine + 1) % ranks, receive, (mine - 1) % ranks, group)
         case "barrier":
             return partial(dist.barrier, group)
         case "reduce":
@@ -62,16 +63,17 @@ def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
     raise NotImplementedError(f"{case.collective.name} is not known to torch.distributed")
 
 
-def _bind_sendrecv(case: Case, group: dist.ProcessGroup | None) -> Call:
-    """Sends to the next rank while receiving from the one before, as nccl-tests do.
+def exchange(
+    send: Tensor, target: int, receive: Tensor, source: int, group: dist.ProcessGroup | None
+) -> Call:
+    """Returns what sends to one rank while it receives from another.
 
     On a device the two calls must be grouped; CPU backends have no groups of calls.
     """
-    target, source = (case.rank + 1) % case.world_size, (case.rank - 1) % case.world_size
-    pair = [(dist.isend, case.send, target), (dist.irecv, case.receive, source)]
+    pair = [(dist.isend, send, target), (dist.irecv, receive, source)]
     operations = [dist.P2POp(*each, group) for each in pair]
 
-    def exchange() -> None:
+    def apart() -> None:
         sending, receiving = (act(tensor, peer, group) for act, tensor, peer in pair)
         assert sending is not None and receiving is not None  # this rank belongs to the group
         receiving.wait()
@@ -81,7 +83,7 @@ def _bind_sendrecv(case: Case, group: dist.ProcessGroup | None) -> Call:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
-    return exchange if case.send.device.type == "cpu" else grouped
+    return apart if send.device.type == "cpu" else grouped
 
 
 class Peer:

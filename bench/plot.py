@@ -60,8 +60,9 @@ def _digest(record: dict[str, Any]) -> str:
 def _save(figure: Any, record: dict[str, Any], path: str) -> None:
     """Writes a figure, and makes its folder; a PNG or SVG carries the digest of its record."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    carried = f"{_DIGEST}: {_digest(record)}"
-    metadata = {".png": {_DIGEST: _digest(record)}, ".svg": {"Description": carried, "Date": None}}
+    digest = _digest(record)
+    carried = f"{_DIGEST}: {digest}"
+    metadata = {".png": {_DIGEST: digest}, ".svg": {"Description": carried, "Date": None}}
     with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": _DIGEST}):
         figure.savefig(path, dpi=120, metadata=metadata.get(Path(path).suffix.lower()))
 
@@ -171,11 +172,10 @@ PICTURES: dict[str, tuple[str, Callable[[dict[str, Any], str], None]]] = {
 """By file name: its record in bench/results, and what draws it."""
 
 
-def redraw(folder: Path) -> None:
-    """Draws those pictures anew that are not of their records as they are now."""
-    for name in stale(folder):
-        record, paint = PICTURES[name]
-        paint(read_record(_RESULTS / f"{record}.jsonl"), str(folder / name))
+def redraw(path: Path) -> None:
+    """Draws the picture of that name anew."""
+    record, paint = PICTURES[path.name]
+    paint(read_record(_RESULTS / f"{record}.jsonl"), str(path))
 
 
 def stale(folder: Path) -> list[str]:

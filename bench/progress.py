@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 
@@ -11,39 +12,19 @@ __all__ = ["progress_bar"]
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields a callable that moves the bar on by one.
+    """Yields a callable that moves the bar, of so many steps, on by one; it is shown on one rank."""
+    if not (shown and sys.stderr.isatty() and importlib.util.find_spec("rich")):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    Args:
-        title: Beside the bar.
-        total: Steps to the end.
-        shown: False on all ranks but one.
-    """
-    if not (shown and sys.stderr.isatty()):
-        yield lambda: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        yield lambda: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%"),
-        TimeRemainingColumn(),
-    )
     # Drawn only when a turn has ended: a thread that draws by itself would disturb what is timed.
     with Progress(
-        *columns,
         console=Console(stderr=True, soft_wrap=True),
         auto_refresh=False,
         transient=True,
         redirect_stdout=sys.stdout.isatty(),
     ) as progress:
         task = progress.add_task(title, total=total)
-
-        def advance() -> None:
-            progress.update(task, advance=1, refresh=True)
-
-        yield advance
+        yield lambda: progress.update(task, advance=1, refresh=True)
