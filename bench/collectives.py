@@ -90,6 +90,18 @@ def _gathered(case: Case) -> list[Piece]:
     return [Piece(source, 0, case.count) for source in range(case.world_size)]
 
 
+def _reduction(case: Case) -> list[Piece]:
+    return [Piece(None, 0, case.count)]
+
+
+def _own_chunk(case: Case, source: int | None) -> Piece:
+    return Piece(source, case.rank * case.count, case.count)
+
+
+def _all_to_all(case: Case) -> list[Piece]:
+    return [_own_chunk(case, source) for source in range(case.world_size)]
+
+
 def _if_root(case: Case, pieces: list[Piece]) -> list[Piece]:
     return pieces if case.rank == case.root else []
 
@@ -102,29 +114,21 @@ def _one(ranks: int) -> float:
     return 1.0
 
 
+# fmt: off
 _ALL = [
-    Collective("all_reduce", lambda case: [Piece(None, 0, case.count)],
-               lambda ranks: 2 * _share(ranks), receive="same", reduces=True),
+    Collective("all_reduce", _reduction, lambda ranks: 2 * _share(ranks), receive="same", reduces=True),
     Collective("all_gather", _gathered, _share, send="chunk"),
-    Collective("reduce_scatter", lambda case: [Piece(None, case.rank * case.count, case.count)],
-               _share, receive="chunk", reduces=True),
-    Collective("broadcast", lambda case: [Piece(case.root, 0, case.count)],
-               _one, receive="same", rooted=True),
-    Collective("all_to_all", lambda case: [
-                   Piece(source, case.rank * case.count, case.count)
-                   for source in range(case.world_size)
-               ], _share),
-    Collective("sendrecv", lambda case: [
-                   Piece((case.rank - 1) % case.world_size, 0, case.count)
-               ], _one),
+    Collective("reduce_scatter", lambda case: [_own_chunk(case, None)], _share, receive="chunk", reduces=True),
+    Collective("broadcast", lambda case: [Piece(case.root, 0, case.count)], _one, receive="same", rooted=True),
+    Collective("all_to_all", _all_to_all, _share),
+    Collective("sendrecv", lambda case: [Piece((case.rank - 1) % case.world_size, 0, case.count)], _one),
     Collective("barrier", lambda case: [], lambda ranks: 0.0, send="none", receive="none"),
-    Collective("reduce", lambda case: _if_root(case, [Piece(None, 0, case.count)]),
-               _one, receive="same", reduces=True, rooted=True),
-    Collective("gather", lambda case: _if_root(case, _gathered(case)),
-               _share, send="chunk", rooted=True),
-    Collective("scatter", lambda case: [Piece(case.root, case.rank * case.count, case.count)],
-               _share, receive="chunk", rooted=True),
-]  # fmt: skip
+    Collective("reduce", lambda case: _if_root(case, _reduction(case)), _one,
+               receive="same", reduces=True, rooted=True),
+    Collective("gather", lambda case: _if_root(case, _gathered(case)), _share, send="chunk", rooted=True),
+    Collective("scatter", lambda case: [_own_chunk(case, case.root)], _share, receive="chunk", rooted=True),
+]
+# fmt: on
 
 COLLECTIVES: dict[str, Collective] = {collective.name: collective for collective in _ALL}
 
@@ -170,25 +174,12 @@ def build_case(
     """
     collective = COLLECTIVES[name]
     parts = world_size if collective.chunked else 1
-    count = max(1, size // dtype.itemsize // parts)
-    if collective.send == "none":
-        count = 0
+    count = 0 if collective.send == "none" else max(1, size // dtype.itemsize // parts)
     elements = {"chunk": count, "whole": count * parts, "none": 0}
     send = torch.empty(elements[collective.send], dtype=dtype, device=device)
-    receive = (
-        send
-        if collective.receive == "same"
-        else torch.empty(elements[collective.receive], dtype=dtype, device=device)
-    )
-    return Case(
-        collective=collective,
-        dtype=dtype,
-        op=op if collective.reduces else "none",
-        rank=rank,
-        world_size=world_size,
-        root=root,
-        size=max(send.numel(), receive.numel()) * dtype.itemsize,
-        count=count,
-        send=send,
-        receive=receive,
-    )
+    receive = send
+    if collective.receive != "same":
+        receive = torch.empty(elements[collective.receive], dtype=dtype, device=device)
+    size = max(send.numel(), receive.numel()) * dtype.itemsize
+    op = op if collective.reduces else "none"
+    return Case(collective, dtype, op, rank, world_size, root, size, count, send, receive)

@@ -9,6 +9,7 @@ import platform
 import re
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +69,13 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 def _revision() -> str | None:
     """Returns the commit of the checkout that this file lies in, "+" behind it if files differ."""
-    folder = Path(__file__).resolve().parent
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    run = partial(subprocess.check_output, text=True, timeout=10, stderr=subprocess.DEVNULL)
     try:
-        answers = [
-            subprocess.run(
-                ["git", "-C", str(folder), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=True,
-            ).stdout.strip()
-            for arguments in (
-                ("rev-parse", "HEAD"),
-                ("status", "--porcelain", "--untracked-files=no"),
-            )
-        ]
+        changed = run([*git, "status", "--porcelain", "--untracked-files=no"])
+        return run([*git, "rev-parse", "HEAD"]).strip() + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return answers[0] + ("+" if answers[1] else "")
 
 
 def _digest(report: dict[str, Any]) -> str | None:

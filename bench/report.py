@@ -9,7 +9,7 @@ from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
 
-__all__ = ["Ratios", "Table", "closing", "heading"]
+__all__ = ["Table", "closing", "heading"]
 
 # Title, unit, width, and whether it is shown without --wide.
 _COLUMNS = (
@@ -37,21 +37,6 @@ _LEGEND = (
     "time: median over calls; ratio: times faster than {baseline} of the size; lead: than the fastest other library; "
     "floor: memory's part"
 )
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """How a backend compares with others in one case; None where there is nothing to compare with.
-
-    Attributes:
-        ratio: How many times faster it is than the baseline.
-        lead: How many times faster it is than the fastest backend of another library; below 1: slower.
-        over_floor: How many times longer than the floor it takes.
-    """
-
-    ratio: float | None
-    lead: float | None
-    over_floor: float | None
 
 
 @dataclass
@@ -96,13 +81,13 @@ class Table:
             )
             if case["size"]:
                 self._bandwidths.setdefault(name, []).append(busbw)
-            by_median, by_minimum = (self.compare(case, name, key) for key in ("median", "minimum"))
+            ratio, lead, over_floor = self.compare(case, name, "median")
+            ratio_of_min, lead_of_min, _ = self.compare(case, name, "minimum")
             cells = [str(case["size"]), str(case["count"]), case["dtype"], case["op"], name]
             cells += [_time(time[key]) for key in ("median", "lower", "upper", "minimum")]
             cells += [f"{algbw:.2f}", f"{busbw:.2f}", "N/A" if wrong is None else str(wrong)]
-            cells += [_ratio(by_median.ratio), _ratio(by_minimum.ratio)]
-            cells += [_ratio(by_median.lead), _ratio(by_minimum.lead)]
-            cells += [floor, _ratio(by_median.over_floor)]
+            cells += map(_ratio, (ratio, ratio_of_min, lead, lead_of_min))
+            cells += [floor, _ratio(over_floor)]
             cells += ["-" if others is None else f"{others:.0f}"]
             lines.append(self._join(cells))
         if wire := case.get("wire"):
@@ -117,19 +102,25 @@ class Table:
             lines.append(f"# {case['size']} B: {name} cannot do this: {why}")
         return lines
 
-    def compare(self, case: dict[str, Any], name: str, key: str) -> Ratios:
-        """Return how a backend compares with others by the median, or another key of its times."""
-        times = {each: backend["time"][key] for each, backend in case["backends"].items()}
-        medians = {each: backend["time"]["median"] for each, backend in case["backends"].items()}
-        compared = [each for each in times if each in self.among] or list(times)
-        baseline = self.baseline or max(compared, key=lambda each: medians[each])
-        library = self.libraries.get(name, name)
-        others = [times[each] for each in compared if self.libraries.get(each, each) != library]
-        floor = case["floor"]["time"][key] if case["floor"] else None
-        return Ratios(
-            ratio=_over(times.get(baseline), times[name]),
-            lead=_over(min(others, default=None), times[name]),
-            over_floor=_over(times[name], floor),
+    def compare(
+        self, case: dict[str, Any], name: str, key: str
+    ) -> tuple[float | None, float | None, float | None]:
+        """Return how a backend compares with others by the median, or another key of its times.
+
+        Returns:
+            How many times faster it is than the baseline, how many times faster than the fastest backend of another
+            library (below 1: slower), and how many times longer than the floor it takes; None where there is nothing
+            to compare with.
+        """
+        rows = {each: backend["time"] for each, backend in case["backends"].items()}
+        own, library = rows[name][key], self.libraries.get(name, name)
+        compared = [each for each in rows if each in self.among] or list(rows)
+        baseline = self.baseline or max(compared, key=lambda each: rows[each]["median"])
+        others = [rows[each][key] for each in compared if self.libraries.get(each, each) != library]
+        return (
+            _over(rows[baseline][key] if baseline in rows else None, own),
+            _over(min(others, default=None), own),
+            _over(own, case["floor"]["time"][key] if case["floor"] else None),
         )
 
     def averages(self) -> list[str]:
@@ -169,20 +160,19 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
     if "machine" not in record:
         return []
     machine, versions = record["machine"], record["versions"]
-    hosts = record.get("hosts", 1)
     memory = (machine["memory_bytes"] or 0) / 2**30
+    hosts = f" on {record['hosts']} hosts" if record["hosts"] > 1 else ""
     lines = [
-        f"# {record['command']}",
-        f"# {record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
+        record["command"],
+        f"{record['date']}  {machine['cpu']}, {machine['cores_allowed']} cores, {memory:.0f} GiB, "
         f"Linux {machine['kernel']}, load {machine['load_average'][0]:.2f}",
-        f"# fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks"
-        f"{f' on {hosts} hosts' if hosts > 1 else ''}, "
+        f"fastcoll {versions['fastcoll']}, torch {versions['torch']}; {record['world_size']} ranks{hosts}, "
         f"{record['device']}; at least {record['iterations']} timed calls each, in {record['rounds']} rounds",
-        f"# {legend}",
+        legend,
+        *(f"{name}: {library}" for name, library in record["libraries"].items() if library),
+        *(f"{name} is left out: {why}" for name, why in record["left_out"].items()),
     ]
-    lines += [f"# {name}: {library}" for name, library in record["libraries"].items() if library]
-    lines += [f"# {name} is left out: {why}" for name, why in record["left_out"].items()]
-    return lines
+    return [f"# {line}" for line in lines]
 
 
 def closing(wrong: int, checked: bool, measured: int) -> list[str]:

@@ -65,11 +65,9 @@ def _kind(event: Any, on_gpu: bool) -> str:
         if getattr(event, "is_user_annotation", False):
             return ""
         return "collective" if any(part in name for part in _COLLECTIVES) else "launch"
-    if on_gpu:
-        of_driver = name.startswith("cu") and any(
-            part in name for part in ("launch", "memcpy", "memset")
-        )
-        return "call" if of_driver else ""
+    if on_gpu:  # calls of the driver
+        called = any(part in name for part in ("launch", "memcpy", "memset"))
+        return "call" if name.startswith("cu") and called else ""
     if event.is_async:  # a work, named after its backend: "gloo:all_reduce"
         return "collective" if ":" in name else ""
     return "launch" if name.startswith("aten::") and not event.cpu_children else ""
@@ -81,22 +79,15 @@ def profiled(events: Iterable[Any], steps: int, on_gpu: bool, host: float) -> St
     Raises:
         ValueError: Nothing was launched.
     """
-    count = {"launch": 0, "collective": 0, "call": 0, "": 0}
-    microseconds = dict.fromkeys(count, 0.0)
+    times: dict[str, list[float]] = {"launch": [], "collective": [], "call": [], "": []}
     for event in events:
-        kind = _kind(event, on_gpu)
-        count[kind] += 1
-        microseconds[kind] += event.time_range.elapsed_us()
-    if not count["launch"] + count["collective"]:
+        times[_kind(event, on_gpu)].append(event.time_range.elapsed_us() / steps)
+    launches, collectives = times["launch"], times["collective"]
+    if not launches + collectives:
         raise ValueError("expected launches among the profiler's events, got none")
-    return StepProfile(
-        host,
-        count["launch"] / steps,
-        microseconds["launch"] / steps,
-        count["collective"] / steps,
-        microseconds["collective"] / steps,
-        count["call"] / steps,
-    )
+    counts = (len(each) / steps for each in (launches, collectives, times["call"]))
+    launched, collected, called = counts
+    return StepProfile(host, launched, sum(launches), collected, sum(collectives), called)
 
 
 def profile_step(step: Callable[[], object], device: torch.device, meet: Call) -> StepProfile:

@@ -24,10 +24,14 @@ def _record(name: str) -> dict[str, Any]:
     return read_record(_RESULTS / name)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
-    """Returns a table in Markdown whose first columns are text and the others numbers."""
-    rule = ["---" if column < text else "--:" for column in range(len(head))]
-    return ["| " + " | ".join(cells) + " |" for cells in (head, rule, *rows)]
+def _table(head: str, rows: Sequence[Sequence[str]], text: int = 1) -> list[str]:
+    """Returns a table in Markdown whose first columns are text and the others numbers; the head has `|` between."""
+    rule = ["---" if column < text else "--:" for column in range(head.count("|") + 1)]
+    return ["| " + " | ".join(cells) + " |" for cells in ([head], rule, *rows)]
+
+
+def _or_dash(value: float | None, text: str) -> str:
+    return "-" if value is None else text.format(value)
 
 
 def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
@@ -46,26 +50,13 @@ def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
 
 def _ddp(name: str) -> list[str]:
     record = _record(name)
-    rows = [
-        [
-            case["model"],
-            one["backend"],
-            one["buckets"],
-            f"{more.by_median / 1e3:.1f}",
-            f"{more.by_minimum / 1e3:.1f}",
-            "-" if more.ratio is None else f"{more.ratio:.2f}x",
-        ]
-        for case in record["cases"]
-        for one, more in zip(case["cases"], added(case), strict=True)
-    ]
-    head = [
-        "model",
-        "path",
-        "buckets",
-        "added, ms (medians)",
-        "added, ms (best)",
-        "against the slowest",
-    ]
+    rows = []
+    for case in record["cases"]:
+        for one, more in zip(case["cases"], added(case), strict=True):
+            times = [f"{each / 1e3:.1f}" for each in (more.by_median, more.by_minimum)]
+            ratio = _or_dash(more.ratio, "{:.2f}x")
+            rows.append([case["model"], one["backend"], one["buckets"], *times, ratio])
+    head = "model | path | buckets | added, ms (medians) | added, ms (best) | against the slowest"
     return [*_table(head, rows, 3), *_source(name, record)]
 
 
@@ -75,33 +66,25 @@ def _all_reduce() -> list[str]:
     rows = []
     for case in record["cases"]:
         times = {key: one["time"]["median"] for key, one in case["backends"].items()}
-        ours = times.pop("fastcoll")
-        shared = times.pop("fastcoll-shared", None)
-        best = min(
-            (key for key in times if key != "gloo"), key=lambda key: times[key], default=None
-        )
+        ours, shared = times.pop("fastcoll"), times.pop("fastcoll-shared", None)
+        gloo = times.pop("gloo")
+        best = min(times, key=lambda key: times[key], default=None)
+        other = times[best] if best else None
         rows.append([
             size_text(case["size"]),
             f"{ours:.1f}",
-            "-" if shared is None else f"{shared:.1f}",
-            f"{times['gloo']:.1f}",
-            f"{times['gloo'] / ours:.1f}x",
-            "-" if shared is None else f"{times['gloo'] / shared:.1f}x",
-            "-" if best is None else f"{best} {times[best]:.1f}",
-            "-" if best is None else f"{times[best] / ours:.2f}x",
-            "-" if best is None or shared is None else f"{times[best] / shared:.2f}x",
+            _or_dash(shared, "{:.1f}"),
+            f"{gloo:.1f}",
+            f"{gloo / ours:.1f}x",
+            _or_dash(shared and gloo / shared, "{:.1f}x"),
+            _or_dash(other, f"{best} {{:.1f}}"),
+            _or_dash(other and other / ours, "{:.2f}x"),
+            _or_dash(other and shared and other / shared, "{:.2f}x"),
         ])  # fmt: skip
-    head = [
-        "message",
-        "fastcoll, us",
-        "shared, us",
-        "gloo, us",
-        "gloo / fastcoll",
-        "/ shared",
-        "best other, us",
-        "that / fastcoll",
-        "/ shared",
-    ]
+    head = (
+        "message | fastcoll, us | shared, us | gloo, us | gloo / fastcoll | / shared | best other, us | "
+        "that / fastcoll | / shared"
+    )
     return [*_table(head, rows), *_source(name, record)]
 
 
@@ -119,7 +102,7 @@ def _collectives(dtype: str) -> list[str]:
                 cells[case["size"]] = f"{theirs / ours:.2f}x"
     sizes = sorted({case["size"] for case in record["cases"]})
     rows = [[*who, *(cells.get(size, "-") for size in sizes)] for who, cells in ratios.items()]
-    head = ["call", "peer's time over fastcoll's", *(size_text(size) or "none" for size in sizes)]
+    head = " | ".join(["call", "peer's time over fastcoll's", *map(size_text, sizes)])
     return [*_table(head, rows, 2), *_source(name, record)]
 
 
@@ -139,14 +122,11 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
         [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
         for (call, size), found in cells.items()
     ]
-    counts = (name.split("x") for name in records)
-    head = ["call", "message", *(f"{hosts} hosts of {each}" for hosts, each in counts)]
-    sources = [
-        line
-        for name, record in records.items()
-        for line in _source(f"hosts_{name}_{link}_cpu.jsonl", record)
-    ]
-    return [*_table(head, rows, 2), *sources]
+    lines, shaped = [], ["call", "message"]
+    for name, record in records.items():
+        lines += _source(f"hosts_{name}_{link}_cpu.jsonl", record)
+        shaped.append("{} hosts of {}".format(*name.split("x")))
+    return [*_table(" | ".join(shaped), rows, 2), *lines]
 
 
 def _clients() -> list[str]:
@@ -159,17 +139,16 @@ def _clients() -> list[str]:
                 raise ValueError(f"{name}: {client['title']}, {ranks} ranks: {client_result(case)}")
             versions = ", ".join(f"{one} {version}" for one, version in case["versions"].items())
             loss = f"{float.fromhex(case['final_loss']['fastcoll']):.6f}"
-            rows.append([client["title"], versions, f"`{client['setting']}`", ranks])
-            rows[-1] += [*_step_times(case), loss, _losses(case)]
-    head = ["client", "version", "setting", "ranks", *_STEP_TIMES, "final loss, fastcoll"]
+            row = [client["title"], versions, f"`{client['setting']}`", ranks, *_step_times(case)]
+            rows.append([*row, loss, _losses(case)])
+    head = (
+        "client | version | setting | ranks | gloo, ms | fastcoll, ms | gloo / fastcoll | final loss, fastcoll | "
+        "losses of all steps"
+    )
     dates = sorted(client["date"] for client in record["cases"])
     rounds = sorted({client["rounds"] for client in record["cases"]})
     when = f"Started from {dates[0][:16]} to {dates[-1][:16]}, {'/'.join(map(str, rounds))} rounds."
-    table = _table([*head, "losses of all steps"], rows, 3)
-    return [*table, *_source(name, record, f"; {when}")]
-
-
-_STEP_TIMES = ("gloo, ms", "fastcoll, ms", "gloo / fastcoll")
+    return [*_table(head, rows, 3), *_source(name, record, f"; {when}")]
 
 
 def _step_times(case: dict[str, Any]) -> list[str]:
@@ -204,8 +183,7 @@ def _frameworks() -> list[str]:
         if not case["same_bits"]:
             raise ValueError(f"{client['title']}: expected Gloo's losses, got {_losses(case)}")
         rows.append([client["title"], f"`{client['setting']}`", *_step_times(case)])
-    head = ["framework", "how to switch", "Gloo, ms", "fastcoll, ms", "speed-up"]
-    return _table(head, rows, 2)
+    return _table("framework | how to switch | Gloo, ms | fastcoll, ms | speed-up", rows, 2)
 
 
 def _variables() -> list[str]:
@@ -215,7 +193,7 @@ def _variables() -> list[str]:
         allowed = between.join(map(str, one.allowed)) or "text"
         default = "unset" if one.default == "" else f"{one.default}"
         rows.append([f"`{one.name}`", one.meaning, allowed, default])
-    return _table(["variable", "meaning", "values", "default"], rows, 4)
+    return _table("variable | meaning | values | default", rows, 4)
 
 
 def _fault() -> list[str]:
