@@ -119,38 +119,24 @@ class MpiPeer(Peer):
 
     def bind(self, case: Case) -> Call:
         """Returns one blocking call of MPI, in place where the collective is."""
-        comm, root, is_root = self._comm, case.root, case.rank == case.root
-        in_place = self._mpi.IN_PLACE
+        comm, root, rank, ranks = self._comm, case.root, case.rank, case.world_size
+        here = rank == root
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
-        op = self._op(case)
-        match case.collective.name:
-            case "all_reduce":
-                return partial(comm.Allreduce, in_place, receive, op)
-            case "all_gather":
-                return partial(comm.Allgather, send, receive)
-            case "reduce_scatter":
-                return partial(comm.Reduce_scatter_block, send, receive, op)
-            case "broadcast":
-                return partial(comm.Bcast, receive, root)
-            case "all_to_all":
-                return partial(comm.Alltoall, send, receive)
-            case "sendrecv":
-                to, source = case.rank + 1, case.rank - 1
-                ranks = case.world_size
-                return partial(
-                    comm.Sendrecv, send, to % ranks, recvbuf=receive, source=source % ranks
-                )
-            case "barrier":
-                return partial(comm.Barrier)
-            case "reduce":
-                if is_root:
-                    return partial(comm.Reduce, in_place, receive, op, root)
-                return partial(comm.Reduce, send, None, op, root)
-            case "gather":
-                return partial(comm.Gather, send, receive if is_root else None, root)
-            case "scatter":
-                return partial(comm.Scatter, send if is_root else None, receive, root)
-        raise NotImplementedError(f"{case.collective.name} is not known to {type(self).__name__}")
+        op, place = self._op(case), self._mpi.IN_PLACE
+        ends = {"dest": (rank + 1) % ranks, "source": (rank - 1) % ranks}
+        reduced = (place, receive) if here else (send, None)
+        return {
+            "all_reduce": partial(comm.Allreduce, place, receive, op),
+            "all_gather": partial(comm.Allgather, send, receive),
+            "reduce_scatter": partial(comm.Reduce_scatter_block, send, receive, op),
+            "broadcast": partial(comm.Bcast, receive, root),
+            "all_to_all": partial(comm.Alltoall, send, receive),
+            "sendrecv": partial(comm.Sendrecv, send, recvbuf=receive, **ends),
+            "barrier": comm.Barrier,
+            "reduce": partial(comm.Reduce, *reduced, op, root),
+            "gather": partial(comm.Gather, send, receive if here else None, root),
+            "scatter": partial(comm.Scatter, send if here else None, receive, root),
+        }[case.collective.name]
 
     def _buffer(self, case: Case, tensor: Tensor) -> list[Any]:
         """Returns memory and type; what is only moved goes as words of the same width."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,33 +35,31 @@ _OPS = {
 
 def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
     """Returns the call that a user would write, ``async_op`` left at False."""
-    send, receive, root = case.send, case.receive, case.root
+    send, receive, root, ranks, rank = (
+        case.send,
+        case.receive,
+        case.root,
+        case.world_size,
+        case.rank,
+    )
     op = _OPS.get(case.op)
-    match case.collective.name:
-        case "all_reduce":
-            return partial(dist.all_reduce, receive, op, group)
-        case "all_gather":
-            return partial(_all_gather, receive, send, group)
-        case "reduce_scatter":
-            return partial(_reduce_scatter, receive, send, op, group)
-        case "broadcast":
-            return partial(dist.broadcast, receive, root, group)
-        case "all_to_all":
-            return partial(dist.all_to_all_single, receive, send, group=group)
-        case "sendrecv":
-            ranks, mine = case.world_size, case.rank
-            return exchange(send, (mine + 1) % ranks, receive, (mine - 1) % ranks, group)
-        case "barrier":
-            return partial(dist.barrier, group)
-        case "reduce":
-            return partial(dist.reduce, receive, root, op, group)
-        case "gather":
-            chunks = list(receive.chunk(case.world_size)) if case.rank == root else None
-            return partial(dist.gather, send, chunks, root, group)
-        case "scatter":
-            chunks = list(send.chunk(case.world_size)) if case.rank == root else None
-            return partial(dist.scatter, receive, chunks, root, group)
-    raise NotImplementedError(f"{case.collective.name} is not known to torch.distributed")
+
+    def chunks(whole: Tensor) -> list[Tensor] | None:
+        return list(whole.chunk(ranks)) if rank == root else None
+
+    calls: dict[str, Callable[[], Call]] = {
+        "all_reduce": lambda: partial(dist.all_reduce, receive, op, group),
+        "all_gather": lambda: partial(_all_gather, receive, send, group),
+        "reduce_scatter": lambda: partial(_reduce_scatter, receive, send, op, group),
+        "broadcast": lambda: partial(dist.broadcast, receive, root, group),
+        "all_to_all": lambda: partial(dist.all_to_all_single, receive, send, group=group),
+        "sendrecv": lambda: exchange(send, (rank + 1) % ranks, receive, (rank - 1) % ranks, group),
+        "barrier": lambda: partial(dist.barrier, group),
+        "reduce": lambda: partial(dist.reduce, receive, root, op, group),
+        "gather": lambda: partial(dist.gather, send, chunks(receive), root, group),
+        "scatter": lambda: partial(dist.scatter, receive, chunks(send), root, group),
+    }
+    return calls[case.collective.name]()
 
 
 def exchange(
