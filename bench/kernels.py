@@ -32,8 +32,8 @@ from fastcoll.bench.kernel_cases import Case, Shape
 from fastcoll.bench.machine import describe_machine, describe_run
 from fastcoll.bench.record import write_record
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import Flatten
 from fastcoll.kernels._plan import Blocking
+from fastcoll.kernels.flatten import Flatten
 
 __all__ = ["main", "targets"]
 
@@ -85,7 +85,7 @@ def _host(device: torch.device, stream: torch.cuda.Stream) -> dict[str, float]:
     works: dict[str, Call] = {f"{_PREPARED}flatten": plan.prepare(tensors, bucket)}
     for name, launch in peer_cases.prepared_launches(one, other):
         works[f"{_PREPARED}{name}"] = launch
-    works["prepare and launch flatten of 32 tensors"] = lambda: plan(tensors, bucket)
+    works["prepare and launch flatten of 32 tensors"] = lambda: plan.prepare(tensors, bucket)()
     works["torch.mul(out=)"] = lambda: torch.mul(one, 0.5, out=other)
     times = time_on_host(works, stream.synchronize, rounds=50, batch=100)
     return {name: time.median for name, time in times.items()}

@@ -90,14 +90,6 @@ class Table:
             cells += [floor, _ratio(over_floor)]
             cells += ["-" if others is None else f"{others:.0f}"]
             lines.append(self._join(cells))
-        if wire := case.get("wire"):
-            least = wire["least"]
-            sent = [
-                f"{name} {bytes_sent:.0f}" + (f" ({bytes_sent / least:.2f})" if least else "")
-                for name, bytes_sent in wire["sent"].items()
-            ]
-            over = f", and over the least, {least:.0f} B" if least else ""
-            lines.append(f"# {case['size']} B: leaves the busiest host{over}: {', '.join(sent)}")
         for name, why in case["unsupported"].items():
             lines.append(f"# {case['size']} B: {name} cannot do this: {why}")
         return lines

@@ -17,12 +17,10 @@ from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
 from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
-from fastcoll.bench.wire import least_bytes, sent_per_call
 
 __all__ = ["FLOOR", "sweep"]
 
 FLOOR = "(floor)"
-_COUNTED = 1 << 16  # bytes: of smaller messages the frames around them are most of what is sent
 
 
 def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
@@ -76,9 +74,6 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
             unsupported[name] = problem
         wrong[name] += more or 0
     done = [name for name in tried if name not in unsupported]
-    sent: dict[str, float] = {}
-    if run.hosts > 1 and case.size >= _COUNTED:
-        sent = {name: sent_per_call(run.control, tried[name][1]) for name in done}
     wrong_by_rank = run.control.all_gather(wrong)
     row: dict[str, Any] = {
         "collective": case.collective.name,
@@ -93,9 +88,6 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
         "backends": {name: asdict(timings[name]) for name in done},
         "unsupported": unsupported,
     }
-    if sent:
-        least = least_bytes(case.collective.name, case.size, run.hosts)
-        row["wire"] = {"hosts": run.hosts, "sent": sent, "least": least}
     checked = run.options.check > 0
     for name, backend in row["backends"].items():
         total = sum(rank[name] for rank in wrong_by_rank)

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from fastcoll._measure import Control
 
-__all__ = ["bytes_sent", "count_hosts", "least_bytes", "sent_per_call"]
-
-_CALLS = 3
-_REST = 0.01  # seconds in which the kernel's queues empty
+__all__ = ["bytes_sent", "count_hosts", "least_bytes"]
 
 
 def count_hosts(control: Control) -> int:
@@ -47,21 +41,3 @@ def bytes_sent() -> int:
         if colon and name.strip() != "lo":
             sent += int(counts.split()[8])
     return sent
-
-
-def sent_per_call(control: Control, call: Callable[[], object]) -> float:
-    """Returns how many bytes the busiest host sends for a call: the median of some, less what meeting costs.
-
-    Other traffic of the hosts is counted too. All ranks call this together.
-    """
-
-    def counted(act: Callable[[], object]) -> int:
-        control.barrier()
-        before = bytes_sent()
-        act()
-        control.barrier()
-        time.sleep(_REST)
-        return bytes_sent() - before
-
-    found = [counted(call) - counted(lambda: None) for _ in range(_CALLS)]
-    return max(float(statistics.median(ranks)) for ranks in control.all_gather(found))
