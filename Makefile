@@ -166,8 +166,8 @@ kernels-matrix: build/package
 	        $(INSTALL) --no-deps --target "$$folder.part" triton==$$version
 	        mv "$$folder.part" "$$folder"
 	    fi
-	    export PYTHONPATH="$$folder"
-	    '$(PYTHON)' -m fastcoll.kernels --json "$$folder.json"
+	    export PYTHONPATH="$$folder:$(CURDIR)/tests/kernels"
+	    '$(PYTHON)' -m kernel_table --json "$$folder.json"
 	done
 
 # The package as it will be installed, by links: a folder in which `import fastcoll` finds fastcoll.kernels.

@@ -3,7 +3,6 @@
     flatten.py    many tensors into one flat bucket, scaled and cast: Flatten
     unflatten.py  the way back, optionally accumulating: Unflatten
     reduce.py     k buffers, flat or scattered, into one: Reduce
-    reference.py  what these compute, in plain PyTorch
 
     peers.py           memory that ranks map of each other: PeerLayout, PeerBuffers, PeerFault
     one_shot.py        all-reduce: every rank reads all messages
@@ -11,16 +10,12 @@
     bucket_all_reduce.py   the same of buckets, into the tensors
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
     every_rank.py      one launch that plays all ranks, for timing on one GPU
-    reference_ranks.py what these compute, in plain PyTorch
-
-    report.py     `python -m fastcoll.kernels`: registers, spills and access widths on every GPU, without one
 
     _blocks.py _move.py _dtypes.py _statistics.py   what kernels share inside
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_checks.py _peer_launch.py
                                            the same of those between ranks
     _plan.py _sides.py _configuration.py _launch.py _prepared.py
                                            what launchers share: checks, tables, specialisations, the launch
-    _ahead_of_time.py _machine_code.py     how the report compiles kernels, and what it reads off them
 
 Importing this package imports no Triton; using one of its names does.
 """
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
     from fastcoll.kernels.unflatten import Unflatten
 
 __all__ = [
-    "KERNEL_MODULES",
     "Flatten",
     "PeerBuffers",
     "PeerFault",
@@ -47,12 +41,6 @@ __all__ = [
     "Statistics",
     "Unflatten",
 ]
-
-KERNEL_MODULES = (
-    *("flatten", "unflatten", "reduce"),
-    *("one_shot", "two_shot", "bucket_all_reduce", "ring"),
-)
-"""Modules whose ``configurations()`` the report compiles."""
 
 _HOMES = {
     "Flatten": "flatten",

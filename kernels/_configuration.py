@@ -1,4 +1,4 @@
-"""One specialisation of a kernel: what a launcher may choose, the report compiles and the gate compares."""
+"""One specialisation of a kernel: what a launcher may choose, and tests compile and compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Configuration:
     """All that decides which machine code a launch runs.
 
     A launcher never launches anything else: it takes the configuration out of the table that
-    ``configurations()`` of its module yields, so the compile gate sees every kernel that can run.
+    ``configurations()`` of its module yields, so the tests compile every kernel that can run.
 
     Attributes:
         name: Row of the table, unique: "flatten float32->bfloat16 norm".

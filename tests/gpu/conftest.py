@@ -9,7 +9,7 @@ import torch
 from gpu_ranks import own_host
 from world import Worlds
 
-sys.path.append(str(Path(__file__).parents[1] / "device"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("device", "kernels")]
 
 _ENVIRON = {
     "FASTCOLL_TEST_DEVICE": "cuda:0",

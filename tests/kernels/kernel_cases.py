@@ -1,5 +1,10 @@
 """Inputs for the kernels: tensors of any size at any address, with all kinds of numbers in them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,6 +16,7 @@ __all__ = [
     "SIZES",
     "SLOW",
     "at_offset",
+    "in_a_process_that_compiles",
     "numbers",
     "same_numbers",
 ]
@@ -59,3 +65,16 @@ def same_numbers(got: Tensor, expected: Tensor) -> bool:
     nan = expected.to(torch.float64).isnan()
     bits_equal = (got.view(integer) == expected.view(integer)) | nan
     return bool(bits_equal.all()) and torch.equal(got.to(torch.float64).isnan(), nan)
+
+
+def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python where kernels are compiled, as this process may interpret them; it finds this folder's modules."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [str(Path(__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_DISABLE_LINE_INFO": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

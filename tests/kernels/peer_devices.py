@@ -51,7 +51,6 @@ class Call:
     @classmethod
     def of(cls, case: Case, ranks: int, device: torch.device) -> "Call":
         """Makes the tensors of a case."""
-        from fastcoll.kernels import reference_ranks
         from fastcoll.kernels._peer_checks import Registered
 
         gathers = case.collective == "all_gather"
@@ -78,7 +77,7 @@ class Call:
             options["partial_dtype"] = case.partial
         if case.direct:
             options["registered"] = Registered.at(addresses, device)
-        return cls(case, sources, outs, spaces, expected_of(case, reference_ranks, inputs), options)
+        return cls(case, sources, outs, spaces, expected_of(case, inputs), options)
 
     def compare(self, *ranks: int) -> int:
         """Fails unless these ranks (all) have the oracle's bits, and nothing beside them; returns their number."""

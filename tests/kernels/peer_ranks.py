@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernel_oracle
 import torch
 from world import here
 
@@ -57,7 +58,6 @@ def interpret() -> SimpleNamespace:
 
     quick_interpreter.install()
     from fastcoll.kernels import one_shot, peers, ring, two_shot
-    from fastcoll.kernels import reference_ranks as reference
     from fastcoll.kernels._peer_checks import Registered
 
     return SimpleNamespace(
@@ -65,7 +65,6 @@ def interpret() -> SimpleNamespace:
         peers=peers,
         ring=ring,
         two_shot=two_shot,
-        reference=reference,
         Registered=Registered,
     )
 
@@ -158,7 +157,7 @@ def _call(case: Case, modules: SimpleNamespace, buffers: Any, messages: Any, nam
     elif case.in_place:
         out[rank * case.count : (rank + 1) * case.count] = source
         source = out[rank * case.count : (rank + 1) * case.count]
-    expected = expected_of(case, modules.reference, inputs)[rank]
+    expected = expected_of(case, inputs)[rank]
     if not gathers:
         arguments |= {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
     if case.algorithm == "ring" and not gathers:
@@ -186,17 +185,17 @@ def values_of(case: Case, rank: int, count: int) -> torch.Tensor:
     return values.to(case.dtype)
 
 
-def expected_of(case: Case, reference: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns what each rank must get, by the module of oracles."""
+def expected_of(case: Case, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns what each rank must get."""
     if case.collective == "all_gather":
-        return [reference.all_gather(inputs)] * len(inputs)
+        return [kernel_oracle.all_gather(inputs)] * len(inputs)
     arguments = [inputs, case.op, case.scale, case.wire]
     if case.algorithm == "ring":
         arguments.append(case.partial)
     if case.collective == "reduce_scatter":
-        return reference.ring_reduce_scatter(*arguments) if case.count else inputs
+        return kernel_oracle.ring_reduce_scatter(*arguments) if case.count else inputs
     name = "ring_all_reduce" if case.algorithm == "ring" else "all_reduce"
-    return [getattr(reference, name)(*arguments)] * len(inputs)
+    return [getattr(kernel_oracle, name)(*arguments)] * len(inputs)
 
 
 def assert_same(result: torch.Tensor, expected: torch.Tensor, name: str) -> None:

@@ -1,13 +1,12 @@
 """The launch path as far as no GPU is needed: what is handed to Triton, in which order, and when not."""
 
 import inspect
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
+from kernel_cases import in_a_process_that_compiles
 
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels import Flatten, Reduce, Unflatten, _launch, flatten, reduce, unflatten
@@ -167,29 +166,18 @@ def test_a_prepared_launch_refuses_another_stream(monkeypatch: pytest.MonkeyPatc
     assert len(calls) == 1
 
 
-def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-
-
 def test_no_argument_becomes_a_constant_and_cpu_tensors_are_refused_where_kernels_compile() -> None:
     """``kernel[grid](...)`` makes a constant of an integer that is 1, and constants have no dtype."""
-    done = in_a_process(
+    done = in_a_process_that_compiles(
+        "-c",
         "import importlib, fastcoll.kernels as k\n"
-        "for name in k.KERNEL_MODULES:\n"
+        "from kernel_table import KERNEL_MODULES\n"
+        "for name in KERNEL_MODULES:\n"
         "    for one in importlib.import_module(f'fastcoll.kernels.{name}').configurations():\n"
         "        for each in one.kernel.params:\n"
         "            print(each.is_constexpr or each.do_not_specialize, one.name, each.name)\n"
         "import torch; from fastcoll.buckets import BucketLayout\n"
-        "k.Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')"
+        "k.Flatten(BucketLayout([1]), torch.float32, torch.float32, 'cpu')",
     )
     lines = done.stdout.splitlines()
     assert len(lines) > 1000, done.stderr
@@ -199,11 +187,11 @@ def test_no_argument_becomes_a_constant_and_cpu_tensors_are_refused_where_kernel
 
 
 def test_imports_need_no_triton_and_the_first_use_says_what_to_install() -> None:
-    done = in_a_process(
+    done = in_a_process_that_compiles(
+        "-c",
         "import sys, fastcoll, fastcoll.kernels as k, fastcoll.buckets; print('triton' in sys.modules)\n"
         "sys.modules['triton'] = None\n"
-        "from fastcoll.kernels import reference\n"
-        "k.Flatten"
+        "k.Flatten",
     )
     assert done.stdout.strip() == "False", done.stderr
     assert done.returncode == 1

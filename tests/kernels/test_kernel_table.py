@@ -1,40 +1,30 @@
 """Every kernel compiles for every GPU, and no row of the recorded table got worse."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import kernel_table
+import machine_code
 import pytest
 import triton
+from kernel_cases import in_a_process_that_compiles
+from kernel_table import KERNEL_MODULES, RECORDED
 
-from fastcoll.kernels import KERNEL_MODULES, _machine_code, report
-
-ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "kernels" / "expected_table.json"
-ROW = report.Row("k", 90, 40, 0, 32, 6, {"128": 4}, {"128": 2}, True)
+ROW = kernel_table.Row("k", 90, 40, 0, 32, 6, {"128": 4}, {"128": 2}, True)
 
 
 FIRST_OF_EACH = """
 import importlib, sys
-from fastcoll.kernels import report
+import kernel_table
 modules = [importlib.import_module(f"fastcoll.kernels.{name}") for name in sys.argv[1:]]
 first = [next(iter(module.configurations())) for module in modules]
-print(*(fault for row in report._analyse(first, [90]) for fault in row.faults()))
+print(*(fault for row in kernel_table.analyse(first, [90]) for fault in row.faults()))
 """
 
 
-def in_a_process_that_compiles(*arguments: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env=environ | {"TRITON_DISABLE_LINE_INFO": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def output_of(*arguments: str) -> str:
+    done = in_a_process_that_compiles(*arguments)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return done.stdout
 
@@ -45,8 +35,8 @@ def test_every_configuration_compiles_and_none_got_worse(tmp_path: Path) -> None
     """Machine code is compared with that of the recorded Triton only; spills and narrow accesses are none of any."""
     found = tmp_path / "rows.json"
     same = json.loads(RECORDED.read_text())["triton"] == triton.__version__
-    check = ["--check", str(RECORDED)] if same else []
-    in_a_process_that_compiles("-m", "fastcoll.kernels", *check, "--json", str(found))
+    check = ["--check"] if same else []
+    output_of("-m", "kernel_table", *check, "--json", str(found))
     rows = json.loads(found.read_text())["rows"].values()
     assert {row["architecture"] for row in rows} == {80, 90, 100}
     assert {row["name"].split()[0] for row in rows} == set(KERNEL_MODULES)
@@ -58,7 +48,7 @@ def test_every_configuration_compiles_and_none_got_worse(tmp_path: Path) -> None
 def test_a_kernel_of_each_kind_compiles_for_hopper() -> None:
     """One configuration each; all parts that kernels share are in these four."""
     kinds = ("unflatten", "reduce", "one_shot", "ring")
-    assert in_a_process_that_compiles("-c", FIRST_OF_EACH, *kinds).strip() == ""
+    assert output_of("-c", FIRST_OF_EACH, *kinds).strip() == ""
 
 
 @pytest.mark.parametrize(
@@ -72,17 +62,19 @@ def test_a_kernel_of_each_kind_compiles_for_hopper() -> None:
     ],
 )
 def test_a_row_that_got_worse_is_a_fault(changes: dict[str, object], fault: str) -> None:
-    found = report.compare([replace(ROW, **changes)], {ROW.key: asdict(ROW)})
+    found = kernel_table.compare([replace(ROW, **changes)], {ROW.key: asdict(ROW)})
     assert any(fault in line for line in found), found
 
 
 def test_a_row_that_got_better_is_none() -> None:
     better = replace(ROW, registers=32, resident=8)
-    assert report.compare([better], {ROW.key: asdict(ROW)}) == []
+    assert kernel_table.compare([better], {ROW.key: asdict(ROW)}) == []
 
 
 def test_a_configuration_that_is_gone_is_a_fault() -> None:
-    assert report.compare([], {ROW.key: {}}) == [f"{ROW.key}: recorded, but no configuration now"]
+    assert kernel_table.compare([], {ROW.key: {}}) == [
+        f"{ROW.key}: recorded, but no configuration now"
+    ]
 
 
 def test_widths_are_those_of_the_main_path() -> None:
@@ -95,11 +87,11 @@ def test_widths_are_those_of_the_main_path() -> None:
         (0x50, "LDG.E.STRONG.SYS R4, desc[UR4][R2.64]"),
         (0x60, "STG.E desc[UR4][R2.64], R4"),
     ]
-    assert _machine_code.widths(code) == ({"128": 1}, {"16": 1})
-    assert _machine_code.widths(code[5:]) == ({"32": 1}, {"32": 1})
-    assert _machine_code.spill_instructions([(0, "STL.64 [R1], R2"), (16, "LDL R2, [R1]")]) == 2
+    assert machine_code.widths(code) == ({"128": 1}, {"16": 1})
+    assert machine_code.widths(code[5:]) == ({"32": 1}, {"32": 1})
+    assert machine_code.spill_instructions([(0, "STL.64 [R1], R2"), (16, "LDL R2, [R1]")]) == 2
 
 
 def test_interpreted_kernels_are_not_reported() -> None:
     with pytest.raises(RuntimeError, match="expected TRITON_INTERPRET to be unset"):
-        report.collect()
+        kernel_table.collect()

@@ -7,9 +7,9 @@ from typing import Any
 import peer_ranks
 import pytest
 import torch
+from kernel_table import KERNEL_MODULES
 from world import Worlds
 
-from fastcoll.kernels import KERNEL_MODULES
 from fastcoll.kernels.peers import MAX_CHANNELS, PeerBuffers, PeerLayout
 
 LAYOUT = PeerLayout(channels=2, stage_bytes=1024, slots=4, slot_bytes=512)

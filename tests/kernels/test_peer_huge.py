@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import kernel_oracle
 import numpy
 import pytest
 import torch
@@ -18,7 +19,6 @@ from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
 from fastcoll.kernels import _peer_launch, one_shot, peers, ring, two_shot
-from fastcoll.kernels import reference_ranks as reference
 from fastcoll.kernels._peer_checks import Registered
 
 NO_RESERVE = 0x4000  # of mmap(2); the module has no name for it before Python 3.13
@@ -118,7 +118,7 @@ def test_all_reduce(module: Any, direct: bool, monkeypatch: pytest.MonkeyPatch) 
     registered = Registered.at([each.data_ptr() for each in every], "cpu") if direct else None
     module.all_reduce(every[rank], out, last.buffers, registered=registered)
     values = ordinary(ranks, last.length)
-    expected = reference.all_reduce(values)
+    expected = kernel_oracle.all_reduce(values)
     share = -(-last.length // (16 * ranks)) * 16
     for peer in range(ranks):
         content = values[peer].clone()
@@ -145,7 +145,7 @@ def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     for q, own in enumerate(values):
         message[q * chunk + last.start :][: lengths[q]] = own[rank]
-    expected = [reference.all_reduce(own) for own in values]
+    expected = [kernel_oracle.all_reduce(own) for own in values]
     last.slot(rank, 0, torch.bfloat16, lengths[1]).copy_(values[1][0])
     last.slot(rank, 1, torch.bfloat16, lengths[0]).copy_(expected[0])
     last.run()
@@ -166,7 +166,7 @@ def test_ring_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     message[COUNT + last.start :] = own
     last.slot(rank, 0, torch.bfloat16, last.length).copy_(theirs)
     last.run()
-    assert same_numbers(out[last.start :], reference.all_reduce([theirs, own]))
+    assert same_numbers(out[last.start :], kernel_oracle.all_reduce([theirs, own]))
     assert same_numbers(last.slot(0, 0, torch.bfloat16, last.length), first)
 
 

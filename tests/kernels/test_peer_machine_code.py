@@ -1,18 +1,16 @@
 """What flags between ranks compile to: release and acquire at system scope, and data that passes by the L1 cache.
 
-Every row of the compile table whose kernel works between ranks, for three GPUs, compiled as the report does it, which
+Every row of the compile table whose kernel works between ranks, for three GPUs, compiled as the table's are, which
 must give what a launch compiles. In a process of its own that compiles, as this one may interpret. No GPU is needed,
 and none has run these: what the instructions mean is taken from the PTX memory model, not tried.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from kernel_cases import in_a_process_that_compiles
+from kernel_table import RECORDED
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
@@ -29,17 +27,17 @@ SCRIPT = """
 import importlib, json, sys
 import triton
 from triton.backends.compiler import GPUTarget
-from fastcoll.kernels import _machine_code
-from fastcoll.kernels._ahead_of_time import compile_for_each
+import machine_code
+from ahead_of_time import compile_for_each
 from fastcoll.kernels._launch import compile_for
-from fastcoll.kernels.report import ARCHITECTURES
+from kernel_table import ARCHITECTURES
 
 configurations = list(importlib.import_module(f"fastcoll.kernels.{sys.argv[1]}").configurations())
 compiled = [compile_for_each(each, ARCHITECTURES) for each in configurations]
 answer = {}
 for position, architecture in enumerate(ARCHITECTURES):
     kernels = [each[position] for each in compiled]
-    codes = _machine_code.disassemble([kernel.asm["cubin"] for kernel in kernels], architecture)
+    codes = machine_code.disassemble([kernel.asm["cubin"] for kernel in kernels], architecture)
     for each, kernel, code in zip(configurations, kernels, codes):
         answer[f"{each.name} sm_{architecture}"] = [kernel.asm["ptx"], [text for _, text in code]]
 
@@ -47,7 +45,7 @@ triton.knobs.compilation.always_compile = True  # what is on disk may have come 
 first = compile_for_each(configurations[0], ARCHITECTURES)[-1]
 alone = compile_for(configurations[0], GPUTarget("cuda", architecture, 32))
 assert alone.metadata.hash == first.metadata.hash
-assert _machine_code._code(alone.asm["cubin"]) == _machine_code._code(first.asm["cubin"])
+assert machine_code._code(alone.asm["cubin"]) == machine_code._code(first.asm["cubin"])
 with open(sys.argv[2], "w") as file:
     json.dump(answer, file)
 """
@@ -58,15 +56,8 @@ Codes = dict[str, tuple[str, list[str]]]
 @pytest.fixture(scope="module", params=EXCHANGES)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Codes:
     """PTX and machine code of each kernel of a module, for each architecture."""
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     file = tmp_path_factory.mktemp("code") / "answer.json"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, request.param, str(file)],
-        env=environ | {"TRITON_DISABLE_LINE_INFO": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_a_process_that_compiles("-c", SCRIPT, request.param, str(file))
     assert done.returncode == 0, done.stderr
     answer = json.loads(file.read_text())
     return {name: (ptx, code) for name, (ptx, code) in answer.items()}
@@ -74,8 +65,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_every_row_of_the_table_between_ranks_is_read(compiled: Codes) -> None:
     module = next(iter(compiled)).split()[0]
-    table = Path(__file__).parents[2] / "kernels" / "expected_table.json"
-    rows = json.loads(table.read_text())["rows"]
+    rows = json.loads(RECORDED.read_text())["rows"]
     assert {name for name in rows if name.startswith(f"{module} ")} == set(compiled)
     others = {name.split()[0] for name in rows} - set(EXCHANGES)
     assert others == {"flatten", "unflatten", "reduce"}  # which have no peers

@@ -1,4 +1,4 @@
-"""Machine code for several GPUs at once, as the report needs it: Triton's front end runs once for all of them."""
+"""Machine code for several GPUs at once: Triton's front end runs once for all of them."""
 
 from __future__ import annotations
 

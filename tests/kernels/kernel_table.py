@@ -1,8 +1,8 @@
-"""``python -m fastcoll.kernels``: compiles every configuration for every GPU, and prints what came out.
+"""``PYTHONPATH=tests/kernels python -m kernel_table``: compiles every configuration for every GPU, and prints a table.
 
 No GPU is needed. For each configuration and architecture: registers, spills, shared memory, programs that
 fit on a multiprocessor, and how wide the accesses to global memory are, read off the machine code.
-``--check FILE`` compares with a recorded table and fails when a row got worse; ``--record FILE`` records.
+``--check`` compares with the recorded table and fails when a row got worse; ``--record`` records it anew.
 """
 
 from __future__ import annotations
@@ -20,9 +20,24 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fastcoll.kernels import KERNEL_MODULES
+__all__ = [
+    "ARCHITECTURES",
+    "KERNEL_MODULES",
+    "RECORDED",
+    "Row",
+    "analyse",
+    "collect",
+    "compare",
+    "main",
+]
 
-__all__ = ["ARCHITECTURES", "Row", "collect", "compare", "main"]
+KERNEL_MODULES = (
+    *("flatten", "unflatten", "reduce"),
+    *("one_shot", "two_shot", "bucket_all_reduce", "ring"),
+)
+"""Modules of fastcoll.kernels that have ``configurations()``."""
+
+RECORDED = Path(__file__).with_name("expected_table.json")
 
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities: A100, H100 and H200, B200."""
@@ -77,10 +92,10 @@ class Row:
         return found
 
 
-def _analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list[Row]:
+def analyse(configurations: Sequence[Any], architectures: Sequence[int]) -> list[Row]:
     """Returns the rows of configurations; they share the start of the disassembler, once an architecture."""
-    from fastcoll.kernels import _machine_code as machine_code
-    from fastcoll.kernels._ahead_of_time import compile_for_each
+    import machine_code
+    from ahead_of_time import compile_for_each
 
     compiled = [compile_for_each(configuration, architectures) for configuration in configurations]
     rows = []
@@ -126,7 +141,7 @@ def _rows_of(
         if only in configuration.name
     ]
     chosen = found[part::parts]
-    return _analyse(chosen, architectures) if chosen else []
+    return analyse(chosen, architectures) if chosen else []
 
 
 def collect(
@@ -231,13 +246,13 @@ def _text(version: str, table: Mapping[str, Any]) -> str:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m fastcoll.kernels", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kernel_table", description=__doc__)
     parser.add_argument("--only", default="", help="part of the names wanted")
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES))
     parser.add_argument("--jobs", type=int, default=0, help="processes; default: one a core")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
-    parser.add_argument("--check", type=Path, help="compare with the table in this file")
-    parser.add_argument("--record", type=Path, help="write the table to compare with")
+    parser.add_argument("--check", action="store_true", help="compare with the recorded table")
+    parser.add_argument("--record", action="store_true", help="write the table to compare with")
     return parser.parse_args(arguments)
 
 
@@ -257,10 +272,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"# Triton {triton.__version__}; {len(rows)} rows")
     print(f"# launches: {fallback_reason() or 'packed arguments, straight to the driver'}")
     table = {row.key: asdict(row) for row in rows}
-    for path in filter(None, (options.json, options.record)):
+    for path in filter(None, (options.json, options.record and RECORDED)):
         path.write_text(_text(triton.__version__, table))
     if options.check:
-        recorded = json.loads(options.check.read_text())
+        recorded = json.loads(RECORDED.read_text())
         wanted = {
             key: row
             for key, row in recorded["rows"].items()
@@ -273,3 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"# {fault}")
     print(f"# {len(faults)} faults {'FAILED' if faults else 'OK'}")
     return 1 if faults or not rows else 0
+
+
+if __name__ == "__main__":  # else the processes of `collect` would start tables
+    sys.exit(main())
