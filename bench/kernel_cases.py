@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import Flatten, Reduce, Unflatten
 from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking
+from fastcoll.kernels.flatten import Flatten
+from fastcoll.kernels.reduce import prepare_reduce
+from fastcoll.kernels.unflatten import Unflatten
 
 __all__ = ["SCALE", "Case", "bucketed", "copy_case", "flatten_case", "hook_case", "reduce_case"]
 
@@ -300,8 +302,6 @@ def reduce_case(
     blocking: Blocking | None = None,
 ) -> Case:
     """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
-    layout = BucketLayout([elements])
-    plan = Reduce(layout, inputs, dtype, device, "SUM", blocking or DEFAULT_BLOCKING)
     text = str(dtype).removeprefix("torch.")
     case = Case(f"reduce {inputs} x {text}", (inputs + 1) * elements * dtype.itemsize, 1)
     data = [
@@ -311,7 +311,17 @@ def reduce_case(
         )
         for _ in range(sets)
     ]
-    case.works["fastcoll"] = [plan.prepare(*each) for each in data]
+    case.works["fastcoll"] = [
+        prepare_reduce(
+            [tensor.data_ptr() for tensor in given],
+            output.data_ptr(),
+            elements,
+            dtype,
+            device,
+            blocking=blocking or DEFAULT_BLOCKING,
+        )
+        for given, output in data
+    ]
     expected = torch.zeros(elements, device=device)  # summed in order in float32, and rounded once
     for tensor in data[0][0]:
         expected += tensor

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 
 from fastcoll.bench.kernel_cases import Case
-from fastcoll.kernels import PeerBuffers, PeerLayout
+from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
 __all__ = [
     "ALGORITHMS",
@@ -31,7 +31,7 @@ __all__ = [
     "traffic",
 ]
 
-ALGORITHMS = ("one_shot", "two_shot", "two_shot direct", "ring")
+ALGORITHMS = ("one_shot", "two_shot", "ring")
 RANKS = (2, 4, 8)
 SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 """Bytes of a message."""
@@ -44,8 +44,14 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _SPINS = 2_000_000  # seconds
 
 
-def traffic(algorithm: str, ranks: int, size: int) -> int:
+def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
     """Returns the bytes that all ranks read and write for messages of `size` bytes, wire dtype that of the message.
+
+    Args:
+        algorithm: One of ``ALGORITHMS``.
+        ranks: How many there are.
+        size: Of a message.
+        itemsize: Of an element of it; the ring's partial sums are float32.
 
     Raises:
         ValueError: No such algorithm.
@@ -54,10 +60,8 @@ def traffic(algorithm: str, ranks: int, size: int) -> int:
         each = 2 * size + ranks * size + size
     elif algorithm == "two_shot":  # stage, reduce a share into staging and result, fetch the others
         each = 2 * size + (size + 2 * size // ranks) + 2 * (ranks - 1) * size // ranks
-    elif algorithm == "two_shot direct":  # reduce a share in place, fetch the others
-        each = (size + size // ranks) + 2 * (ranks - 1) * size // ranks
     elif algorithm == "ring":  # message and result; every slot that is sent is written and read
-        each = 2 * size + 2 * (2 * (ranks - 1) * size // ranks)
+        each = 2 * size + 2 * ((ranks - 1) * (size + size * 4 // itemsize) // ranks)
     else:
         raise ValueError(f"algorithm: expected one of {', '.join(ALGORITHMS)}, got {algorithm}.")
     return ranks * each
@@ -95,19 +99,19 @@ def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.T
     return space[start : start + elements]
 
 
-def _expected(messages: list[torch.Tensor], ring: bool, divisor: int) -> torch.Tensor:
-    """Returns the sum in float32 over `divisor`: in rank order, or of chunk q by the ring from rank q + 1 on."""
+def _expected(messages: list[torch.Tensor], ring: bool) -> torch.Tensor:
+    """Returns the sum in float32, rounded once: in rank order, or of chunk q by the ring from rank q + 1 on."""
     ranks, dtype = len(messages), messages[0].dtype
     elements = messages[0].numel()
     chunk = -(-elements // (ranks * 16)) * 16 if ring else elements
     parts = []
-    for owner, pieces in enumerate(zip(*(each.split(chunk) for each in messages), strict=True)):
+    for owner, pieces in enumerate(
+        zip(*(torch.split(each, chunk) for each in messages), strict=True)
+    ):
         total = torch.zeros_like(pieces[0], dtype=torch.float32)
         for step in range(ranks):
             total += pieces[(owner + 1 + step) % ranks if ring else step]
-            if ring:  # what travels is rounded
-                total = total.to(dtype).float()
-        parts.append((total / torch.full_like(total, divisor)).to(dtype))
+        parts.append(total.to(dtype))
     return torch.cat(parts)
 
 
@@ -120,37 +124,31 @@ def all_reduce_case(
     device: torch.device,
     layout: PeerLayout | None = None,
 ) -> Case:
-    """Returns the all-reduce of `ranks` messages of `size` bytes in one launch.
-
-    A direct one works in place and averages, so that the numbers stay what they are from call to call.
-    """
-    from fastcoll.kernels._peer_checks import Registered
+    """Returns the all-reduce of `ranks` messages of `size` bytes in one launch."""
     from fastcoll.kernels.every_rank import prepare_every_rank
 
-    kind, *direct = algorithm.split()
-    case = Case(case_name(algorithm, ranks, size, dtype), traffic(algorithm, ranks, size), 1)
+    case = Case(
+        case_name(algorithm, ranks, size, dtype),
+        traffic(algorithm, ranks, size, dtype.itemsize),
+        1,
+    )
     buffers = _buffers(ranks, layout or layout_for(ranks, device), device)
     elements = size // dtype.itemsize
     sides: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
     works = case.works.setdefault("fastcoll", [])
     for _ in range(sets):
         sources = [_aligned(elements, dtype, device).normal_() for _ in range(ranks)]
-        outs = sources if direct else [_aligned(elements, dtype, device) for _ in range(ranks)]
-        options: dict[str, object] = {}
-        if direct:
-            addresses = [source.data_ptr() for source in sources]
-            options = {"registered": Registered.at(addresses, device), "op": "avg"}
-        works.append(prepare_every_rank(kind, "all_reduce", sources, outs, buffers, **options))
+        outs = [_aligned(elements, dtype, device) for _ in range(ranks)]
+        works.append(prepare_every_rank(algorithm, "all_reduce", sources, outs, buffers))
         sides.append((sources, outs))
 
     def verify() -> bool:
         sources, outs = sides[0]
         for source in sources:
             source.normal_()
-        expected = _expected(sources, kind == "ring", ranks if direct else 1)
+        expected = _expected(sources, algorithm == "ring")
         for out in outs:
-            if not direct:
-                out.fill_(float("nan"))
+            out.fill_(float("nan"))
         works[0]()
         case.check()
         return all(torch.equal(out, expected) for out in outs)

@@ -7,33 +7,38 @@ that lie elsewhere. Knows nothing of kernels: floor 0, like fastcoll/env.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-__all__ = ["AddressTable", "BucketLayout", "require_dense"]
+__all__ = ["AddressTable", "BucketLayout", "require_apart"]
 
 
-def require_dense(tensor: Tensor, name: str) -> None:
-    """Checks that a tensor's elements fill one piece of memory without gap or overlap, in any order.
+def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:
+    """Checks that tensors to be written do not overlap one another.
+
+    Args:
+        sizes: Elements of each tensor.
+        addresses: Of each tensor.
+        itemsize: Bytes of an element.
+        name: Of the list, for the message.
 
     Raises:
-        ValueError: They do not.
+        ValueError: Two do.
     """
-    if tensor.is_contiguous():
-        return
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != reach:
+    extents = sorted(
+        (address, address + size * itemsize, index)
+        for index, (address, size) in enumerate(zip(addresses, sizes, strict=True))
+        if size
+    )
+    for (_, end, first), (begin, _, second) in pairwise(extents):
+        if begin < end:
             raise ValueError(
-                f"{name}: expected a contiguous tensor, or one whose elements fill its memory in another "
-                f"order, got shape {tuple(tensor.shape)} with strides {tensor.stride()}. "
-                "Pass tensor.contiguous()."
+                f"{name}: expected tensors apart from one another, got overlapping memory in {name}[{first}] "
+                f"and {name}[{second}]. Pass each tensor once."
             )
-        reach *= size
 
 
 class BucketLayout:

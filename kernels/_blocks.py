@@ -26,21 +26,8 @@ __all__ = [
 ]
 
 ALL_INTEGERS = [
-    "block_map",
-    "sizes",
-    "count",
-    "input_base",
-    "input_bases",
-    "input_row",
-    "input_rows",
-    "input_row_length",
-    "output_base",
-    "output_row",
-    "scale_bits",
-    "scale_address",
-    "divisor",
-    "accumulate",
-    "statistics",
+    *("block_map", "sizes", "input_base", "input_row", "output_base", "output_row"),
+    *("scale_bits", "scale_address"),
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
@@ -83,14 +70,13 @@ def load(
 
 @triton.jit
 def store(address, left, values, TYPE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr):
-    """Rounds LANES elements to TYPE, stores them (without WIDE only `left`), returns what was stored."""
+    """Rounds LANES elements to TYPE and stores them; without WIDE only `left`."""
     lanes = tl.arange(0, LANES)
     stored = narrow(values, TYPE)
     if WIDE:
         tl.store(addressed(address, TYPE, 16) + lanes, stored)
     else:
         tl.store(addressed(address, TYPE) + lanes, stored, mask=lanes < left)
-    return stored
 
 
 @triton.jit

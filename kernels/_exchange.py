@@ -9,9 +9,6 @@ t + 2 after it saw READY(t + 1) of every peer p, and p posts READY(t + 1) after 
 post is a release behind those reads, r's wait an acquire before those writes, and both are by the same channel, whose
 programs follow each other in the stream. So one wait for all ranks in every round is what reuse rests on; no
 algorithm may leave it out.
-
-A message that lies in memory that the peers map is read where it is (direct). Its owner goes on to change it after
-the launch, so there is a second exchange, READY(t + 1), which says that everything was read.
 """
 
 from __future__ import annotations

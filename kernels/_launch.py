@@ -177,23 +177,14 @@ class Launcher:
         self._compiled = compiled  # owns the loaded code
         self._index = self.device.index
 
-    def __call__(self, grid: int, *arguments: Any) -> None:
-        """Launches `grid` programs on the current stream of the device.
-
-        Args:
-            grid: Programs, at least 1.
-            arguments: Of the signature, in order. Pointers as addresses, which cost no look-up; an
-                interpreted kernel needs tensors where its signature has pointers.
-        """
-        self.pack(current_stream(self.device), grid, arguments)()
-
     def pack(
         self, stream: int, grid: int, arguments: tuple[Any, ...], place: int = 0
     ) -> Callable[..., None]:
-        """Returns a call that launches with these arguments, on the stream with this handle.
+        """Returns a call that launches `grid` programs with these arguments, on the stream with this handle.
 
-        It must be the current one when the call is made: Triton has no other way to say which it is when it
+        The stream must be the current one when the call is made: Triton has no other way to say which it is when it
         launches more slowly. What is given to the call stands for the arguments from `place` on.
+        All pointers are addresses.
         """
         if not self.is_fast:
             return partial(self._call_slowly, grid, arguments, place)

@@ -1,42 +1,41 @@
-"""From a checked call to a launch, for the kernels between ranks: configurations, pieces, arguments."""
+"""From a call to a launch, for the kernels between ranks: configurations, pieces, arguments."""
 
 from __future__ import annotations
 
 import functools
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from fastcoll.kernels._arithmetic import OPERATIONS
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, dtype_name
 from fastcoll.kernels._launch import Launcher, launcher
-from fastcoll.kernels._peer_checks import GRAIN, Message, Registered, expect
+from fastcoll.kernels._plan import double_bits
 from fastcoll.kernels._prepared import PreparedLaunch
 from fastcoll.kernels.peers import PeerBuffers
 
 __all__ = [
+    "EVERY_RANK",
+    "GRAIN",
     "INTEGERS",
     "REGISTERS",
     "WARPS",
-    "Choice",
     "PreparedCollective",
+    "arithmetic",
     "block_of",
-    "channels_for",
-    "choices",
     "compiler_options",
-    "configuration_of",
-    "double_bits",
     "pack",
     "prepare",
     "signature_of",
-    "staged_piece",
+    "staged_table",
+    "table_of",
+    "types_of",
 ]
 
 INTEGERS = [
-    *("source", "out", "peers", "messages", "rank", "world", "channels"),
+    *("source", "out", "peers", "rank", "world", "channels"),
     *("count", "piece", "stage_bytes", "chunk", "source_stride", "out_stride"),
     *("segment", "slots", "slot_bytes", "first", "last", "op", "scale", "divisor", "spins"),
     *("block_map", "sizes", "blocks", "buckets", "bucket_row", "output_row", "shares"),
@@ -47,6 +46,9 @@ INTEGERS = [
 _INT32 = frozenset(
     {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "shares", "aligned"}
 )
+GRAIN = 16
+"""Pieces start at multiples of so many elements: 16 bytes and more of every dtype."""
+
 WARPS = 8
 REGISTERS = 128
 """So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
@@ -54,54 +56,12 @@ REGISTERS = 128
 REGISTERS_ALONE = 224
 """For launches of at most one program on a multiprocessor."""
 
+EVERY_RANK = (torch.float32, torch.bfloat16)
+"""Dtypes of messages for which there is a launch that plays all ranks."""
+
 _BLOCK_BYTES = 32 * 32 * WARPS
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What decides which machine code runs.
-
-    Attributes:
-        message: Dtype of source and out.
-        wire: Dtype that travels.
-        staged: Whether the message is copied to the staging first; else it is read where it is.
-        every_rank: Whether one launch plays all ranks.
-    """
-
-    message: torch.dtype
-    wire: torch.dtype
-    staged: bool
-    every_rank: bool = False
-
-    @property
-    def name(self) -> str:
-        """The choice in words, as a row of the compile table has it."""
-        types = dtype_name(self.message)
-        if self.wire != self.message:
-            types += f"->{dtype_name(self.wire)}"
-        return " ".join(
-            [
-                types,
-                "staged" if self.staged else "direct",
-                *(["every rank"] if self.every_rank else []),
-            ]
-        )
-
-
-def choices(every_rank: bool) -> Iterator[Choice]:
-    """Yields all choices of a kernel over staging.
-
-    Args:
-        every_rank: Whether there is a launch that plays all ranks.
-    """
-    for message, wire in PAIRS:
-        yield Choice(message, wire, True)
-        if message == wire:
-            yield Choice(message, wire, False)
-    if every_rank:
-        for dtype in (torch.float32, torch.bfloat16):
-            for staged in (True, False):
-                yield Choice(dtype, dtype, staged, True)
+Table = Mapping[tuple[torch.dtype, torch.dtype, bool], Configuration]
 
 
 def compiler_options(every_rank: bool) -> dict[str, object]:
@@ -110,11 +70,6 @@ def compiler_options(every_rank: bool) -> dict[str, object]:
         "maxnreg": REGISTERS_ALONE if every_rank else REGISTERS,
         "enable_fp_fusion": False,  # the default differs between releases; a fused sum is rounded otherwise
     }
-
-
-@functools.cache
-def _known(every_rank: bool) -> frozenset[Choice]:
-    return frozenset(choices(every_rank))
 
 
 def block_of(message: torch.dtype, wire: torch.dtype) -> int:
@@ -132,76 +87,47 @@ def signature_of(kernel: Any) -> dict[str, str]:
     }
 
 
+def types_of(first: torch.dtype, second: torch.dtype) -> str:
+    """Returns two dtypes in words, as a row of the compile table has them."""
+    return dtype_name(first) + (f"->{dtype_name(second)}" if second != first else "")
+
+
+def table_of(configuration: Any) -> Table:
+    """Returns `configuration(message, wire, every_rank)` of all that there are."""
+    keys = [(message, wire, False) for message, wire in PAIRS]
+    keys += [(dtype, dtype, True) for dtype in EVERY_RANK]
+    return {key: configuration(*key) for key in keys}
+
+
 @functools.cache
-def configuration_of(algorithm: str, kernel: Any, choice: Choice) -> Configuration:
-    """Returns the configuration for a choice; the same object for the same choice."""
-    return Configuration(
-        name=f"{algorithm} {choice.name}",
-        kernel=kernel,
-        signature=signature_of(kernel),
-        constexprs={
-            "MESSAGE": ELEMENT[choice.message],
-            "WIRE": ELEMENT[choice.wire],
-            "ACCUMULATE": ELEMENT[accumulate_dtype(choice.message)],
-            "STAGED": choice.staged,
-            "EVERY_RANK": choice.every_rank,
-            "BLOCK": block_of(choice.message, choice.wire),
-        },
-        divisible_by_16=frozenset({"stage_bytes"}),
-        num_warps=WARPS,
-        options=compiler_options(choice.every_rank),
-    )
+def staged_table(algorithm: str, kernel: Any) -> Table:
+    """Returns the configurations of a kernel over staging."""
 
-
-def channels_for(count: int, block: int, peers: PeerBuffers, channels: int | None) -> int:
-    """Returns the number of programs: at most one per block, at most what the layout has; 0 for nothing.
-
-    Raises:
-        ValueError: The caller asks for more than there are.
-    """
-    most = peers.layout.channels
-    if channels is not None:
-        expect("channels", 1 <= channels <= most, f"1 to {most}", channels)
-        most = channels
-    return min(most, -(-count // block))
-
-
-def double_bits(value: float) -> int:
-    """Returns the bits of a float64: an argument that loses nothing, whatever the accumulate dtype."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _choice(message: Message, registered: Registered | None, every_rank: bool) -> Choice:
-    """Returns what to launch for this call.
-
-    Raises:
-        ValueError: The message cannot be read where it is.
-    """
-    if registered is not None:
-        expect(
-            "registered: wire dtype",
-            message.wire == message.source.dtype,
-            "that of source",
-            message.wire,
+    def configuration(message: torch.dtype, wire: torch.dtype, every_rank: bool) -> Configuration:
+        return Configuration(
+            name=f"{algorithm} {types_of(message, wire)}" + " every rank" * every_rank,
+            kernel=kernel,
+            signature=signature_of(kernel),
+            constexprs={
+                "MESSAGE": ELEMENT[message],
+                "WIRE": ELEMENT[wire],
+                "ACCUMULATE": ELEMENT[accumulate_dtype(message)],
+                "EVERY_RANK": every_rank,
+                "BLOCK": block_of(message, wire),
+            },
+            divisible_by_16=frozenset({"stage_bytes"}),
+            num_warps=WARPS,
+            options=compiler_options(every_rank),
         )
-        expect(
-            "registered: alignment",
-            message.aligned,
-            f"source, out and chunks that start at multiples of 16 bytes and of {GRAIN} elements",
-            f"addresses {hex(message.source.data_ptr())}, {hex(message.out.data_ptr())}, count {message.count}",
-        )
-    choice = Choice(message.source.dtype, message.wire, registered is None, every_rank)
-    known = _known(every_rank)
-    if choice not in known:
-        expect("the kinds of launches", False, sorted(each.name for each in known), choice.name)
-    return choice
+
+    return table_of(configuration)
 
 
 class PreparedCollective(PreparedLaunch):
-    """One launch of a kernel between ranks with everything checked and packed: calling it launches.
+    """One launch of a kernel between ranks with its arguments packed: calling it launches.
 
     It can be repeated, and captured in a graph, among any other launches on the same buffers, as flags and counters
-    lie on the device; after a fault it touches nothing until they are reset, like any launch. It holds the buffers.
+    lie on the device; after a fault it touches nothing, like any launch. It holds the buffers.
     """
 
     __slots__ = ("_peers", "_spins")
@@ -215,7 +141,7 @@ class PreparedCollective(PreparedLaunch):
         peers: PeerBuffers,
         place: int = 0,
     ) -> None:
-        super().__init__(run, grid, arguments, held, place=place)
+        super().__init__(run, grid, arguments, held, place)
         self._peers = peers
         self._spins = peers.spins
 
@@ -243,62 +169,53 @@ class PreparedCollective(PreparedLaunch):
 
 
 def prepare(
-    algorithm: str,
-    kernel: Any,
-    message: Message,
+    table: Table,
+    tensors: tuple[torch.Tensor, torch.Tensor],
     peers: PeerBuffers,
-    channels: int | None,
-    registered: Registered | None,
-    every_rank: torch.Tensor | None = None,
+    op: str,
+    scale: float,
+    wire_dtype: torch.dtype | None,
+    every_rank: torch.Tensor | None,
     shares: int = 1,
-    staged_chunks: int = 1,
 ) -> PreparedCollective:
     """Returns the launch of a kernel over staging; it launches nothing if there is nothing to do.
 
     Args:
-        algorithm: For the name of the configuration.
-        kernel: What runs.
-        message: The call.
+        table: The kernel's configurations.
+        tensors: Source and out of this rank.
         peers: The ranks' buffers.
-        channels: Programs that the caller allows, or None.
-        registered: The ranks' messages, if they are read where they are.
+        op: "sum", "avg", "min", "max" or "product".
+        scale: Factor of the result.
+        wire_dtype: Dtype that travels, or None for that of the message.
         every_rank: Addresses of all ranks' sources and outs, as for :func:`pack`, if one launch plays all ranks.
         shares: Parts of a piece that each start at a multiple of GRAIN elements.
-        staged_chunks: Pieces that are staged at a time.
 
     Raises:
         RuntimeError: The buffers are closed.
-        ValueError: The staging is too small for `shares` parts, or the number of channels cannot be.
     """
-    if registered is not None:
-        registered.require(message.source, peers)
-    choice = _choice(message, registered, every_rank is not None)
-    programs = channels_for(
-        message.count, block_of(message.source.dtype, message.wire), peers, channels
-    )
+    source, out = tensors
+    wire = wire_dtype or source.dtype
+    programs = min(peers.layout.channels, -(-source.numel() // block_of(source.dtype, wire)))
     grain = GRAIN * shares
-    piece = -(-message.count // (max(programs, 1) * grain)) * grain
-    if registered is None:
-        piece = min(piece, staged_piece(peers, message.wire.itemsize * staged_chunks, grain))
+    piece = -(-source.numel() // (max(programs, 1) * grain)) * grain
+    staged = peers.layout.stage_bytes // wire.itemsize // grain * grain
     return pack(
-        configuration_of(algorithm, kernel, choice),
+        table[source.dtype, wire, every_rank is not None],
         peers,
         programs,
-        (message.source, message.out),
+        tensors,
         every_rank,
-        peers.table,
-        peers.table if registered is None else registered.table,
-        arguments=(
-            message.count,
-            piece,
-            peers.layout.stage_bytes,
-            message.op,
-            double_bits(message.scale),
-            message.divisor,
-            peers.spins,
-            int(message.aligned),
+        (
+            *(source.numel(), min(piece, staged), peers.layout.stage_bytes),
+            *arithmetic(op, scale, peers),
+            *(peers.spins, int((source.data_ptr() | out.data_ptr()) % 16 == 0)),
         ),
     )
+
+
+def arithmetic(op: str, scale: float, peers: PeerBuffers) -> tuple[int, int, int]:
+    """Returns the number of the operation, the bits of the factor, and the divisor."""
+    return OPERATIONS[op], double_bits(scale), peers.world_size if op == "avg" else 1
 
 
 def pack(
@@ -307,7 +224,6 @@ def pack(
     programs: int,
     tensors: tuple[torch.Tensor, torch.Tensor],
     every_rank: torch.Tensor | None,
-    *tables: torch.Tensor,
     arguments: tuple[int, ...],
 ) -> PreparedCollective:
     """Returns the launch of what one rank runs, or with `every_rank` of what all ranks run.
@@ -318,7 +234,6 @@ def pack(
         programs: Channels; 0 to launch nothing.
         tensors: Source and out of this rank.
         every_rank: Addresses of all ranks' sources and outs: int64 [2, world size] on the device, contiguous; or None.
-        tables: Further tables on the device.
         arguments: Those that follow the number of channels.
 
     Raises:
@@ -331,22 +246,9 @@ def pack(
         launcher(configuration, peers.device),
         grid,
         (
-            *(first.data_ptr(), second.data_ptr()),
-            *(table.data_ptr() for table in tables),
+            *(first.data_ptr(), second.data_ptr(), peers.table.data_ptr()),
             *(peers.rank, peers.world_size, programs, *arguments),
         ),
-        (every_rank, *tables),
+        every_rank,
         peers,
     )
-
-
-def staged_piece(peers: PeerBuffers, element_bytes: int, grain: int) -> int:
-    """Returns how many elements of that size fit into a half of a channel's staging.
-
-    Raises:
-        ValueError: Not even `grain` of them do.
-    """
-    most = peers.layout.stage_bytes // element_bytes // grain * grain
-    needed = f"at least {grain * element_bytes}"
-    expect("the layout's stage_bytes", most > 0, needed, peers.layout.stage_bytes)
-    return most

@@ -2,8 +2,8 @@
 
 Formula: out[i] = scale * (x_{q+1}[i] op x_{q+2}[i] op ... op x_q[i]) for the elements of chunk q, indices modulo n.
 Each chunk is summed in the order of its way round the ring, so the bits are equal on all ranks and from run to run,
-but differ from those of one_shot, and from chunk to chunk. Between ranks a partial result has the partial dtype: the
-accumulate dtype (then the result is rounded once) or the wire dtype (half the bytes, a rounding in every step).
+but differ from those of one_shot, and from chunk to chunk. Between ranks a partial result has the accumulate dtype,
+so the result is rounded once.
 
 Phases: steps 0 to n - 1 reduce, step n - 1 has the whole chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
 In step s rank r handles chunk (r - s - 1) mod n: it takes a segment from its slot, which the left neighbour has
@@ -52,26 +52,24 @@ __all__ = ["ring_kernel"]
 @triton.jit
 def _block(
     message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
-    PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = start + tl.arange(0, BLOCK)
     there = at < length
     message = pointer(message, MESSAGE, WIDE)
     out = pointer(out, MESSAGE, WIDE)
-    incoming = pointer(incoming, PARTIAL if PHASE < 2 else WIRE, WIDE)
-    outgoing = pointer(outgoing, PARTIAL if PHASE == 0 else WIRE, WIDE)
+    incoming = pointer(incoming, ACCUMULATE if PHASE < 2 else WIRE, WIDE)
+    outgoing = pointer(outgoing, ACCUMULATE if PHASE == 0 else WIRE, WIDE)
     if PHASE == 0:
         value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
         if receives:
-            partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
-            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
-        tl.store(outgoing + at, narrow(value, PARTIAL), mask=there)
+            value = combine(tl.load(incoming + at, mask=there, cache_modifier=".cg"), value, op)
+        tl.store(outgoing + at, value, mask=there)
     elif PHASE == 1:
         value = widen(tl.load(message + at, mask=there), MESSAGE, ACCUMULATE)
         if receives:
-            partial = tl.load(incoming + at, mask=there, cache_modifier=".cg")
-            value = combine(widen(partial, PARTIAL, ACCUMULATE), value, op)
+            value = combine(tl.load(incoming + at, mask=there, cache_modifier=".cg"), value, op)
         result = narrow(finish(value, scale, average), WIRE)
         tl.store(outgoing + at, result, mask=as_mask(there & sends))
         tl.store(out + at, narrow(widen(result, WIRE, ACCUMULATE), MESSAGE), mask=there)
@@ -91,24 +89,24 @@ def _block(
 @triton.jit
 def _segment(
     message, incoming, outgoing, out, length, aligned, receives, sends, op, scale, average,
-    PHASE: tl.constexpr, MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Works on one segment: 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
 
-    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold PARTIAL while partial results
-    travel, else WIRE.
+    `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold ACCUMULATE while partial
+    results travel, else WIRE.
     """
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
         _block(
             message, incoming, outgoing, out, start, most, receives, sends, op, scale, average,
-            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, True, BLOCK,
+            PHASE, MESSAGE, WIRE, ACCUMULATE, True, BLOCK,
         )  # fmt: skip
     for start in range(most, length, BLOCK // NARROW):
         _block(
             message, incoming, outgoing, out, start, length, receives, sends, op, scale, average,
-            PHASE, MESSAGE, PARTIAL, WIRE, ACCUMULATE, False, BLOCK // NARROW,
+            PHASE, MESSAGE, WIRE, ACCUMULATE, False, BLOCK // NARROW,
         )  # fmt: skip
 
 
@@ -158,7 +156,7 @@ def _tell_neighbours(peers, rank, channel, left, right, filled, consumed, receiv
 def ring_kernel(
     source, out, peers, rank, world, channels, count, chunk, source_stride, out_stride,
     segment, slots, slot_bytes, first, last, op, scale, divisor, spins, aligned,
-    MESSAGE: tl.constexpr, PARTIAL: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     REDUCES: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A rank's part, or EVERY_RANK's, of steps `first` to `last`: a program per channel; see the head of the file."""
@@ -208,25 +206,25 @@ def ring_kernel(
                             _segment(
                                 message, incoming, outgoing, result, length, aligned, receives, sends,
                                 op, factor, average,
-                                0, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                                0, MESSAGE, WIRE, ACCUMULATE, BLOCK,
                             )  # fmt: skip
                         elif step == world - 1:
                             _segment(
                                 message, incoming, outgoing, result, length, aligned, receives, sends,
                                 op, factor, average,
-                                1, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                                1, MESSAGE, WIRE, ACCUMULATE, BLOCK,
                             )  # fmt: skip
                     elif step == first:
                         _segment(
                             message, incoming, outgoing, result, length, aligned, receives, sends,
                             op, factor, average,
-                            3, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                            3, MESSAGE, WIRE, ACCUMULATE, BLOCK,
                         )  # fmt: skip
                     if step >= world:
                         _segment(
                             message, incoming, outgoing, result, length, aligned, receives, sends,
                             op, factor, average,
-                            2, MESSAGE, PARTIAL, WIRE, ACCUMULATE, BLOCK,
+                            2, MESSAGE, WIRE, ACCUMULATE, BLOCK,
                         )  # fmt: skip
                     sent += sends.to(tl.int64)
                     received += receives.to(tl.int64)

@@ -22,7 +22,7 @@ their values have been stored or summed before the barrier. A peer that acquired
 
 **Giving up.** A wait polls at most `spins` times, and less if the host ends it. Then the program records in the
 status word of its own rank whom it waited for and in which step, touches no peer's memory any more, and ends. A later
-launch sees the status word and ends at once, until the host resets the buffers (`PeerBuffers.reset`).
+launch sees the status word and ends at once: after a fault the buffers serve nothing more.
 
 **The host.** It has two words in its own memory, which the device maps: the first one ends waits when it is not 0, and
 the second one gets a copy of the status, so that neither side needs the driver. Every so many polls the first one is

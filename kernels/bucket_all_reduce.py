@@ -4,9 +4,9 @@ Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] op ... op bucket_{n-1}[
 float64), in rank order, rounded once to the wire dtype; then, where the tensors' dtype is wider, cast without loss.
 The bits are those of one_shot and two_shot.
 
-A bucket is cut into blocks of one tensor. A channel has every so-and-so-manyeth of them. With shares, the k-th
-block of a channel is reduced by rank k % n, in place in its bucket, and fetched by the others; without, every rank
-reduces all blocks for itself.
+A bucket is cut into blocks of one tensor. Channel c handles blocks c, c + channels, c + 2 * channels, and so on.
+With shares, rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it. Without,
+every rank reduces all blocks for itself.
 
 Bytes for a bucket of W bytes in the wire dtype, tensors of S: without shares reads (n - 1) W over the link and W at
 home, writes S. With shares reads W / n of each rank, writes W / n and S / n; then reads W / n of each other rank and
@@ -27,25 +27,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._arithmetic import OPERATIONS, averager, factor_of
+from fastcoll.buckets import AddressTable, BucketLayout
+from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed, dtype_name
+from fastcoll.kernels._dtypes import ELEMENT, PAIRS, accumulate_dtype, addressed
 from fastcoll.kernels._exchange import begin, end, meet, table_at
 from fastcoll.kernels._launch import launcher
-from fastcoll.kernels._peer_checks import Registered, expect
 from fastcoll.kernels._peer_launch import (
     INTEGERS,
     WARPS,
     PreparedCollective,
+    arithmetic,
     block_of,
-    channels_for,
     compiler_options,
-    double_bits,
     signature_of,
+    types_of,
 )
 from fastcoll.kernels._pieces import copy_four, reduce_piece
-from fastcoll.kernels._sides import Scattered, require_apart
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
@@ -166,9 +164,8 @@ def bucket_kernel(
 
 @functools.cache
 def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
-    types = dtype_name(wire) + (f"->{dtype_name(output)}" if output != wire else "")
     return Configuration(
-        name=f"bucket_all_reduce {types}",
+        name=f"bucket_all_reduce {types_of(wire, output)}",
         kernel=bucket_kernel,
         signature=signature_of(bucket_kernel),
         constexprs={
@@ -195,13 +192,13 @@ class BucketAllReduce:
     Args:
         layout: Which tensor lies where in a bucket; the same on all ranks, tensors at multiples of 16 elements.
         wire_dtype: Of the buckets.
-        dtype: Of the tensors: that of the buckets, or float32.
+        dtype: Of the tensors: that of the buckets, or float32 for bfloat16 and float16.
         peers: The ranks' buffers.
-        buckets: Where each rank's bucket begins, as this rank's device maps it.
+        buckets: Where each rank's bucket begins, as this rank's device maps it, at multiples of 16 bytes: int64
+            [world size] on the device.
 
     Raises:
-        TypeError: There is no kernel for these dtypes.
-        ValueError: The layout has gaps of another size, or kernels cannot run on that device.
+        ValueError: Kernels cannot run on that device.
     """
 
     def __init__(
@@ -210,29 +207,18 @@ class BucketAllReduce:
         wire_dtype: torch.dtype,
         dtype: torch.dtype,
         peers: PeerBuffers,
-        buckets: Registered,
+        buckets: Tensor,
     ) -> None:
-        if (dtype, wire_dtype) not in PAIRS:
-            known = "; ".join(f"{dtype_name(wire)} -> {dtype_name(out)}" for out, wire in PAIRS)
-            raise TypeError(
-                f"fastcoll.kernels.BucketAllReduce: expected one of {known}, got {dtype_name(wire_dtype)} -> "
-                f"{dtype_name(dtype)}. Convert the tensors, or use another wire dtype."
-            )
-        misplaced = [offset for offset in layout.offsets if offset % 16]
-        expect("the layout's offsets", not misplaced, "multiples of 16 elements", misplaced[:1])
-        expect("addresses of buckets", len(buckets.addresses) == peers.world_size, peers.world_size,
-               len(buckets.addresses))  # fmt: skip
-        self.layout = layout
         self._peers = peers
-        self._buckets = buckets
+        self._blocks = layout.blocks(_PIECE)
         self._launcher = launcher(_configuration(wire_dtype, dtype), peers.device)
-        self._targets = Scattered(layout, dtype, peers.device)
+        self._addresses = AddressTable(peers.device)
         self._tables = (
             layout.block_map(_PIECE, peers.device),
             layout.device_sizes(peers.device),
+            buckets,
             layout.byte_offsets(wire_dtype, peers.device),
         )
-        self._itemsize = dtype.itemsize
 
     def prepare(
         self,
@@ -241,7 +227,6 @@ class BucketAllReduce:
         op: str = "sum",
         scale: float = 1.0,
         shares: bool = True,
-        channels: int | None = None,
     ) -> PreparedCollective:
         """Returns a launch that can be repeated as long as the tensors lie where they are.
 
@@ -250,26 +235,19 @@ class BucketAllReduce:
             op: "sum", "avg", "min", "max" or "product".
             scale: The result is multiplied by it before it is rounded.
             shares: Whether every rank reduces its share of the blocks, or all of them.
-            channels: Programs; None for as many as there are blocks, up to what the peers' layout has.
 
         Raises:
-            TypeError: A dtype is not that of the tensors.
-            ValueError: Tensors do not fit the layout, overlap, or are elsewhere; there is no such `op`.
             RuntimeError: The buffers are closed.
         """
         peers = self._peers
         peers.require_open()
-        expect("op", op in OPERATIONS, f"one of {sorted(OPERATIONS)}", op)
-        row, addresses = self._targets.rows([tensors], "tensors")
-        require_apart(self.layout.sizes, addresses, self._itemsize, "tensors")
-        blocks = self.layout.blocks(_PIECE)
-        programs = channels_for(blocks, 1, peers, channels)
-        block_map, sizes, bucket_row = (table.data_ptr() for table in self._tables)
+        row = self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
+        programs = min(peers.layout.channels, self._blocks)
+        block_map, sizes, buckets, bucket_row = (table.data_ptr() for table in self._tables)
         arguments = (
-            *(block_map, sizes, blocks, peers.table.data_ptr(), self._buckets.table.data_ptr()),
-            *(bucket_row, row.data_ptr(), peers.rank, peers.world_size, programs),
-            *(OPERATIONS[op], double_bits(scale), peers.world_size if op == "avg" else 1),
-            *(peers.spins, int(shares)),
+            *(block_map, sizes, self._blocks, peers.table.data_ptr(), buckets, bucket_row),
+            *(row.data_ptr(), peers.rank, peers.world_size, programs),
+            *(*arithmetic(op, scale, peers), peers.spins, int(shares)),
         )
-        held = (self._tables, self._buckets, row)
+        held = (self._tables, row)
         return PreparedCollective(self._launcher, programs, arguments, held, peers, place=6)

@@ -19,17 +19,10 @@ from torch import Tensor
 from fastcoll.buckets import BucketLayout
 from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
 from fastcoll.kernels._configuration import Configuration
-from fastcoll.kernels._dtypes import PAIRS, accumulate_dtype
+from fastcoll.kernels._dtypes import PAIRS
 from fastcoll.kernels._move import move_block, moves
-from fastcoll.kernels._plan import (
-    DEFAULT_BLOCKING,
-    Blocking,
-    Plan,
-    configuration_of,
-)
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, scale_arguments
 from fastcoll.kernels._prepared import PreparedLaunch
-from fastcoll.kernels._sides import Flat, Scattered, require_no_overlap
-from fastcoll.kernels._statistics import Statistics
 
 __all__ = ["Flatten", "configurations", "flatten_kernel"]
 
@@ -43,7 +36,6 @@ def flatten_kernel(
     output_row,
     scale_bits,
     scale_address,
-    statistics,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -55,12 +47,10 @@ def flatten_kernel(
     source = element_address(0, input_row, tensor, start, INPUT)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
     factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
-    move_block(
-        source, target, left, factor, 0, statistics, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW
-    )
+    move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
 
 
-def _table(blocking: Blocking) -> Mapping[tuple[object, ...], Configuration]:
+def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Configuration]:
     return moves("flatten", flatten_kernel, PAIRS, blocking)
 
 
@@ -81,7 +71,6 @@ class Flatten(Plan):
         blocking: How much a program does.
 
     Raises:
-        TypeError: There is no kernel for these dtypes.
         ValueError: Kernels cannot run on that device.
     """
 
@@ -93,18 +82,10 @@ class Flatten(Plan):
         device: torch.device | str,
         blocking: Blocking = DEFAULT_BLOCKING,
     ) -> None:
-        configuration = configuration_of(_table(blocking), (dtype, wire_dtype), "Flatten")
-        super().__init__(layout, configuration, accumulate_dtype(dtype), device, blocking)
-        self._sources = Scattered(layout, dtype, self.device)
-        self._bucket = Flat(layout, wire_dtype, self.device)
-        self._itemsizes = (dtype.itemsize, wire_dtype.itemsize)
+        super().__init__(layout, _table(blocking)[dtype, wire_dtype], wire_dtype, device, blocking)
 
     def prepare(
-        self,
-        tensors: Sequence[Tensor],
-        bucket: Tensor,
-        scale: float | Tensor = 1.0,
-        statistics: Statistics | None = None,
+        self, tensors: Sequence[Tensor], bucket: Tensor, scale: float | Tensor = 1.0
     ) -> PreparedLaunch:
         """Returns a launch that can be repeated as long as the tensors lie where they are.
 
@@ -112,32 +93,7 @@ class Flatten(Plan):
             tensors: Of the layout; each dense.
             bucket: Contiguous, at least ``layout.elements``. Gaps between tensors are not written.
             scale: Factor; a float32 scalar on the device (float64 for float64) is read when the kernel runs.
-            statistics: Where norm and finiteness go, or None.
-
-        Raises:
-            TypeError: A dtype is not the plan's.
-            ValueError: Tensors or bucket do not fit the layout, overlap, or are elsewhere.
         """
-        base = self._bucket.base(bucket, "bucket")
-        rows, addresses = self._sources.rows([tensors], "tensors")
-        itemsize, wire_itemsize = self._itemsizes
-        written = (self._bucket.addresses(base), wire_itemsize)
-        require_no_overlap(self.layout.sizes, written, (addresses, itemsize), "tensors")
-        arguments = (
-            rows.data_ptr(),
-            base,
-            self._bucket.row,
-            *self._scale(scale),
-            self._statistics(statistics),
-        )
-        return self._prepared(arguments, statistics, rows)
-
-    def __call__(
-        self,
-        tensors: Sequence[Tensor],
-        bucket: Tensor,
-        scale: float | Tensor = 1.0,
-        statistics: Statistics | None = None,
-    ) -> None:
-        """Launches on the current stream; arguments and errors are those of :meth:`prepare`."""
-        self.prepare(tensors, bucket, scale, statistics)()
+        row = self._row(tensors)
+        place = (row.data_ptr(), bucket.data_ptr(), self._offsets)
+        return self._prepared((*place, *scale_arguments(scale)), row)

@@ -5,9 +5,9 @@ once to the wire dtype; then, where the message's dtype is wider, cast back with
 bits, those of two_shot.
 
 Bytes for a message of S bytes (wire W): reads S and writes W to stage it, reads (n - 1) W over the link and W at
-home, writes S. Direct: reads (n - 1) S over the link and S at home, writes S.
-Bound: (n - 1) W / link bandwidth, plus one exchange of flags (two if direct). For small messages, where the exchange
-is what counts: two_shot needs one more.
+home, writes S.
+Bound: (n - 1) W / link bandwidth, plus one exchange of flags. For small messages, where the exchange is what counts:
+two_shot needs one more.
 """
 
 from __future__ import annotations
@@ -21,28 +21,20 @@ import triton.language as tl
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
-from fastcoll.kernels._peer_checks import Message, Registered
-from fastcoll.kernels._peer_launch import (
-    INTEGERS,
-    PreparedCollective,
-    choices,
-    configuration_of,
-    prepare,
-)
+from fastcoll.kernels._peer_launch import INTEGERS, PreparedCollective, prepare, staged_table
 from fastcoll.kernels._pieces import copy_piece, reduce_piece
-from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_reduce", "configurations", "prepare_all_reduce"]
+__all__ = ["configurations", "prepare_all_reduce"]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def one_shot_kernel(
-    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    source, out, peers, rank, world, channels, count, piece, stage_bytes,
     op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
+    EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A rank's part, or EVERY_RANK's, a program per channel; see the head of the file."""
     channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
@@ -58,33 +50,23 @@ def one_shot_kernel(
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
-        if STAGED:
-            staging = stage_address(peers, world, rank) + half
-            copy_piece(
-                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
-            )
+        staging = stage_address(peers, world, rank) + half
+        copy_piece(
+            source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+        )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         if alive:
-            if STAGED:
-                reduce_piece(
-                    peers + world, world, half, length, aligned, op, factor, average,
-                    staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
-                )  # fmt: skip
-            else:
-                reduce_piece(
-                    table_at(messages), world, start * item, length, 1, op, factor, average,
-                    out, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
-                )  # fmt: skip
-                number += 1
-                alive = meet(peers, world, rank, channel, READY, 3, number, spins)
+            reduce_piece(
+                peers + world, world, half, length, aligned, op, factor, average,
+                staging, out + start * item, False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+            )  # fmt: skip
         start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`all_reduce` can launch."""
-    for choice in choices(every_rank=True):
-        yield configuration_of("one_shot", one_shot_kernel, choice)
+    """Yields all that :func:`prepare_all_reduce` can launch."""
+    yield from staged_table("one_shot", one_shot_kernel).values()
 
 
 def prepare_all_reduce(
@@ -95,8 +77,6 @@ def prepare_all_reduce(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-    channels: int | None = None,
-    registered: Registered | None = None,
     _every_rank: torch.Tensor | None = None,
 ) -> PreparedCollective:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
@@ -104,33 +84,21 @@ def prepare_all_reduce(
     Args:
         source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
             bfloat16, float64.
-        out: Like `source`; may be `source` itself, unless `registered`.
+        out: Like `source`; may be `source` itself.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
         scale: The result is multiplied by it before it is rounded.
         wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
-        channels: Programs; None for as many as there are pieces, up to what the layout has.
-        registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be.
         RuntimeError: The buffers are closed.
     """
-    message = Message.of(source, out, peers, op, scale, wire_dtype)
-    if registered is not None and out.data_ptr() == source.data_ptr() and source.numel():
-        raise ValueError(
-            "out: expected memory of its own, as the peers read `source` while `out` is written, got `source`. "
-            "Give another tensor, or call without `registered`."
-        )
     return prepare(
-        "one_shot",
-        one_shot_kernel,
-        message,
+        staged_table("one_shot", one_shot_kernel),
+        (source, out),
         peers,
-        channels,
-        registered,
+        op,
+        scale,
+        wire_dtype,
         _every_rank,
     )
-
-
-all_reduce = at_once(prepare_all_reduce)

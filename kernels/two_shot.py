@@ -5,13 +5,12 @@ float64), in rank order, rounded once, by the one rank whose share it is.
 
 Bytes for a message of S bytes (wire W): reads S and writes W to stage it; reduce: reads W / n of each rank, writes
 W / n to its staging and S / n; gather: reads W / n of each other rank, writes (n - 1) S / n. Over the link
-2 (n - 1) W / n. Direct: nothing is staged; the result replaces the message, share by share.
-Bound: 2 (n - 1) / n W / link bandwidth, plus two exchanges of flags (three if direct). From the size on where that is
-less than the (n - 1) W of one_shot.
+2 (n - 1) W / n.
+Bound: 2 (n - 1) / n W / link bandwidth, plus two exchanges of flags. From the size on where that is less than the
+(n - 1) W of one_shot.
 
 A rank writes its share where the peers' parts of it are read: only it reads that share of anybody's message, and the
-peers read it after REDUCED. A peer's part of another share is overwritten (direct) only after the share's owner has
-posted REDUCED, hence has read it.
+peers read it after REDUCED.
 """
 
 from __future__ import annotations
@@ -25,20 +24,12 @@ import triton.language as tl
 from fastcoll.kernels._arithmetic import averager, factor_of
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._exchange import begin, end, half_of, meet, part_of, stage_address, table_at
-from fastcoll.kernels._peer_checks import Message, Registered
-from fastcoll.kernels._peer_launch import (
-    INTEGERS,
-    PreparedCollective,
-    choices,
-    configuration_of,
-    prepare,
-)
+from fastcoll.kernels._peer_launch import INTEGERS, PreparedCollective, prepare, staged_table
 from fastcoll.kernels._pieces import GRAIN_ELEMENTS, copy_four, copy_piece, reduce_piece
-from fastcoll.kernels._prepared import at_once
 from fastcoll.kernels._signals import READY, REDUCED
 from fastcoll.kernels.peers import PeerBuffers
 
-__all__ = ["all_reduce", "configurations", "prepare_all_reduce"]
+__all__ = ["configurations", "prepare_all_reduce"]
 
 
 @triton.jit
@@ -58,10 +49,10 @@ def _share_of(
 
 @triton.jit(do_not_specialize=INTEGERS)
 def two_shot_kernel(
-    source, out, peers, messages, rank, world, channels, count, piece, stage_bytes,
+    source, out, peers, rank, world, channels, count, piece, stage_bytes,
     op, scale, divisor, spins, aligned,
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STAGED: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
+    EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A rank's part, or EVERY_RANK's, a program per channel; see the head of the file."""
     channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
@@ -78,49 +69,35 @@ def two_shot_kernel(
         length = tl.minimum(count - start, piece)
         number += 1
         half = half_of(channel, number, stage_bytes)
-        if STAGED:
-            staging = stage_address(peers, world, rank) + half
-            copy_piece(
-                source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
-            )
+        staging = stage_address(peers, world, rank) + half
+        copy_piece(
+            source + start * item, staging, length, aligned, MESSAGE, WIRE, ACCUMULATE, BLOCK
+        )
         alive = meet(peers, world, rank, channel, READY, 1, number, spins)
         share = (length + world * GRAIN_ELEMENTS - 1) // (world * GRAIN_ELEMENTS) * GRAIN_ELEMENTS
         if alive:
             first = rank * share
             own = tl.minimum(share, tl.maximum(length - first, 0))
-            if STAGED:
-                reduce_piece(
-                    peers + world, world, half + first * size, own, aligned, op, factor, average,
-                    staging + first * size, out + (start + first) * item,
-                    True, WIRE, MESSAGE, ACCUMULATE, BLOCK,
-                )  # fmt: skip
-            else:
-                reduce_piece(
-                    table_at(messages), world, (start + first) * size, own, 1, op, factor, average,
-                    out, out + (start + first) * item,
-                    False, WIRE, MESSAGE, ACCUMULATE, BLOCK,
-                )  # fmt: skip
+            reduce_piece(
+                peers + world, world, half + first * size, own, aligned, op, factor, average,
+                staging + first * size, out + (start + first) * item,
+                True, WIRE, MESSAGE, ACCUMULATE, BLOCK,
+            )  # fmt: skip
             alive = meet(peers, world, rank, channel, REDUCED, 2, number, spins)
         if alive:
-            if STAGED:
-                bases = peers + world
-                offset = half
-            else:
-                bases = table_at(messages)
-                offset = start * size
             here = out + start * item
             for step in range(1, world, 4):
                 source0, target0, length0 = _share_of(
-                    bases, offset, here, rank, world, step, share, length, size, item
+                    peers + world, half, here, rank, world, step, share, length, size, item
                 )
                 source1, target1, length1 = _share_of(
-                    bases, offset, here, rank, world, step + 1, share, length, size, item
+                    peers + world, half, here, rank, world, step + 1, share, length, size, item
                 )
                 source2, target2, length2 = _share_of(
-                    bases, offset, here, rank, world, step + 2, share, length, size, item
+                    peers + world, half, here, rank, world, step + 2, share, length, size, item
                 )
                 source3, target3, length3 = _share_of(
-                    bases, offset, here, rank, world, step + 3, share, length, size, item
+                    peers + world, half, here, rank, world, step + 3, share, length, size, item
                 )
                 copy_four(
                     (source0, source1, source2, source3),
@@ -129,17 +106,13 @@ def two_shot_kernel(
                     (aligned, aligned, aligned, aligned),
                     WIRE, MESSAGE, ACCUMULATE, BLOCK,
                 )  # fmt: skip
-            if not STAGED:
-                number += 1
-                alive = meet(peers, world, rank, channel, READY, 3, number, spins)
         start += channels.to(tl.int64) * piece
     end(peers, world, rank, channel, 0, number, alive)
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`all_reduce` can launch."""
-    for choice in choices(every_rank=True):
-        yield configuration_of("two_shot", two_shot_kernel, choice)
+    """Yields all that :func:`prepare_all_reduce` can launch."""
+    yield from staged_table("two_shot", two_shot_kernel).values()
 
 
 def prepare_all_reduce(
@@ -150,8 +123,6 @@ def prepare_all_reduce(
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
-    channels: int | None = None,
-    registered: Registered | None = None,
     _every_rank: torch.Tensor | None = None,
 ) -> PreparedCollective:
     """Returns a launch that reduces `source` of all ranks into `out` of all ranks.
@@ -159,34 +130,22 @@ def prepare_all_reduce(
     Args:
         source: This rank's message: contiguous, any number of elements, equal on all ranks; float32, float16,
             bfloat16, float64.
-        out: Like `source`; may be `source` itself, and must be if `registered`.
+        out: Like `source`; may be `source` itself.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
         scale: The result is multiplied by it before it is rounded.
         wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
-        channels: Programs; None for as many as there are pieces, up to what the layout has.
-        registered: The addresses of all ranks' messages, if the peers map them: they are read where they are.
 
     Raises:
-        TypeError, ValueError: An argument cannot be.
         RuntimeError: The buffers are closed.
     """
-    message = Message.of(source, out, peers, op, scale, wire_dtype)
-    if registered is not None and out.data_ptr() != source.data_ptr():
-        raise ValueError(
-            "out: expected `source`, as shares of the result are fetched from where the messages are, got another "
-            "tensor. Reduce in place, or call without `registered`."
-        )
     return prepare(
-        "two_shot",
-        two_shot_kernel,
-        message,
+        staged_table("two_shot", two_shot_kernel),
+        (source, out),
         peers,
-        channels,
-        registered,
+        op,
+        scale,
+        wire_dtype,
         _every_rank,
         shares=peers.world_size,
     )
-
-
-all_reduce = at_once(prepare_all_reduce)

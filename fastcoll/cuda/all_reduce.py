@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastcoll.buckets import AddressTable
+from fastcoll.buckets import AddressTable, require_apart
 from fastcoll.cuda.algorithms.algorithm import Algorithm, Piece, Place, Site
 from fastcoll.cuda.algorithms.call import Call
 from fastcoll.cuda.nccl import NcclCommunicator
@@ -270,8 +270,6 @@ class AllReduces:
             if not part.prepared.tables:
                 places.append(Place(*tasks[part.indices[0]][3:5]))
                 continue
-            from fastcoll.kernels._sides import require_apart
-
             call = part.call
             sources = [tasks[index][3] for index in part.indices]
             outs = [tasks[index][4] for index in part.indices]

@@ -39,7 +39,7 @@ __all__ = ["CudaEngine", "engine_of", "engines"]
 _log = logging.getLogger("fastcoll.cuda")
 
 Numbers = tuple[str, int, int, int, int, int]
-"""A collective: its name, dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS`` (behind its end: none),
+"""A collective: its name, dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS`` (behind: none),
 addresses of source and result, elements that this rank gives."""
 
 _OPS = (*C.REDUCE_OPS, "")

@@ -27,7 +27,7 @@ class PeerMemory:
 
     Attributes:
         buffers: As given.
-        buckets: Where all ranks' buckets are, as kernels take it.
+        buckets: Where all ranks' buckets begin: int64 [ranks], on the device.
     """
 
     def __init__(
@@ -40,13 +40,12 @@ class PeerMemory:
         share: Share,
         unmap: Callable[[Tensor], None],
     ) -> None:
-        from fastcoll.kernels._peer_checks import Registered
-
         self._polls_per_second = polls_per_second
         self._share = share
         self._unmap = unmap
         self.buffers = buffers
-        self.buckets = Registered.at([each + bucket_at for each in addresses], memory.device)
+        begins = [each + bucket_at for each in addresses]
+        self.buckets = torch.tensor(begins, dtype=torch.int64, device=memory.device)
         self._bucket = memory[bucket_at:]
         self._memory = memory
 

@@ -52,7 +52,8 @@ def require_lists(device: torch.device) -> None:
         RuntimeError: A bit is wrong.
         Exception: Whatever compiling and launching raise.
     """
-    from fastcoll.kernels import Flatten, Unflatten
+    from fastcoll.kernels.flatten import Flatten
+    from fastcoll.kernels.unflatten import Unflatten
 
     if device in _works:
         return
@@ -61,8 +62,8 @@ def require_lists(device: torch.device) -> None:
     tensors = [each.to(device) for each in given]
     bucket = torch.zeros(layout.elements, device=device)
     back = [torch.zeros_like(each) for each in tensors]
-    Flatten(layout, torch.float32, torch.float32, device)(tensors, bucket)
-    Unflatten(layout, torch.float32, torch.float32, device)(bucket, back)
+    Flatten(layout, torch.float32, torch.float32, device).prepare(tensors, bucket)()
+    Unflatten(layout, torch.float32, torch.float32, device).prepare(bucket, back)()
     for size, offset, sent in zip(layout.sizes, layout.offsets, given, strict=True):
         _require_equal("flatten", bucket[offset : offset + size], sent)
     for got, sent in zip(back, given, strict=True):
@@ -93,8 +94,9 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     Raises:
         Exception: Whatever compiling raises.
     """
-    from fastcoll.kernels import Flatten, one_shot, ring, two_shot
+    from fastcoll.kernels import one_shot, ring, two_shot
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
+    from fastcoll.kernels.flatten import Flatten
 
     buffers = peers.buffers
     device = buffers.device

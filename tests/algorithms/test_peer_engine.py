@@ -27,8 +27,7 @@ def values(rank, count, dtype, seed=0):
 
 def oracle(inputs, op="sum", scale=1.0, wire=None, algorithm="one_shot"):
     if algorithm == "ring":
-        accumulate = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
-        return kernel_oracle.ring_all_reduce(inputs, op, scale, wire, accumulate)
+        return kernel_oracle.ring_all_reduce(inputs, op, scale, wire)
     return kernel_oracle.all_reduce(inputs, op, scale, wire)
 
 

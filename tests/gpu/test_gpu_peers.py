@@ -54,8 +54,7 @@ def values(count, dtype, seed):
 
 def oracle(inputs, op, scale, wire, algorithm):
     if algorithm == "ring":
-        partial = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
-        return kernel_oracle.ring_all_reduce(inputs, op, scale, wire, partial)
+        return kernel_oracle.ring_all_reduce(inputs, op, scale, wire)
     return kernel_oracle.all_reduce(inputs, op, scale, wire)
 
 

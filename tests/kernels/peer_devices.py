@@ -51,17 +51,13 @@ class Call:
     @classmethod
     def of(cls, case: Case, ranks: int, device: torch.device) -> "Call":
         """Makes the tensors of a case."""
-        from fastcoll.kernels._peer_checks import Registered
-
         gathers = case.collective == "all_gather"
         chunks = ranks if case.collective == "reduce_scatter" else 1
         inputs = [values_of(case, rank, case.count * chunks) for rank in range(ranks)]
-        sources, addresses = [], []
+        sources = []
         for values in inputs:
-            # One element more: an empty tensor has no address, and peers may read the message where it is.
-            memory = torch.empty(case.offset + len(values) + 1, dtype=case.dtype, device=device)
-            sources.append(memory[case.offset : -1].copy_(values))
-            addresses.append(memory.data_ptr())
+            memory = torch.empty(case.offset + len(values), dtype=case.dtype, device=device)
+            sources.append(memory[case.offset :].copy_(values))
         elements = case.count * (ranks if gathers else 1)
         spaces = [
             torch.full((elements + case.offset + _GUARD,), 7, dtype=case.dtype, device=device)
@@ -70,13 +66,9 @@ class Call:
         outs = [space[case.offset : -_GUARD] for space in spaces]
         if case.in_place:
             outs = list(sources)
-        options: dict[str, Any] = {"channels": case.channels}
+        options: dict[str, Any] = {}
         if not gathers:
-            options |= {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
-        if case.algorithm == "ring" and not gathers:
-            options["partial_dtype"] = case.partial
-        if case.direct:
-            options["registered"] = Registered.at(addresses, device)
+            options = {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
         return cls(case, sources, outs, spaces, expected_of(case, inputs), options)
 
     def compare(self, *ranks: int) -> int:

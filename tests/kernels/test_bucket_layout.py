@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcoll.buckets import AddressTable, BucketLayout, require_dense
+from fastcoll.buckets import AddressTable, BucketLayout, require_apart
 
 CPU = torch.device("cpu")
 
@@ -54,25 +54,10 @@ def test_bad_layouts_are_refused() -> None:
         BucketLayout([2**31]).block_map(1, CPU)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(4, 6),
-        torch.zeros(4, 6).t(),
-        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        torch.zeros(3, 1, 2).permute(1, 2, 0),
-        torch.zeros(0, 5),
-        torch.zeros(()),
-    ],
-)
-def test_dense_tensors_pass(tensor: torch.Tensor) -> None:
-    require_dense(tensor, "t")
-
-
-@pytest.mark.parametrize("tensor", [torch.zeros(4, 6)[:, :5], torch.zeros(3).expand(2, 3)])
-def test_gaps_and_repeats_are_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="contiguous"):
-        require_dense(tensor, "t")
+def test_tensors_that_overlap_are_refused() -> None:
+    require_apart([4, 0, 4], [100, 104, 116], 4, "t")
+    with pytest.raises(ValueError, match=r"overlapping memory in t\[2\] and t\[0\]"):
+        require_apart([4, 0, 4], [112, 104, 100], 4, "t")
 
 
 def test_addresses_are_copied_only_when_they_change() -> None:

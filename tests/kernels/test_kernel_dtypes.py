@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from kernel_cases import at_offset, same_numbers
+from kernel_cases import same_numbers
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import Flatten, Unflatten
+from fastcoll.kernels.flatten import Flatten
+from fastcoll.kernels.unflatten import Unflatten
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -36,7 +37,8 @@ def test_float32_is_rounded_to_nearest_even_at_every_boundary(
     values = values[torch.arange(0, len(values), 5)]  # the interpreter is slow
     layout = BucketLayout([len(values)])
     bucket = layout.new_bucket(dtype, device)
-    Flatten(layout, torch.float32, dtype, device)([values.to(device)], bucket)
+    tensor = values.to(device)
+    Flatten(layout, torch.float32, dtype, device).prepare([tensor], bucket)()
     assert same_numbers(bucket, values.to(dtype))
 
 
@@ -47,5 +49,6 @@ def test_every_number_of_a_narrow_dtype_is_widened_exactly(
     codes = torch.arange(1 << 16).to(torch.int16).view(dtype)
     layout = BucketLayout([len(codes)])
     out = torch.zeros(len(codes), device=device)
-    Unflatten(layout, dtype, torch.float32, device)(at_offset(codes, 0, device), [out])
+    bucket = codes.to(device)
+    Unflatten(layout, dtype, torch.float32, device).prepare(bucket, [out])()
     assert same_numbers(out, codes.float())

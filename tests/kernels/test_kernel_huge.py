@@ -5,14 +5,18 @@ bucket begins so far before the real memory that these blocks fall into it. So e
 and address is that of the huge bucket.
 """
 
+import numpy
 import pytest
 import torch
 from kernel_cases import numbers, same_numbers
+from triton.runtime import interpreter
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels import Flatten, reduce
+from fastcoll.kernels import reduce
 from fastcoll.kernels._launch import launcher
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, scale_arguments
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, double_bits
+from fastcoll.kernels._prepared import PreparedLaunch
+from fastcoll.kernels.flatten import Flatten
 from fastcoll.kernels.flatten import _table as flatten_table
 from fastcoll.kernels.unflatten import _table as unflatten_table
 
@@ -54,28 +58,32 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
     target = torch.zeros(HERE, dtype=second, device=device)
     run = launcher(table(DEFAULT_BLOCKING)[first, second], device)
     block_map, sizes, inputs, outputs = tables(device, before(source), before(target))
-    bits, _ = scale_arguments(1.0, torch.float32, device)
+    bits = double_bits(1.0)
     common = (block_map.data_ptr(), sizes.data_ptr())
     if name == "flatten":
-        run(2, *common, inputs.data_ptr(), 0, outputs.data_ptr(), bits, 0, 0)
+        arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits, 0)
     else:
-        run(2, *common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0, 0, 0)
+        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0)
+    PreparedLaunch(run, 2, arguments, None)()
     assert same_numbers(target, source.to(second))
 
 
-def test_reduce_addresses_beyond_32_bits(device: torch.device) -> None:
-    sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True).to(device) for seed in (1, 2)]
-    target = torch.zeros(HERE, dtype=torch.bfloat16, device=device)
-    run = launcher(reduce._table(DEFAULT_BLOCKING)[(torch.bfloat16,)], device)
-    block_map, sizes, outputs = tables(device, before(target))
-    bases = torch.zeros(2, dtype=torch.int64, device=device)
-    rows = torch.tensor([[0, before(source)] for source in sources], device=device)
-    bits, _ = scale_arguments(1.0, torch.float32, device)
-    run(
-        2,
-        *(block_map.data_ptr(), sizes.data_ptr(), 2, bases.data_ptr(), rows.data_ptr(), 2),
-        *(0, outputs.data_ptr(), bits, 0, 1, 0),
-    )
+def test_reduce_addresses_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted only: its programs count from the start of the buffers."""
+    sources = [numbers(HERE, torch.bfloat16, seed, ordinary=True) for seed in (1, 2)]
+    target = torch.zeros(HERE, dtype=torch.bfloat16)
+    run = launcher(reduce._table(DEFAULT_BLOCKING)[torch.bfloat16], torch.device("cpu"))
+    inputs = torch.tensor([before(source) for source in sources])
+    programs = iter((FIRST_PIECE, FIRST_PIECE + 1))
+
+    def program_id(*_: object) -> interpreter.TensorHandle:
+        return interpreter.TensorHandle(
+            numpy.array([next(programs)], dtype=numpy.int32), interpreter.tl.int32
+        )
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_get_program_id", program_id)
+    arguments = (inputs.data_ptr(), 2, before(target), SIZE, double_bits(1.0), 1)
+    PreparedLaunch(run, 2, arguments, None)()
     assert same_numbers(target, sources[0] + sources[1])
 
 
@@ -89,6 +97,6 @@ def test_a_bucket_of_more_than_2_31_elements_on_a_gpu(gpu: torch.device) -> None
     layout = BucketLayout([7, size])
     small = torch.full((7,), 2.0, dtype=torch.bfloat16, device=gpu)
     bucket = layout.new_bucket(torch.bfloat16, gpu)
-    Flatten(layout, torch.bfloat16, torch.bfloat16, gpu)([small, source], bucket)
+    Flatten(layout, torch.bfloat16, torch.bfloat16, gpu).prepare([small, source], bucket)()
     assert bucket[:8].tolist() == [2.0] * 7 + [1.0]
     assert torch.equal(bucket[7:], source)

@@ -36,10 +36,6 @@ def cases_of(algorithm: str, collective: str) -> list[Case]:
         scale = [1.0, 1 / 3, -2.7][number % 3]
         whole = -(-count // 16) * 16 if collective == "reduce_scatter" else count
         cases.append(Case(collective, algorithm, dtype, whole, op=op, scale=scale, seed=number))
-        if algorithm != "ring":
-            in_place = algorithm == "two_shot"
-            direct = {"direct": True, "in_place": in_place, "seed": 1000 + number}
-            cases.append(Case(collective, algorithm, dtype, whole, op=op, **direct))
     return cases
 
 
@@ -49,14 +45,15 @@ def cases_of(algorithm: str, collective: str) -> list[Case]:
 def test_one_launch_of_all_ranks_is_the_oracle(
     gpu: torch.device, algorithm: str, collective: str, ranks: int
 ) -> None:
-    from fastcoll.kernels.every_rank import launch_every_rank
+    from fastcoll.kernels.every_rank import prepare_every_rank
 
     assert ranks * CHANNELS <= torch.cuda.get_device_properties(gpu).multi_processor_count
     buffers = buffers_on(gpu, ranks, LAYOUT)
     calls = [Call.of(case, ranks, gpu) for case in cases_of(algorithm, collective)]
     for call in calls:  # one after the other, with no barrier between
         sides = (call.sources, call.outs, buffers)
-        launch_every_rank(algorithm, collective, *sides, **call.options)
+        options = {"op": call.case.op, "scale": call.case.scale}
+        prepare_every_rank(algorithm, collective, *sides, **options)()
     for each in buffers:
         each.check()
     assert all(call.compare() for call in calls)
@@ -75,7 +72,7 @@ def test_a_captured_launch_is_replayed(gpu: torch.device, algorithm: str) -> Non
     stream = torch.cuda.Stream(gpu)  # a launch is captured on the stream on which it was prepared
     with torch.cuda.stream(stream):
         sides = (call.sources, call.outs, buffers)
-        launch = prepare_every_rank(algorithm, "all_reduce", *sides, **call.options)
+        launch = prepare_every_rank(algorithm, "all_reduce", *sides)
         launch()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -92,7 +89,7 @@ def test_a_captured_launch_is_replayed(gpu: torch.device, algorithm: str) -> Non
 
 def test_one_rank_is_played_by_the_interpreter_too() -> None:
     """The comparison itself, where no GPU is; more ranks would wait for programs that never start."""
-    from fastcoll.kernels.every_rank import launch_every_rank
+    from fastcoll.kernels.every_rank import prepare_every_rank
 
     cpu = torch.device("cpu")
     buffers = buffers_on(cpu, 1, PeerLayout(1, 1024, 4, 512))
@@ -100,40 +97,16 @@ def test_one_rank_is_played_by_the_interpreter_too() -> None:
     call = Call.of(case, 1, cpu)
     with pytest.raises(AssertionError, match="333 of 333 elements differ"):
         call.compare()
-    launch_every_rank("one_shot", "all_reduce", call.sources, call.outs, buffers, **call.options)
+    options = {"op": case.op, "scale": case.scale}
+    prepare_every_rank("one_shot", "all_reduce", call.sources, call.outs, buffers, **options)()
     assert call.compare() == 333
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        ({"collective": "all_gather"}, "algorithm, collective: expected one of"),
-        ({"ranks": 2}, "ranks: expected 1 where kernels are interpreted"),
-        ({"outs": 0}, "expected 1 of each, got 1, 0, 1"),
-        ({"offset": 1}, r"sources\[0\]: expected a contiguous, aligned tensor"),
-    ],
-)
-def test_what_cannot_be_played_is_refused(arguments: dict[str, object], what: str) -> None:
-    from fastcoll.kernels.every_rank import launch_every_rank
-
-    given = {"collective": "all_reduce", "ranks": 1, "outs": None, "offset": 0, **arguments}
-    buffers = buffers_on(torch.device("cpu"), given["ranks"], PeerLayout(1, 1024, 4, 512))
-    sources = [torch.ones(65)[given["offset"] :] for _ in buffers]
-    outs = [torch.ones_like(source) for source in sources][: given["outs"]]
-    with pytest.raises(ValueError, match=what):
-        launch_every_rank("one_shot", given["collective"], sources, outs, buffers)
-
-
-def test_ranks_whose_tensors_lie_otherwise_are_refused() -> None:
-    """The collective's own checks see rank 0's only."""
-    from fastcoll.kernels._peer_checks import Registered
-    from fastcoll.kernels.every_rank import launch_every_rank
+def test_more_programs_than_run_at_once_are_refused() -> None:
+    """They would wait forever for those that never start."""
+    from fastcoll.kernels.every_rank import prepare_every_rank
 
     buffers = buffers_on(torch.device("cpu"), 2, PeerLayout(1, 1024, 4, 512))
-    sources = [torch.ones(64) for _ in buffers]
-    others = [sources[0], torch.ones(64)]
-    with pytest.raises(ValueError, match="outs"):
-        launch_every_rank("two_shot", "all_reduce", sources, others, buffers)
-    elsewhere = Registered.at([each.data_ptr() for each in others], "cpu")
-    with pytest.raises(ValueError, match="registered"):
-        launch_every_rank("two_shot", "all_reduce", sources, sources, buffers, registered=elsewhere)
+    tensors = [torch.ones(64) for _ in buffers]
+    with pytest.raises(ValueError, match="at most the 1 programs that run at once, got 2 times 1"):
+        prepare_every_rank("one_shot", "all_reduce", tensors, tensors, buffers)

@@ -19,7 +19,6 @@ from kernel_cases import numbers, same_numbers
 from triton.runtime import interpreter
 
 from fastcoll.kernels import _peer_launch, one_shot, peers, ring, two_shot
-from fastcoll.kernels._peer_checks import Registered
 
 NO_RESERVE = 0x4000  # of mmap(2); the module has no name for it before Python 3.13
 STAGE, SLOT, SLOTS = 24576, 16384, 2
@@ -84,7 +83,7 @@ class LastProgram:
         with self._monkeypatch.context() as patch:
             builder = interpreter.InterpreterBuilder
             patch.setattr(builder, "create_get_program_id", lambda *_: program)
-            self._launcher(configuration, device)(1, *arguments)
+            self._launcher(configuration, device).pack(0, 1, arguments)()
         self.buffers.check()
 
     def staged(self, rank: int, dtype: torch.dtype, at: int, length: int) -> torch.Tensor:
@@ -103,31 +102,22 @@ def ordinary(ranks: int, length: int) -> list[torch.Tensor]:
     return [numbers(length, torch.bfloat16, seed, ordinary=True) for seed in range(ranks)]
 
 
-def messages(own: torch.Tensor, rank: int, ranks: int) -> list[torch.Tensor]:
-    """Returns messages of all ranks, like this rank's."""
-    return [own if peer == rank else sparse(len(own), own.dtype) for peer in range(ranks)]
-
-
-@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 @pytest.mark.parametrize("module", [one_shot, two_shot])
-def test_all_reduce(module: Any, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, ranks = 2, 3
     last = LastProgram(monkeypatch, rank, ranks, COUNT)
-    every = messages(sparse(COUNT, torch.bfloat16), rank, ranks)
-    out = every[rank] if direct and module is two_shot else sparse(COUNT, torch.bfloat16)
-    registered = Registered.at([each.data_ptr() for each in every], "cpu") if direct else None
-    module.all_reduce(every[rank], out, last.buffers, registered=registered)
+    source, out = sparse(COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
+    module.prepare_all_reduce(source, out, last.buffers)
     values = ordinary(ranks, last.length)
     expected = kernel_oracle.all_reduce(values)
     share = -(-last.length // (16 * ranks)) * 16
-    for peer in range(ranks):
+    source[last.start :] = values[rank]
+    for peer in range(rank):
         content = values[peer].clone()
-        if module is two_shot and peer != rank:  # has reduced its share already
+        if module is two_shot:  # has reduced its share already
             mine = slice(peer * share, (peer + 1) * share)
             content[mine] = expected[mine]
-        every[peer][last.start :] = content
-        if peer != rank:
-            last.staged(peer, torch.bfloat16, 0, last.length).copy_(content)
+        last.staged(peer, torch.bfloat16, 0, last.length).copy_(content)
     last.run()
     assert same_numbers(out[last.start :], expected)
 
@@ -138,7 +128,7 @@ def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     last = LastProgram(monkeypatch, rank, 2, chunk)
     message, space = sparse(count, torch.bfloat16), sparse(count + 16, torch.bfloat16)
     out, guard = space[:count], space[count:].fill_(7)
-    ring.all_reduce(message, out, last.buffers)
+    ring.prepare_all_reduce(message, out, last.buffers)
     lengths = [last.length, last.length - 8]
     values = [
         [numbers(n, torch.bfloat16, 2 * q + r, True) for r in (0, 1)] for q, n in enumerate(lengths)
@@ -146,13 +136,13 @@ def test_ring_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     for q, own in enumerate(values):
         message[q * chunk + last.start :][: lengths[q]] = own[rank]
     expected = [kernel_oracle.all_reduce(own) for own in values]
-    last.slot(rank, 0, torch.bfloat16, lengths[1]).copy_(values[1][0])
+    last.slot(rank, 0, torch.float32, lengths[1]).copy_(values[1][0])
     last.slot(rank, 1, torch.bfloat16, lengths[0]).copy_(expected[0])
     last.run()
     for q, length in enumerate(lengths):
         assert same_numbers(out[q * chunk + last.start :][:length], expected[q])
     assert torch.all(guard == 7)
-    assert same_numbers(last.slot(0, 0, torch.bfloat16, lengths[0]), values[0][rank])
+    assert same_numbers(last.slot(0, 0, torch.float32, lengths[0]), values[0][rank].float())
     assert same_numbers(last.slot(0, 1, torch.bfloat16, lengths[1]), expected[1])
 
 
@@ -160,14 +150,14 @@ def test_ring_reduce_scatter(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, COUNT)
     message, out = sparse(2 * COUNT, torch.bfloat16), sparse(COUNT, torch.bfloat16)
-    ring.reduce_scatter(message, out, last.buffers)
+    ring.prepare_reduce_scatter(message, out, last.buffers)
     first, own, theirs = ordinary(3, last.length)
     message[last.start :][: last.length] = first
     message[COUNT + last.start :] = own
-    last.slot(rank, 0, torch.bfloat16, last.length).copy_(theirs)
+    last.slot(rank, 0, torch.float32, last.length).copy_(theirs)
     last.run()
     assert same_numbers(out[last.start :], kernel_oracle.all_reduce([theirs, own]))
-    assert same_numbers(last.slot(0, 0, torch.bfloat16, last.length), first)
+    assert same_numbers(last.slot(0, 0, torch.float32, last.length), first.float())
 
 
 @pytest.mark.parametrize("count, dtype", [(COUNT, torch.int32), (COUNT + 1, torch.uint8)], ids=str)
@@ -175,7 +165,7 @@ def test_ring_all_gather(count: int, dtype: torch.dtype, monkeypatch: pytest.Mon
     rank = 1
     last = LastProgram(monkeypatch, rank, 2, count)
     message, out = sparse(count, dtype), sparse(2 * count, dtype)
-    ring.all_gather(message, out, last.buffers)
+    ring.prepare_all_gather(message, out, last.buffers)
     own, theirs = (numbers(last.length, dtype, seed) for seed in (1, 2))
     message[last.start :] = own
     last.slot(rank, 0, dtype, last.length).copy_(theirs)

@@ -56,9 +56,8 @@ class AllToAll(Algorithm):
 
     def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
         """Returns the launches for a call."""
-        from fastcoll.buckets import BucketLayout
         from fastcoll.cuda.algorithms._flat import copy_in, copy_out, layout_of
-        from fastcoll.kernels.reduce import Reduce
+        from fastcoll.kernels.reduce import prepare_reduce
 
         member = site.communicator.member
         wire, item, ranks = call.wire_dtype, call.wire_dtype.itemsize, member.size
@@ -78,12 +77,14 @@ class AllToAll(Algorithm):
             behind.append(copy_out(pieces, call.dtype, bucket, site))
         # What fills up the last shares is sent, and never summed.
         own = max(0, min(share, elements - member.rank * share))
-        reduce = Reduce(BucketLayout([own]), ranks, wire, site.device, call.op)
-        reduce.layout.read_here()
-        summed = reduce.prepare(
+        summed = prepare_reduce(
             [received + rank * share * item for rank in range(ranks)],
-            site.view(own_share, own, wire),
-            call.scale,
+            own_share,
+            own,
+            wire,
+            site.device,
+            op=call.op,
+            scale=call.scale,
         )
         if (
             ranks == 1 and call.scale == 1.0 and (not in_place or pieces[0].source == pieces[0].out)
@@ -103,7 +104,7 @@ class AllToAll(Algorithm):
             communicator.all_gather(own_share, gathered, share, wire, stream)
 
         launches = (*before, exchange, lambda _: summed(), gather, *behind)
-        return Prepared(launches, held=(memory, reduce), tables=not in_place)
+        return Prepared(launches, held=memory, tables=not in_place)
 
     @staticmethod
     def _needs_no_copy(call: Call, ranks: int) -> bool:

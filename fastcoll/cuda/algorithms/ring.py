@@ -1,4 +1,4 @@
-"""Ring all-reduce, reduce-scatter and all-gather by the kernel of fastcoll.kernels.ring, through slots of the right neighbour.
+"""The chunked ring of fastcoll.kernels.ring, through slots of the right neighbour.
 
 Phases: n - 1 hops in which partial sums go round, n - 1 in which results do, in a pipeline of segments.
 Partial sums travel in the accumulate dtype, so that there is one rounding; their order differs from chunk to chunk.
@@ -10,10 +10,7 @@ Chosen where each rank has a fast link to its neighbours only, and of reduce-sca
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-
-import torch
 
 from fastcoll.cuda.algorithms.algorithm import Launch, PeerAlgorithm, Piece, Place, Prepared, Site
 from fastcoll.cuda.algorithms.call import Call
@@ -38,12 +35,8 @@ class Ring(PeerAlgorithm):
 
         if call.collective == "all_gather":
             return _gathered(call, pieces[0], site)
-        prepare = functools.partial(
-            ring.prepare_all_reduce
-            if call.collective == "all_reduce"
-            else ring.prepare_reduce_scatter,
-            partial_dtype=_partial(call),
-        )
+        scatters = call.collective == "reduce_scatter"
+        prepare = ring.prepare_reduce_scatter if scatters else ring.prepare_all_reduce
         if not call.is_list:
             return staged(prepare, call, pieces, site)
         elements = layout_of(call.sizes).elements
@@ -69,7 +62,3 @@ def _gathered(call: Call, piece: Piece, site: Site) -> Prepared:
     out = site.view(piece.out, piece.count * ranks, call.dtype)
     launch = ring.prepare_all_gather(source, out, site.peers.buffers)
     return Prepared((lambda place: launch(*place),), uses_peers=True)
-
-
-def _partial(call: Call) -> torch.dtype:
-    return torch.float64 if call.dtype == torch.float64 else torch.float32
