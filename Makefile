@@ -79,7 +79,7 @@ build: $(STAMPS)/build
 
 SUITES ?=
 suites: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=tests:tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.json $(SUITES)
+	PYTHONPATH=tests:tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.jsonl $(SUITES)
 
 FAULTS ?= --kills 200
 FAULT_PATH := tests:tests/faults:tests/faults/soak

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import sys
 from pathlib import Path
 
+from fastcoll.bench.record import write_record
 from torch_suites import source
 from torch_suites.outcomes import Comparison, Outcome, Pair, first_error
 from torch_suites.runs import FileOutcomes, SuiteFiles
@@ -114,14 +114,16 @@ def main() -> int:
                     wrong = next(o for o in pair.peer if o["outcome"] != "passed")
                     state = "FAILS" if pair.worse else "unsteady"
                     print(f"  {state} {name}: {first_error(wrong['detail'])}", flush=True)
-                record = {
-                    "torch": torch_version,
-                    "test_files": version,
-                    "backend": options.backend,
-                    **comparison.record(NOT_APPLICABLE),
-                }
+                record = comparison.record(NOT_APPLICABLE)
                 if options.json:
-                    options.json.write_text(json.dumps(record, indent=1) + "\n")
+                    suites = [{"suite": name, **row} for name, row in record["suites"].items()]
+                    others = [{name: found} for name, found in record.items() if name != "suites"]
+                    run = {
+                        "torch": torch_version,
+                        "test_files": version,
+                        "backend": options.backend,
+                    }
+                    write_record(options.json, {**run, "cases": suites + others})
     finally:
         for each in backends:
             each.close()
