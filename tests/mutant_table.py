@@ -46,7 +46,7 @@ MUTANTS = (
         "csrc/transport/segment_stream.cpp",
         "if (segment.end > ring) awaitConsumed(segment.end - ring);",
         "if (segment.begin > ring) awaitConsumed(segment.begin - ring);",
-        ("tests/transport/test_stores.py", "tests/collectives/test_broadcast.py"),
+        ("tests/transport/test_stores.py", "tests/collectives/test_collectives.py"),
     ),
     Mutant(
         "consumed_before_it_is_read",
@@ -54,7 +54,7 @@ MUTANTS = (
         "csrc/algorithms/pipeline.hpp",
         "    drain(s, present);\n    stream.consume(present);\n",
         "    stream.consume(present);\n    drain(s, present);\n",
-        ("tests/transport/test_stores.py", "tests/collectives/test_all_gather.py"),
+        ("tests/transport/test_stores.py", "tests/collectives/test_collectives.py"),
     ),
     Mutant(
         "pair_ring_filled_to_the_last_line",
@@ -119,7 +119,7 @@ MUTANTS = (
         "csrc/algorithms/all_to_all.cpp",
         "const Strided theirs(stream.arrivalOf(peer).longest, ranks, kFirst);",
         "const Strided theirs(longest, ranks, kFirst);",
-        ("tests/collectives/test_all_to_all.py",),
+        ("tests/collectives/test_collectives.py",),
     ),
     Mutant(
         "scatter_takes_the_roots_place",
@@ -127,7 +127,7 @@ MUTANTS = (
         "csrc/algorithms/rooted.cpp",
         "strided.place(request.root, stream.rank())",
         "strided.place(stream.rank(), request.root)",
-        ("tests/collectives/test_gather_scatter.py",),
+        ("tests/collectives/test_collectives.py",),
     ),
     # --- engine and the front of the process group -----------------------------------------------
     Mutant(

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
-from backend import IS_GLOO, beyond_gloo
+from backend import IS_GLOO
 from torch import Tensor
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "assert_reduced",
     "assert_same",
     "bits",
-    "moved_types",
     "reduce_op",
     "reduced",
     "sample",
@@ -73,14 +71,6 @@ def allows(op: str, dtype: torch.dtype) -> bool:
 def reduce_op(op: str) -> Any:
     """Return what the ``op=`` argument of torch.distributed takes."""
     return dist._make_nccl_premul_sum(FACTOR) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
-
-
-def moved_types() -> list[Any]:
-    """Parameters for tests of collectives that only move bytes: every element type."""
-    return [
-        pytest.param(dtype, marks=[] if dtype in GLOO_MOVES else beyond_gloo("unknown type"))
-        for dtype in [*FLOATS, *COMPLEX, *INTEGERS, torch.bool, *FLOAT8]
-    ]
 
 
 def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> Tensor:

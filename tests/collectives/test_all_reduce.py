@@ -6,28 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
+from collective_cases import MOVED, REDUCED, Case, operations, run
 from fault_list import plays
-from oracle import (
-    COMPLEX,
-    FLOAT8,
-    FLOATS,
-    GLOO_REDUCES,
-    INTEGERS,
-    OPS,
-    allows,
-    assert_reduced,
-    assert_same,
-    bits,
-    reduce_op,
-    reduced,
-    sample,
-)
+from oracle import FLOATS, OPS, allows, assert_same, bits, reduce_op, reduced, sample
 from world import World, Worlds
 
 from fastcoll._load import C
 
 SHAPES = [(1,), (7,), (3, 5), (1000,), (65537,)]
-
+ALLOWED = [(op, dtype) for dtype in REDUCED for op in operations("all_reduce", dtype)]
+REFUSED = [(op, dtype) for dtype in MOVED for op in OPS if not allows(op, dtype)]
 
 ISAS = ["avx2", "baseline"] if torch.cpu._is_avx2_supported() else ["baseline"]
 """Instruction sets of the reductions beside the machine's best, which all other tests run."""
@@ -75,44 +63,17 @@ def world(request: pytest.FixtureRequest, world: Worlds):
     return lambda size: IsaWorld(world(size), request.param)
 
 
-def cases(*, allowed):
-    """Pairs of operation and type; those beyond gloo are marked so."""
-    found = []
-    for op in OPS:
-        for dtype in [*FLOATS, *COMPLEX, *INTEGERS, torch.bool, *FLOAT8]:
-            if allows(op, dtype) != allowed or (dtype in COMPLEX and op == "PRODUCT"):
-                continue  # torch itself refuses complex products in all_reduce
-            known = dtype in GLOO_REDUCES or (dtype in COMPLEX and op != "PREMUL_SUM")
-            beyond = beyond_gloo("unknown operation or type")
-            found.append(
-                pytest.param(op, dtype, marks=[] if known and op != "PREMUL_SUM" else beyond)
-            )
-    return found
-
-
 def all_reduce(shapes, op, dtype):
-    answers = []
-    for seed, shape in enumerate(shapes):
-        inputs = [sample(r, shape, dtype, seed) for r in range(dist.get_world_size())]
-        tensor = inputs[dist.get_rank()].clone()
-        assert dist.all_reduce(tensor, op=reduce_op(op)) is None
-        assert_reduced(tensor, inputs, op)
-        answers.append(bits(tensor))
-    return answers
+    return [
+        run(Case("all_reduce", op, dtype, shape, seed=seed, async_op=seed % 2 == 1))
+        for seed, shape in enumerate(shapes)
+    ]
 
 
 def all_reduce_given(tensors, op):
     tensor = tensors[dist.get_rank()]
     dist.all_reduce(tensor, op=reduce_op(op))
     return tensor
-
-
-def all_reduce_asynchronously(op, dtype):
-    inputs = [sample(r, (501,), dtype) for r in range(dist.get_world_size())]
-    tensor = inputs[dist.get_rank()].clone()
-    work = dist.all_reduce(tensor, op=reduce_op(op), async_op=True)
-    assert work.wait()
-    assert_reduced(tensor, inputs, op)
 
 
 def refuse(op, dtype):
@@ -132,7 +93,7 @@ def premultiply_by_tensor(factor):
     return tensor
 
 
-@pytest.mark.parametrize(("op", "dtype"), cases(allowed=True), ids=name_of)
+@pytest.mark.parametrize(("op", "dtype"), ALLOWED, ids=name_of)
 def test_operation_and_type(world, op, dtype):
     answers = world(3).run(all_reduce, SHAPES, op, dtype)
     assert answers[0] == answers[1] == answers[2]
@@ -146,8 +107,7 @@ def all_reduce_everything(pairs):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("world", ["best"], indirect=True)
 def test_operations_and_types_with_another_instruction_set(world, isa):
-    pairs = [case.values for case in cases(allowed=True)]
-    answers = world(3).run(by_isa, isa, all_reduce_everything, pairs)
+    answers = world(3).run(by_isa, isa, all_reduce_everything, ALLOWED)
     assert answers[0] == answers[1] == answers[2]
 
 
@@ -168,13 +128,8 @@ def test_large(world, dtype, elements):
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("op", ["SUM", "AVG", "PRODUCT", "MIN"])
-def test_asynchronous(world, op):
-    world(3).run(all_reduce_asynchronously, op, torch.float)
-
-
 @beyond_gloo("computes something for these, or crashes")
-@pytest.mark.parametrize(("op", "dtype"), cases(allowed=False), ids=name_of)
+@pytest.mark.parametrize(("op", "dtype"), REFUSED, ids=name_of)
 def test_meaningless_operation_is_refused(world, op, dtype):
     world(2).run(refuse, op, dtype, fresh=True)
 

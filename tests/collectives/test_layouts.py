@@ -3,107 +3,23 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from backend import beyond_gloo, reduce_scatter_single
+from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
-from layouts import DENSE, FLAT, LAYOUTS, gaps_untouched, laid_out
-from oracle import assert_reduced, assert_same, sample
+from layouts import DENSE, FLAT, LAYOUTS
+from oracle import assert_same, sample
 
-SHAPE = (5, 7)
+ONE_TENSOR = ["reduce_scatter_single", "all_gather_single", "all_to_all_single", "ring"]
 
 
-def layouts(*, known):
+def layouts(collectives, known):
     """Parameters for all layouts, of which gloo handles the known ones."""
     beyond = beyond_gloo("an error, or wrong numbers without one")
-    return [pytest.param(name, marks=[] if name in known else beyond) for name in LAYOUTS]
-
-
-def samples(shape=SHAPE, dtype=torch.float, seed=0):
-    return [sample(r, shape, dtype, seed) for r in range(dist.get_world_size())]
-
-
-def empties(layout, count):
-    return [laid_out(torch.zeros(SHAPE), layout) for _ in range(count)]
-
-
-def all_reduce(layout, dtype):
-    for shape in [SHAPE, (64, 129), (1, 1), (3, 4, 5)]:
-        inputs = samples(shape, dtype)
-        tensor = laid_out(inputs[dist.get_rank()], layout)
-        dist.all_reduce(tensor)
-        assert_reduced(tensor, inputs, "SUM")
-        assert layout == "contiguous" or gaps_untouched(tensor)
-
-
-def every_collective(layout):
-    mine, size = dist.get_rank(), dist.get_world_size()
-    inputs = samples()
-
-    tensor = laid_out(inputs[mine], layout)
-    dist.broadcast(tensor, 1)
-    assert_same(tensor, inputs[1])
-    assert layout == "contiguous" or gaps_untouched(tensor)
-
-    tensor = laid_out(inputs[mine], layout)
-    dist.reduce(tensor, 0)
-    if mine == 0:
-        assert_reduced(tensor, inputs, "SUM")
-
-    outputs = empties(layout, size)
-    dist.all_gather(outputs, laid_out(inputs[mine], layout))
-    for output, expected in zip(outputs, inputs, strict=True):
-        assert_same(output, expected)
-        assert layout == "contiguous" or gaps_untouched(output)
-
-    outputs = empties(layout, size)
-    dist.gather(laid_out(inputs[mine], layout), outputs if mine == 1 else None, dst=1)
-    if mine == 1:
-        for output, expected in zip(outputs, inputs, strict=True):
-            assert_same(output, expected)
-
-    (output,) = empties(layout, 1)
-    parts = [laid_out(t, layout) for t in inputs]
-    dist.scatter(output, parts if mine == 0 else None, src=0)
-    assert_same(output, inputs[mine])
-
-    (output,) = empties(layout, 1)
-    dist.reduce_scatter(
-        output, [laid_out(sample(mine + d, SHAPE, torch.float), layout) for d in range(size)]
-    )
-    assert_reduced(output, [sample(r + mine, SHAPE, torch.float) for r in range(size)], "SUM")
-
-    outputs = empties(layout, size)
-    dist.all_to_all(
-        outputs, [laid_out(sample(10 * mine + d, SHAPE, torch.float), layout) for d in range(size)]
-    )
-    for source, output in enumerate(outputs):
-        assert_same(output, sample(10 * source + mine, SHAPE, torch.float))
-
-
-def single_tensor_collectives(layout):
-    mine, size = dist.get_rank(), dist.get_world_size()
-    inputs = samples()
-    output = laid_out(torch.zeros(5 * size, 7), layout)
-    all_gather_single(output, laid_out(inputs[mine], layout))
-    assert_same(output, torch.cat(inputs))
-
-    wide = samples((5 * size, 7))
-    (output,) = empties(layout, 1)
-    reduce_scatter_single(output, laid_out(wide[mine], layout))
-    assert_reduced(output, [t[5 * mine : 5 * mine + 5] for t in wide], "SUM")
-
-    output = laid_out(torch.zeros(5 * size, 7), layout)
-    dist.all_to_all_single(output, laid_out(wide[mine], layout))
-    assert_same(output, torch.cat([t[5 * mine : 5 * mine + 5] for t in wide]))
-
-
-def point_to_point(layout):
-    mine, size = dist.get_rank(), dist.get_world_size()
-    (output,) = empties(layout, 1)
-    sending = dist.isend(laid_out(samples()[mine], layout), (mine + 1) % size)
-    dist.recv(output, (mine - 1) % size)
-    sending.wait()
-    assert_same(output, samples()[(mine - 1) % size])
-    assert layout == "contiguous" or gaps_untouched(output)
+    return [
+        pytest.param(collective, layout, marks=[] if layout in known else beyond)
+        for collective in collectives
+        for layout in LAYOUTS
+    ]
 
 
 def expanded_inputs():
@@ -165,26 +81,21 @@ def lazily_conjugated():
         assert_same(output, expected.imag.resolve_neg().contiguous())
 
 
-@pytest.mark.parametrize("layout", layouts(known=DENSE))
-@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16, torch.int8], ids=str)
-def test_all_reduce(world, layout, dtype):
-    world(3).run(all_reduce, layout, dtype)
-
-
 @plays(52)
-@pytest.mark.parametrize("layout", layouts(known=DENSE))
-def test_every_collective(world, layout):
-    world(3).run(every_collective, layout)
-
-
-@pytest.mark.parametrize("layout", layouts(known=FLAT))
-def test_collectives_of_one_tensor(world, layout):
-    world(3).run(single_tensor_collectives, layout)
-
-
-@pytest.mark.parametrize("layout", layouts(known=FLAT))
-def test_point_to_point(world, layout):
-    world(3).run(point_to_point, layout)
+@pytest.mark.parametrize(
+    ("collective", "layout"),
+    [
+        *layouts([c for c in [*REDUCING, *MOVING] if c not in ONE_TENSOR], known=DENSE),
+        *layouts(ONE_TENSOR, known=FLAT),
+    ],
+)
+def test_every_collective(world, collective, layout):
+    cases = [
+        Case(collective, dtype=dtype, shape=shape, given_layout=layout, output_layout=layout)
+        for dtype in (torch.float, torch.bfloat16, torch.int8)
+        for shape in [(5, 7), (64, 129), (1, 1), (3, 4, 5)]
+    ]
+    world(3).run(run_all, cases)
 
 
 @beyond_gloo("reads past the end")

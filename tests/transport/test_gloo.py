@@ -7,22 +7,16 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo, reduce_scatter_single
+from backend import BACKEND, beyond_gloo
+from collective_cases import MOVED, MOVING, REDUCED, REDUCING, Case, answers, operations
+from oracle import bits, sample
 from torch.nn.parallel import DistributedDataParallel
 from world import here
 
 pytestmark = beyond_gloo("fastcoll's own choice of a transport")
 
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
-COMPLEX = [torch.complex64, torch.complex128]
-MOVED = [*FLOATS, *INTEGERS, *COMPLEX, torch.bool]
-
 COUNT = itertools.count()
 """Of the groups that this process has started."""
-
-ARITHMETIC = ["SUM", "PRODUCT", "MIN", "MAX"]
-BITWISE = ["BAND", "BOR", "BXOR"]
 
 
 def start(transport: str, timeout: float = 20.0) -> None:
@@ -41,43 +35,19 @@ def used() -> str:
     return dist.group.WORLD._get_backend(torch.device("cpu")).transport()
 
 
-def sample(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + count)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), generator=generator).bool()
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.randint(0, 50, (count,), generator=generator).to(dtype)
-    real = torch.double if dtype != torch.complex64 else torch.float
-    values = torch.randn(count, generator=generator, dtype=real)
-    if dtype.is_complex:
-        return torch.complex(values, values.flip(0)).to(dtype)
-    return values.to(dtype)
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
-
-
 def reductions():
     """Every dtype with every op it has, small and past one frame."""
-    mine, found = here().rank, {}
-    pairs = [(d, op) for d in FLOATS for op in [*ARITHMETIC, "AVG"]]
-    pairs += [(d, op) for d in INTEGERS for op in [*ARITHMETIC, *BITWISE]]
-    pairs += [(d, op) for d in COMPLEX for op in ["SUM", "AVG"]]  # torch refuses more
-    pairs += [(torch.bool, op) for op in ["MAX", "MIN", *BITWISE]]
-    for dtype, op in pairs:
-        for count in (0, 5, 4001):
-            tensor = sample(mine, count, dtype)
-            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
-            found[f"all_reduce {dtype} {op} {count}"] = bits(tensor)
-    for factor in (0.5, 3.0):
-        tensor = sample(mine, 4001, torch.float32)
-        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
-        found[f"all_reduce PREMUL_SUM {factor}"] = bits(tensor)
+    mine = here().rank
+    found = answers(
+        Case("all_reduce", op, dtype, (count,))
+        for dtype in REDUCED
+        for op in operations("all_reduce", dtype)
+        for count in (0, 5, 4001)
+    )
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     for wire in (None, torch.bfloat16, torch.float16):
         for counts in ((5,), (4001, 0, 700_000)):
-            tensors = [sample(mine, count, torch.float32) for count in counts]
+            tensors = [sample(mine, (count,), torch.float32) for count in counts]
             squares = torch.zeros(1, dtype=torch.float64)
             backend.all_reduce_fused(tensors, dist.ReduceOp.AVG, wire, squares)
             found[f"all_reduce_fused {wire} {counts}"] = b"".join(map(bits, tensors))
@@ -90,49 +60,30 @@ def reductions():
 
 def movements():
     """Every collective."""
-    mine, size, found = here().rank, here().size, {}
-    for dtype in MOVED:
-        for count in (3, 3001):
-            name = f"{dtype} {count}"
-            tensor = sample(mine, count, dtype)
-            dist.broadcast(tensor, 1)
-            found[f"broadcast {name}"] = bits(tensor)
-            into = [torch.empty(count, dtype=dtype) for _ in range(size)]
-            dist.all_gather(into, sample(mine, count, dtype))
-            found[f"all_gather {name}"] = b"".join(map(bits, into))
-            root = mine == 2
-            dist.gather(sample(mine, count, dtype), into if root else None, 2)
-            found[f"gather {name}"] = b"".join(map(bits, into))
-            pieces = [sample(10 * mine + i, count, dtype) for i in range(size)]
-            dist.scatter(tensor, pieces if mine == 0 else None, 0)
-            found[f"scatter {name}"] = bits(tensor)
-            dist.all_to_all(into, pieces)
-            found[f"all_to_all {name}"] = b"".join(map(bits, into))
-            # Row r of the table says what rank r sends to each.
-            rows = [[(i * j + i + count) % 7 for j in range(size)] for i in range(size)]
-            receive = [rows[i][mine] for i in range(size)]
-            sent = sample(mine, sum(rows[mine]), dtype)
-            out = torch.empty(sum(receive), dtype=dtype)
-            dist.all_to_all_single(out, sent, receive, rows[mine])
-            found[f"all_to_all_single {name}"] = bits(out)
+    mine, size = here().rank, here().size
+    # Row r of the table says what rank r sends to each.
+    rows = tuple(tuple((i * j + i + 3) % 7 for j in range(size)) for i in range(size))
+    found = answers(
+        Case(collective, dtype=dtype, shape=(count,), root=2, splits=rows if count == 3 else ())
+        for collective in MOVING
+        for dtype in MOVED
+        for count in (3, 3001)
+    )
     for dtype in [torch.float32, torch.bfloat16, torch.int16]:
-        tensor = sample(mine, 4001, dtype)
-        dist.reduce(tensor, 1)
-        found[f"reduce {dtype}"] = bits(tensor) if mine == 1 else b""
-        out = torch.empty(1001, dtype=dtype)
-        reduce_scatter_single(out, sample(mine, 1001 * size, dtype))
-        found[f"reduce_scatter {dtype}"] = bits(out)
-        tensors = [sample(mine + i, 10 + i, dtype) for i in range(4)]
+        found |= answers(
+            Case(collective, dtype=dtype, shape=(1001,), root=1) for collective in REDUCING
+        )
+        tensors = [sample(mine + i, (10 + i,), dtype) for i in range(4)]
         dist.all_reduce_coalesced(tensors)
         found[f"all_reduce_coalesced {dtype}"] = b"".join(map(bits, tensors))
     entries = torch.arange(mine + 1).view(1, -1)  # more on each rank
-    sparse = torch.sparse_coo_tensor(entries, sample(mine, mine + 1, torch.float32), (size,))
+    sparse = torch.sparse_coo_tensor(entries, sample(mine, (mine + 1,), torch.float32), (size,))
     dist.all_reduce(sparse)
     found["sparse"] = bits(sparse.to_dense())
-    strided = sample(mine, 300, torch.float32).view(20, 15).t()
+    strided = sample(mine, (20, 15), torch.float32).t()
     dist.all_reduce(strided)
     found["strided"] = bits(strided)
-    tensors = [sample(mine, 50, torch.float32) for _ in range(9)]
+    tensors = [sample(mine, (50,), torch.float32) for _ in range(9)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
         work.wait()
@@ -142,7 +93,7 @@ def movements():
     assert objects == [{"rank": r, "text": "x" * r} for r in range(size)]
     pair = dist.new_group([0, 2])
     if mine != 1:
-        tensor = sample(mine, 9, torch.float32)
+        tensor = sample(mine, (9,), torch.float32)
         dist.all_reduce(tensor, group=pair)
         found["subgroup"] = bits(tensor)
     dist.barrier()
@@ -150,15 +101,9 @@ def movements():
 
 
 def messages():
-    mine, size, found = here().rank, here().size, {}
+    mine, size = here().rank, here().size
     after, before = (mine + 1) % size, (mine - 1) % size
-    for dtype in MOVED:
-        for count in (0, 3, 70_001):
-            out, into = sample(mine, count, dtype), torch.zeros(count, dtype=dtype)
-            work = dist.isend(out, after, tag=3)
-            dist.recv(into, before, tag=3)
-            work.wait()
-            found[f"ring {dtype} {count}"] = bits(into)
+    found = answers(Case("ring", dtype=dtype, shape=(70_001,)) for dtype in MOVED)
     out = [torch.full((4,), 10.0 * mine + tag) for tag in range(4)]
     works = [dist.isend(out[tag], after, tag=tag) for tag in range(4)]
     for tag in (2, 0, 3, 1):  # in another order than they were sent
@@ -196,9 +141,7 @@ def training():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(3):
-        loss = (
-            model(sample(here().rank + 10 * step, 160, torch.float32).view(8, 20)).square().mean()
-        )
+        loss = model(sample(here().rank + 10 * step, (8, 20), torch.float32)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

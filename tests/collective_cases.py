@@ -1,0 +1,291 @@
+"""One table of the collectives: how a rank makes each call, and what it must then have, of any type and layout."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import (
+    IS_GLOO,
+    all_gather_single,
+    beyond_gloo,
+    reduce_scatter_single,
+    since,
+)
+from layouts import gaps_untouched, laid_out
+from oracle import (
+    COMPLEX,
+    FLOAT8,
+    FLOATS,
+    GLOO_REDUCES,
+    INTEGERS,
+    OPS,
+    allows,
+    assert_reduced,
+    assert_same,
+    bits,
+    reduce_op,
+    sample,
+)
+from torch import Tensor
+
+__all__ = [
+    "MOVED",
+    "MOVING",
+    "REDUCED",
+    "REDUCING",
+    "ROOTED",
+    "STACKING",
+    "Case",
+    "answers",
+    "collectives",
+    "operations",
+    "run",
+    "run_all",
+]
+
+REDUCING = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_single"]
+MOVING = ["broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all",
+          "all_to_all_single", "ring"]  # fmt: skip
+STACKING = ["reduce_scatter_single", "all_gather_single"]
+ROOTED = ["reduce", "broadcast", "gather", "scatter", "gather_single"]
+REDUCED = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
+MOVED = [*REDUCED, *FLOAT8]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One collective on one group; what each rank sends follows from ``seed``.
+
+    Attributes:
+        collective: a function of this module.
+        op: of those that reduce.
+        dtype: of all tensors.
+        shape: of the smallest tensors of the call.
+        given_layout: of the inputs.
+        output_layout: of the outputs, and of what is both.
+        root: a rank of the group.
+        async_op: of the call.
+        splits: how much each rank sends to each, for all_to_all; without it, the same to all.
+        stacked: whether the one tensor for all ranks has a dimension for them.
+        members: of a group that the call makes; without it, the default group.
+        seed: of the inputs.
+        device: of the tensors.
+    """
+
+    collective: str
+    op: str = "SUM"
+    dtype: torch.dtype = torch.float
+    shape: tuple[int, ...] = (3, 5)
+    given_layout: str = "contiguous"
+    output_layout: str = "contiguous"
+    root: int = 0
+    async_op: bool = False
+    splits: tuple[tuple[int, ...], ...] = ()
+    stacked: bool = False
+    members: tuple[int, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+
+
+def operations(collective: str, dtype: torch.dtype) -> list[str]:
+    """Return the operations that a reducing collective has for a type."""
+    if IS_GLOO and dtype not in GLOO_REDUCES:
+        return []
+    refused = ["PREMUL_SUM"] if IS_GLOO else []
+    if collective == "all_reduce" and dtype in COMPLEX:
+        refused.append("PRODUCT")  # by torch itself
+    return [op for op in OPS if allows(op, dtype) and op not in refused]
+
+
+def collectives(names: Iterable[str], dtypes: Iterable[torch.dtype], known: Iterable) -> list[Any]:
+    """Return parameters: each collective with each type, of which gloo handles the known ones."""
+    return [
+        pytest.param(
+            *(name, dtype),
+            marks=[
+                *([] if dtype in known else [beyond_gloo("unknown type")]),
+                *([beyond_gloo("complex")] if name == "gather" and dtype in COMPLEX else []),
+                *([since(14, name), beyond_gloo(name)] if name == "gather_single" else []),
+            ],
+        )
+        for name in names
+        for dtype in dtypes
+    ]
+
+
+def run(case: Case) -> bytes:
+    """Make the call, check all that it promises, and return the bits of the outputs."""
+    group = dist.new_group(case.members) if case.members else dist.group.WORLD
+    if case.members and dist.get_rank() not in case.members:
+        return b""
+    runner = Runner(case, group)
+    globals()[case.collective](runner, case, runner.ranks)
+    if case.members:
+        dist.destroy_process_group(group)
+    return runner.finished()
+
+
+def run_all(cases: Iterable[Case]) -> None:
+    for case in cases:
+        run(case)
+
+
+def answers(cases: Iterable[Case]) -> dict[str, bytes]:
+    """Return the bits of each case's outputs."""
+    return {str(case): run(case) for case in cases}
+
+
+class Runner:
+    """The view of one rank on a case."""
+
+    def __init__(self, case: Case, group: dist.ProcessGroup) -> None:
+        self.case = case
+        self.group = group
+        self.mine, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.ranks = range(self.size)
+        self.root = dist.get_global_rank(group, case.root)
+        self.is_root = self.mine == case.root
+        self.given: list[tuple[Tensor, Tensor]] = []
+        self.outputs: list[Tensor] = []
+
+    def sent(self, source: int, target: int = 0, shape: Sequence[int] | None = None) -> Tensor:
+        """Return what ``source`` sends to ``target``."""
+        shape = self.case.shape if shape is None else shape
+        return sample(100 * source + target, shape, self.case.dtype, self.case.seed)
+
+    def give(self, tensor: Tensor) -> Tensor:
+        given = laid_out(tensor.to(self.case.device), self.case.given_layout)
+        self.given.append((given, tensor))
+        return given
+
+    def out(self, shape: Sequence[int] | None = None, content: Tensor | None = None) -> Tensor:
+        """Return an output tensor of zeros, or of what it holds before."""
+        if content is None:
+            shape = self.case.shape if shape is None else shape
+            content = torch.zeros(shape, dtype=self.case.dtype)
+        self.outputs.append(laid_out(content.to(self.case.device), self.case.output_layout))
+        return self.outputs[-1]
+
+    def joined(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return one tensor of those of all ranks."""
+        raw = torch.uint8 if self.case.dtype in FLOAT8 else self.case.dtype
+        join = torch.stack if self.case.stacked else torch.cat
+        return join([t.view(raw) for t in tensors]).view(self.case.dtype)
+
+    def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
+        options |= {"group": self.group, "async_op": self.case.async_op}
+        work = collective(*tensors, **options)
+        if self.case.async_op:
+            assert work.wait()
+        else:
+            assert work is None
+
+    def finished(self) -> bytes:
+        for given, before in self.given:
+            assert_same(given, before)
+        if self.case.dtype not in FLOAT8 and self.case.output_layout != "contiguous":
+            assert all(gaps_untouched(output) for output in self.outputs)
+        return b"".join(bits(output.cpu()) for output in self.outputs)
+
+
+def all_reduce(r: Runner, case: Case, ranks: range) -> None:
+    tensor = r.out(content=r.sent(r.mine))
+    r.call(dist.all_reduce, tensor, op=reduce_op(case.op))
+    assert_reduced(tensor, [r.sent(s) for s in ranks], case.op)
+
+
+def reduce(r: Runner, case: Case, ranks: range) -> None:
+    tensor = r.out(content=r.sent(r.mine))
+    r.call(dist.reduce, tensor, r.root, op=reduce_op(case.op))
+    if r.is_root:
+        assert_reduced(tensor, [r.sent(s) for s in ranks], case.op)
+    else:
+        r.outputs.clear()  # of which nothing is promised
+
+
+def reduce_scatter(r: Runner, case: Case, ranks: range) -> None:
+    output, given = r.out(), [r.give(r.sent(r.mine, t)) for t in ranks]
+    r.call(dist.reduce_scatter, output, given, op=reduce_op(case.op))
+    assert_reduced(output, [r.sent(s, r.mine) for s in ranks], case.op)
+
+
+def reduce_scatter_single(r: Runner, case: Case, ranks: range, call=reduce_scatter_single) -> None:
+    output, given = r.out(), r.give(r.joined([r.sent(r.mine, t) for t in ranks]))
+    r.call(call, output, given, op=reduce_op(case.op))
+    assert_reduced(output, [r.sent(s, r.mine) for s in ranks], case.op)
+
+
+def broadcast(r: Runner, case: Case, ranks: range) -> None:
+    tensor = r.out(content=r.sent(r.mine))
+    r.call(dist.broadcast, tensor, r.root)
+    assert_same(tensor, r.sent(case.root))
+
+
+def all_gather(r: Runner, case: Case, ranks: range) -> None:
+    outputs = [r.out() for _ in ranks]
+    r.call(dist.all_gather, outputs, r.give(r.sent(r.mine)))
+    for source in ranks:
+        assert_same(outputs[source], r.sent(source))
+
+
+def all_gather_single(r: Runner, case: Case, ranks: range, call=all_gather_single) -> None:
+    expected = r.joined([r.sent(s) for s in ranks])
+    output = r.out(expected.shape)
+    r.call(call, output, r.give(r.sent(r.mine)))
+    assert_same(output, expected)
+
+
+def gather(r: Runner, case: Case, ranks: range) -> None:
+    outputs = [r.out() for _ in ranks] if r.is_root else None
+    r.call(dist.gather, r.give(r.sent(r.mine)), outputs, r.root)
+    for source, output in enumerate(outputs or []):
+        assert_same(output, r.sent(source))
+
+
+def gather_single(r: Runner, case: Case, ranks: range) -> None:
+    output = r.out((r.size, *case.shape)) if r.is_root else None
+    r.call(dist.gather_single, r.give(r.sent(r.mine)), output, r.root)
+    if r.is_root:
+        assert_same(output, torch.stack([r.sent(s) for s in ranks]))
+
+
+def scatter(r: Runner, case: Case, ranks: range) -> None:
+    output, given = r.out(), [r.give(r.sent(case.root, t)) for t in ranks]
+    r.call(dist.scatter, output, given if r.is_root else None, r.root)
+    assert_same(output, r.sent(case.root, r.mine))
+
+
+def all_to_all(r: Runner, case: Case, ranks: range) -> None:
+    even = IS_GLOO or not case.splits
+    shapes = [[case.shape if even else (case.splits[s][t], *case.shape) for t in ranks] for s in ranks]  # fmt: skip
+    outputs = [r.out(shapes[s][r.mine]) for s in ranks]
+    r.call(dist.all_to_all, outputs, [r.give(r.sent(r.mine, t, shapes[r.mine][t])) for t in ranks])
+    for source in ranks:
+        assert_same(outputs[source], r.sent(source, r.mine, shapes[source][r.mine]))
+
+
+def all_to_all_single(r: Runner, case: Case, ranks: range) -> None:
+    length, *rest = case.shape
+    splits = case.splits or [[length] * r.size] * r.size
+    incoming, outgoing = [splits[s][r.mine] for s in ranks], list(splits[r.mine])
+    output = r.out((sum(incoming), *rest))
+    given = r.give(r.joined([r.sent(r.mine, t, (outgoing[t], *rest)) for t in ranks]))
+    told = (incoming, outgoing) if case.splits else ()
+    r.call(dist.all_to_all_single, output, given, *told)
+    assert_same(output, r.joined([r.sent(s, r.mine, (incoming[s], *rest)) for s in ranks]))
+
+
+def ring(r: Runner, case: Case, ranks: range) -> None:
+    before, after = (r.mine - 1) % r.size, (r.mine + 1) % r.size
+    output = r.out()
+    given = r.give(r.sent(r.mine))
+    sending = dist.isend(given, group=r.group, group_dst=after, tag=case.root)
+    if case.async_op:
+        dist.irecv(output, group=r.group, group_src=before, tag=case.root).wait()
+    else:
+        dist.recv(output, group=r.group, group_src=before, tag=case.root)
+    sending.wait()
+    assert_same(output, r.sent(before))
