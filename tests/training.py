@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 __all__ = [
+    "assert_gradients",
     "assert_like",
     "assert_replicated",
+    "assert_same",
     "batch",
     "loss_of",
     "network",
@@ -112,6 +114,20 @@ def assert_like(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10
     start = parameters_of(network(expected.dtype))
     if start.shape == expected.shape:
         assert (start - expected).abs().max() > 3 * tolerance, "nothing was learnt"
+
+
+def assert_same(model: nn.Module, reference: nn.Module) -> None:
+    """Assert that both have the same parameters, bit for bit."""
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def assert_gradients(
+    model: nn.Module, reference: nn.Module, factor: float = 1.0, **tolerances: float
+) -> None:
+    """Assert that both have the same gradients, but for a factor."""
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad * factor, **tolerances)
 
 
 def assert_replicated(model: nn.Module) -> None:

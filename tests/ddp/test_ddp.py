@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import (
+    assert_gradients,
     assert_like,
     assert_replicated,
     batch,
@@ -64,13 +65,11 @@ def accumulate_without_sync(view):
         loss_of(model, dist.get_rank(), 0).backward()
     own = network()
     loss_of(own, dist.get_rank(), 0).backward()
-    for mine, expected in zip(model.parameters(), own.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=1e-14)
+    assert_gradients(model, own, rtol=1e-12, atol=1e-14)
     loss_of(model, dist.get_rank(), 1).backward()
     for rank in range(size):
         ((loss_of(alone, rank, 0) + loss_of(alone, rank, 1)) / size).backward()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=1e-14)
+    assert_gradients(model, alone, rtol=1e-12, atol=1e-14)
 
 
 class Branches(nn.Module):
@@ -129,8 +128,7 @@ def channels_last():
     model, alone = DistributedDataParallel(Parts()), Parts()
     model(images[dist.get_rank()].to(memory_format=torch.channels_last)).square().sum().backward()
     sum(alone(images[r]).square().sum() / size for r in range(size)).backward()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    assert_gradients(model, alone, rtol=1e-4, atol=1e-5)
 
 
 def subgroup_replicas():

@@ -6,29 +6,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from training import loss_of, network
+from training import assert_same, loss_of, network
+from ways import WAYS, synchronized
 
-from fastcoll.ddp import (
-    FusedAllreduceState,
-    FusedGradScaler,
-    GradientSynchronizer,
-    fused_allreduce_hook,
-)
+from fastcoll.ddp import FusedAllreduceState, FusedGradScaler
 
 OPTIMIZERS = {
     "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
     "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
-
-
-def statistics_of(model, kind):
-    if kind == "synchronizer":
-        return model, GradientSynchronizer(model, gradient_norm=True)
-    state = FusedAllreduceState(gradient_norm=True)
-    ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(state, fused_allreduce_hook)
-    return ddp, state
 
 
 def step(model, scaler, optimizer, number, max_norm, factor=1.0):
@@ -47,7 +34,7 @@ def step(model, scaler, optimizer, number, max_norm, factor=1.0):
 
 def like_the_stock_scaler(kind, name, max_norm):
     """One step is not finite, on one rank alone: it is skipped, and the scale falls, on both."""
-    ours, statistics = statistics_of(network(torch.float), kind)
+    ours, statistics = WAYS[kind](network(torch.float), gradient_norm=True)
     stock = DistributedDataParallel(network(torch.float))
     options = {"device": "cpu", "init_scale": 1024.0, "growth_interval": 3}
     scalers = [FusedGradScaler(statistics, **options), torch.amp.GradScaler(**options)]
@@ -64,7 +51,7 @@ def like_the_stock_scaler(kind, name, max_norm):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["hook", "synchronizer"])
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_training_is_that_of_the_stock_scaler(world, kind, name, max_norm):
@@ -73,7 +60,7 @@ def test_training_is_that_of_the_stock_scaler(world, kind, name, max_norm):
 
 def clips_what_was_unscaled():
     """In torch's usual order, and for that step alone."""
-    model, statistics = statistics_of(network(torch.float), "synchronizer")
+    model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu", init_scale=256.0)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     with pytest.raises(RuntimeError, match="no norm is known"):
@@ -98,7 +85,7 @@ def forgets_what_no_step_took(name):
     models = [network(torch.float), network(torch.float)]
     scalers, optimizers = [], []
     for model in models:
-        statistics = statistics_of(model, "synchronizer")[1]
+        statistics = synchronized(model, gradient_norm=True)[1]
         scalers.append(FusedGradScaler(statistics, device="cpu", init_scale=256.0))
         optimizers.append(OPTIMIZERS[name](model.parameters()))
     # One asks to clip, then takes no step; the other never asks.
@@ -113,8 +100,7 @@ def forgets_what_no_step_took(name):
             else:
                 scaler.step(optimizer)
             scaler.update()
-    for ours, expected in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(ours, expected)
+    assert_same(*models)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -128,7 +114,7 @@ def test_clipping_after_unscaling(world):
 
 def reads_no_gradient():
     """With an optimizer that scales in its step, nothing but the step touches a gradient."""
-    model, statistics = statistics_of(network(torch.float), "synchronizer")
+    model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
@@ -157,7 +143,7 @@ def test_unscaling_and_clipping_touch_no_gradient(world):
 
 
 def disabled():
-    model, statistics = statistics_of(network(torch.float), "synchronizer")
+    model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu", enabled=False)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
     loss_of(model, dist.get_rank(), 0, torch.float).backward()

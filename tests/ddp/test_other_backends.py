@@ -9,16 +9,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from test_both_ways import sums as summed_over
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import assert_like, loss_of, network, train, train_alone
+from training import assert_gradients, assert_like, assert_same, network, train, train_alone
+from ways import WAYS, synchronized
 
-from fastcoll.ddp import (
-    WIRE_DTYPES,
-    FusedAllreduceState,
-    GradientSynchronizer,
-    fused_allreduce_hook,
-)
+from fastcoll.ddp import WIRE_DTYPES
 
 STEPS = 5
 
@@ -32,29 +29,20 @@ def on_gloo(name, *arguments):
     dist.destroy_process_group(group)
 
 
-def hooked(model, group, **options):
-    ddp = DistributedDataParallel(model, process_group=group)
-    ddp.register_comm_hook(FusedAllreduceState(group, **options), fused_allreduce_hook)
-    return ddp
-
-
-def synchronized(model, group, **options):
-    GradientSynchronizer(model, group, bucket_cap_mb=0.0005, **options)
-    return model
-
-
-WAYS = {"hook": hooked, "synchronizer": synchronized}
+def reduced(way, model, group, **options):
+    """Small buckets for the synchronizer, one for the hook, as stock DDP has here."""
+    small = {"bucket_cap_mb": 0.0005} if way == "synchronizer" else {}
+    return WAYS[way](model, group, **small, **options)[0]
 
 
 def like_stock(group, way, options):
     """Every bit is that of stock DDP on gloo, which sums more than two ranks in an order that depends on the bucket."""
     stock = DistributedDataParallel(network(torch.float), process_group=group)
     ours = network(torch.float)
-    losses, expected = train(WAYS[way](ours, group, **options), STEPS), train(stock, STEPS)
+    losses, expected = train(reduced(way, ours, group, **options), STEPS), train(stock, STEPS)
     if way == "hook" or dist.get_world_size() == 2:
         assert losses == expected
-        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-            assert torch.equal(a, b)
+        assert_same(ours, stock)
     assert_like(ours, stock, 1e-5)
 
 
@@ -69,7 +57,7 @@ def test_training_on_gloo_is_that_of_stock_ddp(world, way, options, size):
 
 def learns(group, way, wire):
     model = network()
-    train(WAYS[way](model, group, wire_dtype=wire), STEPS)
+    train(reduced(way, model, group, wire_dtype=wire), STEPS)
     assert_like(model, train_alone(STEPS, dist.get_world_size()), 0.03)
 
 
@@ -115,7 +103,7 @@ def frees_no_group(group, way, options):
         mock.patch.object(future, "then", recorded(future.then)),
         mock.patch.object(future, "add_done_callback", recorded(future.add_done_callback)),
     ):
-        train(WAYS[way](network(torch.float), group, **options), 2)
+        train(reduced(way, network(torch.float), group, **options), 2)
     assert callbacks
     kept = [each for callback in callbacks for each in reached_from(callback)]
     assert any(isinstance(each, torch.Tensor) for each in kept)
@@ -150,7 +138,7 @@ class Scaled(nn.Module):
 def near_the_largest(group, way):
     """The mean of numbers near float16's largest is finite: they are divided before they are added."""
     model = Scaled()
-    trained = WAYS[way](model, group, wire_dtype=torch.float16)
+    trained = reduced(way, model, group, wire_dtype=torch.float16)
     trained(torch.full((5,), 60000.0)).backward()
     assert torch.equal(model.weight.grad, torch.full((5,), 60000.0))
 
@@ -178,21 +166,17 @@ def odd_layouts(group):
     loss(model, dist.get_rank()).backward()
     for rank in range(2):
         (loss(alone, rank) / 2).backward()
-    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, expected.grad)
+    assert_gradients(model, alone)
 
 
 def test_odd_gradients_on_gloo(world):
     world(2).run(on_gloo, "odd_layouts")
 
 
-def sums(group):
-    model, stock = network(), DistributedDataParallel(network(), process_group=group)
-    for each in (hooked(model, group, average=False), stock):
-        loss_of(each, dist.get_rank(), 0).backward()
-    for ours, mean in zip(model.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, mean.grad * dist.get_world_size())
+def sums(group, way):
+    summed_over(way, group)
 
 
-def test_the_sum_on_gloo(world):
-    world(3).run(on_gloo, "sums")
+@pytest.mark.parametrize("way", WAYS)
+def test_the_sum_on_gloo(world, way):
+    world(3).run(on_gloo, "sums", way)

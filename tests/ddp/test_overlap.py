@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 from backend import IS_GLOO, beyond_gloo
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network, train
+from ways import WAYS, hooked
 
 import fastcoll
-from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 from fastcoll.ddp.overlap import are_shared, can_overlap, leave_a_core
 from fastcoll.ddp.reduction import reduce_bucket
 
@@ -90,21 +89,15 @@ class Mixed(nn.Module):
         return self.last(hidden)
 
 
-def attached(how, make, **options):
-    """Return the module to call, and what knows the norm."""
-    find = {"find_unused_parameters": True}
-    if how == "synchronizer":
-        module = make()
-        return module, GradientSynchronizer(module, gradient_norm=True, **SMALL, **find, **options)
-    ddp = DistributedDataParallel(make(), **SMALL, **find)
-    state = FusedAllreduceState(gradient_norm=True, **options)
-    ddp.register_comm_hook(state, fused_allreduce_hook)
-    return ddp, state
-
-
 def same_either_way(how, wire):
     for make in (network, lambda: network(torch.float), Mixed):
-        modules = [attached(how, make, wire_dtype=wire, overlap=o) for o in (True, False, None)]
+        options = {
+            "wire_dtype": wire,
+            "gradient_norm": True,
+            "find_unused_parameters": True,
+            **SMALL,
+        }
+        modules = [WAYS[how](make(), overlap=o, **options) for o in (True, False, None)]
         losses, norms = [], []
         for module, statistics in modules:
             losses.append(train(module, STEPS) if make is not Mixed else mixed_losses(module))
@@ -127,7 +120,7 @@ def mixed_losses(module):
 
 
 @pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("how", ["synchronizer", "hook"])
+@pytest.mark.parametrize("how", WAYS)
 def test_the_results_do_not_depend_on_it(world, how, wire):
     world(2).run(same_either_way, how, wire)
 
@@ -142,14 +135,11 @@ def reductions_of_a_pass(how, overlap, shared=True):
 
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
     if how == "synchronizer":
-        called = model
-        GradientSynchronizer(model, overlap=overlap, **SMALL)
+        group = None
     else:
         options = None if IS_GLOO else fastcoll.Options(shared_buckets=shared)
         group = dist.new_group(pg_options=options)
-        called = DistributedDataParallel(model, process_group=group, **SMALL)
-        state = FusedAllreduceState(group, overlap=overlap)
-        called.register_comm_hook(state, fused_allreduce_hook)
+    called, _ = WAYS[how](model, group, overlap=overlap, **SMALL)
     module = "synchronizer" if how == "synchronizer" else "hook"
     for _ in range(2):  # DDP cuts other buckets after the first pass
         begun.clear(), behind.clear()
@@ -161,7 +151,7 @@ def reductions_of_a_pass(how, overlap, shared=True):
     return begun
 
 
-@pytest.mark.parametrize("how", ["synchronizer", "hook"])
+@pytest.mark.parametrize("how", WAYS)
 def test_it_says_when(world, how):
     for begun in world(2).run(reductions_of_a_pass, how, True):
         assert len(begun) > 1
@@ -183,9 +173,7 @@ def test_buckets_in_shared_memory_are_messages_of_their_own(world):
 def fails_in_the_end():
     """The other rank ends the group instead of reducing: nobody waits for what was kept."""
     group = dist.new_group([0, 1], backend="fastcoll")
-    state = FusedAllreduceState(group, overlap=False)
-    ddp = DistributedDataParallel(network(), process_group=group, **SMALL)
-    ddp.register_comm_hook(state, fused_allreduce_hook)
+    ddp, _ = hooked(network(), group, overlap=False, **SMALL)
     if dist.get_rank() == 1:
         dist.barrier()
         group.abort()

@@ -7,46 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from training import assert_like, assert_replicated, loss_of, network, sgd, train, train_alone
+from training import assert_replicated, loss_of, network, sgd
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
 
-STEPS = 6
 SMALL = {"bucket_cap_mb": 0.0005}
-
-
-def same_curve_as_ddp(options):
-    """In float32, on a number of ranks that is a power of two, bit for bit."""
-    stock = DistributedDataParallel(network(torch.float))
-    ours = network(torch.float)
-    GradientSynchronizer(ours, **options)
-    assert train(ours, STEPS) == train(stock, STEPS)
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert_replicated(ours)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, SMALL, {"find_unused_parameters": True}, {**SMALL, "gradient_norm": True}],
-    ids=str,
-)
-def test_training_is_that_of_ddp(world, options):
-    world(2).run(same_curve_as_ddp, options)
-
-
-def mean_of_all(size):
-    model = network()
-    GradientSynchronizer(model, **SMALL)
-    train(model, STEPS)
-    assert_like(model, train_alone(STEPS, size), 1e-10)
-    assert_replicated(model)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_any_number_of_ranks(world, size):
-    world(size).run(mean_of_all, size)
 
 
 def starts_equal():
@@ -200,22 +165,6 @@ def assert_replicated_gradients(model):
 
 def test_a_bucket_of_float8_overlaps_the_backward_pass(world):
     world(2).run(gathers_beside_the_backward_pass)
-
-
-def accumulates():
-    ours, stock = network(torch.float), DistributedDataParallel(network(torch.float))
-    synchronizer = GradientSynchronizer(ours, **SMALL)
-    for model, quiet in ((ours, synchronizer.no_sync), (stock, stock.no_sync)):
-        for step in range(2):
-            with quiet():
-                loss_of(model, dist.get_rank(), step, torch.float).backward()
-        loss_of(model, dist.get_rank(), 2, torch.float).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
-
-
-def test_gradients_are_accumulated(world):
-    world(2).run(accumulates)
 
 
 def subgroups():

@@ -1,4 +1,4 @@
-"""GradientSynchronizer and modules: replaced, copied, refused and freed ones; dtypes; torch.compile."""
+"""GradientSynchronizer and modules: replaced, copied, refused and freed ones; dtypes."""
 
 import copy
 import gc
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
-from training import assert_replicated, loss_of, network, sgd
+from training import assert_gradients
 
 from fastcoll.ddp import GradientSynchronizer
 
@@ -43,8 +43,7 @@ def loads_with_assign(part):
     alone.zero_grad()
     for rank in range(2):
         (alone(torch.full((2, 4), 1.0 + rank)).square().sum() / 2).backward()
-    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, expected.grad)
+    assert_gradients(model, alone)
 
 
 @pytest.mark.parametrize("part", ["whole", "part"])
@@ -85,8 +84,7 @@ def other_dtype():
     for rank in range(2):
         inputs = torch.full((2, 4), 1.0 + rank)
         (alone[1](alone[0](inputs).double()).sum() / 2).backward()
-    for ours, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, expected.grad)
+    assert_gradients(model, alone)
 
 
 def test_a_change_of_dtype(world):
@@ -131,33 +129,6 @@ def test_modules_that_cannot_be(world):
     world(2).run(refused)
 
 
-class Mixed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wide, self.narrow = network(), network(torch.bfloat16)
-
-    def forward(self, rank, step):
-        return loss_of(self.wide, rank, step) + loss_of(self.narrow, rank, step, torch.bfloat16)
-
-
-def mixed(wire):
-    model = Mixed()
-    synchronizer = GradientSynchronizer(model, wire_dtype=wire, gradient_norm=True, **SMALL)
-    optimizer = sgd(model.parameters())
-    for step in range(2):
-        optimizer.zero_grad()
-        model(dist.get_rank(), step).backward()
-        expected = torch.nn.utils.get_total_norm(p.grad.double() for p in model.parameters())
-        torch.testing.assert_close(synchronizer.grad_norm(), expected)
-        optimizer.step()
-    assert_replicated(model.wide)
-
-
-@pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_mixed_dtypes(world, wire):
-    world(2).run(mixed, wire)
-
-
 def copied():
     """An average of the weights, say, that one rank computes: its copy takes part in nothing."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -188,20 +159,3 @@ def sparse():
 
 def test_sparse_gradients_are_refused(world):
     world(1).run(sparse)
-
-
-def compiled():
-    """torch.compile's graphs leave their gradients where autograd does."""
-    ours, stock = network(torch.float), network(torch.float)
-    GradientSynchronizer(ours)
-    fast = torch.compile(ours, backend="aot_eager")
-    wrapped = DistributedDataParallel(stock)
-    for step in range(2):
-        loss_of(fast, dist.get_rank(), step, torch.float).backward()
-        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_a_compiled_module(world):
-    world(2).run(compiled)

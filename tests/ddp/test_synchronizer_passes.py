@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from training import assert_replicated, loss_of, network, sgd
+from training import assert_gradients, assert_replicated, assert_same, loss_of, network, sgd
 
 from fastcoll.ddp import GradientSynchronizer
 
@@ -32,8 +32,7 @@ def freezes():
         loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
         for optimizer in optimizers:
             optimizer.step()
-        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-            assert torch.equal(a, b), step
+        assert_same(ours, stock)
 
 
 def test_parameters_frozen_and_unfrozen(world):
@@ -160,8 +159,7 @@ def two_passes():
     for rank in range(dist.get_world_size()):
         output = alone(torch.full((3, 4), 1.0 + rank, dtype=torch.double))
         ((output.sum() + output.square().sum()) / dist.get_world_size()).backward()
-    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+    assert_gradients(model, alone)
 
 
 def two_forwards():
@@ -176,8 +174,7 @@ def two_forwards():
     for step in range(2):
         for rank in range(size):
             (loss_of(alone, rank, step) / size).backward()
-    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+    assert_gradients(model, alone)
 
 
 def test_two_forward_passes(world):
@@ -207,8 +204,7 @@ def checkpoints(reentrant):
     for step in range(2):
         for model in (ours, wrapped):
             loss_of(model, dist.get_rank(), step).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+    assert_gradients(ours, stock)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -261,8 +257,7 @@ def frozen_first():
         loss_of(model, dist.get_rank(), step).backward()
         for rank in range(size):
             (loss_of(alone, rank, step) / size).backward()
-    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+    assert_gradients(model, alone)
 
 
 def test_parameters_frozen_from_the_start(world):

@@ -261,30 +261,3 @@ def test_passes_over_the_gradients(way):
     assert (found.bytes - base.bytes) / SIZE == pytest.approx(way.passes, abs=1e-3)
     if way.launches is not None:
         assert found.launches - base.launches == way.launches
-
-
-@pytest.mark.parametrize(
-    ("operation", "floats"),
-    [
-        (lambda a, b: a + b, 300),
-        (lambda a, b: a.add_(b), 300),
-        (lambda a, b: a.mul_(2.0), 200),
-        (lambda a, b: a.copy_(b), 200),
-        (lambda a, b: torch.mul(a, 2.0, out=b), 200),
-        (lambda a, b: a.zero_(), 100),
-        (lambda a, b: torch.full_like(a, 1.0), 100),
-        (lambda a, b: torch.empty_like(a), 0),
-        (lambda a, b: a.view(10, 10)[2:4].t(), 0),
-        (lambda a, b: torch._foreach_copy_([a, b], [b, a]), 400),
-        (lambda a, b: torch.cat([a, b]), 400),
-        (lambda a, b: a.to(torch.bfloat16), 150),
-        (lambda a, b: torch.linalg.vector_norm(a), 100),
-        (lambda a, b: a[:1].expand(100) + b, 201),
-    ],
-)
-def test_what_an_operator_reads_and_writes(operation, floats):
-    a, b = torch.ones(100), torch.ones(100)
-    with Traffic() as traffic:
-        operation(a, b)
-    assert traffic.bytes == 4 * floats
-    assert traffic.launches == (1 if floats else 0)

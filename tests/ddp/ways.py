@@ -1,0 +1,35 @@
+"""The two ways of fastcoll.ddp: a hook of DDP, and a synchronizer of a module."""
+
+from typing import Any
+
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
+
+__all__ = ["WAYS", "hooked", "synchronized"]
+
+OWN = ("wire_dtype", "average", "gradient_norm", "overlap")
+"""Options of the hook; the others are DDP's."""
+
+
+def hooked(
+    model: nn.Module, group: ProcessGroup | None = None, **options: Any
+) -> tuple[nn.Module, FusedAllreduceState]:
+    """Return what is called in the module's place, and what the hook has found."""
+    own = {name: options.pop(name) for name in OWN if name in options}
+    state = FusedAllreduceState(group, **own)
+    ddp = DistributedDataParallel(model, process_group=group, **options)
+    ddp.register_comm_hook(state, fused_allreduce_hook)
+    return ddp, state
+
+
+def synchronized(
+    model: nn.Module, group: ProcessGroup | None = None, **options: Any
+) -> tuple[nn.Module, GradientSynchronizer]:
+    """Return the module, and what reduces its gradients."""
+    return model, GradientSynchronizer(model, group, **options)
+
+
+WAYS = {"hook": hooked, "synchronizer": synchronized}
