@@ -1,7 +1,7 @@
 """One table of the collectives: how a rank makes each call, and what it must then have, of any type and layout."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from backend import (
     reduce_scatter_single,
     since,
 )
-from layouts import gaps_untouched, laid_out
+from layouts import LAYOUTS, gaps_untouched, laid_out
 from oracle import (
     COMPLEX,
     FLOAT8,
@@ -39,6 +39,7 @@ __all__ = [
     "ROOTED",
     "STACKING",
     "Case",
+    "Runner",
     "answers",
     "collectives",
     "operations",
@@ -64,11 +65,12 @@ class Case:
         op: of those that reduce.
         dtype: of all tensors.
         shape: of the smallest tensors of the call.
-        given_layout: of the inputs.
+        given_layout: of the inputs: one of LAYOUTS, or "shared" for the group's shared memory.
         output_layout: of the outputs, and of what is both.
-        root: a rank of the group.
+        root: a rank of the group; -1 is the last.
         async_op: of the call.
-        splits: how much each rank sends to each, for all_to_all; without it, the same to all.
+        splits: how much each rank sends to each, for all_to_all, of this many ranks or more; without it, the
+            same to all.
         stacked: whether the one tensor for all ranks has a dimension for them.
         members: of a group that the call makes; without it, the default group.
         seed: of the inputs.
@@ -118,14 +120,14 @@ def collectives(names: Iterable[str], dtypes: Iterable[torch.dtype], known: Iter
 
 def run(case: Case) -> bytes:
     """Make the call, check all that it promises, and return the bits of the outputs."""
-    group = dist.new_group(case.members) if case.members else dist.group.WORLD
-    if case.members and dist.get_rank() not in case.members:
+    if not case.members:
+        return Runner(case).check()
+    group = dist.new_group(case.members)
+    if dist.get_rank() not in case.members:
         return b""
-    runner = Runner(case, group)
-    globals()[case.collective](runner, case, runner.ranks)
-    if case.members:
-        dist.destroy_process_group(group)
-    return runner.finished()
+    found = Runner(case, group).check()
+    dist.destroy_process_group(group)
+    return found
 
 
 def run_all(cases: Iterable[Case]) -> None:
@@ -139,17 +141,25 @@ def answers(cases: Iterable[Case]) -> dict[str, bytes]:
 
 
 class Runner:
-    """The view of one rank on a case."""
+    """A case on one rank; to make it begins the call.
 
-    def __init__(self, case: Case, group: dist.ProcessGroup) -> None:
+    Attributes:
+        work: the call's handle, if the case is asynchronous.
+        outputs: the tensors that the call writes, on this rank.
+    """
+
+    def __init__(self, case: Case, group: dist.ProcessGroup | None = None) -> None:
         self.case = case
-        self.group = group
+        self.group = group or dist.group.WORLD
         self.mine, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.ranks = range(self.size)
-        self.root = dist.get_global_rank(group, case.root)
-        self.is_root = self.mine == case.root
+        self.at = case.root % self.size
+        self.root = dist.get_global_rank(self.group, self.at)
+        self.is_root = self.mine == self.at
         self.given: list[tuple[Tensor, Tensor]] = []
         self.outputs: list[Tensor] = []
+        self.work: dist.Work | None = None
+        self._checks = globals()[case.collective](self, case, range(self.size))
+        next(self._checks)
 
     def sent(self, source: int, target: int = 0, shape: Sequence[int] | None = None) -> Tensor:
         """Return what ``source`` sends to ``target``."""
@@ -157,7 +167,7 @@ class Runner:
         return sample(100 * source + target, shape, self.case.dtype, self.case.seed)
 
     def give(self, tensor: Tensor) -> Tensor:
-        given = laid_out(tensor.to(self.case.device), self.case.given_layout)
+        given = self.lay(tensor, self.case.given_layout)
         self.given.append((given, tensor))
         return given
 
@@ -166,8 +176,15 @@ class Runner:
         if content is None:
             shape = self.case.shape if shape is None else shape
             content = torch.zeros(shape, dtype=self.case.dtype)
-        self.outputs.append(laid_out(content.to(self.case.device), self.case.output_layout))
+        self.outputs.append(self.lay(content, self.case.output_layout))
         return self.outputs[-1]
+
+    def lay(self, tensor: Tensor, layout: str) -> Tensor:
+        if layout != "shared":
+            return laid_out(tensor.to(self.case.device), layout)
+        backend = self.group._get_backend(tensor.device)
+        place = backend.allocate_tensor(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        return place.view(tensor.shape).copy_(tensor)
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return one tensor of those of all ranks."""
@@ -177,115 +194,141 @@ class Runner:
 
     def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
         options |= {"group": self.group, "async_op": self.case.async_op}
-        work = collective(*tensors, **options)
-        if self.case.async_op:
-            assert work.wait()
-        else:
-            assert work is None
+        self.work = collective(*tensors, **options)
+        assert (self.work is not None) == self.case.async_op
 
-    def finished(self) -> bytes:
+    def check(self) -> bytes:
+        """Wait for the call, check what it promises, and return the bits of the outputs."""
+        if self.work is not None:
+            assert self.work.wait()
+        next(self._checks, None)
         for given, before in self.given:
             assert_same(given, before)
-        if self.case.dtype not in FLOAT8 and self.case.output_layout != "contiguous":
+        if self.case.dtype not in FLOAT8 and self.case.output_layout in LAYOUTS[1:]:
             assert all(gaps_untouched(output) for output in self.outputs)
         return b"".join(bits(output.cpu()) for output in self.outputs)
 
 
-def all_reduce(r: Runner, case: Case, ranks: range) -> None:
+# What follows makes a call up to its yield, and checks the result behind it.
+
+
+def all_reduce(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     tensor = r.out(content=r.sent(r.mine))
     r.call(dist.all_reduce, tensor, op=reduce_op(case.op))
+    yield
     assert_reduced(tensor, [r.sent(s) for s in ranks], case.op)
 
 
-def reduce(r: Runner, case: Case, ranks: range) -> None:
+def reduce(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     tensor = r.out(content=r.sent(r.mine))
     r.call(dist.reduce, tensor, r.root, op=reduce_op(case.op))
+    yield
     if r.is_root:
         assert_reduced(tensor, [r.sent(s) for s in ranks], case.op)
     else:
         r.outputs.clear()  # of which nothing is promised
 
 
-def reduce_scatter(r: Runner, case: Case, ranks: range) -> None:
+def reduce_scatter(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     output, given = r.out(), [r.give(r.sent(r.mine, t)) for t in ranks]
     r.call(dist.reduce_scatter, output, given, op=reduce_op(case.op))
+    yield
     assert_reduced(output, [r.sent(s, r.mine) for s in ranks], case.op)
 
 
-def reduce_scatter_single(r: Runner, case: Case, ranks: range, call=reduce_scatter_single) -> None:
+def reduce_scatter_single(
+    r: Runner, case: Case, ranks: range, call=reduce_scatter_single
+) -> Iterator[None]:
     output, given = r.out(), r.give(r.joined([r.sent(r.mine, t) for t in ranks]))
     r.call(call, output, given, op=reduce_op(case.op))
+    yield
     assert_reduced(output, [r.sent(s, r.mine) for s in ranks], case.op)
 
 
-def broadcast(r: Runner, case: Case, ranks: range) -> None:
+def broadcast(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     tensor = r.out(content=r.sent(r.mine))
     r.call(dist.broadcast, tensor, r.root)
-    assert_same(tensor, r.sent(case.root))
+    yield
+    assert_same(tensor, r.sent(r.at))
 
 
-def all_gather(r: Runner, case: Case, ranks: range) -> None:
+def all_gather(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     outputs = [r.out() for _ in ranks]
     r.call(dist.all_gather, outputs, r.give(r.sent(r.mine)))
+    yield
     for source in ranks:
         assert_same(outputs[source], r.sent(source))
 
 
-def all_gather_single(r: Runner, case: Case, ranks: range, call=all_gather_single) -> None:
+def all_gather_single(
+    r: Runner, case: Case, ranks: range, call=all_gather_single
+) -> Iterator[None]:
     expected = r.joined([r.sent(s) for s in ranks])
     output = r.out(expected.shape)
     r.call(call, output, r.give(r.sent(r.mine)))
+    yield
     assert_same(output, expected)
 
 
-def gather(r: Runner, case: Case, ranks: range) -> None:
+def gather(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     outputs = [r.out() for _ in ranks] if r.is_root else None
     r.call(dist.gather, r.give(r.sent(r.mine)), outputs, r.root)
+    yield
     for source, output in enumerate(outputs or []):
         assert_same(output, r.sent(source))
 
 
-def gather_single(r: Runner, case: Case, ranks: range) -> None:
+def gather_single(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     output = r.out((r.size, *case.shape)) if r.is_root else None
     r.call(dist.gather_single, r.give(r.sent(r.mine)), output, r.root)
+    yield
     if r.is_root:
         assert_same(output, torch.stack([r.sent(s) for s in ranks]))
 
 
-def scatter(r: Runner, case: Case, ranks: range) -> None:
-    output, given = r.out(), [r.give(r.sent(case.root, t)) for t in ranks]
+def scatter(r: Runner, case: Case, ranks: range) -> Iterator[None]:
+    output, given = r.out(), [r.give(r.sent(r.at, t)) for t in ranks]
     r.call(dist.scatter, output, given if r.is_root else None, r.root)
-    assert_same(output, r.sent(case.root, r.mine))
+    yield
+    assert_same(output, r.sent(r.at, r.mine))
 
 
-def all_to_all(r: Runner, case: Case, ranks: range) -> None:
+def all_to_all(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     even = IS_GLOO or not case.splits
     shapes = [[case.shape if even else (case.splits[s][t], *case.shape) for t in ranks] for s in ranks]  # fmt: skip
     outputs = [r.out(shapes[s][r.mine]) for s in ranks]
     r.call(dist.all_to_all, outputs, [r.give(r.sent(r.mine, t, shapes[r.mine][t])) for t in ranks])
+    yield
     for source in ranks:
         assert_same(outputs[source], r.sent(source, r.mine, shapes[source][r.mine]))
 
 
-def all_to_all_single(r: Runner, case: Case, ranks: range) -> None:
+def all_to_all_single(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     length, *rest = case.shape
     splits = case.splits or [[length] * r.size] * r.size
-    incoming, outgoing = [splits[s][r.mine] for s in ranks], list(splits[r.mine])
+    incoming, outgoing = [splits[s][r.mine] for s in ranks], [splits[r.mine][t] for t in ranks]
     output = r.out((sum(incoming), *rest))
     given = r.give(r.joined([r.sent(r.mine, t, (outgoing[t], *rest)) for t in ranks]))
     told = (incoming, outgoing) if case.splits else ()
     r.call(dist.all_to_all_single, output, given, *told)
+    yield
     assert_same(output, r.joined([r.sent(s, r.mine, (incoming[s], *rest)) for s in ranks]))
 
 
-def ring(r: Runner, case: Case, ranks: range) -> None:
+def ring(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     before, after = (r.mine - 1) % r.size, (r.mine + 1) % r.size
     output = r.out()
     given = r.give(r.sent(r.mine))
-    sending = dist.isend(given, group=r.group, group_dst=after, tag=case.root)
+    sending = dist.isend(given, group=r.group, group_dst=after, tag=r.at)
     if case.async_op:
-        dist.irecv(output, group=r.group, group_src=before, tag=case.root).wait()
+        r.work = dist.irecv(output, group=r.group, group_src=before, tag=r.at)
     else:
-        dist.recv(output, group=r.group, group_src=before, tag=case.root)
+        dist.recv(output, group=r.group, group_src=before, tag=r.at)
+    yield
     sending.wait()
     assert_same(output, r.sent(before))
+
+
+def barrier(r: Runner, case: Case, ranks: range) -> Iterator[None]:
+    r.call(dist.barrier)
+    yield

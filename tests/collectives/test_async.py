@@ -6,78 +6,42 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, reduce_scatter_single
-from oracle import assert_reduced, assert_same, sample
+from backend import beyond_gloo
+from collective_cases import MOVING, REDUCING, Case, Runner
+from oracle import assert_same
 
-SUMS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "MAX": dist.ReduceOp.MAX}
 
-
-class Issued:
-    """One random collective in flight and the check of its result."""
-
-    def __init__(self, seed, group=None):
-        choose = random.Random(seed)
-        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        mine, size = self.ranks.index(dist.get_rank()), len(self.ranks)
-        self.kind = choose.choice(
-            ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"]
-        )
-        self.op = choose.choice(list(SUMS))
-        elements = choose.choice([1, 3, 100, 5000, 70_001])
-        shape = (size * elements,) if self.kind in ("reduce_scatter", "all_to_all") else (elements,)
-        self.inputs = [sample(r, shape, torch.float, seed) for r in self.ranks]
-        given = self.inputs[mine].clone()
-        self.part = slice(mine * elements, (mine + 1) * elements)
-        self.output = torch.empty(elements)
-        self.root = choose.randrange(size)
-        if self.kind == "all_reduce":
-            self.output = given
-            self.work = dist.all_reduce(given, SUMS[self.op], group, async_op=True)
-        elif self.kind == "broadcast":
-            self.output = given
-            self.work = dist.broadcast(given, group_src=self.root, group=group, async_op=True)
-        elif self.kind == "all_gather":
-            self.output = torch.empty(size, elements)
-            self.work = dist.all_gather(list(self.output), given, group, async_op=True)
-        elif self.kind == "reduce_scatter":
-            self.work = reduce_scatter_single(
-                self.output, given, SUMS[self.op], group, async_op=True
-            )
-        else:
-            self.output = torch.empty(shape)
-            self.work = dist.all_to_all_single(self.output, given, group=group, async_op=True)
-
-    def check(self):
-        assert self.work.wait()
-        if self.kind == "all_reduce":
-            assert_reduced(self.output, self.inputs, self.op)
-        elif self.kind == "broadcast":
-            assert_same(self.output, self.inputs[self.root])
-        elif self.kind == "all_gather":
-            assert_same(self.output, torch.stack(self.inputs))
-        elif self.kind == "reduce_scatter":
-            assert_reduced(self.output, [t[self.part] for t in self.inputs], self.op)
-        else:
-            assert_same(self.output, torch.cat([t[self.part] for t in self.inputs]))
+def issued(seed, group=None):
+    """A random collective in flight, to be checked."""
+    choose = random.Random(seed)
+    case = Case(
+        choose.choice([*REDUCING, *MOVING[:-1]]),
+        choose.choice(["SUM", "AVG", "MAX"]),
+        shape=(choose.choice([1, 3, 100, 5000, 70_001]),),
+        root=choose.randrange(dist.get_world_size(group)),
+        async_op=True,
+        seed=seed,
+    )
+    return Runner(case, group)
 
 
 def outstanding(seed, count):
     """Wait in another order on every rank."""
-    issued = [Issued(1000 * seed + number) for number in range(count)]
-    random.Random(dist.get_rank()).shuffle(issued)
-    for one in issued:
+    works = [issued(1000 * seed + number) for number in range(count)]
+    random.Random(dist.get_rank()).shuffle(works)
+    for one in works:
         one.check()
 
 
 def mixed_with_synchronous(seed, count):
     """Synchronous collectives overtake nothing: all ranks issue the same order."""
-    issued = []
+    works = []
     for number in range(count):
-        issued.append(Issued(1000 * seed + number))
+        works.append(issued(1000 * seed + number))
         tensor = torch.full((5,), float(number))
         dist.all_reduce(tensor)
         assert_same(tensor, torch.full((5,), float(number) * dist.get_world_size()))
-    for one in issued:
+    for one in works:
         one.check()
 
 
@@ -104,8 +68,7 @@ def groups_in_opposite_orders(rounds):
     groups = [dist.new_group(everyone) for _ in range(2)]
     for number in range(rounds):
         order = [0, 1] if dist.get_rank() % 2 == 0 else [1, 0]
-        issued = [Issued(10 * number + which, groups[which]) for which in order]
-        for one in issued:
+        for one in [issued(10 * number + which, groups[which]) for which in order]:
             one.check()
 
 
@@ -117,7 +80,7 @@ def threads_on_own_groups(threads, rounds):
     def work(which):
         try:
             for number in range(rounds):
-                Issued(1000 * which + number, groups[which]).check()
+                issued(1000 * which + number, groups[which]).check()
                 tensor = torch.full((7,), float(which))
                 dist.all_reduce(tensor, group=groups[which])
                 assert_same(tensor, torch.full((7,), float(which * len(everyone))))
@@ -136,12 +99,12 @@ def threads_on_own_groups(threads, rounds):
 
 def threads_that_come_and_go(threads):
     """Every collective is issued by a thread that has ended when it is waited for."""
-    issued = []
+    works = []
     for number in range(threads):
-        thread = threading.Thread(target=lambda number=number: issued.append(Issued(number)))
+        thread = threading.Thread(target=lambda number=number: works.append(issued(number)))
         thread.start()
         thread.join()
-    for one in issued:
+    for one in works:
         one.check()
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from backend import TORCH, all_gather_single, beyond_gloo, reduce_scatter_single
+from backend import TORCH, beyond_gloo
+from collective_cases import MOVING, REDUCING, Case, Runner
 from oracle import assert_same
 from suite_rules import bound
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
@@ -25,45 +26,12 @@ def eventually(condition):
 
 
 def issue(name):
-    """Issue one collective of ones; return its handle and the outputs its future must hold."""
-    mine, size = dist.get_rank(), dist.get_world_size()
-    ones, wide, empty = torch.ones(4), torch.ones(4 * size), torch.empty(4)
-    many = [torch.empty(4) for _ in range(size)]
-    if name == "all_reduce":
-        return dist.all_reduce(ones, async_op=True), [ones]
-    if name == "broadcast":
-        return dist.broadcast(ones, 0, async_op=True), [ones]
-    if name == "all_gather_single":
-        wide.zero_()
-        return all_gather_single(wide, ones, async_op=True), [wide]
-    if name == "all_gather":
-        return dist.all_gather(many, ones, async_op=True), many
-    if name == "reduce":
-        return dist.reduce(ones, 0, async_op=True), [ones]
-    if name == "gather":
-        outputs = many if mine == 0 else None
-        return dist.gather(ones, outputs, 0, async_op=True), outputs or []
-    if name == "scatter":
-        inputs = [torch.ones(4) for _ in range(size)] if mine == 0 else None
-        return dist.scatter(empty, inputs, 0, async_op=True), [empty]
-    if name == "reduce_scatter":
-        inputs = [torch.ones(4) for _ in range(size)]
-        return dist.reduce_scatter(empty, inputs, async_op=True), [empty]
-    if name == "reduce_scatter_single":
-        return reduce_scatter_single(empty, wide, async_op=True), [empty]
-    if name == "all_to_all":
-        return dist.all_to_all(many, [torch.ones(4) for _ in range(size)], async_op=True), many
-    if name == "all_to_all_single":
-        output = torch.empty(4 * size)
-        return dist.all_to_all_single(output, wide, async_op=True), [output]
-    assert name == "barrier", name
-    return dist.barrier(async_op=True), []
+    """Issue one collective; return its handle and the outputs its future must hold."""
+    runner = Runner(Case(name, shape=(4,), async_op=True))
+    return runner.work, runner.outputs
 
 
-COLLECTIVES = [
-    "all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce", "gather", "scatter",
-    "reduce_scatter", "reduce_scatter_single", "all_to_all", "all_to_all_single", "barrier",
-]  # fmt: skip
+COLLECTIVES = [*REDUCING, *MOVING[:-1], "barrier"]
 GLOO_ENDS = [name for name in COLLECTIVES if not name.startswith("reduce_scatter")]
 GLOO_GIVES_OUTPUTS = [name for name in GLOO_ENDS if name != "all_gather_single"]
 
@@ -81,13 +49,13 @@ def flattened(value):
 def life_of_a_handle(name):
     if dist.get_rank() == 1:
         time.sleep(0.05)
-    work, outputs = issue(name)
+    runner = Runner(Case(name, shape=(4,), async_op=True))
+    work = runner.work
     eventually(work.is_completed)  # without a wait
     assert work.is_success()
     assert TORCH < (2, 13) or work.exception() is None  # 2.11 has no Python type for it
     assert work.wait() and work.wait(timedelta(seconds=5)) and work.is_completed()
-    for output in outputs:
-        assert output.min() >= 1.0
+    runner.check()
 
 
 def future_of(name):

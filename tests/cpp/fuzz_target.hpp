@@ -1,11 +1,13 @@
-// A fuzz target is a file with these two functions. fuzz_driver.cpp mutates its seeds; with clang
-// the same file is linked with -fsanitize=fuzzer besides, and the driver writes the first corpus.
+// A fuzz target is a file with these two functions, linked with libFuzzer. Its seeds are written
+// into the folder FUZZ_CORPUS before the first run.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <vector>
 
 namespace fuzz {
@@ -52,3 +54,15 @@ class Reader {
 }  // namespace fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+
+extern "C" inline __attribute__((used)) int LLVMFuzzerInitialize(int*, char***) {
+  const std::vector<fuzz::Bytes> all = fuzz::seeds();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::ofstream file(std::string(std::getenv("FUZZ_CORPUS")) + "/seed" + std::to_string(i),
+                       std::ios::binary);
+    file.write(reinterpret_cast<const char*>(all[i].data()),
+               static_cast<std::streamsize>(all[i].size()));
+    FUZZ_CHECK(file.flush());
+  }
+  return 0;
+}

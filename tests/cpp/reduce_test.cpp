@@ -1,10 +1,5 @@
 // csrc/reduce against a slow oracle, bit for bit: every type, operation and instruction set.
-//
-//   g++ -std=c++17 -O3 -o reduce_test tests/cpp/reduce_test.cpp csrc/{reduce/*,base/dtype}.cpp
-//   ./reduce_test && ./reduce_test --bench
-//
-// and once more with -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all.
-#include <chrono>
+// tests/cpp/sanitize.sh builds and runs it.
 #include <utility>
 
 #include "reduce_case.hpp"
@@ -226,44 +221,10 @@ void testErrors(const std::vector<std::string>& isas) {
   }
 }
 
-void benchOne(const char* isa, DType dtype, int k, std::size_t bytes) {
-  std::vector<std::vector<char>> buffers(static_cast<std::size_t>(k) + 1, std::vector<char>(bytes));
-  std::vector<const void*> srcs;
-  for (int j = 1; j <= k; ++j) srcs.push_back(buffers[j].data());
-  const ReduceArgs args{buffers[0].data(), srcs.data(), k, bytes / elementSize(dtype)};
-  const auto reduce = reduceFunction(dtype, ReduceOp::Sum);
-  const auto calls = static_cast<int>((std::size_t{64} << 20) / bytes);
-  double best = 1e9;
-  for (int trial = 0; trial < 15; ++trial) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < calls; ++i) reduce(args);
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    best = std::min(best, took.count() / calls);
-  }
-  std::printf("%-9s %-9s %3d %7zu %8.1f\n", isa, dtypeName(dtype), k, bytes >> 10,
-              static_cast<double>(bytes) * (k + 1) / best / 1e9);
-}
-
-void bench(const std::vector<std::string>& isas) {
-  std::printf("SUM by one thread; KiB of one source; GB/s read and written, best of 15\n");
-  std::printf("%-9s %-9s %3s %7s %8s\n", "isa", "dtype", "k", "KiB", "GB/s");
-  for (const std::string& isa : isas) {
-    fastcoll::setReduceIsa(isa.c_str());
-    for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float16}) {
-      for (const std::size_t kib : {64, 256, 16384}) benchOne(isa.c_str(), dtype, 2, kib << 10);
-      for (const int k : {4, 8, 16}) benchOne(isa.c_str(), dtype, k, std::size_t{64} << 10);
-    }
-  }
-}
-
 }  // namespace
 
-int main(int argc, char** argv) {
+int main() {
   const auto isas = availableIsas();
-  if (argc > 1 && std::strcmp(argv[1], "--bench") == 0) {
-    bench(isas);
-    return 0;
-  }
   testErrors(isas);
   testAllHalves(isas);
   testCasts(isas);

@@ -3,11 +3,12 @@
 The device is the recording one, over a stand-in for NCCL; or, in tests/gpu, a GPU, over NCCL itself.
 """
 
+import dataclasses
 import os
 
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, reduce_scatter_single
+from collective_cases import Case, run
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 __all__ = ["BETWEEN", "CASES", "DEVICE"]
@@ -47,47 +48,6 @@ def all_reduce(async_op):
     same(x, sum(sample(rank, 1000) for rank in ranks()) + 1)
 
 
-def all_reduce_of_strides(async_op):
-    x = mine(20, 30)
-    ended(dist.all_reduce(x[:, ::3], async_op=async_op))
-    expected = sample(dist.get_rank(), 20, 30)
-    expected[:, ::3] = sum(sample(rank, 20, 30)[:, ::3] for rank in ranks())
-    same(x, expected)
-
-
-def average(async_op):
-    x = mine(77)
-    ended(dist.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op))
-    same(x, sum(sample(rank, 77) for rank in ranks()) / len(ranks()))
-
-
-def nothing(async_op):
-    x = torch.empty(0, device=DEVICE)
-    ended(dist.all_reduce(x, async_op=async_op))
-    assert x.numel() == 0
-
-
-def broadcast(async_op):
-    root = len(ranks()) - 1
-    x = mine(33, dtype=torch.float64)
-    ended(dist.broadcast(x, root, async_op=async_op))
-    same(x, sample(root, 33, dtype=torch.float64))
-
-
-def reduce(async_op):
-    x = mine(50)
-    ended(dist.reduce(x, 0, async_op=async_op))
-    if dist.get_rank() == 0:
-        same(x, sum(sample(rank, 50) for rank in ranks()))
-
-
-def all_gather(async_op):
-    outputs = [torch.empty(9, device=DEVICE) for _ in ranks()]
-    ended(dist.all_gather(outputs, mine(9), async_op=async_op))
-    for rank in ranks():
-        same(outputs[rank], sample(rank, 9))
-
-
 def all_gather_uneven(async_op):
     outputs = [torch.empty(9 + rank, device=DEVICE) for rank in ranks()]
     ended(dist.all_gather(outputs, mine(9 + dist.get_rank()), async_op=async_op))
@@ -95,67 +55,11 @@ def all_gather_uneven(async_op):
         same(outputs[rank], sample(rank, 9 + rank))
 
 
-def all_gather_into_tensor(async_op):
-    output = torch.empty(len(ranks()) * 8, device=DEVICE)
-    ended(all_gather_single(output, mine(8), async_op=async_op))
-    same(output, torch.cat([sample(rank, 8) for rank in ranks()]))
-
-
-def reduce_scatter(async_op):
-    inputs = list(mine(len(ranks()), 6).unbind())
-    inputs = [piece.clone() for piece in inputs]
-    output = torch.empty(6, device=DEVICE)
-    ended(dist.reduce_scatter(output, inputs, async_op=async_op))
-    same(output, sum(sample(rank, len(ranks()), 6)[dist.get_rank()] for rank in ranks()))
-
-
 def reduce_scatter_uneven(async_op):
     inputs = [mine(6 + rank) for rank in ranks()]
     output = torch.empty(6 + dist.get_rank(), device=DEVICE)
     ended(dist.reduce_scatter(output, inputs, async_op=async_op))
     same(output, sum(sample(rank, 6 + dist.get_rank()) for rank in ranks()))
-
-
-def reduce_scatter_tensor(async_op):
-    output = torch.empty(6, dtype=torch.bfloat16, device=DEVICE)
-    whole = torch.arange(6 * len(ranks())).bfloat16()
-    ended(reduce_scatter_single(output, whole.to(DEVICE), async_op=async_op))
-    same(output, (whole * len(ranks())).chunk(len(ranks()))[dist.get_rank()])
-
-
-def gather(async_op):
-    outputs = [torch.empty(5, device=DEVICE) for _ in ranks()] if dist.get_rank() == 0 else None
-    ended(dist.gather(mine(5), outputs, 0, async_op=async_op))
-    for rank, output in enumerate(outputs or []):
-        same(output, sample(rank, 5))
-
-
-def scatter(async_op):
-    root = len(ranks()) - 1
-    inputs = None
-    if dist.get_rank() == root:
-        inputs = [sample(rank, 5).to(DEVICE) for rank in ranks()]
-    output = torch.empty(5, device=DEVICE)
-    ended(dist.scatter(output, inputs, root, async_op=async_op))
-    same(output, sample(dist.get_rank(), 5))
-
-
-def all_to_all(async_op):
-    inputs = [sample(10 * dist.get_rank() + rank, 4).to(DEVICE) for rank in ranks()]
-    outputs = [torch.empty(4, device=DEVICE) for _ in ranks()]
-    ended(dist.all_to_all(outputs, inputs, async_op=async_op))
-    for rank in ranks():
-        same(outputs[rank], sample(10 * rank + dist.get_rank(), 4))
-
-
-def all_to_all_single_uneven(async_op):
-    """Rank a sends a + b rows to rank b."""
-    me = dist.get_rank()
-    splits = [me + rank for rank in ranks()]
-    source = torch.cat([torch.full((me + rank, 2), float(10 * me + rank)) for rank in ranks()])
-    output = torch.empty(sum(splits), 2, device=DEVICE)
-    ended(dist.all_to_all_single(output, source.to(DEVICE), splits, splits, async_op=async_op))
-    same(output, torch.cat([torch.full((me + rank, 2), float(10 * rank + me)) for rank in ranks()]))
 
 
 def lists(async_op):
@@ -227,23 +131,45 @@ def objects(async_op):
     all_reduce(async_op)
 
 
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A call of the table that all backends share."""
+
+    case: Case
+
+    @property
+    def __name__(self) -> str:
+        return f"{self.case.collective} of {self.case.given_layout}, {self.case.op}"
+
+    def __call__(self, async_op):
+        run(dataclasses.replace(self.case, async_op=async_op, device=DEVICE))
+
+
+UNEVEN = tuple(tuple(a + b for b in range(3)) for a in range(3))
+
 CASES = [
+    *map(
+        Checked,
+        [
+            Case("all_reduce", shape=(1000,)),
+            Case("all_reduce", shape=(20, 10), output_layout="step"),
+            Case("all_reduce", "AVG", shape=(77,)),
+            Case("all_reduce", shape=(0,)),
+            Case("broadcast", dtype=torch.double, root=-1),
+            Case("reduce"),
+            Case("all_gather"),
+            Case("all_gather_single"),
+            Case("reduce_scatter"),
+            Case("reduce_scatter_single", dtype=torch.bfloat16),
+            Case("gather"),
+            Case("scatter", root=-1),
+            Case("all_to_all"),
+            Case("all_to_all_single", shape=(1, 2), splits=UNEVEN),
+        ],
+    ),
     all_reduce,
-    all_reduce_of_strides,
-    average,
-    nothing,
-    broadcast,
-    reduce,
-    all_gather,
     all_gather_uneven,
-    all_gather_into_tensor,
-    reduce_scatter,
     reduce_scatter_uneven,
-    reduce_scatter_tensor,
-    gather,
-    scatter,
-    all_to_all,
-    all_to_all_single_uneven,
     lists,
     batch,
     pairs,

@@ -183,6 +183,32 @@ def between_devices_without_order():
     assert only("race").second.what == "aten::copy_"
 
 
+def reported_accesses():
+    """The log says of each operator what it read and what it wrote."""
+    a, b = torch.ones(4, device="recording:0"), torch.ones(4, device="recording:0")
+    out = torch.empty(4, device="recording:0")
+    recording.clear()
+    torch.mul(a, b, out=out)
+    a.copy_(b)
+    out[1:3].zero_()
+    touches = [
+        (entry.what, [(touch.address, touch.bytes, touch.write) for touch in entry.touches])
+        for entry in recording.log("launch")
+    ]
+    assert touches == [
+        (
+            "aten::mul",
+            [(a.data_ptr(), 16, False), (b.data_ptr(), 16, False), (out.data_ptr(), 16, True)],
+        ),
+        ("aten::copy_", [(b.data_ptr(), 16, False), (a.data_ptr(), 16, True)]),
+        ("aten::zero_", [(out.data_ptr() + 4, 8, True)]),
+    ]
+
+
+def new_memory_holds_no_zeros():
+    assert torch.empty(4, device="recording:0").abs().min().item() > 1e28
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -200,6 +226,8 @@ def between_devices_without_order():
         new_memory_while_its_stream_is_busy,
         memory_in_use_again_before_the_other_stream_is_done,
         between_devices_without_order,
+        reported_accesses,
+        new_memory_holds_no_zeros,
     ],
 )
 def test_finds(device_world, case):

@@ -70,7 +70,18 @@ static void report(const Operation* op, const void* stream) {
   if (writes) access(stream, op->recv, op->kind == ALL_GATHER ? all : bytes, 1, name);
 }
 
-static Status submit(Operation op, const void* stream) {
+/// `reduction` is 0 for what reduces nothing, and `root` for what has none; it is the peer of a
+/// message.
+static Status submit(Comm* comm, const void* stream, Kind kind, const void* send, void* recv,
+                     size_t count, int type, int reduction, int root) {
+  Operation op = {.comm = comm,
+                  .kind = kind,
+                  .send = send,
+                  .recv = recv,
+                  .count = count,
+                  .type = type,
+                  .op = reduction,
+                  .root = root};
   const char* name = kind_names[op.kind];
   record(name, op.comm, stream, op.count, op.type, op.op, op.root);
   Status status = check(&op);
@@ -91,37 +102,15 @@ static Status submit(Operation op, const void* stream) {
 #define CALL(Name, ...) EXPORT Status Name(__VA_ARGS__, Comm* comm, const void* stream)
 
 CALL(ncclAllReduce, const void* send, void* recv, size_t count, int type, int op) {
-  return submit((Operation){.comm = comm,
-                            .kind = ALL_REDUCE,
-                            .send = send,
-                            .recv = recv,
-                            .count = count,
-                            .type = type,
-                            .op = op},
-                stream);
+  return submit(comm, stream, ALL_REDUCE, send, recv, count, type, op, 0);
 }
 
 CALL(ncclReduce, const void* send, void* recv, size_t count, int type, int op, int root) {
-  return submit((Operation){.comm = comm,
-                            .kind = REDUCE,
-                            .send = send,
-                            .recv = recv,
-                            .count = count,
-                            .type = type,
-                            .op = op,
-                            .root = root},
-                stream);
+  return submit(comm, stream, REDUCE, send, recv, count, type, op, root);
 }
 
 CALL(ncclBroadcast, const void* send, void* recv, size_t count, int type, int root) {
-  return submit((Operation){.comm = comm,
-                            .kind = BROADCAST,
-                            .send = send,
-                            .recv = recv,
-                            .count = count,
-                            .type = type,
-                            .root = root},
-                stream);
+  return submit(comm, stream, BROADCAST, send, recv, count, type, 0, root);
 }
 
 CALL(ncclBcast, void* buffer, size_t count, int type, int root) {
@@ -129,38 +118,19 @@ CALL(ncclBcast, void* buffer, size_t count, int type, int root) {
 }
 
 CALL(ncclAllGather, const void* send, void* recv, size_t count, int type) {
-  return submit((Operation){.comm = comm,
-                            .kind = ALL_GATHER,
-                            .send = send,
-                            .recv = recv,
-                            .count = count,
-                            .type = type},
-                stream);
+  return submit(comm, stream, ALL_GATHER, send, recv, count, type, 0, 0);
 }
 
 CALL(ncclReduceScatter, const void* send, void* recv, size_t count, int type, int op) {
-  return submit((Operation){.comm = comm,
-                            .kind = REDUCE_SCATTER,
-                            .send = send,
-                            .recv = recv,
-                            .count = count,
-                            .type = type,
-                            .op = op},
-                stream);
+  return submit(comm, stream, REDUCE_SCATTER, send, recv, count, type, op, 0);
 }
 
 CALL(ncclSend, const void* send, size_t count, int type, int peer) {
-  return submit(
-      (Operation){
-          .comm = comm, .kind = SEND, .send = send, .count = count, .type = type, .root = peer},
-      stream);
+  return submit(comm, stream, SEND, send, NULL, count, type, 0, peer);
 }
 
 CALL(ncclRecv, void* recv, size_t count, int type, int peer) {
-  return submit(
-      (Operation){
-          .comm = comm, .kind = RECV, .recv = recv, .count = count, .type = type, .root = peer},
-      stream);
+  return submit(comm, stream, RECV, NULL, recv, count, type, 0, peer);
 }
 
 EXPORT Status ncclGroupStart(void) {

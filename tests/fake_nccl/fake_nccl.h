@@ -133,7 +133,7 @@ void reduce(void* out, int ranks, const void* const inputs[], const double facto
 Status new_id(UniqueId* id);
 void forget_id(const UniqueId* id);
 void forget_own_id(const UniqueId* id);
-Status join(Comm* comm, const UniqueId* id, bool wait);
+Status join(Comm* comm, const UniqueId* id);
 void leave(Comm* comm);
 Status barrier(Comm* comm);
 void rest(unsigned turn);

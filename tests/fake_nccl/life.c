@@ -67,7 +67,7 @@ static Status create(Comm** out, int size, const UniqueId* id, int rank, const C
   *(Comm* volatile*)out = comm;
   Status status = struck.status;
   if (status == OK && struck.hang) status = hang(comm, name);
-  if (status == OK) status = join(comm, id, true);
+  if (status == OK) status = join(comm, id);
   if (status != OK) {
     forget_own_id(id);
     *(Comm* volatile*)out = NULL;
@@ -146,19 +146,6 @@ EXPORT Status ncclCommInitRankConfig(Comm** comm, int size, UniqueId id, int ran
 
 EXPORT Status ncclCommInitRank(Comm** comm, int size, UniqueId id, int rank) {
   return create(comm, size, &id, rank, NULL, "initRank");
-}
-
-/// All ranks are this process's: nobody is waited for.
-EXPORT Status ncclCommInitAll(Comm** comms, int size, const int* devices) {
-  UniqueId id;
-  Status status = size < 1 || size > MAX_RANKS ? error(INVALID_ARGUMENT, "initAll: %d ranks", size)
-                                               : new_id(&id);
-  for (int rank = 0; status == OK && rank < size; ++rank) {
-    comms[rank] = new_comm(size, rank, devices ? devices[rank] : rank);
-    record("initAll", comms[rank], NULL, 0, -1, -1, rank);
-    status = join(comms[rank], &id, false);
-  }
-  return status;
 }
 
 typedef struct {
@@ -371,6 +358,7 @@ EXPORT Status ncclCommWindowDeregister(Comm* comm, void* window) {
   EXPORT Status Name(void) {                                      \
     return error(INVALID_USAGE, "the stand-in has no %s", #Name); \
   }
+MISSING(ncclCommInitAll)
 MISSING(ncclWinGetUserPtr)
 MISSING(ncclDevCommCreate)
 MISSING(ncclDevCommDestroy)

@@ -97,8 +97,8 @@ static bool given_up(const Comm* comm) {
   return atomic_load(&comm->aborted) || (comm->parent && atomic_load(&comm->parent->aborted));
 }
 
-/// Maps the memory that the id names and, if asked to, waits for all ranks.
-Status join(Comm* comm, const UniqueId* id, bool wait) {
+/// Maps the memory that the id names and waits for all ranks.
+Status join(Comm* comm, const UniqueId* id) {
   if (id->internal[0] != '/' || !memchr(id->internal, 0, ID_BYTES)) {
     return error(INVALID_ARGUMENT, "these bytes are no unique id");
   }
@@ -124,7 +124,7 @@ Status join(Comm* comm, const UniqueId* id, bool wait) {
   }
   if (atomic_fetch_add(&comm->shared->here, 1) + 1 == comm->size) forget_id(id);
   const int before = atomic_load(&released);
-  for (unsigned turn = 0; wait && atomic_load(&comm->shared->here) < comm->size; ++turn) {
+  for (unsigned turn = 0; atomic_load(&comm->shared->here) < comm->size; ++turn) {
     if (given_up(comm) || atomic_load(&released) != before) {
       return fail_to_join(comm, id,
                           error(INTERNAL_ERROR, "the init of rank %d was aborted", comm->rank));

@@ -3,10 +3,13 @@
 That the ring was not used shows in the memory that the process holds: it is reserved at its first use.
 """
 
+import dataclasses
+
 import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from collective_cases import Case, Runner
 from oracle import (
     FLOATS,
     INTEGERS,
@@ -41,24 +44,6 @@ def place(tensor: torch.Tensor, shared: bool) -> torch.Tensor:
     return copy.view(tensor.shape).copy_(tensor)
 
 
-def all_reduce(shared, dtype):
-    ranks = range(here().size)
-    inputs = [sample(rank, (COUNT,), dtype) for rank in ranks]
-    tensor = place(inputs[here().rank], shared)
-    dist.all_reduce(tensor)
-    assert_reduced(tensor, inputs, "SUM")
-    return tensor
-
-
-def all_gather(shared, dtype):
-    inputs = [sample(rank, (COUNT,), dtype) for rank in range(here().size)]
-    tensor = place(inputs[here().rank], shared)
-    output = torch.empty(here().size * COUNT, dtype=dtype)
-    all_gather_single(output, tensor)
-    assert_same(output, torch.cat(inputs))
-    return tensor
-
-
 def all_gather_in_place(shared, dtype):
     inputs = [sample(rank, (COUNT,), dtype) for rank in range(here().size)]
     output = place(torch.zeros(here().size, COUNT, dtype=dtype), shared)
@@ -66,15 +51,6 @@ def all_gather_in_place(shared, dtype):
     all_gather_single(output.view(-1), output[here().rank])
     assert_same(output, torch.stack(inputs))
     return output
-
-
-def reduce_scatter(shared, dtype):
-    inputs = [sample(rank, (here().size, COUNT), dtype) for rank in range(here().size)]
-    tensor = place(inputs[here().rank], shared)
-    output = torch.empty(COUNT, dtype=dtype)
-    reduce_scatter_single(output, tensor)
-    assert_reduced(output, [rows[here().rank] for rows in inputs], "SUM")
-    return tensor
 
 
 def reduce_scatter_in_place(shared, dtype):
@@ -85,43 +61,42 @@ def reduce_scatter_in_place(shared, dtype):
     return tensor
 
 
-def broadcast(shared, dtype):
-    expected = sample(1, (COUNT,), dtype)
-    tensor = place(expected if here().rank == 1 else torch.zeros_like(expected), shared)
-    dist.broadcast(tensor, 1)
-    assert_same(tensor, expected)
-    return tensor
-
-
-def all_to_all(shared, dtype):
-    size, mine = here().size, here().rank
-    # Rank r sends COUNT + r + 3 * to elements to rank `to`.
-    splits = [[COUNT + r + 3 * to for to in range(size)] for r in range(size)]
-    inputs = [sample(r, (sum(splits[r]),), dtype) for r in range(size)]
-    tensor = place(inputs[mine], shared)
-    expected = [inputs[r].split(splits[r])[mine] for r in range(size)]
-    output = torch.empty(sum(part.numel() for part in expected), dtype=dtype)
-    dist.all_to_all_single(output, tensor, [part.numel() for part in expected], splits[mine])
-    assert_same(output, torch.cat(expected))
-    return tensor
-
-
 CALLS = [
-    all_reduce,
-    all_gather,
+    Case("all_reduce", shape=(COUNT,), output_layout="shared"),
+    Case("all_gather_single", shape=(COUNT,), given_layout="shared"),
+    Case("reduce_scatter_single", shape=(COUNT,), given_layout="shared"),
+    Case("broadcast", shape=(COUNT,), output_layout="shared", root=1),
+    # Rank r sends COUNT + r + 3 * to elements to rank `to`.
+    Case(
+        "all_to_all_single",
+        shape=(1,),
+        given_layout="shared",
+        splits=tuple(tuple(COUNT + r + 3 * to for to in range(3)) for r in range(3)),
+    ),
     all_gather_in_place,
-    reduce_scatter,
     reduce_scatter_in_place,
-    broadcast,
-    all_to_all,
 ]
+
+each_call = pytest.mark.parametrize(
+    "call", CALLS, ids=lambda call: getattr(call, "collective", None) or call.__name__
+)
+
+
+def checked(call, shared, dtype):
+    """Return the tensor that lies in shared memory, or would, of a call that gave what it must."""
+    if not isinstance(call, Case):
+        return call(shared, dtype)
+    elsewhere = {} if shared else {"given_layout": "contiguous", "output_layout": "contiguous"}
+    runner = Runner(dataclasses.replace(call, dtype=dtype, **elsewhere))
+    runner.check()
+    return runner.given[0][0] if runner.given else runner.outputs[0]
 
 
 def direct(call, dtype):
     dist.barrier()
     before = shared_bytes()
     for _ in range(4):
-        tensor = call(True, dtype)
+        tensor = checked(call, True, dtype)
         held = tensor.untyped_storage().nbytes()
         assert shared_bytes() <= before + held + (1 << 16), "the ring was reserved"
         tensor.fill_(0)  # a peer that still read would get zeros
@@ -133,20 +108,21 @@ def mixed(call, dtype):
     root = 1  # whose memory decides alone in a broadcast
     dist.barrier()
     before = shared_bytes()
+    broadcast = getattr(call, "collective", "") == "broadcast"
     for _ in range(3):
-        call(here().rank != root, dtype)
-    assert shared_bytes() >= before + (RING if call is not broadcast or here().rank == root else 0)
+        checked(call, here().rank != root, dtype)
+    assert shared_bytes() >= before + (RING if not broadcast or here().rank == root else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16], ids=["float", "bfloat16"])
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("call", CALLS)
+@each_call
 def test_read_where_it_is(world, call, size, dtype):
     world(size).run(direct, call, dtype, fresh=True)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("call", CALLS)
+@each_call
 def test_one_message_elsewhere(world, call, size):
     world(size).run(mixed, call, torch.float, fresh=True)
 
