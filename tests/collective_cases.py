@@ -146,6 +146,7 @@ class Runner:
     Attributes:
         work: the call's handle, if the case is asynchronous.
         outputs: the tensors that the call writes, on this rank.
+        before: what ``versions`` was when the call began.
     """
 
     def __init__(self, case: Case, group: dist.ProcessGroup | None = None) -> None:
@@ -158,6 +159,7 @@ class Runner:
         self.given: list[tuple[Tensor, Tensor]] = []
         self.outputs: list[Tensor] = []
         self.work: dist.Work | None = None
+        self.before: list[int] = []
         self._checks = globals()[case.collective](self, case, range(self.size))
         next(self._checks)
 
@@ -194,8 +196,13 @@ class Runner:
 
     def call(self, collective: Callable, *tensors: Any, **options: Any) -> None:
         options |= {"group": self.group, "async_op": self.case.async_op}
+        self.before = self.versions()
         self.work = collective(*tensors, **options)
         assert (self.work is not None) == self.case.async_op
+
+    def versions(self) -> list[int]:
+        """Return how often autograd was told of a change of each output, then of each input."""
+        return [tensor._version for tensor in (*self.outputs, *(given for given, _ in self.given))]
 
     def check(self) -> bytes:
         """Wait for the call, check what it promises, and return the bits of the outputs."""
@@ -319,6 +326,7 @@ def ring(r: Runner, case: Case, ranks: range) -> Iterator[None]:
     before, after = (r.mine - 1) % r.size, (r.mine + 1) % r.size
     output = r.out()
     given = r.give(r.sent(r.mine))
+    r.before = r.versions()
     sending = dist.isend(given, group=r.group, group_dst=after, tag=r.at)
     if case.async_op:
         r.work = dist.irecv(output, group=r.group, group_src=before, tag=r.at)

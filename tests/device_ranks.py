@@ -10,8 +10,20 @@ from pathlib import Path
 import recording_device
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
-__all__ = ["DEVICE", "build", "build_stand_in", "called", "inject", "prepare", "stand_in", "until"]
+__all__ = [
+    "DEVICE",
+    "build",
+    "build_stand_in",
+    "called",
+    "fault_of",
+    "has_failed",
+    "inject",
+    "prepare",
+    "stand_in",
+    "until",
+]
 
 DEVICE = "recording"
 _FAKE_NCCL = Path(__file__).parent / "fake_nccl"
@@ -57,6 +69,20 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "it has not come to pass"
         time.sleep(0.02)
+
+
+def fault_of(call: Callable[[], object]) -> tuple[str, float]:
+    """Returns the text of the fault that a call must raise, and after how many seconds it came."""
+    start = time.monotonic()
+    try:
+        call()
+    except dist.DistBackendError as error:
+        return str(error), time.monotonic() - start
+    raise AssertionError("expected a fault, got none")
+
+
+def has_failed(group: dist.ProcessGroup, device: str = DEVICE) -> bool:
+    return group._get_backend(torch.device(device)).get_error() != ErrorType.SUCCESS
 
 
 def prepare() -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
+from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from backend import BACKEND
 from world_rank import Call, Function, here, serve
 
-__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here"]
+__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here", "init_group"]
 
 DEADLINE = 90.0
 """Seconds that a call may take."""
@@ -42,6 +43,20 @@ def _is_late(name: str, value: str) -> bool:
     """Return whether a fork of a process with torch loaded can still be given this variable."""
     given = os.environ.get(name) == value
     return given or (name.startswith(("FASTCOLL_", "DDP_")) and name not in AT_IMPORT)
+
+
+def init_group(
+    name: str = "store", seconds: float = 30.0, backend: str = BACKEND, **options: Any
+) -> None:
+    """Make the default group of ranks that run without one; they meet in a file of this name."""
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(str(here().scratch / name), here().size),
+        rank=here().rank,
+        world_size=here().size,
+        timeout=timedelta(seconds=seconds),
+        **options,
+    )
 
 
 class RanksFailed(AssertionError):

@@ -14,7 +14,7 @@ from backend import BACKEND, TORCH, beyond_gloo, since
 from oracle import assert_same
 from own_threads import thread_names
 from suite_rules import bound
-from world import Worlds, here
+from world import Worlds, here, init_group
 
 CPU = torch.device("cpu")
 
@@ -81,13 +81,7 @@ def unused_groups_cost_nothing(count):
 
 def made_again(times):
     for number in range(times):
-        dist.init_process_group(
-            BACKEND,
-            init_method=f"file://{here().scratch}/store{number}",
-            rank=here().rank,
-            world_size=here().size,
-            timeout=timedelta(seconds=30),
-        )
+        init_group(f"store{number}")
         everyone = list(range(here().size))
         sum_over(dist.group.WORLD, everyone)
         sum_over(dist.new_group(everyone), everyone)
@@ -100,13 +94,7 @@ def pool_threads():
 
 
 def destroyed_after_a_pooled_thread():
-    dist.init_process_group(
-        BACKEND,
-        init_method=f"file://{here().scratch}/pooled",
-        rank=here().rank,
-        world_size=here().size,
-        timeout=timedelta(seconds=30),
-    )
+    init_group()
     everyone = list(range(here().size))
     # Several at once: whoever waits for the first takes it, and a pooled thread the others.
     for work in [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(8)]:

@@ -5,102 +5,39 @@ not, on every backend alike. NCCL tells of the outputs of all_gather alone, so C
 tests/device. FASTCOLL_DEBUG=TRACE tells of all.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, reduce_scatter_single
+from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
-from torch import Tensor
 from world import Worlds
 
 
-def calls() -> dict[str, tuple[list[Tensor], Callable[[bool], Any]]]:
-    """By name: the tensors that are looked at, and the call on two ranks."""
-    rank, other = dist.get_rank(), 1 - dist.get_rank()
-
-    def ones(count: int = 4) -> Tensor:
-        return torch.ones(count)
-
-    def root(tensors: list[Tensor]) -> list[Tensor] | None:
-        return tensors if rank == 0 else None
-
-    found: dict[str, tuple[list[Tensor], Callable[[bool], Any]]] = {}
-
-    def case(name: str, tensors: list[Tensor], call: Callable[[bool], Any]) -> None:
-        found[name] = (tensors, call)
-
-    a, b, c, d, e = ones(), ones(), ones(), ones(8), [ones(), ones()]
-    case("all_reduce", [a], lambda later: dist.all_reduce(a, async_op=later))
-    case("broadcast", [b], lambda later: dist.broadcast(b, 0, async_op=later))
-    case("reduce", [c], lambda later: dist.reduce(c, 0, async_op=later))
-    f, g = ones(), [ones(), ones()]
-    case("all_gather", [f, *g], lambda later: dist.all_gather(g, f, async_op=later))
-    h = ones()
-    case(
-        "all_gather_into_tensor",
-        [h, d],
-        lambda later: all_gather_single(d, h, async_op=later),
-    )
-    i, j = ones(), [ones(), ones()]
-    case("gather", [i, *j], lambda later: dist.gather(i, root(j), 0, async_op=later))
-    k, m = ones(), [ones(), ones()]
-    case("scatter", [k, *m], lambda later: dist.scatter(k, root(m), 0, async_op=later))
-    n, o = ones(), [ones(), ones()]
-    case("reduce_scatter", [n, *o], lambda later: dist.reduce_scatter(n, o, async_op=later))
-    p, q = ones(), ones(8)
-    case(
-        "reduce_scatter_tensor",
-        [p, q],
-        lambda later: reduce_scatter_single(p, q, async_op=later),
-    )
-    r, s = [ones(), ones()], [ones(), ones()]
-    case("all_to_all", [*r, *s], lambda later: dist.all_to_all(r, s, async_op=later))
-    t, u = ones(), ones()
-    case("all_to_all_single", [t, u], lambda later: dist.all_to_all_single(t, u, async_op=later))
-    case("all_reduce_coalesced", e, lambda later: dist.all_reduce_coalesced(e, async_op=later))
-    v = ones()
-    if rank == 0:
-        case(
-            "send and recv",
-            [v],
-            lambda later: dist.isend(v, other) if later else dist.send(v, other),
-        )
-    else:
-        case(
-            "send and recv",
-            [v],
-            lambda later: dist.irecv(v, other) if later else dist.recv(v, other),
-        )
-    return found
-
-
-def changed(later: bool) -> dict[str, list[bool]]:
+def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, list[bool]]:
     """By call, for each of its tensors: whether its version moved."""
     found = {}
-    for name, (tensors, call) in calls().items():
-        before = [tensor._version for tensor in tensors]
+    for name in [*REDUCING, *MOVING]:
         try:
-            work = call(later)
+            runner = Runner(Case(name, shape=(4,), async_op=later), group)
         except RuntimeError as error:  # torch 2.11's gloo has no all_to_all of lists
             assert str(error) == "Backend gloo does not support alltoall", error
             continue
-        if later:
-            work.wait()
-        found[name] = [tensor._version > old for tensor, old in zip(tensors, before, strict=True)]
-    return found
+        if runner.work is not None:
+            runner.work.wait()
+        after = runner.versions()
+        found[name] = [now > old for now, old in zip(after, runner.before, strict=True)]
+        runner.check()
+    tensors = [torch.ones(4), torch.ones(4)]
+    work = dist.all_reduce_coalesced(tensors, group=group, async_op=later)
+    if later:
+        work.wait()
+    return found | {"all_reduce_coalesced": [tensor._version > 0 for tensor in tensors]}
 
 
 def as_gloo_does(later: bool) -> None:
     ours = changed(later)
     group = dist.new_group(backend="gloo")
-    world, dist.distributed_c10d.GroupMember.WORLD = dist.group.WORLD, group
-    try:
-        gloos = changed(later)
-    finally:
-        dist.distributed_c10d.GroupMember.WORLD = world
+    gloos = changed(later, group)
     assert len(ours) - len(gloos) <= 1
     assert {name: ours[name] for name in gloos} == gloos
     dist.destroy_process_group(group)

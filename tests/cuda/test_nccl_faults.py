@@ -275,22 +275,6 @@ def test_every_status_is_told_with_its_remedy(world: Worlds, stand_in: str) -> N
     assert len({text.rpartition("allReduce. ")[2] for text in texts}) == len(texts)
 
 
-def test_every_call_names_itself(world: Worlds, stand_in: str) -> None:
-    world(1).run(every_call, stand_in, init=False)
-
-
-def test_calls_in_progress_are_waited_for(world: Worlds, stand_in: str) -> None:
-    world(2).run(in_progress, stand_in, init=False)
-
-
-def test_a_split_in_progress_is_waited_for(world: Worlds, stand_in: str) -> None:
-    world(3).run(split_in_progress, stand_in, init=False)
-
-
-def test_a_split_in_progress_for_good_ends_in_time(world: Worlds, stand_in: str) -> None:
-    world(1).run(split_for_good, stand_in, init=False)
-
-
 def test_an_asynchronous_error_is_seen_by_the_next_look(world: Worlds, stand_in: str) -> None:
     for rank, text in enumerate(world(2).run(asynchronous, stand_in, init=False)):
         assert text.startswith(
@@ -306,14 +290,6 @@ def test_an_abort_frees_the_thread_that_hangs_in_a_call(
     world(2).run(hangs, stand_in, name, init=False)
 
 
-def test_a_split_that_not_all_ranks_call_ends(world: Worlds, stand_in: str) -> None:
-    world(2).run(split_hangs, stand_in, init=False)
-
-
-def test_ends_may_come_twice(world: Worlds, stand_in: str) -> None:
-    world(1).run(ends, stand_in, init=False)
-
-
 def test_ends_that_hang_are_left_behind(world: Worlds, stand_in: str) -> None:
     for seconds in world(1).run(ends_that_hang, stand_in, init=False)[0]:
         assert 0.3 <= seconds < bound(5)
@@ -321,3 +297,18 @@ def test_ends_that_hang_are_left_behind(world: Worlds, stand_in: str) -> None:
 
 def test_memory_is_registered(world: Worlds, stand_in: str) -> None:
     assert world(1).run(memory, stand_in, init=False) == [["register", "deregister", "register"]]
+
+
+@pytest.mark.parametrize(
+    "function, size",
+    [
+        (every_call, 1),
+        (in_progress, 2),
+        (split_in_progress, 3),
+        (split_for_good, 1),
+        (split_hangs, 2),
+        (ends, 1),
+    ],
+)
+def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
+    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 import itertools
 import unittest.mock
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
@@ -243,31 +242,9 @@ def aborted_while_it_queues(path: str) -> None:
     assert stand_in.names() == ["groupStart", "abort", "groupEnd"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_messages_may_stand_in_a_group_in_any_order(
-    world: Worlds, stand_in: str, size: int
-) -> None:
-    world(size).run(messages_in_any_order, stand_in, init=False)
-
-
 def test_a_group_issues_when_the_outermost_ends(world: Worlds, stand_in: str) -> None:
     names = ["groupStart", "groupStart", "allReduce", "groupEnd", "broadcast", "groupEnd"]
     assert world(2).run(a_group_issues_at_its_end, stand_in, init=False) == [names, names]
-
-
-def test_nothing_of_a_group_is_issued_when_its_body_raises(world: Worlds, stand_in: str) -> None:
-    world(2).run(a_body_that_raises_issues_nothing, stand_in, init=False)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_ranks_are_divided_by_color_and_ordered_by_key(
-    world: Worlds, stand_in: str, size: int
-) -> None:
-    world(size).run(divided, stand_in, init=False)
-
-
-def test_a_group_may_hold_calls_on_several_communicators(world: Worlds, stand_in: str) -> None:
-    world(2).run(two_communicators_in_a_group, stand_in, init=False)
 
 
 def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> None:
@@ -275,18 +252,24 @@ def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> 
     assert world(2).run(streams, stand_in, init=False) == [expected, expected]
 
 
-def test_communicators_are_made_when_a_device_is_first_used(world: Worlds, stand_in: str) -> None:
-    world(2).run(devices, stand_in, init=False)
-
-
-def test_communicators_that_hang_share_the_time_to_end(world: Worlds, stand_in: str) -> None:
-    world(1).run(ends, stand_in, init=False)
-
-
-def test_pairs_of_ranks_have_communicators(world: Worlds, stand_in: str) -> None:
-    world(3).run(pairs, stand_in, init=False)
-
-
-@pytest.mark.parametrize("case", [an_aborted_group, aborted_while_it_queues])
-def test_what_was_aborted_is_left_alone(world: Worlds, stand_in: str, case: Any) -> None:
-    world(2).run(case, stand_in, init=False)
+@pytest.mark.parametrize(
+    "function, size",
+    [
+        (messages_in_any_order, 1),
+        (messages_in_any_order, 2),
+        (messages_in_any_order, 3),
+        (messages_in_any_order, 4),
+        (a_body_that_raises_issues_nothing, 2),
+        (divided, 2),
+        (divided, 3),
+        (divided, 4),
+        (two_communicators_in_a_group, 2),
+        (devices, 2),
+        (ends, 1),
+        (pairs, 3),
+        (an_aborted_group, 2),
+        (aborted_while_it_queues, 2),
+    ],
+)
+def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
+    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]

@@ -101,31 +101,23 @@ def test_ranks_that_have_not_come_are_named(present: list[int], absent: str) -> 
         )
 
 
-def test_a_restarted_rank_0_is_not_deceived_by_what_the_last_generation_left() -> None:
+def met_after(last: Meeting, first: list[int], others: list[int]) -> None:
+    """Some ranks look into the store that a generation has left, the others come, and all meet."""
+    now = Meeting(3, last.store)
+    now.run(first)
+    now.wait_for_looks()
+    started = now.threads
+    now.run(others)
+    now.threads += started
+    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_restarted_rank_is_not_deceived_by_what_the_last_generation_left(first: int) -> None:
     last = Meeting(3)
     last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
     assert last.end()[1] == b"\xff" * 128  # nothing was deleted
-    now = Meeting(3, last.store)
-    now.run([0])
-    now.wait_for_looks()  # it has found three records, and waits for the ranks that left them
-    started = now.threads
-    now.run([1, 2])
-    now.threads += started
-    assert now.end() == dict.fromkeys(range(3), UNIQUE)
-
-
-@pytest.mark.parametrize("first", [1, 2])
-def test_a_restarted_rank_is_not_deceived_either(first: int) -> None:
-    last = Meeting(3)
-    last.run([0, 1, 2], make_id=lambda: b"\xff" * 128)
-    last.end()
-    now = Meeting(3, last.store)
-    now.run([first])
-    now.wait_for_looks()
-    started = now.threads
-    now.run([0, 3 - first])
-    now.threads += started
-    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+    met_after(last, [first], [rank for rank in range(3) if rank != first])
 
 
 def test_ranks_are_named_also_where_the_last_generation_left_their_records() -> None:
@@ -152,13 +144,7 @@ def test_the_version_of_a_record_of_the_last_generation_does_not_count() -> None
     last = Meeting(3)
     last.run([0, 1, 2], versions=dict.fromkeys(range(3), 22809))
     last.end()
-    now = Meeting(3, last.store)
-    now.run([0, 1])
-    now.wait_for_looks()
-    started = now.threads
-    now.run([2])
-    now.threads += started
-    assert now.end() == dict.fromkeys(range(3), UNIQUE)
+    met_after(last, [0, 1], [2])
 
 
 def test_all_hear_why_rank_0_has_no_id() -> None:
@@ -248,17 +234,6 @@ def init_that_hangs(path: str) -> tuple[str, list[str]]:
     return str(caught.value), names
 
 
-def init_that_fails(path: str) -> str:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    if here().rank == 1:
-        stand_in.inject("fail", "initRank", 2)
-    with pytest.raises(dist.DistBackendError) as caught:
-        create(path)
-    stand_in.clear()
-    return str(caught.value)
-
-
 def init_in_progress_for_good(path: str) -> str:
     stand_in = StandIn.load(path)
     stand_in.clear()
@@ -271,9 +246,11 @@ def init_in_progress_for_good(path: str) -> str:
 
 
 def init_with_status(path: str, status: int) -> str:
+    """Of the last rank."""
     stand_in = StandIn.load(path)
     stand_in.clear()
-    stand_in.inject("fail", "initRank", status)
+    if here().rank == here().size - 1:
+        stand_in.inject("fail", "initRank", status)
     with pytest.raises(dist.DistBackendError) as caught:
         create(path)
     stand_in.clear()
@@ -327,7 +304,7 @@ def test_an_init_that_hangs_is_given_up_by_all(world: Worlds, stand_in: str) -> 
 
 
 def test_an_init_that_fails_is_told_to_all(world: Worlds, stand_in: str) -> None:
-    other, text = world(2).run(init_that_fails, stand_in, init=False)
+    other, text = world(2).run(init_with_status, stand_in, 2, init=False)
     assert "(status 2): injected into initRank" in text
     assert other.startswith(
         "fastcoll.nccl_init [group 'g', rank 0/2]: another rank failed: rank 1: "
@@ -346,16 +323,19 @@ def test_an_init_in_progress_is_not_waited_for_without_end(world: Worlds, stand_
     assert "timed out after 500 ms: NCCL is still at it" in text
 
 
-def test_the_making_of_a_communicator_can_be_aborted(world: Worlds, stand_in: str) -> None:
-    world(2).run(aborted_while_made, stand_in, init=False)
-
-
-def test_one_communicator_after_the_other(world: Worlds, stand_in: str) -> None:
-    world(2).run(generations, stand_in, init=False)
-
-
 def test_a_rank_outside_of_the_group_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 2/2\]: expected a rank from 0 to 1, got 2"):
         NcclCommunicator.create(
             dist.HashStore(), group="g", rank=2, size=2, device=CPU, timeout=timedelta(seconds=1)
         )
+
+
+@pytest.mark.parametrize(
+    "function, size",
+    [
+        (aborted_while_made, 2),
+        (generations, 2),
+    ],
+)
+def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
+    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo
+from backend import beyond_gloo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from world import here
+from world import init_group
 
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
@@ -138,8 +138,7 @@ def layouts():
 
 def over(transport):
     os.environ["FASTCOLL_TRANSPORT"] = transport
-    store = dist.FileStore(f"{here().scratch}/{transport}", here().size)
-    dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
+    init_group(transport)
     try:
         found = layouts()
         dist.barrier()

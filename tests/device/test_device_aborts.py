@@ -12,9 +12,8 @@ import recording_device
 import torch
 import torch.distributed as dist
 from device_calls import all_reduce
-from device_ranks import called, inject, until
+from device_ranks import called, fault_of, has_failed, inject, until
 from suite_rules import bound
-from torch._C._distributed_c10d import ErrorType
 
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
@@ -29,19 +28,8 @@ def group(seconds=60):
     return own
 
 
-def fault_of(call):
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as caught:
-        call()
-    return str(caught.value), time.monotonic() - start
-
-
 def reduce(own):
     dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
-
-
-def has_failed(own):
-    return own._get_backend(torch.device(DEVICE)).get_error() != ErrorType.SUCCESS
 
 
 def a_call_that_fails_on_one_rank():

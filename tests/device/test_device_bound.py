@@ -1,6 +1,5 @@
 """Groups whose process was told its device: the communicator is there at once, and can be divided."""
 
-import datetime
 import inspect
 
 import device_ranks
@@ -9,25 +8,15 @@ import torch
 import torch.distributed as dist
 from backend import TORCH
 from device_ranks import called
-from world_rank import here
+from world import here, init_group
 
 DEVICE = "recording:0"
-LIMIT = datetime.timedelta(seconds=40)
 
 
 def bound():
     """Makes the default group and returns rank and size."""
-    rank, size = here().rank, here().size
-    store = dist.FileStore(str(here().scratch / "store"), size)
-    dist.init_process_group(
-        "fastcoll",
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=LIMIT,
-        device_id=torch.device(DEVICE),
-    )
-    return rank, size
+    init_group(seconds=40, backend="fastcoll", device_id=torch.device(DEVICE))
+    return here().rank, here().size
 
 
 def divided():

@@ -4,15 +4,13 @@ The engine runs as on a GPU: CuPy calls a stand-in for NCCL, and the device is o
 checks the order of streams. Every case here also checks that nothing was out of order.
 """
 
-from datetime import timedelta
-
 import device_ranks
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
 from engine_cases import BETWEEN, CASES, DEVICE
-from world import here
+from world import here, init_group
 
 
 def check(case, *arguments):
@@ -105,13 +103,7 @@ def at_level_detail():
     """torch wraps the backend and checks every collective by a gloo group of its own."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
-        dist.init_process_group(
-            "fastcoll",
-            init_method=f"file://{here().scratch}/store",
-            rank=here().rank,
-            world_size=here().size,
-            timeout=timedelta(seconds=30),
-        )
+        init_group(backend="fastcoll")
         for case in CASES:
             for async_op in (False, True):
                 check(case, async_op)

@@ -8,19 +8,11 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import since
-from device_ranks import inject, until
+from device_ranks import fault_of, has_failed, inject, until
 from fault_list import plays
 from suite_rules import bound
-from torch._C._distributed_c10d import ErrorType
 
 DEVICE = "recording:0"
-
-
-def fault_of(call):
-    start = time.monotonic()
-    with pytest.raises(dist.DistBackendError) as caught:
-        call()
-    return str(caught.value), time.monotonic() - start
 
 
 def group(seconds):
@@ -49,10 +41,6 @@ def wait_for_fault(own):
     """Calls once the group is known to have failed, with nothing that would wait for the other rank."""
     until(lambda: has_failed(own))
     dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
-
-
-def has_failed(own):
-    return own._get_backend(torch.device(DEVICE)).get_error() != ErrorType.SUCCESS
 
 
 def hang_on_the_device():
@@ -86,12 +74,8 @@ def hooks_come_first():
         works.append(dist.all_reduce(x, group=own, async_op=True))
         until(lambda: seen)  # nobody waits
         fault_of(lambda: works[0].wait(timedelta(seconds=30)))
-    until(lambda: has_failed_on_cpu(own))
+    until(lambda: has_failed(own, "cpu"))
     assert seen == [False]
-
-
-def has_failed_on_cpu(own):
-    return own._get_backend(torch.device("cpu")).get_error() != ErrorType.SUCCESS
 
 
 def a_timeout_is_extended():

@@ -1,4 +1,4 @@
-"""Work that torch does not see: the C interface of the recording device, and ``launch``."""
+"""Work that torch does not see: the C interface of the recording device, and ``launch_at``."""
 
 import ctypes
 
@@ -61,10 +61,10 @@ def native_library_holds_the_stream():
 def kernel_that_torch_does_not_see():
     tensor, a, b = new()
     with a:
-        recording.launch("fused", writes=[tensor[:10]])
+        recording.launch_at("fused", [(tensor.data_ptr(), 40, True)], "recording:0")
         recording.cpu_view(tensor)[:10] = 7
     with b:
-        recording.launch("fused", reads=[tensor[9:]])
+        recording.launch_at("fused", [(tensor[9:].data_ptr(), BYTES - 36, False)], "recording:0")
     assert only("race").first.bytes == 4
     assert tensor[:10].tolist() == [7.0] * 10
 

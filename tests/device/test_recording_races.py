@@ -158,22 +158,6 @@ def new_memory_while_its_stream_is_busy():
     del busy
 
 
-def memory_in_use_again_before_the_other_stream_is_done():
-    recording.clear()
-    side = torch.Stream(device="recording:0")
-    with recording.judged_at_reuse():
-        tensor = torch.ones(1000, device="recording:0")
-        side.wait_stream(torch.recording.current_stream())
-        with side:
-            tensor.sum()
-        del tensor
-        assert recording.violations() == []
-        fresh = torch.zeros(10, device="recording:0")
-    found = only("freed early")
-    assert (found.first.what, found.first.stream) == ("aten::sum", recording.name_of(side))
-    assert (found.second.what, found.second.address) == ("aten::zero_", fresh.data_ptr())
-
-
 def between_devices_without_order():
     tensor, a, _ = new("recording:0")
     there = torch.zeros(1000, device="recording:1")
@@ -224,7 +208,6 @@ def new_memory_holds_no_zeros():
         free_before_the_other_stream_is_done,
         record_stream_of_one_stream_and_use_on_another,
         new_memory_while_its_stream_is_busy,
-        memory_in_use_again_before_the_other_stream_is_done,
         between_devices_without_order,
         reported_accesses,
         new_memory_holds_no_zeros,

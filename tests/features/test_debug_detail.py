@@ -1,13 +1,11 @@
 """Collectives under TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend."""
 
-from datetime import timedelta
-
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo, reduce_scatter_single
+from backend import beyond_gloo, reduce_scatter_single
 from oracle import assert_reduced, assert_same, sample
-from world import here
+from world import init_group
 
 
 class Detail:
@@ -15,13 +13,7 @@ class Detail:
 
     def __enter__(self):
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-        dist.init_process_group(
-            BACKEND,
-            init_method=f"file://{here().scratch}/store",
-            rank=here().rank,
-            world_size=here().size,
-            timeout=timedelta(seconds=20),
-        )
+        init_group()
 
     def __exit__(self, *_):
         dist.destroy_process_group()

@@ -2,18 +2,17 @@
 
 import copy
 import os
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo
+from backend import beyond_gloo
 from test_fsdp import second_generation, sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, network, parameters_of, train, train_alone
-from world import here
+from world import here, init_group
 
 import fastcoll.ddp
 import fastcoll.fsdp
@@ -25,14 +24,7 @@ STEPS, HOSTS, EACH = 4, 2, 2
 
 def on_two_hosts(function, *arguments):
     os.environ["FASTCOLL_HOST_ID"] = f"host {here().rank // EACH}"
-    name = "-".join(map(str, (function.__name__, *arguments)))
-    dist.init_process_group(
-        BACKEND,
-        store=dist.FileStore(f"{here().scratch}/{name}", here().size),
-        rank=here().rank,
-        world_size=here().size,
-        timeout=timedelta(seconds=30),
-    )
+    init_group("-".join(map(str, (function.__name__, *arguments))))
     try:
         dist.barrier()
         assert dist.group.WORLD._get_backend(torch.device("cpu")).transport() == "shm+gloo"

@@ -12,8 +12,6 @@ from torch import nn
 from torchrun import torchrun
 from world import Worlds
 
-from fastcoll.bench import options
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -39,14 +37,6 @@ def shown(command: str) -> str:
         text for block in blocks(README) for text in block.split("$ ") if text.startswith(command)
     )
     return text.partition("\n")[2]
-
-
-def test_the_diff_is_of_one_line() -> None:
-    before, after = hello("-").splitlines(), hello("+").splitlines()
-    assert len(before) == len(after) == 7
-    assert [pair for pair in zip(before, after, strict=True) if len({*pair}) > 1] == [
-        ('dist.init_process_group("gloo")', 'dist.init_process_group("fastcoll")')
-    ]
 
 
 @pytest.mark.parametrize(("sign", "backend"), [("+", "fastcoll"), ("-", "gloo")])
@@ -85,20 +75,6 @@ def test_the_demo_prints_a_table_like_that_of_the_page() -> None:
     numbers = re.compile(r" +[\d.,]+")
     for line in shown("make demo").splitlines():
         assert numbers.sub(" #", line) in numbers.sub(" #", ended.stdout), ended.stdout
-
-
-def test_commands_of_make_are_targets() -> None:
-    commands = re.findall(r"\bmake ([\w-]+)", README)
-    targets = (ROOT / "Makefile").read_text()
-    assert commands
-    assert all(re.search(rf"^{command}:", targets, re.M) for command in commands)
-
-
-def test_the_command_for_gpus_is_understood() -> None:
-    words = " ".join(README.split())
-    (arguments,) = re.findall(r"-m fastcoll\.bench (all [^`]*)`", words)
-    parsed = options.parse(arguments.split())
-    assert (parsed.device, parsed.backends) == ("cuda", ("fastcoll", "nccl"))
 
 
 def gradients(text: str) -> list[float]:

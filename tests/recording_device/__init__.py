@@ -15,7 +15,7 @@ What is modelled:
   it was started after that or runs backward for it; ``join_threads()`` tells the calling thread.
 - Memory belongs to the stream that was current when it was made: another stream that uses it must be
   ordered after what that stream did before, and have its work ordered, or told by ``record_stream``,
-  when the memory is freed. Inside ``judged_at_reuse()``, only when the memory may be in use again.
+  when the memory is freed.
 - ``.cpu()``, ``.item()`` and whatever else needs a value or a size on the host waits for the stream;
   copies with ``non_blocking=True`` do not. Host memory itself is not watched.
 - ``hold(stream)``: what is launched there from then on is unfinished, with all that waits for it:
@@ -44,8 +44,6 @@ __all__ = [
     "held_rendezvous",
     "hold",
     "join_threads",
-    "judged_at_reuse",
-    "launch",
     "launch_at",
     "load",
     "log",
@@ -53,7 +51,6 @@ __all__ = [
     "name_of",
     "no_violations",
     "release",
-    "set_patience",
     "switches_seen",
     "violations",
 ]
@@ -179,57 +176,15 @@ def most_at_once() -> int:
     return _loaded().most_at_once()
 
 
-def set_patience(seconds: float) -> None:
-    """Set after how long a thread that waits for unfinished work raises; 60 seconds at first."""
-    _loaded().set_patience(seconds)
-
-
-@contextlib.contextmanager
-def judged_at_reuse() -> Iterator[None]:
-    """Inside, report what is freed early not when it is freed, but when other work may get the memory.
-
-    For programs like FSDP, whose streams wait for the users of their freed memory before they make new
-    tensors. A program that ends before that shows nothing.
-    """
-    _loaded().judge_at_reuse(True)
-    try:
-        yield
-    finally:
-        _loaded().judge_at_reuse(False)
-
-
 def join_threads() -> None:
     """Tell the calling thread what other threads waited for, as after joining them."""
     _loaded().join_threads()
 
 
-def launch(
-    what: str,
-    reads: Iterable[torch.Tensor] = (),
-    writes: Iterable[torch.Tensor] = (),
-    stream: torch.Stream | None = None,
-) -> None:
-    """Report a kernel that torch does not see, on the current stream if none is given.
-
-    The work itself can be done on ``cpu_view`` of the tensors.
-    """
-    touched = [(tensor, False) for tensor in reads] + [(tensor, True) for tensor in writes]
-    if stream is None:
-        device = touched[0][0].device if touched else None
-        stream = torch.accelerator.current_stream(device)
-    accesses = []
-    for tensor, write in touched:
-        item = tensor.element_size()
-        strides = [stride * item for stride in tensor.stride()]
-        accesses.append((tensor.data_ptr(), list(tensor.shape), strides, item, write))
-    _loaded().launch(stream.device_index, stream.stream_id, what, accesses)
-
-
 def launch_at(what: str, ranges: Iterable[tuple[int, int, bool]], device: str) -> None:
     """Report a kernel on the current stream of a device, by address, bytes and whether it writes."""
     stream = torch.accelerator.current_stream(torch.device(device))
-    accesses = [(address, [size], [1], 1, write) for address, size, write in ranges]
-    _loaded().launch(stream.device_index, stream.stream_id, what, accesses)
+    _loaded().launch_at(stream.device_index, stream.stream_id, what, list(ranges))
 
 
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from fault_list import plays
 from machine import NOBODY, enter_network, two_networks
-from world import here
+from world import here, init_group
 
 pytestmark = beyond_gloo("fastcoll's own choice of a transport")
 
@@ -28,17 +27,6 @@ def shared_store() -> dist.Store:
     while not (here().scratch / "port").exists():
         os.sched_yield()
     return dist.TCPStore("127.0.0.1", int((here().scratch / "port").read_text()), is_master=False)
-
-
-def init(store: dist.Store, timeout: float = 15.0, **named) -> None:
-    dist.init_process_group(
-        BACKEND,
-        store=store,
-        rank=here().rank,
-        world_size=here().size,
-        timeout=timedelta(seconds=timeout),
-        **named,
-    )
 
 
 def reduce_and_report():
@@ -71,7 +59,7 @@ def chosen(transport, debug, by):
 
         outdone = "shm" if transport == "gloo" else "gloo"
         named["pg_options"] = fastcoll.Options(transport=outdone if by == "both" else transport)
-    init(dist.FileStore(f"{here().scratch}/store", here().size), **named)
+    init_group(**named)
     import fastcoll.info
 
     before = fastcoll.info.groups()
@@ -104,7 +92,7 @@ def test_nothing_is_logged_when_all_is_well(own_worlds):
 
 def one_asks_for_gloo(others):
     os.environ["FASTCOLL_TRANSPORT"] = "gloo" if here().rank == 1 else others
-    init(dist.FileStore(f"{here().scratch}/store", here().size))
+    init_group()
     if others == "shm":
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(3))
@@ -139,7 +127,7 @@ def other_user(transport):
     if here().rank == 1:
         os.seteuid(NOBODY)
     try:
-        init(store)
+        dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
         if transport == "shm":
             with pytest.raises(dist.DistBackendError) as caught:
                 dist.all_reduce(torch.ones(3))
@@ -182,7 +170,7 @@ def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
 def on_two_hosts(spaces, ends):
     enter_network(spaces[here().rank])
     os.environ["GLOO_SOCKET_IFNAME"] = ends[here().rank]
-    init(dist.FileStore(f"{here().scratch}/store", here().size))
+    init_group()
     group = reduce_and_report()
     mine, other = here().rank, 1 - here().rank
     out, into = torch.full((50_000,), float(mine)), torch.empty(50_000)

@@ -2,16 +2,15 @@
 
 import itertools
 import os
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo
+from backend import beyond_gloo
 from collective_cases import MOVED, MOVING, REDUCED, REDUCING, Case, answers, operations
 from oracle import bits, sample
 from torch.nn.parallel import DistributedDataParallel
-from world import here
+from world import here, init_group
 
 pytestmark = beyond_gloo("fastcoll's own choice of a transport")
 
@@ -21,13 +20,7 @@ COUNT = itertools.count()
 
 def start(transport: str, timeout: float = 20.0) -> None:
     os.environ["FASTCOLL_TRANSPORT"] = transport
-    dist.init_process_group(
-        BACKEND,
-        store=dist.FileStore(f"{here().scratch}/{transport}{next(COUNT)}", here().size),
-        rank=here().rank,
-        world_size=here().size,
-        timeout=timedelta(seconds=timeout),
-    )
+    init_group(f"{transport}{next(COUNT)}", timeout)
 
 
 def used() -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
+from collective_cases import Case, Runner
 from oracle import assert_same, reduce_op, reduced, sample
 from test_gloo import messages, movements, over, reductions, training, used
 from world import here
@@ -72,24 +73,15 @@ def chunks(placement, ring_bytes):
         options.reduceOp = reduce_op(op)
         backend._reduce_scatter_base(part, given[rank], options).wait()
         assert_same(part, reduced(given, op).chunk(size)[rank])
-    given = [sample(r, (150_001,), torch.int32) for r in range(size)]
-    for root in range(size):
-        tensor = given[rank].clone()
-        dist.broadcast(tensor, root, group=group)
-        assert_same(tensor, given[root])
-    gathered = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(gathered, given[rank], group=group)
-    for tensor, expected in zip(gathered, given, strict=True):
-        assert_same(tensor, expected)
-    dist.all_to_all(gathered, [given[rank] + to for to in range(size)], group=group)
-    for tensor, expected in zip(gathered, given, strict=True):
-        assert_same(tensor, expected + rank)
-    dist.scatter(tensor, given if rank == 1 else None, 1, group=group)
-    assert_same(tensor, given[rank])
-    dist.gather(given[rank], gathered if rank == 0 else None, 0, group=group)
-    if rank == 0:
-        for tensor, expected in zip(gathered, given, strict=True):
-            assert_same(tensor, expected)
+    for name, roots in [
+        ("broadcast", range(size)),
+        ("all_gather", [0]),
+        ("all_to_all", [0]),
+        ("scatter", [1]),
+        ("gather", [0]),
+    ]:
+        for root in roots:
+            Runner(Case(name, dtype=torch.int32, shape=(150_001,), root=root), group).check()
     dist.destroy_process_group(group)
 
 

@@ -1,15 +1,17 @@
 """FASTCOLL_STORES: segments of a ring written plainly, past the caches, and in turns, are the same bits."""
 
+import dataclasses
 import os
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo, name_of
-from oracle import assert_reduced, assert_same, sample
+from backend import beyond_gloo, name_of
+from collective_cases import Case, run_all
+from oracle import assert_reduced, sample
 from test_direct import CALLS as CALLS_FROM_SHARED_MEMORY
-from world import here
+from test_direct import checked
+from world import here, init_group
 
 import fastcoll
 import fastcoll.info
@@ -19,51 +21,29 @@ pytestmark = beyond_gloo("fastcoll's own shared memory")
 COUNT = 1_100_003  # elements of each rank; of either type more bytes than the ring has
 
 
+TABLE = [
+    Case("broadcast", shape=(COUNT,), root=1),
+    Case("gather", shape=(COUNT,), root=1),
+    Case("scatter", shape=(COUNT,)),
+    Case("reduce", shape=(COUNT,)),
+    # Messages that end before the longest, and none at all.
+    Case(
+        "all_to_all_single",
+        shape=(1,),
+        splits=tuple(tuple(COUNT * ((r + to) % 3) // 2 + to for to in range(3)) for r in range(3)),
+    ),
+    *(Case("ring", shape=(count,)) for count in (COUNT, 40_001, 70_000, COUNT - 1)),
+]
+
+
 def from_private_memory(dtype):
     """The calls of test_direct, whose messages make several segments too, through the ring."""
     for call in CALLS_FROM_SHARED_MEMORY:
-        call(False, dtype)
+        checked(call, False, dtype)
 
 
-def send_and_recv(dtype):
-    mine, size = here().rank, here().size
-    after, before = (mine + 1) % size, (mine - 1) % size
-    for count in (COUNT, 40_001, 70_000, COUNT - 1):
-        tensor = torch.zeros(count, dtype=dtype)
-        work = dist.isend(sample(mine, (count,), dtype), after)
-        dist.recv(tensor, before)
-        work.wait()
-        assert_same(tensor, sample(before, (count,), dtype))
-
-
-def rooted(dtype):
-    mine, ranks = here().rank, range(here().size)
-    rows = [sample(rank, (COUNT,), dtype) for rank in ranks]
-    tensor = rows[mine].clone()
-    dist.broadcast(tensor, 1)
-    assert_same(tensor, rows[1])
-    gathered = [torch.zeros_like(row) for row in rows]
-    dist.gather(rows[mine], gathered if mine == 1 else None, 1)
-    if mine == 1:
-        assert_same(torch.stack(gathered), torch.stack(rows))
-    dist.scatter(tensor.zero_(), rows if mine == 0 else None, 0)
-    assert_same(tensor, rows[mine])
-    tensor = rows[mine].clone()
-    dist.reduce(tensor, 0)
-    if mine == 0:
-        assert_reduced(tensor, rows, "SUM")
-
-
-def uneven(dtype):
-    """Messages that end before the longest, and none at all."""
-    mine, size = here().rank, here().size
-    splits = [[COUNT * ((r + to) % 3) // 2 + to for to in range(size)] for r in range(size)]
-    inputs = [sample(r, (sum(splits[r]),), dtype) for r in range(size)]
-    expected = [inputs[r].split(splits[r])[mine] for r in range(size)]
-    output = torch.zeros(sum(part.numel() for part in expected), dtype=dtype)
-    received = [part.numel() for part in expected]
-    dist.all_to_all_single(output, inputs[mine], received, splits[mine])
-    assert_same(output, torch.cat(expected))
+def of_the_table(dtype):
+    run_all(dataclasses.replace(case, dtype=dtype) for case in TABLE)
 
 
 def scattered(dtype):
@@ -90,7 +70,7 @@ def narrowed(dtype):
         assert_reduced(tensor.to(dtype), [inputs[rank][i].to(dtype) for rank in ranks], "SUM")
 
 
-CALLS = [from_private_memory, send_and_recv, rooted, uneven, scattered, narrowed]
+CALLS = [from_private_memory, of_the_table, scattered, narrowed]
 DTYPES = [torch.float, torch.bfloat16]
 
 
@@ -102,15 +82,8 @@ def used() -> str:
 def with_stores(stores, call, dtype):
     """`stores`: of each rank, which need not agree."""
     os.environ["FASTCOLL_STORES"] = stores[here().rank % len(stores)]
-    store = dist.FileStore(f"{here().scratch}/stores", here().size)
     try:
-        dist.init_process_group(
-            BACKEND,
-            store=store,
-            rank=here().rank,
-            world_size=here().size,
-            timeout=timedelta(seconds=60),
-        )
+        init_group(seconds=60)
     finally:
         del os.environ["FASTCOLL_STORES"]
     dist.all_reduce(torch.ones(COUNT))

@@ -78,35 +78,11 @@ def test_ctrl_c_reaches_ranks_of_a_job_in_the_background(tmp_path):
         launcher.close()
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "printed"),
-    [
-        ("print('x' if __name__ == '__main__' else 'y')", 0, "x\n"),
-        ("import sys; print('x'); sys.exit(3)", 3, "x\n"),
-        ("raise KeyError('lost')", 1, ""),
-        ("import os; os.kill(os.getpid(), 9)", -9, ""),
-    ],
-)
-def test_a_program_ends_with_its_own_status(bare, tmp_path, text, status, printed):
-    ended = bare.program(text, tmp_path)
-    assert (ended.status, ended.stdout) == (status, printed)
-    assert ("KeyError: 'lost'" in ended.stderr) == ("KeyError" in text)
-
-
 def test_a_program_that_does_not_end_shows_its_stack(bare, tmp_path):
     text = "import time\ndef waits():\n    time.sleep(1000)\nwaits()"
     ended = bare.program(text, tmp_path, limit=0.5)
     assert ended.status == -signal.SIGABRT
     assert "in waits" in ended.stderr
-
-
-def test_ranks_have_the_variables_of_torchrun(bare, tmp_path):
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR GIVEN"
-    text = f"import os; print(*[os.environ[name] for name in '{names}'.split()])"
-    ended = bare.ranks(text, 2, tmp_path, GIVEN="g")
-    assert [rank.stdout.split() for rank in ended] == [
-        [str(rank), str(rank), "2", "2", "127.0.0.1", "g"] for rank in range(2)
-    ]
 
 
 def sleep_aside(channel: connection.Connection) -> None:

@@ -41,16 +41,6 @@ def test_an_unmarked_item_above_the_limit_fails(monkeypatch, slack, limit):
     assert slow.outcome == "failed" and "mark it `full`" in slow.longrepr
 
 
-@pytest.mark.parametrize("mark", ["full", "gpu"])
-def test_a_marked_item_may_take_long(monkeypatch, mark):
-    assert report_of(monkeypatch, seconds=100.0, marks=[mark]).outcome == "passed"
-
-
-@pytest.mark.parametrize("selected", ["", "not gpu"])
-def test_the_limit_is_that_of_the_tier_for_every_change(monkeypatch, selected):
-    assert report_of(monkeypatch, seconds=100.0, selected=selected).outcome == "passed"
-
-
 def test_the_limit_grows_with_what_else_runs(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setenv("FASTCOLL_TEST_SLACK", "1")

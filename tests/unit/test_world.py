@@ -7,12 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 import torch.distributed as dist
-from backend import BACKEND
 from launcher import LauncherFailed
 from suite_rules import bound
-from world import RanksFailed, World, Worlds, here
+from world import RanksFailed, Worlds, here
 
 
 def rank_and_argument(word):
@@ -44,10 +42,6 @@ def without_group():
     return dist.is_initialized(), here().rank, here().size, here().scratch
 
 
-def double(tensor):
-    return tensor * 2
-
-
 def leave_marks():
     os.environ["LEFT_BEHIND"] = "1"
     dist.new_group([0])
@@ -65,25 +59,11 @@ def destroy_default_group():
     dist.destroy_process_group()
 
 
-def test_values_come_back_in_rank_order(world):
-    assert world(3).run(rank_and_argument, "a") == [(r, 3, "a") for r in range(3)]
-
-
-def test_tensors_travel_both_ways(world):
-    given = torch.arange(5.0)
-    for back in world(2).run(double, given):
-        assert torch.equal(back, given * 2)
-
-
 def test_processes_and_group_serve_many_calls(world):
     first = world(2).run(process_and_group)
     assert world(2).run(process_and_group) == first
     fresh = world(2).run(process_and_group, fresh=True)
     assert [pid for pid, _ in fresh] == [pid for pid, _ in first] == world(2).pids
-
-
-def test_backend_is_the_one_under_test(world):
-    assert world(1).run(dist.get_backend) == [BACKEND]
 
 
 def test_call_without_a_group(world):
@@ -186,11 +166,3 @@ def test_closing_leaves_no_process(launcher, tmp_path):
     worlds(3).run(rank_and_argument, 0)
     worlds.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
-def test_world_can_be_used_alone(launcher, tmp_path):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    alone = World(1, store.port, tmp_path)
-    assert alone.alive and alone.run(rank_and_argument, 1) == [(0, 1, 1)]
-    alone.close()
-    assert not alone.alive

@@ -66,20 +66,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "release_stream",
       [](int device, int64_t id) { Recorder::get().releaseStream(known(device, id)); }, Unlocked());
-  module.def("judge_at_reuse", [](bool at_reuse) { Recorder::get().judgeAtReuse(at_reuse); });
-  module.def("set_patience", [](double seconds) { Recorder::get().setPatience(seconds); });
   module.def("share_with_workers", [] { Recorder::get().shareWithWorkers(); });
   module.def("join_threads", [] { Recorder::get().joinThreads(); });
-  module.def("launch",
-             [](int device, int64_t id, const std::string& what,
-                const std::vector<std::tuple<uintptr_t, std::vector<int64_t>, std::vector<int64_t>,
-                                             int64_t, bool>>& touched) {
-               std::vector<Access> accesses;
-               for (const auto& [address, sizes, strides, item, write] : touched) {
-                 accesses.push_back({Footprint::strided(address, sizes, strides, item), write});
-               }
-               Recorder::get().launch(known(device, id), what, accesses);
-             });
+  module.def("launch_at", [](int device, int64_t id, const std::string& what,
+                             const std::vector<std::tuple<uintptr_t, size_t, bool>>& touched) {
+    std::vector<Access> accesses;
+    for (const auto& [address, bytes, write] : touched) {
+      accesses.push_back({Footprint(address, address + bytes), write});
+    }
+    Recorder::get().launch(known(device, id), what, accesses);
+  });
   module.def("name_of", [](int device, int64_t id) { return nameOf(known(device, id)); });
   module.def("cpu_view", &onCpu);
   module.def("add_symmetric_memory", &addSymmetricMemory);

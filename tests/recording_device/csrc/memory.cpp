@@ -31,7 +31,7 @@ Touch Memory::touch(const Past& past, const Footprint& other) {
 }
 
 void Memory::allocate(uintptr_t address, size_t bytes, StreamIndex stream, const Clock& clock) {
-  Block block{bytes, stream, {}, {}, leftovers_[stream]};
+  Block block{bytes, stream, {}, {}};
   // Whatever ran on this stream so far may be what the memory was used for before.
   block.past.push_back(
       {Footprint(address, address + bytes), true, stream, clock[stream], kAllocate});
@@ -56,11 +56,6 @@ void Memory::free(uintptr_t address, const Clock& clock) {
   for (const Past& past : block.past) {
     if (past.stream == block.stream || clock[past.stream] >= past.time) continue;
     if (block.told.count(past.stream) != 0) continue;
-    if (judge_at_reuse_) {
-      Past& last = leftovers_[block.stream].try_emplace(past.stream, past).first->second;
-      if (last.time < past.time) last = past;
-      continue;
-    }
     Violation violation{"freed early", "", touch(past, whole),
                         Touch{"free", nameOf(block.stream), address, block.bytes, true}};
     violation.text = describe(violation.first) + " is not done when the block is freed to " +
@@ -73,24 +68,6 @@ void Memory::free(uintptr_t address, const Clock& clock) {
 
 void Memory::forget(uintptr_t address) {
   blocks_.erase(address);
-}
-
-void Memory::checkLeftovers(Block& block, const Past& present, const Clock& clock) {
-  for (auto it = block.leftovers.begin(); it != block.leftovers.end();) {
-    const Past& past = it->second;
-    const bool ordered = past.stream == present.stream || clock[past.stream] >= past.time;
-    if (ordered || !(past.write || present.write)) {
-      ++it;
-      continue;
-    }
-    Violation violation{"freed early", "", touch(past, past.footprint),
-                        touch(present, present.footprint)};
-    violation.text = describe(violation.first) + " was not done when its block was freed to " +
-                     nameOf(block.stream) + ", and " + describe(violation.second) +
-                     " may get that memory, without an order between them";
-    report(std::move(violation));
-    it = block.leftovers.erase(it);  // once is enough
-  }
 }
 
 void Memory::recordStream(uintptr_t address, StreamIndex stream) {
@@ -111,10 +88,8 @@ void Memory::access(const Access& access, StreamIndex stream, const Clock& clock
     report(std::move(violation));
     return;
   }
-  Block& block = blocks_.at(found->first);
-  std::vector<Past>& past = block.past;
+  std::vector<Past>& past = blocks_.at(found->first).past;
   const Past present{access.footprint, access.write, stream, clock[stream], what};
-  checkLeftovers(block, present, clock);
   std::vector<Past> kept;
   kept.reserve(past.size() + 1);
   for (Past& before : past) {
@@ -146,11 +121,7 @@ void Memory::report(Violation violation) {
 
 void Memory::clear() {
   violations_.clear();
-  leftovers_.clear();
-  for (auto& [address, block] : blocks_) {
-    block.past.clear();
-    block.leftovers.clear();
-  }
+  for (auto& [address, block] : blocks_) block.past.clear();
 }
 
 }  // namespace recording

@@ -4,10 +4,6 @@
 // when it was made, and when freed may at once serve that stream's next work. So memory comes with
 // the earlier work of its stream still running on it, and whoever else uses it must be done, in the
 // order of that stream, when it is freed, unless the allocator was told of that use.
-//
-// Strictly the fault is done only when that stream's next work gets the memory. Judged at reuse,
-// what was unfinished when a block was freed passes on to all later blocks of the stream, as each
-// may lie in the same place, and is compared with what is done to them.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +52,6 @@ class Memory {
   void recordStream(uintptr_t address, StreamIndex stream);
   void access(const Access& access, StreamIndex stream, const Clock& clock,
               const std::string& what);
-  void judgeAtReuse(bool at_reuse) { judge_at_reuse_ = at_reuse; }
 
   void report(Violation violation);
   const std::vector<Violation>& violations() const { return violations_; }
@@ -70,24 +65,18 @@ class Memory {
     uint64_t time;
     std::string what;
   };
-  // By other streams than the block's: the last access of each that was unfinished at a free.
-  using Leftovers = std::map<StreamIndex, Past>;
   struct Block {
     size_t bytes;
     StreamIndex stream;
     std::set<StreamIndex> told;  // by recordStream
     std::vector<Past> past;
-    Leftovers leftovers;
   };
   using Blocks = std::map<uintptr_t, Block>;
 
   Blocks::const_iterator find(uintptr_t address) const;
   static Touch touch(const Past& past, const Footprint& other);
-  void checkLeftovers(Block& block, const Past& present, const Clock& clock);
 
   Blocks blocks_;
-  std::map<StreamIndex, Leftovers> leftovers_;  // by the stream of the freed blocks
-  bool judge_at_reuse_ = false;
   std::vector<Violation> violations_;
 };
 

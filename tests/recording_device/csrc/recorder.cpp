@@ -166,11 +166,6 @@ void Recorder::recordStream(const void* address, StreamIndex stream) {
   memory_.recordStream(addressOf(address), stream);
 }
 
-void Recorder::judgeAtReuse(bool at_reuse) {
-  const Lock lock(mutex_);
-  memory_.judgeAtReuse(at_reuse);
-}
-
 int Recorder::deviceOf(const void* address) {
   const Lock lock(mutex_);
   const StreamIndex stream = memory_.streamOf(addressOf(address));
@@ -193,9 +188,8 @@ bool Recorder::finished(const Clock& clock) const {
 }
 
 void Recorder::waitUntilFinished(Lock& lock, const Clock& clock, const std::string& what) {
-  const std::chrono::duration<double> patience(patience_);
-  if (!released_.wait_for(lock, patience, [&] { return finished(clock); })) {
-    throw std::runtime_error("waited " + std::to_string(patience_) + " s for " + what +
+  if (!released_.wait_for(lock, kPatience, [&] { return finished(clock); })) {
+    throw std::runtime_error("waited long for " + what +
                              ", which a test holds and did not release");
   }
   learn(clock);
@@ -228,11 +222,6 @@ void Recorder::releaseStream(StreamIndex stream) {
   }
   note("release", "", stream);
   released_.notify_all();
-}
-
-void Recorder::setPatience(double seconds) {
-  const Lock lock(mutex_);
-  patience_ = seconds;
 }
 
 void Recorder::joinThreads() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -57,9 +58,6 @@ class Recorder {
   // The device whose memory this is; -1 for other memory.
   int deviceOf(const void* address);
 
-  // See memory.hpp.
-  void judgeAtReuse(bool at_reuse);
-
   // For the C interface, whose callers hand in what may be no stream at all.
   void unknownStream(const void* handle, const std::string& what);
 
@@ -68,8 +66,6 @@ class Recorder {
   uint64_t hold(StreamIndex stream);
   void release(uint64_t hold);
   void releaseStream(StreamIndex stream);
-  // Seconds after which a host thread that waits for unfinished work gets an exception.
-  void setPatience(double seconds);
 
   // The calling thread knows from now on what any other thread got to know by waiting.
   void joinThreads();
@@ -88,6 +84,8 @@ class Recorder {
   };
   using Lock = std::unique_lock<std::mutex>;
   static constexpr size_t kLongestLog = 1 << 20;
+  // After which a host thread that waits for unfinished work gets an exception.
+  static constexpr std::chrono::seconds kPatience{60};
 
   HostThread& host() { return HostThread::here(known_); }
   void learn(const Clock& clock);
@@ -108,7 +106,6 @@ class Recorder {
   std::vector<Hold> holds_;
   uint64_t next_hold_ = 1;
   uint64_t next_event_ = 1;
-  double patience_ = 60;
 };
 
 }  // namespace recording
