@@ -22,11 +22,9 @@ def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, li
         except RuntimeError as error:  # torch 2.11's gloo has no all_to_all of lists
             assert str(error) == "Backend gloo does not support alltoall", error
             continue
-        if runner.work is not None:
-            runner.work.wait()
+        runner.check()
         after = runner.versions()
         found[name] = [now > old for now, old in zip(after, runner.before, strict=True)]
-        runner.check()
     tensors = [torch.ones(4), torch.ones(4)]
     work = dist.all_reduce_coalesced(tensors, group=group, async_op=later)
     if later:

@@ -8,11 +8,6 @@
 namespace stress {
 namespace {
 
-constexpr Collective kCollectives[] = {
-    Collective::AllReduce,     Collective::Broadcast, Collective::Reduce,
-    Collective::AllGather,     Collective::Gather,    Collective::Scatter,
-    Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
-
 /// Elements around the edges that matter to a message of `element` bytes.
 std::vector<std::size_t> edges(std::size_t element, std::size_t segment, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
@@ -89,11 +84,9 @@ void direct(Rank& me) {
 
 /// Synchronous and asynchronous collectives in one order on all ranks, awaited in any order.
 void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int steps,
-                    std::size_t most, int spinMicros) {
+                    std::size_t most, const GroupOptions& options = {}) {
   Random shared(seed);
   Random own(seed * 101 + static_cast<unsigned>(me.rank));
-  GroupOptions options;
-  options.spinMicros = spinMicros;
   const Engine engine = me.group(name, options);
   std::vector<JobRef> open;
   const auto waitOne = [&] {
@@ -123,15 +116,22 @@ void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int s
 
 void randomCollectives(Rank& me) {
   for (int round = 0; round < 2 * effort; ++round) {
-    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), 150, 12000, -1);
+    randomSequence(me, concat("random", round), 10u + static_cast<unsigned>(round), 150, 12000);
   }
 }
 
-void randomSleeping(Rank& me) {
-  randomSequence(me, "sleeping", 77, 200 * effort, 4000, 0);
+Body randomSpinning(int micros) {
+  return [micros](Rank& me) {
+    GroupOptions options;
+    options.spinMicros = micros;
+    randomSequence(me, "spinning", 77, (micros == 0 ? 200 : 100) * effort, 4000, options);
+  };
 }
-void randomSpinning(Rank& me) {
-  randomSequence(me, "spinning", 78, 100 * effort, 4000, 300);
+
+void randomOnHosts(Rank& me) {
+  for (const std::string placement : kPlacements) {
+    randomSequence(me, "order " + placement, 7, 100 * effort, 20000, onHosts(placement, me));
+  }
 }
 
 /// Far more asynchronous collectives than a queue sees in life, awaited from the last to the first.
@@ -183,8 +183,9 @@ std::vector<Test> collectiveTests() {
           {"large segments", largeSegments, {2}},
           {"direct reads", direct, {2, 3, 4}},
           {"random collectives", randomCollectives, {2, 3, 5}},
-          {"random collectives, sleeping at once", randomSleeping, {4}},
-          {"random collectives, spinning", randomSpinning, {2, 3}},
+          {"random collectives, sleeping at once", randomSpinning(0), {4}},
+          {"random collectives, spinning", randomSpinning(300), {2, 3}},
+          {"hosts: random collectives", randomOnHosts, {3, 4, 6}, false},
           {"more ranks than cores", randomCollectives, {8}},
           {"many outstanding", manyOutstanding, {2, 3}},
           {"callbacks that wait", callbacks, {2, 3}, false}};

@@ -10,33 +10,23 @@ namespace {
 
 /// One thread a group on every rank.
 void threadsAndGroups(Rank& me) {
-  std::vector<std::thread> threads;
-  std::vector<std::string> problems(3);
-  for (int g = 0; g < 3; ++g) {
-    threads.emplace_back([&, g] {
-      try {
-        Random shared(60u + static_cast<unsigned>(g));
-        const Engine engine = me.group(concat("thread", g));
-        std::vector<JobRef> open;
-        for (int i = 0; i < 80 * effort; ++i) {
-          open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
-          engine->submit(open.back());
-          if (open.size() < 4) continue;
-          engine->wait(*open.front());
-          open.front()->check();
-          open.erase(open.begin());
-        }
-        for (const auto& job : open) {
-          engine->wait(*job);
-          job->check();
-        }
-      } catch (const std::exception& error) {
-        problems[static_cast<std::size_t>(g)] = error.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (const auto& problem : problems) REQUIRE(problem.empty(), problem);
+  together(3, [&](int g) {
+    Random shared(60u + static_cast<unsigned>(g));
+    const Engine engine = me.group(concat("thread", g));
+    std::vector<JobRef> open;
+    for (int i = 0; i < 80 * effort; ++i) {
+      open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
+      engine->submit(open.back());
+      if (open.size() < 4) continue;
+      engine->wait(*open.front());
+      open.front()->check();
+      open.erase(open.begin());
+    }
+    for (const auto& job : open) {
+      engine->wait(*job);
+      job->check();
+    }
+  });
 }
 
 /// The ranks use two groups in opposite orders; asynchronous work must not wait across groups.

@@ -146,6 +146,24 @@ void Rank::sync() {
   for (int peer = 0; peer < size; ++peer) read(base + std::to_string(peer));
 }
 
+void together(int threads, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> problems(static_cast<std::size_t>(threads));
+  std::vector<std::thread> running;
+  for (int i = 0; i < threads; ++i) {
+    running.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (...) {
+        problems[static_cast<std::size_t>(i)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : running) thread.join();
+  for (const auto& problem : problems) {
+    if (problem) std::rethrow_exception(problem);
+  }
+}
+
 void runAsThreads(int ranks, const Body& body) {
   const auto meeting = meetingInMemory();
   std::mutex mutex;

@@ -75,6 +75,12 @@ class Rank {
 /// turns", "three in turns", "one aside" from the rest, or each "alone".
 GroupOptions onHosts(const std::string& placement, const Rank& me);
 
+constexpr const char* kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
+                                       "alone"};
+
+/// Runs the body on so many threads of this rank, and throws what the first of them has thrown.
+void together(int threads, const std::function<void(int)>& body);
+
 using Body = std::function<void(Rank&)>;
 /// Runs the body on every rank, as threads of this process or as forked processes. Throws when one
 /// fails. A process may be killed on purpose: `dies` is its rank.
@@ -85,6 +91,11 @@ void runAsProcesses(int ranks, const Body& body, int dies = -1);
 void watch(const std::string& name, int seconds);
 
 // --- collectives with a known result ------------------------------------------------------------
+
+constexpr Collective kCollectives[] = {
+    Collective::AllReduce,     Collective::Broadcast, Collective::Reduce,
+    Collective::AllGather,     Collective::Gather,    Collective::Scatter,
+    Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
 
 struct Plan {
   Collective collective = Collective::Barrier;

@@ -9,16 +9,8 @@
 namespace stress {
 namespace {
 
-constexpr Collective kCollectives[] = {
-    Collective::AllReduce,     Collective::Broadcast, Collective::Reduce,
-    Collective::AllGather,     Collective::Gather,    Collective::Scatter,
-    Collective::ReduceScatter, Collective::AllToAll,  Collective::Barrier};
-
 constexpr Collective kRooted[] = {Collective::Broadcast, Collective::Reduce, Collective::Gather,
                                   Collective::Scatter};
-
-const char* const kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
-                                   "alone"};
 
 void everywhere(Rank& me) {
   Random random(1);
@@ -37,30 +29,6 @@ void everywhere(Rank& me) {
       runChecked(me, *engine, draw(random, Collective::ReduceScatter, 200001, me.size));
     }
     REQUIRE(engine->isRemote(), "one host");
-    engine->shutdown();
-  }
-}
-
-/// Synchronous and asynchronous ones in one order on all ranks.
-void inOrder(Rank& me) {
-  for (const std::string placement : kPlacements) {
-    Random shared(7);
-    const Engine engine = me.group("order " + placement, onHosts(placement, me));
-    std::vector<JobRef> open;
-    for (int i = 0; i < 100 * effort; ++i) {
-      const auto job = std::make_shared<Job>(drawAny(shared, me.size, 20000), me.rank, me.size);
-      if (chance(shared, 2)) {
-        engine->runInline(job);
-        job->verify();
-      } else {
-        engine->submit(job);
-        open.push_back(job);
-      }
-    }
-    for (const JobRef& job : open) {
-      engine->wait(*job);
-      job->check();
-    }
     engine->shutdown();
   }
 }
@@ -190,7 +158,6 @@ GroupOptions onHosts(const std::string& placement, const Rank& me) {
 
 std::vector<Test> hostTests() {
   return {{"hosts: everywhere", everywhere, {2, 3, 4, 5, 6}, false},
-          {"hosts: in order", inOrder, {3, 4, 6}, false},
           {"hosts: leave at once", leaveAtOnce, {2, 5}, false},
           {"hosts: abort elsewhere", abortElsewhere, {2, 4, 5}, false},
           {"hosts: leave early", leaveEarly, {3, 4}, false},

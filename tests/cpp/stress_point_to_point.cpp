@@ -121,25 +121,16 @@ void besideCollectives(Rank& me, const GroupOptions& options) {
     Random own(32u + static_cast<unsigned>(me.rank + round));
     const Engine engine = me.group(concat("beside", round), options);
     const auto letters = drawLetters(shared, me.size, 30 * me.size);
-    std::exception_ptr problem;
-    std::thread other([&] {
-      try {
+    together(2, [&](int thread) {
+      if (thread == 0) {
         Random plans(33);
         for (int i = 0; i < 60; ++i) runChecked(me, *engine, drawAny(plans, me.size, 3000));
-      } catch (...) {
-        problem = std::current_exception();
+      } else {
+        loiter(own, 2000);
+        auto& p2p = pointToPoint(*engine);
+        collect(p2p, post(me, p2p, letters, own), own);
       }
     });
-    try {
-      loiter(own, 2000);
-      auto& p2p = pointToPoint(*engine);
-      collect(p2p, post(me, p2p, letters, own), own);
-    } catch (...) {
-      other.join();
-      throw;
-    }
-    other.join();
-    if (problem) std::rethrow_exception(problem);
     engine->shutdown();
   }
 }
@@ -148,35 +139,27 @@ void besideCollectives(Rank& me, const GroupOptions& options) {
 void manyWaiters(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("waiters", options);
   auto& p2p = pointToPoint(*engine);
-  std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> problems(3);
-  for (int t = 0; t < 3; ++t) {
-    threads.emplace_back([&, t] {
-      try {
-        for (int i = 0; i < 60 * effort; ++i) {
-          const int next = (me.rank + 1) % me.size;
-          const int before = (me.rank + me.size - 1) % me.size;
-          const std::size_t bytes = i % 5 == 0 ? 70000 : 100;
-          const std::uint64_t seed = static_cast<std::uint64_t>(i) * 64;
-          auto out = std::make_shared<Transfer>(Letter{me.rank, next, t, bytes, seed}, true);
-          auto in = std::make_shared<Transfer>(Letter{before, me.rank, t, bytes, seed}, false);
-          p2p.submit(out);
-          p2p.submit(in);
-          p2p.wait(in, TimePoint::max());
-          p2p.wait(out, TimePoint::max());
-          in->check();
-          out->check();
-        }
-      } catch (...) {
-        problems[static_cast<std::size_t>(t)] = std::current_exception();
-        engine->abort(ErrorKind::Backend, "the test failed");
+  together(3, [&](int t) {
+    try {
+      for (int i = 0; i < 60 * effort; ++i) {
+        const int next = (me.rank + 1) % me.size;
+        const int before = (me.rank + me.size - 1) % me.size;
+        const std::size_t bytes = i % 5 == 0 ? 70000 : 100;
+        const std::uint64_t seed = static_cast<std::uint64_t>(i) * 64;
+        auto out = std::make_shared<Transfer>(Letter{me.rank, next, t, bytes, seed}, true);
+        auto in = std::make_shared<Transfer>(Letter{before, me.rank, t, bytes, seed}, false);
+        p2p.submit(out);
+        p2p.submit(in);
+        p2p.wait(in, TimePoint::max());
+        p2p.wait(out, TimePoint::max());
+        in->check();
+        out->check();
       }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  for (const auto& problem : problems) {
-    if (problem) std::rethrow_exception(problem);
-  }
+    } catch (...) {
+      engine->abort(ErrorKind::Backend, "the test failed");
+      throw;
+    }
+  });
 }
 
 /// The sizes at the edges between hosts.

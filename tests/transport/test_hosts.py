@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, reduce_scatter_single
 from collective_cases import Case, Runner
-from oracle import assert_same, reduce_op, reduced, sample
+from oracle import assert_same, reduced, sample
 from test_gloo import messages, movements, over, reductions, training, used
 from world import here
 
@@ -53,26 +53,15 @@ def chunks(placement, ring_bytes):
     import fastcoll
 
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
-    rank, size = here().rank, here().size
+    size = here().size
     group = dist.new_group(pg_options=fastcoll.Options(ring_bytes=ring_bytes))
     for dtype, op in [(torch.float, "SUM"), (torch.bfloat16, "AVG"), (torch.half, "PREMUL_SUM")]:
-        for count in (33_000, 150_001):
-            given = [sample(r, (count,), dtype) for r in range(size)]
-            expected = reduced(given, op)
-            for tensor in (given[rank].clone(), given[rank].clone()):
-                dist.all_reduce(tensor, op=reduce_op(op), group=group)
-                assert_same(tensor, expected)
-            tensor = given[rank].clone()
-            dist.reduce(tensor, size - 1, op=reduce_op(op), group=group)
-            if rank == size - 1:
-                assert_same(tensor, expected)
-        given = [sample(r, (size * 30_001,), dtype) for r in range(size)]
-        part = torch.empty(30_001, dtype=dtype)
-        backend = group._get_backend(torch.device("cpu"))
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = reduce_op(op)
-        backend._reduce_scatter_base(part, given[rank], options).wait()
-        assert_same(part, reduced(given, op).chunk(size)[rank])
+        for name, count in [
+            *(("all_reduce", 33_000), ("all_reduce", 33_000), ("reduce", 33_000)),
+            *(("all_reduce", 150_001), ("all_reduce", 150_001), ("reduce", 150_001)),
+            ("reduce_scatter_single", 30_001),
+        ]:
+            Runner(Case(name, op, dtype, (count,), root=-1, exact=True), group).check()
     for name, roots in [
         ("broadcast", range(size)),
         ("all_gather", [0]),
@@ -98,22 +87,16 @@ def large(placement):
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
     rank, size = here().rank, here().size
     group = dist.new_group()
-    count = 3 * size * 400_001
-    given = [sample(r, (count,), torch.float) for r in range(size)]
-    expected = reduced(given, "SUM")
-    apart = torch.zeros(count // 3, 6)
-    for tensor in (given[rank].clone(), apart[:, ::2]):
-        tensor.copy_(given[rank].view_as(tensor))
-        dist.all_reduce(tensor, group=group)
-        assert_same(tensor.flatten(), expected)
-        tensor.copy_(given[rank].view_as(tensor))
-        dist.reduce(tensor, 1, group=group)
-        if rank == 1:
-            assert_same(tensor.flatten(), expected)
-    whole = given[rank].clone()
-    part = whole.chunk(size)[rank]  # in place
-    dist.reduce_scatter_tensor(part, whole, group=group)
-    assert_same(part, expected.chunk(size)[rank])
+    count = size * 400_001
+    for name in ("all_reduce", "reduce"):
+        for layout in ("contiguous", "step"):
+            case = Case(name, shape=(count, 3), output_layout=layout, root=1, exact=True)
+            Runner(case, group).check()
+    given = [sample(r, (3 * count,), torch.float) for r in range(size)]
+    part = given[rank].chunk(size)[rank]  # in place
+    expected = reduced(given, "SUM").chunk(size)[rank]
+    reduce_scatter_single(part, given[rank], group=group)
+    assert_same(part, expected)
     dist.destroy_process_group(group)
 
 
@@ -128,25 +111,19 @@ def links(placement):
     from fastcoll._load import C
 
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
-    rank, size = here().rank, here().size
+    size = here().size
     for link_bytes in (0, 20 << 10, 1 << 62):
         table = C.Tuning()
         table.link_bytes = link_bytes
         group = dist.new_group(pg_options=fastcoll.Options(tuning=table))
         for count in (0, 1, 15, 16, 17, 65, 300, 16_384, 16_385, 40_000):
-            given = [sample(r, (count,), torch.float) for r in range(size)]
-            for root in range(size):
-                tensor = given[rank].clone()
-                dist.broadcast(tensor, root, group=group)
-                assert_same(tensor, given[root])
-            for dtype in (torch.float, torch.bfloat16):
-                tensor = given[rank].to(dtype, copy=True)
-                dist.all_reduce(tensor, group=group)
-                assert_same(tensor, reduced([one.to(dtype) for one in given], "SUM"))
-            tensor = given[rank].clone()
-            dist.reduce(tensor, size - 1, group=group)
-            if rank == size - 1:
-                assert_same(tensor, reduced(given, "SUM"))
+            for case in (
+                *(Case("broadcast", shape=(count,), root=root) for root in range(size)),
+                Case("all_reduce", shape=(count,), exact=True),
+                Case("all_reduce", dtype=torch.bfloat16, shape=(count,), exact=True),
+                Case("reduce", shape=(count,), root=-1, exact=True),
+            ):
+                Runner(case, group).check()
         dist.destroy_process_group(group)
 
 

@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from backend import beyond_gloo
+from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
 from world import here
 
@@ -32,29 +33,11 @@ def backend():
 
 
 def every_collective():
-    mine, size = here().rank, here().size
-    for count in (1, 100, 40_000):
-        tensor = torch.full((count,), mine + 1.0)
-        dist.all_reduce(tensor)
-        assert torch.all(tensor == size * (size + 1) / 2)
-        tensor = torch.full((count,), float(mine))
-        dist.broadcast(tensor, size - 1)
-        assert torch.all(tensor == size - 1)
-        gathered = torch.empty(size * count)
-        all_gather_single(gathered, torch.full((count,), float(mine)))
-        assert torch.equal(gathered, torch.arange(float(size)).repeat_interleave(count))
-        part = torch.empty(count)
-        reduce_scatter_single(part, torch.arange(float(size)).repeat_interleave(count))
-        assert torch.all(part == size * mine)
-        out = torch.empty(size * count)
-        dist.all_to_all_single(out, torch.full((size * count,), float(mine)))
-        assert torch.equal(out, torch.arange(float(size)).repeat_interleave(count))
-    tensor = torch.empty(3)
-    work = dist.isend(torch.full((3,), float(mine)), (mine + 1) % size)
-    dist.recv(tensor, (mine - 1) % size)
-    work.wait()
-    assert tensor.tolist() == [(mine - 1) % size] * 3
-    dist.barrier()
+    run_all(
+        Case(name, shape=(count,), root=-1)
+        for name in [*REDUCING, *MOVING]
+        for count in (1, 100, 40_000)
+    )
     return backend().transport()
 
 
