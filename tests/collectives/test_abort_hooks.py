@@ -128,7 +128,7 @@ def several():
     assert "of the hook" not in str(caught.value)
 
 
-def uses_the_group():
+def no_lock_is_held():
     """No lock is held: a hook, and a thread that it waits for, may ask the group for anything."""
     group, seen = used_group(), []
 
@@ -194,25 +194,16 @@ def test_time_is_up(world, call, nobody_waits):
     world(2).run(times_out, call, nobody_waits, fresh=True)
 
 
-def test_synchronous(world):
-    world(2).run(synchronous, fresh=True)
-
-
-def test_of_all_ranks(world):
-    world(3).run(of_all_ranks, fresh=True)
-
-
-def test_several(world):
-    world(2).run(several, fresh=True)
-
-
-def test_no_lock_is_held(world):
-    world(2).run(uses_the_group, fresh=True)
-
-
-def test_not_kept(world):
-    world(2).run(not_kept, fresh=True)
-
-
-def test_healthy(world):
-    world(2).run(healthy, fresh=True)
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (synchronous, 2),
+        (of_all_ranks, 3),
+        (several, 2),
+        (no_lock_is_held, 2),
+        (not_kept, 2),
+        (healthy, 2),
+    ],
+)
+def test_between_ranks_in_a_group_of_its_own(world, job, size):
+    world(size).run(job, fresh=True)

@@ -156,26 +156,6 @@ def test_gather_and_scatter(world, size, dim):
     world(size).run(gather_and_scatter, dim)
 
 
-def test_broadcast_and_all_to_all(world):
-    world(3).run(broadcast_and_all_to_all)
-
-
-def test_coalesced(world):
-    world(3).run(coalesced)
-
-
-def test_backward(world):
-    world(3).run(backward)
-
-
-def test_many_in_flight(world):
-    world(3).run(many_in_flight)
-
-
-def test_what_is_compiled_below(world):
-    world(2).run(eager)
-
-
 def test_compiled(world):
     world(2).run(compiled, "aot_eager", step, step_in_place)
 
@@ -187,3 +167,17 @@ def test_compiled_with_gradients(world):
 @pytest.mark.full
 def test_compiled_by_inductor(world):
     world(2).run(compiled_by_inductor, deadline=110.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (broadcast_and_all_to_all, 3),
+        (coalesced, 3),
+        (backward, 3),
+        (many_in_flight, 3),
+        (eager, 2),
+    ],
+)
+def test_between_ranks(world, job, size):
+    world(size).run(job)

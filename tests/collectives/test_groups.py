@@ -267,20 +267,12 @@ def options():
     sum_over(group, [0, 1])
 
 
-def test_overlapping(world):
-    world(4).run(overlapping, fresh=True)
-
-
 @pytest.mark.skipif(
     "sort_ranks" not in inspect.signature(dist.new_group).parameters,
     reason=f"torch {TORCH[0]}.{TORCH[1]} has no way to keep the order of a group's ranks",
 )
 def test_permuted_ranks(world):
     world(3).run(permuted, fresh=True)
-
-
-def test_local_synchronization(world):
-    world(3).run(local_synchronization, fresh=True)
 
 
 def test_many(world):
@@ -318,14 +310,6 @@ def test_the_last_group_leaves_no_thread_of_the_pool(tmp_path):
     finally:
         worlds.close()
     assert min(seconds) < 1.0, seconds
-
-
-def test_destroyed_one_by_one(world):
-    world(3).run(destroyed_one_by_one, fresh=True)
-
-
-def test_destroyed_after_work(world):
-    world(2).run(destroyed_with_work_in_flight, fresh=True)
 
 
 @beyond_gloo("its options do not copy, and it crashes without them")
@@ -367,10 +351,20 @@ def test_set_timeout(world):
     assert text is not None and "tim" in text.lower(), text
 
 
-def test_names(world):
-    world(2).run(names, fresh=True)
-
-
 @beyond_gloo("its options do not copy")
 def test_options(world):
     world(2).run(options, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (overlapping, 4),
+        (local_synchronization, 3),
+        (destroyed_one_by_one, 3),
+        (destroyed_with_work_in_flight, 2),
+        (names, 2),
+    ],
+)
+def test_between_ranks_in_a_group_of_its_own(world, job, size):
+    world(size).run(job, fresh=True)

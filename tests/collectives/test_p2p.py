@@ -110,7 +110,7 @@ def any_source_before_a_late_sender():
         assert work._source_rank() == 2 and output.item() == 5.0
 
 
-def batch_of_works():
+def batch_is_a_list_of_works():
     """On CPU each operation of a batch is a work of its own."""
     mine, size = dist.get_rank(), dist.get_world_size()
     output = torch.empty(1)
@@ -283,10 +283,6 @@ def test_any_source(world):
         assert [number for s, number in got if s == source] == list(range(10))
 
 
-def test_any_source_before_a_late_sender(world):
-    world(3).run(any_source_before_a_late_sender)
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 3, 0, 1), (2, 0, 3, 1)], ids=str)
 def test_batch(world, order):
     world(3).run(batch, order)
@@ -314,20 +310,8 @@ def test_ends_unattended(world, count, shared):
     world(2).run(ends_unattended, count, shared)
 
 
-def test_batch_is_a_list_of_works(world):
-    world(2).run(batch_of_works)
-
-
-def test_batch_of_some_ranks(world):
-    world(3).run(batch_with_one_side_only)
-
-
 def test_ranks_of_a_group(world):
     world(4).run(in_group, [1, 2, 3])
-
-
-def test_beside_collectives(world):
-    world(2).run(beside_collectives)
 
 
 def wrong_ranks(size):
@@ -365,3 +349,16 @@ def more_small_ones_than_a_ring_has_lines():
 
 def test_more_small_messages_than_a_ring_holds(world):
     world(2).run(more_small_ones_than_a_ring_has_lines, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (any_source_before_a_late_sender, 3),
+        (batch_is_a_list_of_works, 2),
+        (batch_with_one_side_only, 3),
+        (beside_collectives, 2),
+    ],
+)
+def test_between_ranks(world, job, size):
+    world(size).run(job)

@@ -96,7 +96,7 @@ def registered(name):
         assert get_work_registry_size() == before
 
 
-def registered_synchronously():
+def synchronous_call_registers_no_null():
     """A compiled graph may wait for a tensor whose collective has ended."""
     before, tensor = get_work_registry_size(), torch.ones(3)
     with funcol.allow_inflight_collective_as_graph_input_ctx():
@@ -106,7 +106,7 @@ def registered_synchronously():
     assert_same(tensor, torch.full((3,), 2.0))
 
 
-def registered_messages():
+def wait_for_messages_unregisters():
     before, peer = get_work_registry_size(), 1 - dist.get_rank()
     with funcol.allow_inflight_collective_as_graph_input_ctx():
         tensors = torch.ones(3), torch.empty(3)
@@ -249,7 +249,7 @@ def callbacks(steps):
     assert_same(future.wait()[0], torch.full((5,), float(steps * dist.get_world_size())))
 
 
-def callback_arithmetic():
+def callback_values_and_exceptions():
     future = dist.all_reduce(torch.full((3,), 2.0), async_op=True).get_future()
     doubled = future.then(lambda f: f.value()[0] * 2)
     raising = future.then(lambda f: 1 / 0)
@@ -286,14 +286,6 @@ def test_wait_unregisters(world, name):
     world(2).run(registered, name)
 
 
-def test_synchronous_call_registers_no_null(world):
-    world(2).run(registered_synchronously)
-
-
-def test_wait_for_messages_unregisters(world):
-    world(2).run(registered_messages)
-
-
 @beyond_gloo("has no durations")
 def test_durations(world):
     world(2).run(durations, fresh=True)
@@ -301,22 +293,6 @@ def test_durations(world):
 
 def test_wait_with_timeout(world):
     world(2).run(wait_with_timeout, fresh=True)
-
-
-def test_wait_in_other_threads(world):
-    world(3).run(wait_in_other_threads)
-
-
-def test_wait_lets_other_threads_run(world):
-    world(2).run(wait_lets_other_threads_run)
-
-
-def test_dropped_handle(world):
-    world(2).run(dropped_handle)
-
-
-def test_dropped_inputs(world):
-    world(2).run(dropped_inputs)
 
 
 def test_handle_outlives_its_group(world):
@@ -327,5 +303,17 @@ def test_callbacks_that_block_on_collectives(world):
     world(2).run(callbacks, 3)
 
 
-def test_callback_values_and_exceptions(world):
-    world(2).run(callback_arithmetic)
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (synchronous_call_registers_no_null, 2),
+        (wait_for_messages_unregisters, 2),
+        (wait_in_other_threads, 3),
+        (wait_lets_other_threads_run, 2),
+        (dropped_handle, 2),
+        (dropped_inputs, 2),
+        (callback_values_and_exceptions, 2),
+    ],
+)
+def test_between_ranks(world, job, size):
+    world(size).run(job)

@@ -51,7 +51,7 @@ def test_parameters_that_were_replaced(world, part):
     world(2).run(loads_with_assign, part)
 
 
-def called_with_others():
+def values_for_a_call_and_pruning():
     """torch.func's values for a call are nobody's parameters, and pruned ones have another name."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
@@ -66,11 +66,7 @@ def called_with_others():
     assert torch.equal(reduced, 2 * model[0].weight_orig.grad)
 
 
-def test_values_for_a_call_and_pruning(world):
-    world(2).run(called_with_others)
-
-
-def other_dtype():
+def a_change_of_dtype():
     """Part of the module changes its dtype: buckets follow."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
@@ -87,10 +83,6 @@ def other_dtype():
     assert_gradients(model, alone)
 
 
-def test_a_change_of_dtype(world):
-    world(2).run(other_dtype)
-
-
 def freed():
     """A module that nobody holds is gone with its synchronizer."""
     model = nn.Linear(4, 4)
@@ -100,10 +92,6 @@ def freed():
     del model, synchronizer
     gc.collect()
     assert [ref() for ref in left] == [None, None]
-
-
-def test_module_and_synchronizer_are_freed(world):
-    world(2).run(freed)
 
 
 def refused():
@@ -125,10 +113,6 @@ def refused():
         GradientSynchronizer(model)
 
 
-def test_modules_that_cannot_be(world):
-    world(2).run(refused)
-
-
 def copied():
     """An average of the weights, say, that one rank computes: its copy takes part in nothing."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -144,10 +128,6 @@ def copied():
     model(torch.ones(2, 3)).sum().backward()
 
 
-def test_a_copy_of_the_module_is_free(world):
-    world(2).run(copied)
-
-
 def sparse():
     model = nn.Embedding(10, 3, sparse=True)
     GradientSynchronizer(model)
@@ -157,5 +137,16 @@ def sparse():
         model(torch.tensor([1, 2])).sum().backward()
 
 
-def test_sparse_gradients_are_refused(world):
-    world(1).run(sparse)
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (values_for_a_call_and_pruning, 2),
+        (a_change_of_dtype, 2),
+        (freed, 2),
+        (refused, 2),
+        (copied, 2),
+        (sparse, 1),
+    ],
+)
+def test_between_ranks(world, job, size):
+    world(size).run(job)

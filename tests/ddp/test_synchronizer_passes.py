@@ -15,7 +15,7 @@ from fastcoll.ddp import GradientSynchronizer
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-def freezes():
+def parameters_frozen_and_unfrozen():
     """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
     ours, stock = network(torch.float), network(torch.float)
     GradientSynchronizer(ours, **SMALL)
@@ -33,10 +33,6 @@ def freezes():
         for optimizer in optimizers:
             optimizer.step()
         assert_same(ours, stock)
-
-
-def test_parameters_frozen_and_unfrozen(world):
-    world(2).run(freezes)
 
 
 class Branches(nn.Module):
@@ -66,10 +62,6 @@ def unused():
         optimizer.step()
     assert torch.equal(model.never.weight, kept)
     assert_replicated(model)
-
-
-def test_unused_parameters(world):
-    world(2).run(unused)
 
 
 class WithInputs(nn.Module):
@@ -108,7 +100,7 @@ def test_a_pass_that_reaches_no_parameter_of_a_rank(world, wire):
     world(2).run(reaches_no_parameter_here, wire)
 
 
-def all_frozen():
+def a_pass_through_frozen_parameters():
     """A generator's step through its discriminator; what is known of the step before stays."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     synchronizer = GradientSynchronizer(
@@ -127,11 +119,7 @@ def all_frozen():
     assert norm > 0
 
 
-def test_a_pass_through_frozen_parameters(world):
-    world(2).run(all_frozen)
-
-
-def left_out():
+def a_parameter_left_out_is_named():
     model = Branches()
     GradientSynchronizer(model)
     loss = model(torch.ones(3, 4), True)
@@ -143,11 +131,7 @@ def left_out():
         model(torch.ones(3, 4), True)
 
 
-def test_a_parameter_left_out_is_named(world):
-    world(1).run(left_out)
-
-
-def two_passes():
+def two_losses_of_one_forward_pass():
     """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
@@ -162,7 +146,7 @@ def two_passes():
     assert_gradients(model, alone)
 
 
-def two_forwards():
+def two_forward_passes():
     """Each with a backward pass of its own: the gradients are added up, as without ranks."""
     torch.manual_seed(0)
     model, size = network(), dist.get_world_size()
@@ -175,14 +159,6 @@ def two_forwards():
         for rank in range(size):
             (loss_of(alone, rank, step) / size).backward()
     assert_gradients(model, alone)
-
-
-def test_two_forward_passes(world):
-    world(2).run(two_forwards)
-
-
-def test_two_losses_of_one_forward_pass(world):
-    world(2).run(two_passes)
 
 
 class Checkpointed(nn.Module):
@@ -242,7 +218,7 @@ def test_a_layer_in_two_reentrant_checkpoints_is_refused(world, behind, options)
     world(1).run(tied, behind, options)
 
 
-def frozen_first():
+def parameters_frozen_from_the_start():
     """As an adapter over a frozen base; the base is unfrozen later."""
     model = network()
     model[0].requires_grad_(False)
@@ -260,10 +236,6 @@ def frozen_first():
     assert_gradients(model, alone)
 
 
-def test_parameters_frozen_from_the_start(world):
-    world(2).run(frozen_first)
-
-
 class InTurns(nn.Module):
     """Layers of one shape, whose gradients become ready in an order that the caller chooses."""
 
@@ -276,7 +248,7 @@ class InTurns(nn.Module):
         return sum((layer + 1) * self.layers[layer](inputs).sum() for layer in order)
 
 
-def another_order_on_each_rank():
+def gradients_become_ready_in_another_order_on_each_rank():
     model, rank = InTurns(), dist.get_rank()
     GradientSynchronizer(model, overlap=True, bucket_cap_mb=1e-5)
     for _ in range(3):
@@ -286,5 +258,18 @@ def another_order_on_each_rank():
             assert layer.weight.grad.eq(3.0 * number).all(), layer.weight.grad
 
 
-def test_gradients_become_ready_in_another_order_on_each_rank(world):
-    world(2).run(another_order_on_each_rank)
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (parameters_frozen_and_unfrozen, 2),
+        (unused, 2),
+        (a_pass_through_frozen_parameters, 2),
+        (a_parameter_left_out_is_named, 1),
+        (two_forward_passes, 2),
+        (two_losses_of_one_forward_pass, 2),
+        (parameters_frozen_from_the_start, 2),
+        (gradients_become_ready_in_another_order_on_each_rank, 2),
+    ],
+)
+def test_between_ranks(world, job, size):
+    world(size).run(job)

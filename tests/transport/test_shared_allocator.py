@@ -45,7 +45,7 @@ def processes(tmp_path):
     worlds.close()
 
 
-def only_when_asked():
+def tensors_are_shared_only_when_asked():
     assert not shared(torch.ones(MANY))
     begin()
     made = {
@@ -62,10 +62,6 @@ def only_when_asked():
     assert_same(made["result"], torch.full((MANY,), 2.0))
 
 
-def test_tensors_are_shared_only_when_asked(processes):
-    processes(2).run(only_when_asked)
-
-
 def by_variable(value: str, option: bool):
     os.environ["FASTCOLL_SHARED_TENSORS"] = value
     dist.new_group(pg_options=fastcoll.Options(shared_tensors=option))
@@ -77,28 +73,20 @@ def test_the_variable_wins_over_the_option(processes, value, option, expected):
     assert processes(2).run(by_variable, value, option) == [expected] * 2
 
 
-def refused():
+def a_wrong_value_is_refused():
     os.environ["FASTCOLL_SHARED_TENSORS"] = "yes"
     with pytest.raises(ValueError, match="FASTCOLL_SHARED_TENSORS=yes: expected an integer from 0"):
         dist.new_group()
 
 
-def test_a_wrong_value_is_refused(processes):
-    processes(2).run(refused)
-
-
-def nothing_for_nobody():
+def nothing_is_shared_with_nobody():
     """No peer can read what one rank alone, or a group over Gloo, has."""
     dist.new_group([here().rank], pg_options=fastcoll.Options(shared_tensors=True))
     dist.new_group(pg_options=fastcoll.Options(shared_tensors=True, transport="gloo"))
     assert not shared(torch.ones(MANY))
 
 
-def test_nothing_is_shared_with_nobody(processes):
-    processes(1).run(nothing_for_nobody)
-
-
-def blocks_come_back():
+def freed_blocks_are_used_again_and_bounded():
     begin()
     tensor = torch.ones(1_000_000)
     at = tensor.data_ptr()
@@ -119,10 +107,6 @@ def blocks_come_back():
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
 
 
-def test_freed_blocks_are_used_again_and_bounded(processes):
-    processes(2).run(blocks_come_back)
-
-
 def lives_on():
     everyone = begin()
     tensor = torch.ones(MANY)
@@ -140,7 +124,7 @@ def test_tensors_outlive_all_groups(processes):
     processes(3).run(lives_on, fresh=True)
 
 
-def forks():
+def a_forked_child_and_its_parent_change_nothing_of_each_others():
     """A child and its parent write, make and free tensors side by side."""
     begin()
     tensor, given = torch.full((MANY,), 3.0), torch.full((MANY,), 5.0)
@@ -176,10 +160,6 @@ def forks():
         os.close(end)
 
 
-def test_a_forked_child_and_its_parent_change_nothing_of_each_others(processes):
-    processes(2).run(forks)
-
-
 def forks_come_and_go():
     begin()
     tensors = [torch.ones(MANY) for _ in range(4)]
@@ -212,7 +192,7 @@ def test_workers_of_a_data_loader(processes):
     processes(2).run(loaders)
 
 
-def storages():
+def storages_are_resized_saved_and_moved():
     begin()
     tensor = torch.arange(float(MANY))
     storage = tensor.untyped_storage()
@@ -228,10 +208,6 @@ def storages():
     assert_same(torch.from_numpy(tensor.numpy().copy()), tensor)
     tensor.share_memory_()  # torch's own shared memory
     assert_same(tensor, torch.ones(MANY))
-
-
-def test_storages_are_resized_saved_and_moved(processes):
-    processes(2).run(storages)
 
 
 def without_memory():
@@ -317,3 +293,18 @@ def test_synchronized_gradients_have_the_same_bits(processes, wire):
     for rank, gradients in enumerate(world.run(synchronizes, True, wire)):
         for one, other in zip(gradients, private[rank], strict=True):
             assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        (tensors_are_shared_only_when_asked, 2),
+        (a_wrong_value_is_refused, 2),
+        (nothing_is_shared_with_nobody, 1),
+        (freed_blocks_are_used_again_and_bounded, 2),
+        (a_forked_child_and_its_parent_change_nothing_of_each_others, 2),
+        (storages_are_resized_saved_and_moved, 2),
+    ],
+)
+def test_between_ranks(processes, job, size):
+    processes(size).run(job)
