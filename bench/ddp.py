@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -104,11 +104,9 @@ def _count_wrong(model: nn.Module, ranks: range) -> int:
     mean = sum(map(_own_value, ranks)) / len(ranks)
     wrong = 0
     for weight in model.parameters():
-        if weight.grad is None:
-            wrong += weight.numel()
-            continue
         allowed = 0.0 if len(ranks) <= 2 else len(ranks) * torch.finfo(weight.dtype).eps * mean
-        wrong += int((~((weight.grad - mean).abs() <= allowed)).sum())
+        gradient = torch.full_like(weight, math.nan) if weight.grad is None else weight.grad
+        wrong += int((~((gradient - mean).abs() <= allowed)).sum())
     return wrong
 
 
@@ -149,18 +147,15 @@ def added(row: dict[str, Any]) -> list[Added]:
         return []
     alone = row["alone"]["time"]
 
-    def more(case: dict[str, Any], key: str) -> float:
-        return float(case["time"][key] - alone[key])
-
     most: dict[str, float] = {}
-    for case in row["cases"]:
-        most[case["buckets"]] = max(most.get(case["buckets"], 0.0), more(case, "median"))
     found = []
     for case in row["cases"]:
-        own = more(case, "median")
-        ratio = most[case["buckets"]] / own if own > 0 else None
-        found.append(Added(own, more(case, "minimum"), ratio))
-    return found
+        own, best = (case["time"][key] - alone[key] for key in ("median", "minimum"))
+        most[case["buckets"]] = max(most.get(case["buckets"], 0.0), own)
+        found.append((case["buckets"], own, best))
+    return [
+        Added(own, best, most[buckets] / own if own > 0 else None) for buckets, own, best in found
+    ]
 
 
 def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
@@ -228,7 +223,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
     return {**row, **disturbed, "alone": found[_ALONE], **({"failed": failed} if failed else {})}
 
 
-def _line(label: str, cells: list[str]) -> str:
+def _line(label: str, *cells: str) -> str:
     return f"{label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>11}" for cell in cells)
 
 
@@ -236,21 +231,15 @@ def _profile_lines(row: dict[str, Any]) -> list[str]:
     """Returns a table of what each step does more than the one without DDP, or nothing without ``--profile``."""
     if "profile" not in row["alone"]:
         return []
-
-    def cells(one: StepProfile) -> list[str]:
-        return [f"{value:.1f}" for value in asdict(one).values()]
-
-    lines = [
+    found = {_ALONE: StepProfile(**row["alone"]["profile"])}
+    for case in row["cases"]:
+        if more := added_by_profile(row, case):
+            found[f"{case['backend']}, {case['buckets']}"] = more
+    return [
         "# more than without DDP, by torch.profiler, for a step of rank 0; host: until all is queued",
-        _line("#", ["host(us)", "launches", "time(us)", "colls", "colls(us)", "calls"]),
-        _line(_ALONE, cells(StepProfile(**row["alone"]["profile"]))),
+        _line("#", "host(us)", "launches", "time(us)", "colls", "colls(us)", "calls"),
+        *(_line(label, *(f"{n:.1f}" for n in astuple(one))) for label, one in found.items()),
     ]
-    lines += [
-        _line(f"{case['backend']}, {case['buckets']}", cells(more))
-        for case in row["cases"]
-        if (more := added_by_profile(row, case))
-    ]
-    return lines
 
 
 def _lines(row: dict[str, Any]) -> list[str]:
@@ -262,24 +251,19 @@ def _lines(row: dict[str, Any]) -> list[str]:
     if row["left_out"]:
         return [f"{title} is left out: {row['left_out']}"]
 
-    def milliseconds(*microseconds: float) -> list[str]:
-        return [f"{value / 1e3:.2f}" for value in microseconds]
-
-    def times(time: dict[str, float]) -> list[str]:
-        return milliseconds(time["median"], time["lower"], time["upper"], time["minimum"])
+    def milliseconds(time: Mapping[str, float], *more: float) -> list[str]:
+        keys = ("median", "lower", "upper", "minimum")
+        return [f"{value / 1e3:.2f}" for value in (*(time[key] for key in keys), *more)]
 
     if row["other_processes_percent"] is not None:
         title += f"; other processes used {row['other_processes_percent']:.0f}% of the machine"
-    lines = [title, _line("#", list(_TITLES))]
-    lines.append(_line(_ALONE, times(row["alone"]["time"]) + ["-"] * 4))
+    lines = [title, _line("#", *_TITLES)]
+    lines.append(_line(_ALONE, *milliseconds(row["alone"]["time"]), *"----"))
     for case, more in zip(row["cases"], added(row), strict=True):
-        cells = [
-            *times(case["time"]),
-            *milliseconds(more.by_median, more.by_minimum),
-            "N/A" if case["wrong"] is None else str(case["wrong"]),
-            "-" if more.ratio is None else f"{more.ratio:.2f}x",
-        ]
-        lines.append(_line(f"{case['backend']}, {case['buckets']}", cells))
+        cells = milliseconds(case["time"], more.by_median, more.by_minimum)
+        cells.append("N/A" if case["wrong"] is None else str(case["wrong"]))
+        cells.append("-" if more.ratio is None else f"{more.ratio:.2f}x")
+        lines.append(_line(f"{case['backend']}, {case['buckets']}", *cells))
     failed = [f"# {label} failed: {why}" for label, why in row.get("failed", {}).items()]
     return [*lines, *_profile_lines(row), *failed]
 
@@ -299,9 +283,8 @@ def compare_steps(run: Run) -> int:
     kinds = [(name, dtype) for name in options.names for dtype in options.dtypes]
     turns = len(kinds) * run.plan.turns * (1 + len(_BUCKETS) * len(run.peers))
     wrong = failed = measured = 0
-    run.say(
-        *report.heading(run.record, "added: over the step without DDP, by medians; best: by minima")
-    )
+    legend = "added: over the step without DDP, by medians; best: by minima"
+    run.say(*report.heading(run.record, legend))
     with progress_bar("fastcoll.bench ddp", turns, run.rank == 0) as advance:
         for name, dtype in kinds if run.peers else []:
             row = _measure_model(run, name, dtype, advance)

@@ -125,7 +125,7 @@ class MpiPeer(Peer):
         op, place = self._op(case), self._mpi.IN_PLACE
         ends = {"dest": (rank + 1) % ranks, "source": (rank - 1) % ranks}
         reduced = (place, receive) if here else (send, None)
-        return {
+        calls: dict[str, Call] = {
             "all_reduce": partial(comm.Allreduce, place, receive, op),
             "all_gather": partial(comm.Allgather, send, receive),
             "reduce_scatter": partial(comm.Reduce_scatter_block, send, receive, op),
@@ -136,7 +136,8 @@ class MpiPeer(Peer):
             "reduce": partial(comm.Reduce, *reduced, op, root),
             "gather": partial(comm.Gather, send, receive if here else None, root),
             "scatter": partial(comm.Scatter, send if here else None, receive, root),
-        }[case.collective.name]
+        }
+        return calls[case.collective.name]
 
     def _buffer(self, case: Case, tensor: Tensor) -> list[Any]:
         """Returns memory and type; what is only moved goes as words of the same width."""

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 __all__ = ["BURST", "INTERFACE", "Cluster", "missing"]
@@ -25,10 +24,7 @@ _NETWORK = "10.91.0"
 _FRAME = 9000
 # A bucket that lets no packet through which is longer than it: the kernel joins packets up to this length.
 _JOINED = 18000
-_SPACES = (
-    *("--net", "--uts", "--ipc", "--mount", "--pid"),
-    *("--fork", "--kill-child", "--mount-proc"),
-)
+_SPACES = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def missing() -> str:
@@ -72,12 +68,7 @@ class Cluster:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -102,28 +93,15 @@ class Cluster:
         self, host: int, command: list[str], env: dict[str, str], **options: Any
     ) -> subprocess.Popen[bytes]:
         """Starts a process on a host, which ends with the host; ``options`` are Popen's."""
-        enter = [
-            "nsenter",
-            "-t",
-            self._inner(host),
-            "-n",
-            "-u",
-            "-i",
-            "-p",
-            "-m",
-            f"--wd={os.getcwd()}",
-            "--",
-        ]
-        return subprocess.Popen([*enter, *command], env={**os.environ, **env}, **options)
+        enter = ["nsenter", "-t", self._inner(host), *["-n", "-u", "-i", "-p", "-m"]]
+        whole = [*enter, f"--wd={os.getcwd()}", "--", *command]
+        return subprocess.Popen(whole, env={**os.environ, **env}, **options)
 
     def _keeper(self, name: str) -> subprocess.Popen[str]:
         # The first process of a pid namespace must not collect its children's zombies.
         script = f"trap '' CHLD; hostname {name}; ip link set lo up; echo up; exec sleep infinity"
-        keeper = subprocess.Popen(
-            ["unshare", *_SPACES, "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = ["unshare", *_SPACES, "sh", "-c", script]
+        keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert keeper.stdout is not None
         if keeper.stdout.readline() != "up\n":
             raise RuntimeError(f"{name}: no namespaces")
@@ -135,11 +113,8 @@ class Cluster:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
 
     def _ip(self, host: int, *words: object) -> None:
-        subprocess.run(
-            ["nsenter", "-t", self._inner(host), "-n", *map(str, words)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        command = ["nsenter", "-t", self._inner(host), "-n", *map(str, words)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def _connect(self) -> None:
         switch = self.hosts
@@ -155,9 +130,8 @@ class Cluster:
             self._ip(host, "ip", "addr", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             self._ip(host, "ip", "link", "set", INTERFACE, *up)
             # Linux's default, whatever this machine's own is.
-            subnet = f"{self.address(host).rpartition('.')[0]}.0/24"
-            route = ["dev", INTERFACE, "congctl", "cubic"]
-            self._ip(host, "ip", "route", "replace", subnet, *route)
+            route = [f"{_NETWORK}.0/24", "dev", INTERFACE, "congctl", "cubic"]
+            self._ip(host, "ip", "route", "replace", *route)
             if self._megabits:
                 self._shape(switch, port)
                 self._shape(host, INTERFACE)
