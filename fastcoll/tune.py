@@ -12,12 +12,11 @@ alike; medians decide. Do it on an idle machine, with the number of ranks of the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,16 +109,13 @@ def experiments(ranks: int) -> list[Experiment]:
     ]  # fmt: skip
 
 
-@contextlib.contextmanager
-def _group(table: dict[str, int]) -> Iterator[dist.ProcessGroup]:
+def _group(table: dict[str, int]) -> dist.ProcessGroup:
     given = C.Tuning()
     for name, value in table.items():
         setattr(given, name, value)
-    group = dist.new_group(backend="fastcoll", pg_options=C.Options(tuning=given))
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
+    options = C.Options(tuning=given)
+    group: dist.ProcessGroup = dist.new_group(backend="fastcoll", pg_options=options)
+    return group
 
 
 def _calls(item: Experiment, groups: Mapping[int, dist.ProcessGroup], size: int) -> dict[int, Call]:
@@ -131,13 +127,11 @@ def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
     shipped = _shipped()
     table, measured = dict(shipped), {}
     for item in experiments(control.world_size):
-        with contextlib.ExitStack() as stack:
-            groups = {
-                value: stack.enter_context(_group(table | {item.field: value}))
-                for value in item.values
-            }
-            calls = partial(_calls, item, groups)
-            times = median_times(item.sizes, calls, control, plan, torch.device("cpu"))
+        groups = {value: _group(table | {item.field: value}) for value in item.values}
+        calls = partial(_calls, item, groups)
+        times = median_times(item.sizes, calls, control, plan, torch.device("cpu"))
+        for group in groups.values():
+            dist.destroy_process_group(group)
         measured[item.field], table[item.field] = times, item.decide(times)
         if control.rank == 0:
             found = f"{item.field:20} {table[item.field]:>20}"

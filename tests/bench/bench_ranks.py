@@ -10,7 +10,13 @@ from typing import Any
 import torch.distributed as dist
 from world import Worlds, here
 
-__all__ = ["Ended", "as_one_rank", "run_on"]
+__all__ = ["FEW", "SHORT", "Ended", "as_one_rank", "run_on"]
+
+FEW = ("-n", "1", "--rounds", "1", "-w", "0")
+SHORT = (
+    *("-b", "4", "-e", "64K", "-f", "16384"),
+    *("-n", "4", "--rounds", "2", "-w", "1", "--turn-ms", "0"),
+)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 from altered_rank import SMALL
-from bench_ranks import run_on
+from bench_ranks import FEW, run_on
 from torch.autograd import DeviceType
 
 from fastcoll.bench.ddp import added_by_profile
 from fastcoll.bench.record import read_record
 from fastcoll.bench.step_profile import StepProfile, profiled
-
-FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 
 
 def profile_of(world, tmp_path, *arguments):

@@ -6,15 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench_ranks import run_on
-from short_run import SHORT
+from bench_ranks import FEW, SHORT, run_on
 from torch.nn.parallel import DistributedDataParallel
 from world import Worlds
 
 from fastcoll._launch import launch
 from fastcoll.bench.record import read_record
-
-FEW = ("-n", "1", "--rounds", "1", "-w", "0")
 
 
 @pytest.mark.full
