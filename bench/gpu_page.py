@@ -60,7 +60,8 @@ def _kernels(record: dict[str, Any]) -> Iterable[str]:
             (limit,) = (key for key in ("at_least", "at_most") if key in target)
             text = f"{limit.replace('_', ' ')} {target[limit]}"
             yield f"missed: {target['name']}: {target['value']:.2f}, {text}"
-    yield from (f"failed: {name}: {text}" for name, text in record["failed"].items())
+    for name, text in record["failed"].items():  # of a traceback, what was raised
+        yield f"failed: {name}: {text.strip().splitlines()[-1]}"
 
 
 def _engine(record: dict[str, Any]) -> Iterable[str]:

@@ -24,7 +24,7 @@ RECORDS = {
         **RUN,
         "cases": [{}, {}, {}],
         "complete": True,
-        "failed": {},
+        "failed": {"flatten m": "Traceback:\n  a line\nValueError: wrong: ddp\n"},
         "targets": [
             {"name": "reduce: share of copy", "at_least": 0.9, "value": 0.8123, "met": False},
             {"name": "host of a launch", "at_most": 3.0, "value": 2.5, "met": True},
@@ -97,6 +97,7 @@ def test_everything_is_told(folder) -> None:
         "| engine | 1 | 1 | 1 | 0 |",
         "- **test_it::test_bad**: AssertionError: the flag was lost",
         "3 cases, 1 of 2 targets met",
+        "- failed: flatten m: ValueError: wrong: ddp\n",
         "missed: reduce: share of copy: 0.81, at least 0.9",
         "median of 2 cases 1.10, worst 1.74",
         "1024 bytes: fastcoll 12.5 us, nccl 12.5 us; 3 wrong elements",
