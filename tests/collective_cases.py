@@ -16,6 +16,7 @@ from backend import (
 )
 from layouts import LAYOUTS, gaps_untouched, laid_out
 from oracle import (
+    BITWISE,
     COMPLEX,
     FLOAT8,
     FLOATS,
@@ -43,6 +44,7 @@ __all__ = [
     "Runner",
     "answers",
     "collectives",
+    "nccl_pairs",
     "operations",
     "run",
     "run_all",
@@ -103,6 +105,18 @@ def operations(collective: str, dtype: torch.dtype) -> list[str]:
     if collective == "all_reduce" and dtype in COMPLEX:
         refused.append("PRODUCT")  # by torch itself
     return [op for op in OPS if allows(op, dtype) and op not in refused]
+
+
+def nccl_pairs() -> list[tuple[str, torch.dtype]]:
+    """Return operations and types of NCCL, which has no 16-bit integers and fewer operations."""
+    types = [t for t in [*FLOATS, *INTEGERS, torch.bool] if t not in (torch.int16, torch.uint16)]
+    found = [
+        (op, t)
+        for op in OPS
+        for t in types
+        if allows(op, t) and (op not in BITWISE or (t == torch.bool and op != "BXOR"))
+    ]
+    return found + [(op, t) for op in ("SUM", "AVG", "PREMUL_SUM") for t in COMPLEX]
 
 
 def collectives(names: Iterable[str], dtypes: Iterable[torch.dtype], known: Iterable) -> list[Any]:

@@ -3,11 +3,21 @@
 import recording_device
 import torch
 from backend import IS_GLOO
-from collective_cases import MOVED, MOVING, REDUCED, REDUCING, STACKING, Case, operations, run
+from collective_cases import (
+    MOVED,
+    MOVING,
+    REDUCED,
+    REDUCING,
+    STACKING,
+    Case,
+    nccl_pairs,
+    operations,
+    run,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from layouts import FLAT, LAYOUTS
-from oracle import BITWISE, COMPLEX, FLOATS, GLOO_MOVES, INTEGERS, OPS, allows
+from oracle import COMPLEX, GLOO_MOVES
 
 
 def pairs(collective, device):
@@ -15,18 +25,6 @@ def pairs(collective, device):
     if device != "cpu":
         return nccl_pairs()
     return [(op, dtype) for dtype in REDUCED for op in operations(collective, dtype)]
-
-
-def nccl_pairs():
-    """The same for NCCL, which has no 16-bit integers and fewer operations."""
-    types = [t for t in [*FLOATS, *INTEGERS, torch.bool] if t not in (torch.int16, torch.uint16)]
-    found = [
-        (op, t)
-        for op in OPS
-        for t in types
-        if allows(op, t) and (op not in BITWISE or (t == torch.bool and op != "BXOR"))
-    ]
-    return found + [(op, t) for op in ("SUM", "AVG", "PREMUL_SUM") for t in COMPLEX]
 
 
 @st.composite

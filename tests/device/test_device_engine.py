@@ -9,7 +9,9 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from collective_cases import MOVED, MOVING, REDUCING, Case, nccl_pairs, run
 from engine_cases import BETWEEN, CASES, DEVICE
+from oracle import FLOAT8, reduce_op, reduced
 from world import here, init_group
 
 
@@ -25,6 +27,52 @@ def test_results_and_order(nccl_world, case, async_op):
     sizes = (2, 3) if case in BETWEEN else (1, 2, 3)
     for size in sizes:
         nccl_world(size).run(check, case, async_op)
+
+
+def of_every_type(collective):
+    pairs = nccl_pairs() if collective in REDUCING else [("SUM", dtype) for dtype in MOVED]
+    for op, dtype in pairs:
+        run(Case(collective, op, dtype, (37,), root=-1, device=DEVICE))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("collective", [*REDUCING, *MOVING[:-1]])
+def test_every_type(nccl_world, collective, size):
+    nccl_world(size).run(check, of_every_type, collective)
+
+
+def small_floats():
+    """Sums and products of these are exact, or halfway between none."""
+    values = torch.tensor([0.0, 0.5, 1.0, -1.0, 1.5, -2.0, 3.0])
+    random = torch.Generator().manual_seed(0)
+    picks = torch.randint(0, 7, (here().size, 50), generator=random)
+    for dtype in FLOAT8:
+        for op in ("SUM", "PRODUCT", "MIN", "MAX"):
+            given = values[picks].to(dtype)
+            tensor = given[here().rank].to(DEVICE)
+            dist.all_reduce(tensor, reduce_op(op))
+            expected = reduced(list(given.float()), op).to(dtype)
+            assert torch.equal(tensor.cpu().float(), expected.float()), (dtype, op)
+
+
+def test_small_floats(nccl_world):
+    nccl_world(3).run(check, small_floats)
+
+
+def refused():
+    for dtype, op in [
+        (torch.int16, "SUM"),
+        (torch.int32, "BXOR"),
+        (torch.bool, "AVG"),
+        (torch.int32, "PREMUL_SUM"),
+    ]:
+        with pytest.raises(TypeError, match="expected"):
+            dist.all_reduce(torch.zeros(3, dtype=dtype, device=DEVICE), reduce_op(op))
+    dist.all_reduce(torch.ones(3, device=DEVICE))  # the ranks are in step
+
+
+def test_what_nccl_does_not_reduce_is_refused(nccl_world):
+    nccl_world(2).run(check, refused)
 
 
 def lists():
