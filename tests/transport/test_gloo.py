@@ -35,7 +35,7 @@ def reductions():
         Case("all_reduce", op, dtype, (count,))
         for dtype in REDUCED
         for op in operations("all_reduce", dtype)
-        for count in (0, 5, 4001)
+        for count in ((0, 5, 4001) if op == "SUM" else (5, 4001))
     )
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     for wire in (None, torch.bfloat16, torch.float16):

@@ -87,16 +87,21 @@ def large(placement):
     os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
     rank, size = here().rank, here().size
     group = dist.new_group()
-    count = size * 400_001
-    for name in ("all_reduce", "reduce"):
-        for layout in ("contiguous", "step"):
-            case = Case(name, shape=(count, 3), output_layout=layout, root=1, exact=True)
-            Runner(case, group).check()
-    given = [sample(r, (3 * count,), torch.float) for r in range(size)]
+    count = 3 * size * 400_001
+    given = [sample(r, (count,), torch.float) for r in range(size)]
+    expected = reduced(given, "SUM")
+    apart = torch.zeros(count // 3, 6)
+    for tensor in (given[rank].clone(), apart[:, ::2]):
+        tensor.copy_(given[rank].view_as(tensor))
+        dist.all_reduce(tensor, group=group)
+        assert_same(tensor.flatten(), expected)
+        tensor.copy_(given[rank].view_as(tensor))
+        dist.reduce(tensor, 1, group=group)
+        if rank == 1:
+            assert_same(tensor.flatten(), expected)
     part = given[rank].chunk(size)[rank]  # in place
-    expected = reduced(given, "SUM").chunk(size)[rank]
     reduce_scatter_single(part, given[rank], group=group)
-    assert_same(part, expected)
+    assert_same(part, expected.chunk(size)[rank])
     dist.destroy_process_group(group)
 
 
