@@ -387,9 +387,6 @@ void bindDevice(py::module_& m) {
       .def(
           "end_group", [](NcclCalls& calls) { translated([&] { calls.endGroup(); }); },
           py::call_guard<py::gil_scoped_release>())
-      .def(
-          "settle", [](NcclCalls& calls) { translated([&] { calls.settle(); }); },
-          py::call_guard<py::gil_scoped_release>())
       .def("end", &NcclCalls::end);
   py::class_<Communicators, std::shared_ptr<Communicators>>(m, "Communicators")
       .def(py::init<>())

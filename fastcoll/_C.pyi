@@ -86,9 +86,6 @@ class NcclCalls:
     def end_group(self) -> None:
         """Ends it."""
 
-    def settle(self) -> None:
-        """Waits for a call in which NCCL does not block."""
-
     def end(self) -> None:
         """Makes every later call an error, without a call of NCCL."""
 

@@ -227,10 +227,6 @@ void NcclCalls::endGroup() {
   finish(functions_->groupEnd());
 }
 
-void NcclCalls::settle() {
-  finish(kInProgress);
-}
-
 NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations& operations) const {
   const Collective collective = request.collective;
   const bool reduces = collective == Collective::AllReduce || collective == Collective::Reduce ||

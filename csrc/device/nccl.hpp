@@ -60,8 +60,6 @@ class NcclCalls {
   /// What this thread calls between them, on any communicator, goes together; groups may be nested.
   void beginGroup();
   void endGroup();
-  /// Waits for a call in which NCCL does not block.
-  void settle();
 
   /// Called before the communicator is ended: who waits for a call then gives up.
   void end() noexcept { ended_.store(true, std::memory_order_release); }

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Store
 from fastcoll._load import C
 from fastcoll.cuda import deadline, nccl_library
 from fastcoll.cuda.errors import Member
-from fastcoll.cuda.nccl_calls import DataCalls, group
+from fastcoll.cuda.nccl_calls import DataCalls
 from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_init import connect, current
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary
@@ -31,7 +31,7 @@ from fastcoll.cuda.nccl_life import ABORT_SECONDS, born, died, keep, left_behind
 from fastcoll.cuda.nccl_rendezvous import WHAT, Cancelled
 from fastcoll.cuda.nccl_status import async_status, finish, settle
 
-__all__ = ["NcclCommunicator", "group"]
+__all__ = ["NcclCommunicator"]
 
 _log = logging.getLogger("fastcoll.cuda")
 

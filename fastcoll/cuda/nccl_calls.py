@@ -21,7 +21,7 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 from fastcoll.cuda.nccl_status import translated
 
-__all__ = ["DataCalls", "group"]
+__all__ = ["DataCalls"]
 
 _KINDS = {
     getattr(torch, name): number for number, name in enumerate(C.DTYPES) if hasattr(torch, name)
@@ -101,44 +101,6 @@ class DataCalls:
         """
         self._issue("all_reduce", dtype, (send, count), (receive, count), stream, op=op)
 
-    def reduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: torch.dtype,
-        op: Any,
-        root: int,
-        stream: int,
-    ) -> None:
-        """Like :meth:`all_reduce`, with the result on ``root`` alone; elsewhere ``receive`` may be 0."""
-        self._issue("reduce", dtype, (send, count), (receive, count), stream, root, op)
-
-    def reduce_scatter(
-        self, send: int, receive: int, count: int, dtype: torch.dtype, op: Any, stream: int
-    ) -> None:
-        """Reduces ``count`` elements for each rank, ``size * count`` in all, and leaves each its own."""
-        given = (send, self.member.size * count)
-        self._issue("reduce_scatter", dtype, given, (receive, count), stream, op=op)
-
-    def broadcast(
-        self, send: int, receive: int, count: int, dtype: torch.dtype, root: int, stream: int
-    ) -> None:
-        """Copies ``count`` elements at ``send`` on ``root`` to ``receive`` on all ranks.
-
-        Args:
-            send: Address of the elements; elsewhere than on ``root`` it may be 0.
-            receive: Address of the copy; on ``root`` it may be ``send``.
-            count: Elements.
-            dtype: Theirs; any.
-            root: The rank that has them.
-            stream: Handle of the CUDA stream.
-
-        Raises:
-            DistBackendError: NCCL failed.
-        """
-        self._issue("broadcast", dtype, (send, count), (receive, count), stream, root)
-
     def all_gather(
         self, send: int, receive: int, count: int, dtype: torch.dtype, stream: int
     ) -> None:
@@ -163,8 +125,22 @@ class DataCalls:
         Raises:
             DistBackendError: NCCL failed.
         """
-        with group(self):
+        self._check("group")
+        with self._naming("group"):
+            self.calls.begin_group()
+        try:
             yield
+        except BaseException:
+            # NCCL has no way to drop a group, but it drops one in which a call was wrong. A communicator that was
+            # aborted meanwhile must not be touched.
+            if self.closed is None:
+                with contextlib.suppress(Exception):
+                    self._raw.allReduce(0, 0, 0, -1, 0, 0)
+            with contextlib.suppress(Exception):
+                self.calls.end_group()
+            raise
+        with self._naming("group"):
+            self.calls.end_group()
 
     def register(self, address: int, size: int, symmetric: bool = False) -> int:
         """Registers ``size`` bytes of device memory; returns what :meth:`deregister` takes.
@@ -273,39 +249,3 @@ class DataCalls:
         if (closed := self.closed) is not None:
             return self.member.fault(what, closed)
         return translated(self.library, self.member, what, error)
-
-
-@contextlib.contextmanager
-def group(*communicators: DataCalls) -> Iterator[None]:
-    """Issues the calls of its body together, on all of these communicators.
-
-    Args:
-        communicators: All that the body uses, at least one.
-
-    Raises:
-        DistBackendError: NCCL failed.
-        ValueError: No communicator is given.
-    """
-    if not communicators:
-        raise ValueError("fastcoll.group: expected the communicators that the group uses, got none")
-    for one in communicators:
-        one._check("group")
-    first, *others = communicators
-    with first._naming("group"):
-        first.calls.begin_group()
-    try:
-        yield
-    except BaseException:
-        # NCCL has no way to drop a group, but it drops one in which a call was wrong. A communicator that was
-        # aborted meanwhile must not be touched.
-        if first.closed is None:
-            with contextlib.suppress(Exception):
-                first._raw.allReduce(0, 0, 0, -1, 0, 0)
-        with contextlib.suppress(Exception):
-            first.calls.end_group()
-        raise
-    with first._naming("group"):
-        first.calls.end_group()
-    for one in others:
-        with one._naming("group"):
-            one.calls.settle()

@@ -117,20 +117,21 @@ class Tensors:
             send.data_ptr(), receive.data_ptr(), send.numel(), send.dtype, op, self.STREAM
         )
 
-    def reduce(self, send: Tensor, receive: Tensor | None, op: object, root: int) -> None:
-        address = 0 if receive is None else receive.data_ptr()
-        self.made.reduce(send.data_ptr(), address, send.numel(), send.dtype, op, root, self.STREAM)
+    # What the engine calls in C++, here with the names and errors of a communicator.
+    def reduce(self, send: Tensor, receive: Tensor, op: object, root: int) -> None:
+        self._issue("reduce", send, receive, root, op)
 
     def reduce_scatter(self, send: Tensor, receive: Tensor, op: object) -> None:
-        self.made.reduce_scatter(
-            send.data_ptr(), receive.data_ptr(), receive.numel(), send.dtype, op, self.STREAM
-        )
+        self._issue("reduce_scatter", send, receive, -1, op)
 
-    def broadcast(self, send: Tensor | None, receive: Tensor, root: int) -> None:
-        address = 0 if send is None else send.data_ptr()
-        self.made.broadcast(
-            address, receive.data_ptr(), receive.numel(), receive.dtype, root, self.STREAM
-        )
+    def broadcast(self, send: Tensor, receive: Tensor, root: int) -> None:
+        self._issue("broadcast", send, receive, root)
+
+    def _issue(
+        self, what: str, send: Tensor, receive: Tensor, root: int, op: object = None
+    ) -> None:
+        places = [(tensor.data_ptr(), tensor.numel()) for tensor in (send, receive)]
+        self.made._issue(what, send.dtype, *places, self.STREAM, root, op)
 
     def all_gather(self, send: Tensor, receive: Tensor) -> None:
         self.made.all_gather(

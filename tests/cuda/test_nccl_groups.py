@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import StandIn, Tensors, communicator, create, store
+from nccl_ranks import StandIn, Tensors, communicator, store
 from world import Worlds
 from world_rank import here
 
 from fastcoll._load import C
 from fastcoll.cuda.engine import CudaEngine
-from fastcoll.cuda.nccl import NcclCommunicator, group
+from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 
@@ -104,29 +104,6 @@ def divided(path: str) -> None:
             ValueError, match=r"nccl_split .*expected a color of at least -1, got -2"
         ):
             made.split(-2, 0, "none")
-
-
-def two_communicators_in_a_group(path: str) -> None:
-    with communicator(path) as made:
-        other = create(path, name="other")
-        tensors, results = [torch.ones(2), torch.full((2,), 2.0)], [torch.zeros(2), torch.zeros(2)]
-        pairs = [
-            (Tensors(one), t, r) for one, t, r in zip((made, other), tensors, results, strict=True)
-        ]
-        with group(made, other):
-            for call, tensor, result in pairs if here().rank % 2 else pairs[::-1]:
-                call.all_reduce(tensor, result, dist.ReduceOp.SUM)
-        assert [r[0].item() for r in results] == [here().size, 2 * here().size]
-        assert other.destroy()
-        with (
-            pytest.raises(
-                dist.DistBackendError, match=r"fastcoll.group \[group 'other'.*was destroyed"
-            ),
-            group(made, other),
-        ):
-            raise AssertionError
-    with pytest.raises(ValueError, match="expected the communicators"), group():
-        raise AssertionError
 
 
 def streams(path: str) -> list[tuple[str, int]]:
@@ -263,7 +240,6 @@ def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> 
         (divided, 2),
         (divided, 3),
         (divided, 4),
-        (two_communicators_in_a_group, 2),
         (devices, 2),
         (ends, 1),
         (pairs, 3),
