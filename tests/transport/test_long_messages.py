@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
+from collective_cases import Case, Runner
 from world import here
 
 pytestmark = beyond_gloo("fastcoll's own hosts")
@@ -16,8 +17,8 @@ pytestmark = beyond_gloo("fastcoll's own hosts")
 SIZES = [0, 1, 300, 32 << 10, (32 << 10) + 1, 200_003]
 
 
-def piece(sender, receiver, size, round_=0):
-    return torch.arange(size).add(sender * 31 + receiver * 7 + round_).to(torch.uint8)
+def piece(sender, receiver, size):
+    return torch.arange(size).add(sender * 31 + receiver * 7).to(torch.uint8)
 
 
 def mixed(placement):
@@ -28,20 +29,18 @@ def mixed(placement):
     other = size - 1 - rank
     for round_ in range(6):
         drawn = random.Random(round_)
-        sizes = [[drawn.choice(SIZES) for _ in range(size)] for _ in range(size)]
-        inputs = [piece(rank, to, sizes[rank][to], round_) for to in range(size)]
-        outputs = [torch.zeros(sizes[r][rank], dtype=torch.uint8) for r in range(size)]
-        beside = torch.zeros(sizes[other][rank], dtype=torch.uint8)
-        works = [
-            dist.isend(inputs[other] + 1, other, group=group),
-            dist.irecv(beside, other, group=group),
-            dist.all_to_all(outputs, inputs, group=group, async_op=True),
-        ]
+        sizes = tuple(tuple(drawn.choice(SIZES) for _ in range(size)) for _ in range(size))
+        given, got = piece(rank, other, sizes[rank][other]), piece(other, rank, sizes[other][rank])
+        beside = torch.zeros_like(got)
+        works = [dist.isend(given, other, group=group), dist.irecv(beside, other, group=group)]
+        case = Case(
+            *("all_to_all", "SUM", torch.uint8, ()), splits=sizes, async_op=True, seed=round_
+        )
+        runner = Runner(case, group)
         for work in works:
             work.wait()
-        for sender, tensor in enumerate(outputs):
-            assert torch.equal(tensor, piece(sender, rank, sizes[sender][rank], round_)), sender
-        assert torch.equal(beside, piece(other, rank, sizes[other][rank], round_) + 1)
+        runner.check()
+        assert torch.equal(beside, got)
     dist.destroy_process_group(group)
 
 
@@ -62,15 +61,10 @@ def rooted(placement):
             group = dist.new_group()
             if rank == root:
                 time.sleep(0.2)
-            for round_ in range(3):
-                parts = [piece(root, to, count, round_) for to in range(size)]
-                got = torch.zeros(count, dtype=torch.uint8)
-                dist.scatter(got, parts if rank == root else None, root, group=group)
-                assert torch.equal(got, parts[rank])
-                all_ = [torch.zeros_like(got) for _ in range(size)] if rank == root else None
-                dist.gather(got, all_, root, group=group)
-                if all_ is not None:
-                    assert all(map(torch.equal, all_, parts))
+            for seed in range(3):
+                for name in ("scatter", "gather"):
+                    case = Case(name, dtype=torch.uint8, shape=(count,), root=root, seed=seed)
+                    Runner(case, group).check()
             dist.destroy_process_group(group)
 
 
