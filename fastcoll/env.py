@@ -162,8 +162,9 @@ VARIABLES = (
     Variable(
         "FASTCOLL_ALGO",
         "auto",
-        "Algorithm of each all_reduce of CUDA tensors, equal on all ranks. A call that it cannot serve raises. "
-        "auto chooses by size and topology. nccl maps no memory of peers.",
+        "Algorithm of each all_reduce of CUDA tensors, equal on all ranks; ring serves reduce_scatter_tensor and "
+        "all_gather_into_tensor too. A call that it cannot serve raises. auto chooses by size and topology. nccl maps "
+        "no memory of peers.",
         ("auto", "nccl", "one_shot", "two_shot", "ring"),
         read_in_cpp=False,
     ),
