@@ -179,8 +179,8 @@ class PythonIssuer : public DeviceIssuer {
     }
   }
 
-  /// What kernels may serve; all-reduces that were made with the same options together. Of the other
-  /// collectives that is what the ring does, each by itself, if an algorithm is forced.
+  /// What kernels may serve; all-reduces that were made with the same options together. Of the
+  /// other collectives that is what the ring does, each by itself, if an algorithm is forced.
   std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests,
                                   c10::DeviceIndex device) {
     std::int64_t limit = 0;
@@ -241,8 +241,8 @@ class PythonIssuer : public DeviceIssuer {
                              const c10::Stream& stream) {
     const py::gil_scoped_acquire gil;
     try {
-      return (*serve_)(tasksOf(requests, those), optionsOf(requests[those[0]]),
-                           handleOf(stream), static_cast<int>(stream.device_index()))
+      return (*serve_)(tasksOf(requests, those), optionsOf(requests[those[0]]), handleOf(stream),
+                       static_cast<int>(stream.device_index()))
           .cast<std::optional<Indices>>();
     } catch (const py::error_already_set& error) {
       rethrow(error);
@@ -253,9 +253,9 @@ class PythonIssuer : public DeviceIssuer {
     py::tuple tasks(those.size());
     for (std::size_t i = 0; i < those.size(); ++i) {
       const DeviceRequest& one = requests[those[i]];
-      tasks[i] = py::make_tuple(collectiveName(one.collective), static_cast<int>(one.dtype),
-                                static_cast<int>(one.op), one.in.address, one.out.address,
-                                one.in.count);
+      tasks[i] =
+          py::make_tuple(collectiveName(one.collective), static_cast<int>(one.dtype),
+                         static_cast<int>(one.op), one.in.address, one.out.address, one.in.count);
     }
     return tasks;
   }
