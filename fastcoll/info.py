@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import sys
-from dataclasses import asdict
 from typing import Any, TextIO
 
 from fastcoll import env
@@ -176,7 +175,7 @@ def _tuning() -> dict[str, str]:
 
 def collect() -> dict[str, Any]:
     """Gathers all that is printed, in types that JSON has."""
-    answers = [asdict(answer) for answer in run_checks()]  # first: it loads the libraries
+    answers = run_checks()  # first: it loads the libraries
     loaded = libraries()
     notes = []
     if len(loaded["libnccl"]) > 1 and used(mapped()) is None:
