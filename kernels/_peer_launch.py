@@ -23,6 +23,7 @@ __all__ = [
     "REGISTERS",
     "WARPS",
     "PreparedCollective",
+    "Table",
     "arithmetic",
     "block_of",
     "compiler_options",

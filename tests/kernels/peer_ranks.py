@@ -113,7 +113,7 @@ def play(
     import quick_interpreter
 
     modules = interpret()
-    quick_interpreter.dawdle[0] = 0.005 if here().rank == slow else 0.0
+    quick_interpreter.dawdle[0] = 0.02 if here().rank == slow else 0.0
     buffers = open_buffers(modules.peers.PeerLayout(channels, 1024, slots, 512))
     pauses = random.Random(jitter * 100 + here().rank)
     compared = 0
