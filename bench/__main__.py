@@ -22,8 +22,7 @@ from fastcoll.bench.ddp import compare_steps
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.options import parse
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.peers import ADAPTERS
-from fastcoll.bench.run import open_run
+from fastcoll.bench.run import ADAPTERS, open_run
 from fastcoll.bench.sweep import sweep
 
 __all__ = ["main", "run_rank"]

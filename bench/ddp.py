@@ -25,7 +25,6 @@ from fastcoll.bench.machine import available_memory
 from fastcoll.bench.options import DTYPES
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
 from fastcoll.bench.step_profile import StepProfile, profile_step
 
@@ -206,7 +205,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
         else:
             steps[label], labels[label] = step, {"backend": peer.name, "buckets": buckets}
     turns = {label: step.turn for label, step in steps.items()}
-    timings, disturbed = measure_in_quiet(run, turns, False, advance)
+    timings, disturbed = run.measure(turns, False, advance)
     found = {label: asdict(timing) for label, timing in timings.items()}
     for label, step in steps.items() if run.options.profile else ():
         profile, problem = run.attempt(partial(step.profile, run.control.barrier))

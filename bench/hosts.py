@@ -29,9 +29,8 @@ from fastcoll.bench.collectives import build_case
 from fastcoll.bench.machine import PRETENDED_HOSTS, describe_machine, describe_run
 from fastcoll.bench.peer import bind, exchange
 from fastcoll.bench.record import write_record
-from fastcoll.bench.wire import bytes_sent, least_bytes
 
-__all__ = ["main"]
+__all__ = ["least_bytes", "main"]
 
 CALLS = (
     *("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast"),
@@ -40,6 +39,31 @@ CALLS = (
 _MODULE = "fastcoll.bench.hosts"
 _PORT = 29531
 _QUIET = 0.002  # seconds between calls
+
+
+def least_bytes(call: str, message: int, hosts: int) -> float | None:
+    """Returns the bytes that the busiest host must send; None where that hangs on who has the message.
+
+    Args:
+        call: The collective.
+        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole. "send" is from the first rank
+            to the last and back, "exchange" between the two both ways at once.
+        hosts: How many.
+    """
+    share = (hosts - 1) / hosts
+    factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
+    factors |= dict.fromkeys(("reduce_scatter", "all_gather"), share)
+    return factors[call] * message if call in factors else None
+
+
+def _bytes_sent() -> int:
+    """Returns the bytes that this host has sent so far, on all interfaces but the loopback's."""
+    sent = 0
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, colon, counts = line.partition(":")
+        if colon and name.strip() != "lo":
+            sent += int(counts.split()[8])
+    return sent
 
 
 def _prepared(call: str, message: int, group: Any) -> Call:
@@ -70,16 +94,16 @@ def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> d
     meet = partial(dist.barrier, groups["gloo"])
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in groups}
     for name in in_turns(list(groups), rounds + 1):  # the first warms up
-        idle = bytes_sent()
+        idle = _bytes_sent()
         meet()
         time.sleep(_QUIET)
-        before, begin = bytes_sent(), time.perf_counter()
+        before, begin = _bytes_sent(), time.perf_counter()
         runs[name]()
         seconds = time.perf_counter() - begin
         meet()  # all bytes have left
         time.sleep(_QUIET)
         # Less the barrier's own.
-        found[name].append((seconds, bytes_sent() - before - (before - idle)))
+        found[name].append((seconds, _bytes_sent() - before - (before - idle)))
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, found, group=groups["gloo"])
     case: dict[str, Any] = {"call": call, "bytes": message}

@@ -1,4 +1,9 @@
-"""One rank of a run: connects to the others and to the backends, and hands over to what is measured."""
+"""One rank of a run: connects to the others and to the backends, and hands over to what is measured.
+
+A backend of ``torch.distributed`` needs no code; what is reached another way is one more class with the members of
+:class:`~fastcoll.bench.peer.Peer`, and an entry in :data:`ADAPTERS`. What cannot be loaded on some rank is left out on
+all of them, and named with the reason.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ import argparse
 import contextlib
 import gc
 import os
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,17 +27,34 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fastcoll import info
-from fastcoll._measure import SETTLE_SECONDS, Control, Plan
+from fastcoll._measure import SETTLE_SECONDS, Call, Control, Plan, Timing, Turn, measure
 from fastcoll.bench.gpus import describe_gpus
 from fastcoll.bench.machine import describe_machine, describe_run
-from fastcoll.bench.peer import Peer
-from fastcoll.bench.peers import ADAPTERS, close_peers, open_peers, problem_of
+from fastcoll.bench.mpi import MpiPeer
+from fastcoll.bench.options import MOST_ATTEMPTS
+from fastcoll.bench.peer import FakePeer, Peer, SharedPeer, UnreducedPeer
 from fastcoll.bench.record import write_record
-from fastcoll.bench.wire import count_hosts
 
-__all__ = ["Run", "open_run"]
+__all__ = ["ADAPTERS", "Run", "open_run"]
+
+ADAPTERS: Mapping[str, type[Peer]] = {
+    "fake": FakePeer,
+    "fastcoll-shared": SharedPeer,
+    "mpi": MpiPeer,
+    "unreduced": UnreducedPeer,
+}
+"""What is not simply a backend of torch and a way to train, by the word of the command line."""
 
 _Result = TypeVar("_Result")
+
+
+def _used() -> tuple[float, float, float]:
+    """Returns the seconds that this rank has used, and of all cores those in use and all."""
+    with open("/proc/stat") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    second = os.sysconf("SC_CLK_TCK")
+    idle = ticks[3] + ticks[4]
+    return time.process_time(), (sum(ticks) - idle) / second, sum(ticks) / second
 
 
 @dataclass
@@ -37,17 +62,18 @@ class Run:
     """What a measurement needs of this rank.
 
     Attributes:
-        left_out: Backends that could not be loaded, and why.
         hosts: On how many hosts the ranks are.
+        peers: The backends that all ranks have, in the order of the command line.
+        left_out: Backends that could not be loaded, and why.
         record: What ``--json`` writes; the measurements add their cases.
     """
 
     options: argparse.Namespace
     control: Control
     device: torch.device
-    peers: list[Peer]
-    left_out: dict[str, str]
     hosts: int
+    peers: list[Peer] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,8 +99,59 @@ class Run:
         try:
             result = act()
         except Exception as error:
-            problem = problem_of(error)
-        return result, next((text for text in self.control.all_gather(problem) if text), "")
+            problem = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        return result, self.first(problem)
+
+    def first(self, problem: str) -> str:
+        """Returns the first rank's problem, naming the rank if it is not that of all; "" if there is none."""
+        problems = self.control.all_gather(problem)
+        for rank, text in enumerate(problems):
+            if text:
+                same = all(each == text for each in problems)
+                return str(text) if same else f"rank {rank}: {text}"
+        return ""
+
+    def connect(self, adapters: Mapping[str, type[Peer]], timeout: timedelta) -> None:
+        """Connects the backends."""
+        for name in self.options.backends:
+            adapter, peer = adapters.get(name, Peer), None
+            problem = self.first(adapter.missing(name, self.device))
+            if not problem:
+                peer, problem = self.attempt(partial(adapter, name, timeout))
+            if problem:
+                self.left_out[name] = problem
+                if peer:
+                    peer.close()
+            elif peer:
+                self.peers.append(peer)
+
+    def measure(
+        self, candidates: Mapping[str, Turn], slowest_rank: bool, advance: Call
+    ) -> tuple[dict[str, Timing], dict[str, Any]]:
+        """Measures, again while others disturb if ``--quiet`` was given; the times have no say in it.
+
+        Args:
+            candidates: By name.
+            slowest_rank: As for :func:`fastcoll._measure.measure`.
+            advance: Called after each turn.
+
+        Returns:
+            The times of the last measurement, and for the record how many there were, and how much of the machine
+            other processes used meanwhile, in percent; None on many hosts.
+        """
+        quiet, attempt = self.options.quiet, 0
+        while True:
+            attempt, percent, before = attempt + 1, None, _used()
+            timings = measure(candidates, self.control, self.plan, slowest_rank, advance)
+            own, busy, total = (after - then for after, then in zip(_used(), before, strict=True))
+            ours = sum(self.control.all_gather(own))
+            busy, total = self.control.all_gather([busy, total])[0]
+            if int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)) == self.world_size:
+                percent = max(0.0, 100 * (busy - ours) / total) if total > 0 else 0.0
+            quiet_enough = quiet is None or percent is None or percent <= quiet
+            if quiet_enough or attempt == MOST_ATTEMPTS:
+                return timings, {"other_processes_percent": percent, "attempts": attempt}
+            time.sleep(1)
 
     def say(self, *lines: str) -> None:
         """Prints on rank 0."""
@@ -153,16 +230,18 @@ def open_run(
         world_size=world_size,
         timeout=timeout,
     )
-    peers, left_out = open_peers(options.backends, control, device, timeout, adapters)
-    run = Run(options, control, device, peers, left_out, count_hosts(control))
+    here = f"{socket.gethostname()} {os.readlink('/proc/self/ns/net')}"
+    run = Run(options, control, device, len(set(control.all_gather(here))))
+    run.connect(adapters, timeout)
     if rank == 0:
         run.record = _describe(run, arguments)
         run.record["machine"] |= gpus
-        for name, reason in left_out.items():
+        for name, reason in run.left_out.items():
             print(f"fastcoll.bench: {name} is left out: {reason}", file=sys.stderr, flush=True)
     yield run
     # Not after an error: the other ranks may be waiting for this one in any group.
     control.barrier()
-    close_peers(peers)
+    while run.peers:
+        run.peers.pop().close()
     dist.destroy_process_group()
     gc.collect()

@@ -15,7 +15,6 @@ from fastcoll.bench.options import DTYPES, sizes
 from fastcoll.bench.oracle import verify
 from fastcoll.bench.peer import Peer
 from fastcoll.bench.progress import progress_bar
-from fastcoll.bench.quiet import measure_in_quiet
 from fastcoll.bench.run import Run
 
 __all__ = ["FLOOR", "sweep"]
@@ -65,7 +64,7 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
     timings: dict[str, Timing] = {}
     disturbed: dict[str, Any] = {"other_processes_percent": None, "attempts": 0}
     if tried:
-        timings, disturbed = measure_in_quiet(run, turns, case.collective.rooted, advance)
+        timings, disturbed = run.measure(turns, case.collective.rooted, advance)
     delivering = [peer.name for peer in run.peers if peer.delivers and peer.name in tried]
     for name in delivering:
         again = run.options.seed + run.options.check

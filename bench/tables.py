@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
-from fastcoll.bench import wire
 from fastcoll.bench.ddp import added
+from fastcoll.bench.hosts import least_bytes
 from fastcoll.bench.options import size_text
 from fastcoll.bench.record import read_record
 
@@ -114,7 +114,7 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
             ours, gloo = case["fastcoll"], case["gloo"]
             ratio = ours["ms"] / gloo["ms"]
             cell = f"{ours['ms']:.3g} / {gloo['ms']:.3g}, {ratio:.2f}"
-            least = wire.least_bytes(case["call"], case["bytes"], record["hosts"])
+            least = least_bytes(case["call"], case["bytes"], record["hosts"])
             if least and case["bytes"] >= 1 << 20:
                 cell += f"; {ours['sent'] / least:.2f}, {gloo['sent'] / least:.2f}"
             cells.setdefault((case["call"], case["bytes"]), {})[name] = cell

@@ -10,7 +10,7 @@ from fastcoll.bench import __main__ as bench
 from fastcoll.bench.collectives import Case
 from fastcoll.bench.gradients import MODELS
 from fastcoll.bench.peer import Peer
-from fastcoll.bench.peers import ADAPTERS as ALL_BUT_OURS
+from fastcoll.bench.run import ADAPTERS as ALL_BUT_OURS
 
 
 class AlteredGloo(Peer):

@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-from fastcoll.bench import hosts, namespaces, wire
+from fastcoll.bench import hosts, namespaces
 from fastcoll.bench.record import read_record
 
 
 def test_least_bytes():
-    assert wire.least_bytes("all_reduce", 1000, 2) == 1000
-    assert wire.least_bytes("all_reduce", 1000, 4) == 1500
-    assert wire.least_bytes("all_gather", 1000, 4) == 750
-    assert wire.least_bytes("broadcast", 1000, 4) == 1000
-    assert wire.least_bytes("gather", 1000, 4) is None
+    assert hosts.least_bytes("all_reduce", 1000, 2) == 1000
+    assert hosts.least_bytes("all_reduce", 1000, 4) == 1500
+    assert hosts.least_bytes("all_gather", 1000, 4) == 750
+    assert hosts.least_bytes("broadcast", 1000, 4) == 1000
+    assert hosts.least_bytes("gather", 1000, 4) is None
 
 
 @pytest.mark.full
