@@ -7,7 +7,7 @@ verified after one call of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,7 +39,7 @@ class Case:
         name: Row of the table.
         bytes: That must be read and written at least.
         launches: Kernels that fastcoll launches.
-        works: By candidate, one call for each set of buffers.
+        works: By candidate.
         verify: By candidate, compares the buffers of the first set after its call.
         check: Raises if a call before has failed in a way that only shows when it is asked for.
     """
@@ -47,7 +47,7 @@ class Case:
     name: str
     bytes: int
     launches: int
-    works: dict[str, list[Work]] = field(default_factory=dict)
+    works: dict[str, Work] = field(default_factory=dict)
     verify: dict[str, Callable[[], bool]] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
 
@@ -84,58 +84,37 @@ def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     )
 
 
-def copy_case(size: int, sets: int, device: torch.device) -> Case:
+def copy_case(size: int, device: torch.device) -> Case:
     """Returns the floor: a copy of `size` bytes on the device; reads and writes count."""
     case = Case(f"copy {size >> 20} MiB", 2 * size, 1)
-    buffers = [
-        (
-            torch.randint(0, 255, (size,), dtype=torch.uint8, device=device),
-            torch.empty(size, dtype=torch.uint8, device=device),
-        )
-        for _ in range(sets)
-    ]
-    case.works["copy"] = [partial(target.copy_, source) for source, target in buffers]
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    case.works["copy"] = partial(target.copy_, source)
 
     def verify() -> bool:
-        case.works["copy"][0]()
-        return torch.equal(*buffers[0])
+        case.works["copy"]()
+        return torch.equal(source, target)
 
     case.verify["copy"] = verify
     return case
 
 
-# Gradients, float32 buckets, wire buckets and views of the float32 buckets, one of each for each bucket.
-_Set = tuple[list[list[Tensor]], list[Tensor], list[Tensor], list[list[Tensor]]]
-
-
-class _Sets:
-    """Gradients, buckets and their views for several sets of buffers."""
+class _Buffers:
+    """Of each of DDP's buckets: its layout, gradients, float32 bucket, wire bucket, and views of the float32 bucket."""
 
     def __init__(
-        self, shapes: Sequence[Sequence[Shape]], sets: int, wire: torch.dtype, device: torch.device
+        self, shapes: Sequence[Sequence[Shape]], wire: torch.dtype, device: torch.device
     ) -> None:
-        self.layouts = [
-            BucketLayout([math.prod(shape) for shape in bucket]) for bucket in shapes
-        ]  # packed, as DDP's
-        self.gradients = [_gradients(shapes, device) for _ in range(sets)]
-        self.buckets = [
-            [layout.new_bucket(torch.float32, device) for layout in self.layouts]
-            for _ in range(sets)
-        ]
-        self.wires = [
-            [layout.new_bucket(wire, device) for layout in self.layouts] for _ in range(sets)
-        ]
+        packed = [[math.prod(shape) for shape in bucket] for bucket in shapes]
+        self.layouts = [BucketLayout(sizes) for sizes in packed]
+        self.gradients = _gradients(shapes, device)
+        self.buckets = [layout.new_bucket(torch.float32, device) for layout in self.layouts]
+        self.wires = [layout.new_bucket(wire, device) for layout in self.layouts]
         self.views = [
-            [
-                [view.view(shape) for view, shape in zip(layout.views(bucket), each, strict=True)]
-                for layout, bucket, each in zip(self.layouts, buckets, shapes, strict=True)
-            ]
-            for buckets in self.buckets
+            [view.view(shape) for view, shape in zip(layout.views(bucket), each, strict=True)]
+            for layout, bucket, each in zip(self.layouts, self.buckets, shapes, strict=True)
         ]
         self.elements = sum(sum(layout.sizes) for layout in self.layouts)
-
-    def __iter__(self) -> Iterator[_Set]:
-        yield from zip(self.gradients, self.buckets, self.wires, self.views, strict=True)
 
 
 def _mul_out(gradients: Sequence[Tensor], views: Sequence[Tensor]) -> None:
@@ -161,7 +140,6 @@ def _cat_flatten(gradients: Sequence[Tensor], bucket: Tensor) -> None:
 def flatten_case(
     name: str,
     shapes: Sequence[Sequence[Shape]],
-    sets: int,
     device: torch.device,
     blocking: Blocking | None = None,
     back: bool = False,
@@ -171,63 +149,49 @@ def flatten_case(
     Candidates besides fastcoll: "ddp", what DDP launches, one kernel a tensor; "foreach", the batched copy
     and one scaling (what DDP's batched_grad_copy=True does); "cat".
     """
-    data = _Sets(shapes, sets, torch.float32, device)
-    kind = Unflatten if back else Flatten
-    plans = [
-        kind(layout, torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
-        for layout in data.layouts
-    ]
+    data = _Buffers(shapes, torch.float32, device)
+    given = (torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
     label = "unflatten" if back else "flatten"
-    case = Case(f"{label} {name}", 8 * data.elements, len(plans))
-    for gradients, buckets, _, views in data:
-        if back:
-            prepared = [
-                plan.prepare(bucket, tensors)  # type: ignore[arg-type]
-                for plan, tensors, bucket in zip(plans, gradients, buckets, strict=True)
-            ]
-            candidates: dict[str, Sequence[Work]] = {
-                "fastcoll": prepared,
-                "ddp": [
-                    partial(_copy_each, each, there)
-                    for each, there in zip(gradients, views, strict=True)
-                ],
-                "foreach": [
-                    partial(torch._foreach_copy_, list(each), list(there))
-                    for each, there in zip(gradients, views, strict=True)
-                ],
-            }
-        else:
-            prepared = [
-                plan.prepare(tensors, bucket, SCALE)  # type: ignore[arg-type]
-                for plan, tensors, bucket in zip(plans, gradients, buckets, strict=True)
-            ]
-            sides = list(zip(gradients, views, buckets, strict=True))
-            candidates = {
-                "fastcoll": prepared,
-                "ddp": [partial(_mul_out, each, there) for each, there, _ in sides],
-                "foreach": [partial(_foreach_flatten, *side) for side in sides],
-                "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in sides],
-            }
-        for candidate, works in candidates.items():
-            case.works.setdefault(candidate, []).append(partial(_all, works))
+    case = Case(f"{label} {name}", 8 * data.elements, len(data.layouts))
+    sides = list(zip(data.gradients, data.views, data.buckets, strict=True))
+    rows = list(zip(data.layouts, data.gradients, data.buckets, strict=True))
+    candidates: dict[str, Sequence[Work]]
+    if back:
+        candidates = {
+            "fastcoll": [
+                Unflatten(layout, *given).prepare(bucket, each) for layout, each, bucket in rows
+            ],
+            "ddp": [partial(_copy_each, each, there) for each, there, _ in sides],
+            "foreach": [partial(torch._foreach_copy_, each, there) for each, there, _ in sides],
+        }
+    else:
+        candidates = {
+            "fastcoll": [
+                Flatten(layout, *given).prepare(each, bucket, SCALE)
+                for layout, each, bucket in rows
+            ],
+            "ddp": [partial(_mul_out, each, there) for each, there, _ in sides],
+            "foreach": [partial(_foreach_flatten, *side) for side in sides],
+            "cat": [partial(_cat_flatten, each, bucket) for each, _, bucket in sides],
+        }
     if blocking is not None:
-        case.works = {"fastcoll": case.works["fastcoll"]}
+        candidates = {"fastcoll": candidates["fastcoll"]}
+    case.works = {candidate: partial(_all, works) for candidate, works in candidates.items()}
 
-    def verify(works: list[Work]) -> bool:
-        gradients, buckets, _, views = next(iter(data))
+    def verify(work: Work) -> bool:
         if back:
-            for bucket in buckets:
+            for bucket in data.buckets:
                 bucket.normal_()
-            works[0]()
-            expected = [[view.clone() for view in each] for each in views]
-            return all(map(_same, gradients, expected))
-        expected = [[gradient * SCALE for gradient in each] for each in gradients]
-        for bucket in buckets:
+            work()
+            expected = [[view.clone() for view in each] for each in data.views]
+            return all(map(_same, data.gradients, expected))
+        expected = [[gradient * SCALE for gradient in each] for each in data.gradients]
+        for bucket in data.buckets:
             bucket.fill_(float("nan"))
-        works[0]()
-        return all(map(_same, views, expected))
+        work()
+        return all(map(_same, data.views, expected))
 
-    case.verify = {candidate: partial(verify, works) for candidate, works in case.works.items()}
+    case.verify = {candidate: partial(verify, work) for candidate, work in case.works.items()}
     return case
 
 
@@ -243,44 +207,33 @@ def _stock_hook(
         _copy_each(gradients, views)
 
 
-def hook_case(
-    name: str, shapes: Sequence[Sequence[Shape]], sets: int, device: torch.device
-) -> Case:
+def hook_case(name: str, shapes: Sequence[Sequence[Shape]], device: torch.device) -> Case:
     """Returns all that surrounds the all-reduce of gradients in bfloat16, S bytes of float32 gradients.
 
     fastcoll moves 3 S bytes. Candidates besides: "stock", DDP with bf16_compress_hook (8 S), and "stock view",
     with gradient_as_bucket_view=True (4 S).
     """
-    data = _Sets(shapes, sets, torch.bfloat16, device)
-    sides = [
-        (
-            Flatten(layout, torch.float32, torch.bfloat16, device),
-            Unflatten(layout, torch.bfloat16, torch.float32, device),
-        )
-        for layout in data.layouts
-    ]
-    case = Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(sides))
-    for gradients, buckets, wires, views in data:
-        ours: list[Work] = []
-        for (flatten, unflatten), tensors, wire in zip(sides, gradients, wires, strict=True):
-            ours += [flatten.prepare(tensors, wire, SCALE), unflatten.prepare(wire, tensors)]
-        rows = list(zip(gradients, views, buckets, strict=True))
-        candidates: dict[str, Sequence[Work]] = {
-            "fastcoll": ours,
-            "stock": [partial(_stock_hook, *row, True) for row in rows],
-            "stock view": [partial(_stock_hook, *row, False) for row in rows],
-        }
-        for candidate, works in candidates.items():
-            case.works.setdefault(candidate, []).append(partial(_all, works))
+    data = _Buffers(shapes, torch.bfloat16, device)
+    case = Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(data.layouts))
+    ours: list[Work] = []
+    for layout, tensors, wire in zip(data.layouts, data.gradients, data.wires, strict=True):
+        there = Flatten(layout, torch.float32, torch.bfloat16, device)
+        back = Unflatten(layout, torch.bfloat16, torch.float32, device)
+        ours += [there.prepare(tensors, wire, SCALE), back.prepare(wire, tensors)]
+    rows = list(zip(data.gradients, data.views, data.buckets, strict=True))
+    case.works = {
+        "fastcoll": partial(_all, ours),
+        "stock": partial(_all, [partial(_stock_hook, *row, True) for row in rows]),
+        "stock view": partial(_all, [partial(_stock_hook, *row, False) for row in rows]),
+    }
 
     def verify(candidate: str) -> bool:
-        gradients, _, _, views = next(iter(data))
-        results = views if candidate == "stock view" else gradients
+        results = data.views if candidate == "stock view" else data.gradients
         for each in results:
             for tensor in each:
                 tensor.normal_()
         expected = [[(tensor * SCALE).bfloat16().float() for tensor in each] for each in results]
-        case.works[candidate][0]()
+        case.works[candidate]()
         return all(map(_same, results, expected))
 
     case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
@@ -297,45 +250,31 @@ def reduce_case(
     inputs: int,
     elements: int,
     dtype: torch.dtype,
-    sets: int,
     device: torch.device,
     blocking: Blocking | None = None,
 ) -> Case:
     """Returns the sum of flat buffers. Candidate besides fastcoll: "adds", one kernel for each further input."""
     text = str(dtype).removeprefix("torch.")
     case = Case(f"reduce {inputs} x {text}", (inputs + 1) * elements * dtype.itemsize, 1)
-    data = [
-        (
-            [torch.randn(elements, device=device).to(dtype) for _ in range(inputs)],
-            torch.empty(elements, dtype=dtype, device=device),
-        )
-        for _ in range(sets)
-    ]
-    case.works["fastcoll"] = [
-        prepare_reduce(
-            [tensor.data_ptr() for tensor in given],
-            output.data_ptr(),
-            elements,
-            dtype,
-            device,
-            blocking=blocking or DEFAULT_BLOCKING,
-        )
-        for given, output in data
-    ]
-    expected = torch.zeros(elements, device=device)  # summed in order in float32, and rounded once
-    for tensor in data[0][0]:
-        expected += tensor
-    expected = expected.to(dtype)
+    given = [torch.randn(elements, device=device).to(dtype) for _ in range(inputs)]
+    output = torch.empty(elements, dtype=dtype, device=device)
+    addresses = [tensor.data_ptr() for tensor in given]
+    blocks = blocking or DEFAULT_BLOCKING
+    case.works["fastcoll"] = prepare_reduce(
+        addresses, output.data_ptr(), elements, dtype, device, blocking=blocks
+    )
     if blocking is None:
-        case.works["adds"] = [partial(_add_each, *each) for each in data]
+        case.works["adds"] = partial(_add_each, given, output)
 
     def verify(candidate: str) -> bool:
-        output = data[0][1]
+        expected = torch.zeros(elements, device=device)  # summed in order, and rounded once
+        for tensor in given:
+            expected += tensor
         output.fill_(float("nan"))
-        case.works[candidate][0]()
+        case.works[candidate]()
         if candidate == "adds" and dtype != torch.float32:  # rounds after every addition
-            return bool((output.float() - expected.float()).abs().max() < 0.5)
-        return torch.equal(output, expected)
+            return bool((output.float() - expected.to(dtype).float()).abs().max() < 0.5)
+        return torch.equal(output, expected.to(dtype))
 
     case.verify = {candidate: partial(verify, candidate) for candidate in case.works}
     return case

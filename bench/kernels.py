@@ -52,19 +52,19 @@ def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Maker]:
     models = {"small": _SMALL} if small else {name: MODELS[name]() for name in names}
     buckets = {name: kernel_cases.bucketed(shapes) for name, shapes in models.items()}
     elements = 9000 if small else 1 << 25
-    yield partial(kernel_cases.copy_case, 1 << 16 if small else 1 << 30, 1, device)
+    yield partial(kernel_cases.copy_case, 1 << 16 if small else 1 << 30, device)
     for model in buckets.items():
-        yield partial(kernel_cases.flatten_case, *model, 1, device)
-        yield partial(kernel_cases.flatten_case, *model, 1, device, back=True)
-        yield partial(kernel_cases.hook_case, *model, 1, device)
+        yield partial(kernel_cases.flatten_case, *model, device)
+        yield partial(kernel_cases.flatten_case, *model, device, back=True)
+        yield partial(kernel_cases.hook_case, *model, device)
     for dtype in _MESSAGES:
-        yield partial(kernel_cases.reduce_case, 8, elements, dtype, 1, device)
+        yield partial(kernel_cases.reduce_case, 8, elements, dtype, device)
     yield from peer_cases.all_reduce_cases(device, small)
     for blocking in _SWEEP if sweep else ():
         swept = partial(_with_blocking, Blocking(*blocking))
         for model in buckets.items():
-            yield partial(swept, kernel_cases.flatten_case, *model, 1, device)
-        yield partial(swept, kernel_cases.reduce_case, 8, elements, torch.float32, 1, device)
+            yield partial(swept, kernel_cases.flatten_case, *model, device)
+        yield partial(swept, kernel_cases.reduce_case, 8, elements, torch.float32, device)
     if sweep and not small:
         yield from peer_cases.swept_cases(device)
 
@@ -201,7 +201,7 @@ def _measure_case(
         raise ValueError(f"wrong: {', '.join(wrong)}")
     if "copy" not in case.works:
         _copy(rows)  # raises where there is none to compare with
-    timings = time_on_device({name: each[0] for name, each in case.works.items()}, stream, rounds)
+    timings = time_on_device(case.works, stream, rounds)
     case.check()
     candidates = {name: asdict(timing) for name, timing in timings.items()}
     given = {"name": case.name, "bytes": case.bytes, "launches": case.launches}

@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so(
 
 def test_a_wrong_candidate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_cases, "SCALE", 0.5)
-    case = kernel_cases.flatten_case("m", [[(9,)]], 1, torch.device("cpu"))
+    case = kernel_cases.flatten_case("m", [[(9,)]], torch.device("cpu"))
     monkeypatch.setattr(kernel_cases, "SCALE", 0.25)  # of the oracle, after the launch was prepared
     assert not case.verify["fastcoll"]()
 
@@ -111,9 +111,9 @@ def measured(
 def test_a_measurement_is_recorded(measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cpu = torch.device("cpu")
     cases = [
-        kernel_cases.copy_case(7000, 1, cpu),
-        kernel_cases.flatten_case("m", [[(9,)]], 1, cpu),
-        peer_cases.all_reduce_case("ring", 1, 3008, torch.float32, 1, cpu),
+        kernel_cases.copy_case(7000, cpu),
+        kernel_cases.flatten_case("m", [[(9,)]], cpu),
+        peer_cases.all_reduce_case("ring", 1, 3008, torch.float32, cpu),
     ]
     status, record = measured([lambda case=case: case for case in cases])
     assert (status, record["failed"], record["complete"]) == (0, {}, True)
@@ -128,20 +128,20 @@ def test_a_measurement_is_recorded(measured: Any, capsys: pytest.CaptureFixture[
 def test_what_fails_is_recorded_and_the_rest_is_measured(measured: Any) -> None:
     """Time on a device is short: one wrong result must not cost all others."""
     cpu = torch.device("cpu")
-    wrong = kernel_cases.flatten_case("wrong", [[(9,)]], 1, cpu)
+    wrong = kernel_cases.flatten_case("wrong", [[(9,)]], cpu)
     wrong.verify["ddp"] = lambda: False
-    late = kernel_cases.flatten_case("late", [[(9,)]], 1, cpu)
+    late = kernel_cases.flatten_case("late", [[(9,)]], cpu)
 
     def give_up() -> None:
         raise PeerFault("rank 1 is late", 0, 1, 1, [])
 
     late.check = give_up
-    fine = kernel_cases.flatten_case("fine", [[(9,)]], 1, cpu)
+    fine = kernel_cases.flatten_case("fine", [[(9,)]], cpu)
 
     def no_room() -> Case:
         raise MemoryError("no room for it")
 
-    copy = kernel_cases.copy_case(7000, 1, cpu)
+    copy = kernel_cases.copy_case(7000, cpu)
     status, record = measured([lambda: copy, lambda: wrong, lambda: late, no_room, lambda: fine])
     assert (status, record["complete"]) == (1, True)
     assert [row["name"] for row in record["cases"]] == ["copy 0 MiB", "flatten fine"]
@@ -154,9 +154,9 @@ def test_what_fails_is_recorded_and_the_rest_is_measured(measured: Any) -> None:
 @pytest.mark.full
 def test_without_the_bandwidth_of_a_copy_there_is_no_share_of_it(measured: Any) -> None:
     cpu = torch.device("cpu")
-    copy = kernel_cases.copy_case(7000, 1, cpu)
+    copy = kernel_cases.copy_case(7000, cpu)
     copy.verify["copy"] = lambda: False
-    flatten = kernel_cases.flatten_case("m", [[(9,)]], 1, cpu)
+    flatten = kernel_cases.flatten_case("m", [[(9,)]], cpu)
     status, record = measured([lambda: copy, lambda: flatten])
     assert (status, record["cases"]) == (1, [])
     assert "expected the copy to be measured first" in record["failed"]["flatten m"]
