@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, reduce_scatter_single
-from oracle import assert_reduced, assert_same, sample
+from backend import beyond_gloo
+from collective_cases import MOVING, REDUCING, Case, run_all
+from oracle import assert_same
 from world import init_group
 
 
@@ -22,28 +23,10 @@ class Detail:
 
 def collectives():
     with Detail():
-        mine, size = dist.get_rank(), dist.get_world_size()
-        inputs = [sample(r, (6,), torch.float) for r in range(size)]
-        tensor = inputs[mine].clone()
-        dist.all_reduce(tensor)
-        assert_reduced(tensor, inputs, "SUM")
-        work = dist.broadcast(tensor, 1, async_op=True)
-        work.wait()
-        assert_reduced(tensor, inputs, "SUM")
-        gathered = [torch.empty(6) for _ in range(size)]
-        dist.all_gather(gathered, inputs[mine])
-        assert_same(torch.stack(gathered), torch.stack(inputs))
-        part = torch.empty(2)
-        reduce_scatter_single(part, inputs[mine])
-        assert_reduced(part, [t[2 * mine : 2 * mine + 2] for t in inputs], "SUM")
-        dist.all_to_all_single(tensor, inputs[mine])
-        assert_same(tensor, torch.cat([t[2 * mine : 2 * mine + 2] for t in inputs]))
-        sending = dist.isend(inputs[mine], (mine + 1) % size)
-        dist.recv(tensor, (mine - 1) % size)
-        sending.wait()
-        assert_same(tensor, inputs[(mine - 1) % size])
+        for later in (False, True):
+            run_all(Case(name, root=1, async_op=later) for name in [*REDUCING, *MOVING])
         group = dist.new_group([0, 2])
-        if mine in (0, 2):
+        if dist.get_rank() in (0, 2):
             dist.barrier(group=group)
         dist.barrier()
 
