@@ -293,17 +293,23 @@ def test_batch(world, order):
 EDGES = [32, 64, 2048, 16384, 65536, 262144, 1 << 20, 1 << 21, 3 << 21]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["heap", "shared"])
+@pytest.mark.parametrize(
+    "shared",
+    [False, pytest.param(True, marks=beyond_gloo("has no shared memory"))],
+    ids=["heap", "shared"],
+)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
 def test_every_size_both_ways(world, order, shared):
     sizes = [edge + more for edge in EDGES for more in (-1, 0, 1)]
     world(2).run(both_ways_at_once, sizes, order, shared)
 
 
+@beyond_gloo("has no shared memory")
 def test_pieces_of_shared_memory(world):
     world(2).run(pieces_of_shared_memory, (600, 500))
 
 
+@beyond_gloo("needs a wait")
 @pytest.mark.parametrize("shared", [False, True], ids=["heap", "shared"])
 @pytest.mark.parametrize("count", [10, 10**6])
 def test_ends_unattended(world, count, shared):

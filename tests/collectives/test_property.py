@@ -2,7 +2,7 @@
 
 import recording_device
 import torch
-from backend import IS_GLOO
+from backend import IS_GLOO, beyond_gloo
 from collective_cases import (
     MOVED,
     MOVING,
@@ -82,6 +82,7 @@ def test_any_collective(world, drawn):
     world(size).run(run, case)
 
 
+@beyond_gloo("has no devices")
 @ANY
 @given(drawn=cases(device="recording:0"))
 def test_any_collective_on_a_device(nccl_world, drawn):

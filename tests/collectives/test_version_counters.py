@@ -8,6 +8,7 @@ tests/device. FASTCOLL_DEBUG=TRACE tells of all.
 import pytest
 import torch
 import torch.distributed as dist
+from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
 from world import Worlds
@@ -63,6 +64,7 @@ def seen_under_trace() -> None:
         through_a_relu()
 
 
+@beyond_gloo("has no FASTCOLL_DEBUG")
 def test_trace_tells_of_every_change(tmp_path):
     worlds = Worlds(tmp_path, environ={"FASTCOLL_DEBUG": "TRACE"})
     try:
