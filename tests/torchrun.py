@@ -45,7 +45,7 @@ def torchrun(
     hosts: int = 1,
     max_restarts: int = 0,
     environment: dict[str, str] | None = None,
-    deadline: float = 100.0,
+    deadline: float = 240.0,
     cluster: Cluster | None = None,
 ) -> str:
     """Run a script of ``features/scripts``, or a module, and return what it printed; raise if it fails.

@@ -12,7 +12,11 @@ from backend import BACKEND, beyond_gloo
 from torchrun import SCRIPTS
 from training import assert_like, train_alone, trained
 
-pytestmark = [pytest.mark.full, beyond_gloo("how fastcoll's hosts are started")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.timeout(600),
+    beyond_gloo("how fastcoll's hosts are started"),
+]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "hosts.md"
 NODES, EACH = 2, 2
@@ -92,7 +96,7 @@ def test_slurm(tmp_path, environment, way):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
     assert_trained(done.stdout, tmp_path / "model", NODES * EACH)
@@ -136,6 +140,6 @@ def test_kubernetes(tmp_path, environment, kind):
         )
         for pod in range(NODES)
     ]
-    printed = "".join(job.communicate(timeout=100)[0] for job in jobs)
+    printed = "".join(job.communicate(timeout=240)[0] for job in jobs)
     assert [job.returncode for job in jobs] == [0] * NODES, printed
     assert_trained(printed, tmp_path / "model", NODES)

@@ -14,6 +14,8 @@ from world import here
 
 from fastcoll.bench import namespaces
 
+pytestmark = pytest.mark.timeout(600)
+
 STEPS = 4
 
 
