@@ -41,7 +41,7 @@ MAKE
 run() {
   echo "== $*"
   # A fixed layout of the address space: ThreadSanitizer does not start under some random ones.
-  timeout --kill-after=10 "${LIMIT:-400}" setarch "$(uname -m)" --addr-no-randomize "$@"
+  timeout --kill-after=10 "${LIMIT:-1200}" setarch "$(uname -m)" --addr-no-randomize "$@"
 }
 
 export ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:exitcode=66:detect_stack_use_after_return=1
