@@ -42,7 +42,7 @@ _QUIET = 0.002  # seconds between calls
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:
-    """Returns the bytes that the busiest host must send; None where that hangs on who has the message.
+    """Returns the bytes that the busiest host must send; None where that depends on the root.
 
     Args:
         call: The collective.

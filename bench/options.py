@@ -103,7 +103,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
     add("names", nargs="*", metavar="|".join((*names, "all")), help="what to time")
     add("--backend",
         help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
-        + ("; unreduced: DDP alone, whose buckets nobody reduces" if ddp else ""))
+        + ("; unreduced: DDP alone, without any reduction" if ddp else ""))
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the buffers lie (cpu)")
     add("-n", "--iters", type=positive, default=20 if ddp else 100, help="timed calls (%(default)s)")

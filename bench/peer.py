@@ -195,7 +195,7 @@ class FakePeer(Peer):
 
 
 class UnreducedPeer(Peer):
-    """DDP whose buckets nobody reduces: what DDP itself adds to a step, on any backend. "unreduced"."""
+    """DDP without any reduction: what DDP itself adds to a step, on any backend. "unreduced"."""
 
     delivers = False
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_call import soon, tell_in_call
 from suite_rules import bound
+from test_control import call_all_reduce, call_recv, call_wait
 
 NOTICED = 1.0
 TIMEOUT = 1.0
@@ -139,18 +140,6 @@ def never_calls(rank: Rank, call):
     rank.hear()
     soon(TIMEOUT)
     return catch(call, rank)
-
-
-def call_all_reduce(rank):
-    dist.all_reduce(torch.ones(10))
-
-
-def call_wait(rank):
-    dist.all_reduce(torch.ones(10), async_op=True).wait()
-
-
-def call_recv(rank):
-    dist.recv(torch.ones(10), 1)
 
 
 @pytest.mark.parametrize(
