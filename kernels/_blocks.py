@@ -12,7 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastcoll.kernels._arithmetic import factor_of
 from fastcoll.kernels._dtypes import addressed, narrow, widen
 
 __all__ = [
@@ -21,13 +20,12 @@ __all__ = [
     "is_wide",
     "load",
     "locate",
-    "scale_factor",
     "store",
 ]
 
 ALL_INTEGERS = [
     *("block_map", "sizes", "input_base", "input_row", "output_base", "output_row"),
-    *("scale_bits", "scale_address"),
+    "scale_bits",
 ]
 """Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
 
@@ -77,12 +75,3 @@ def store(address, left, values, TYPE: tl.constexpr, LANES: tl.constexpr, WIDE: 
         tl.store(addressed(address, TYPE, 16) + lanes, stored)
     else:
         tl.store(addressed(address, TYPE) + lanes, stored, mask=lanes < left)
-
-
-@triton.jit
-def scale_factor(scale_bits, scale_address, TO: tl.constexpr):
-    """Returns the factor: a float64 given by its bits, times the scalar on the device if there is one."""
-    factor = factor_of(scale_bits, TO)
-    if scale_address != 0:
-        factor = factor * tl.load(addressed(scale_address, TO))
-    return factor

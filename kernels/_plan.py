@@ -23,7 +23,6 @@ __all__ = [
     "Plan",
     "constexprs",
     "double_bits",
-    "scale_arguments",
     "signature_of",
 ]
 
@@ -73,13 +72,6 @@ def constexprs(
 def double_bits(value: float) -> int:
     """Returns the bits of a float64: an argument that loses nothing, whatever the accumulate dtype."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def scale_arguments(scale: float | Tensor) -> tuple[int, int]:
-    """Returns the bits of the factor on the host and the address of the one on the device, or 0."""
-    if isinstance(scale, Tensor):
-        return double_bits(1.0), scale.data_ptr()
-    return double_bits(scale), 0
 
 
 class Plan:

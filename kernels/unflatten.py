@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
-from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate, scale_factor
+from fastcoll.kernels._arithmetic import factor_of
+from fastcoll.kernels._blocks import ALL_INTEGERS, element_address, locate
 from fastcoll.kernels._configuration import Configuration
 from fastcoll.kernels._dtypes import PAIRS
 from fastcoll.kernels._move import move_block, moves
-from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, scale_arguments
+from fastcoll.kernels._plan import DEFAULT_BLOCKING, Blocking, Plan, double_bits
 from fastcoll.kernels._prepared import PreparedLaunch
 
 __all__ = ["Unflatten", "configurations", "unflatten_kernel"]
@@ -37,18 +38,17 @@ def unflatten_kernel(
     input_row,
     output_row,
     scale_bits,
-    scale_address,
     INPUT: tl.constexpr,
     OUTPUT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Moves one block. All arguments are int64: addresses of tables, of the bucket, of scalars or 0."""
+    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and bits of the factor."""
     tensor, start, left = locate(block_map, sizes, BLOCK)
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
-    factor = scale_factor(scale_bits, scale_address, ACCUMULATE)
+    factor = factor_of(scale_bits, ACCUMULATE)
     move_block(source, target, left, factor, INPUT, OUTPUT, ACCUMULATE, BLOCK, NARROW)
 
 
@@ -86,15 +86,15 @@ class Unflatten(Plan):
         super().__init__(layout, _table(blocking)[wire_dtype, dtype], wire_dtype, device, blocking)
 
     def prepare(
-        self, bucket: Tensor, tensors: Sequence[Tensor], scale: float | Tensor = 1.0
+        self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0
     ) -> PreparedLaunch:
         """Returns a launch that can be repeated as long as the tensors lie where they are.
 
         Args:
             bucket: Contiguous, at least ``layout.elements``.
             tensors: Of the layout; each dense, none overlapping another.
-            scale: Factor; a float32 scalar on the device (float64 for float64) is read when the kernel runs.
+            scale: Factor.
         """
         row = self._row(tensors)
         place = (bucket.data_ptr(), self._offsets, row.data_ptr())
-        return self._prepared((*place, *scale_arguments(scale)), row, place=2)
+        return self._prepared((*place, double_bits(scale)), row, place=2)

@@ -69,17 +69,6 @@ def test_unflatten_is_the_oracle(device, pair, sizes, offset, scale, seed) -> No
         assert same_numbers(got, want)
 
 
-def test_a_scale_on_the_device_is_read_when_the_kernel_runs(device: torch.device) -> None:
-    tensors = [torch.arange(10.0, device=device)]
-    layout = BucketLayout([len(tensors[0])])
-    bucket = layout.new_bucket(torch.float32, device)
-    scale = torch.tensor(2.0, device=device)
-    launch = Flatten(layout, torch.float32, torch.float32, device).prepare(tensors, bucket, scale)
-    scale.fill_(0.1)
-    launch()
-    assert same_numbers(bucket, tensors[0] * scale)
-
-
 def test_float64_is_scaled_in_float64(device: torch.device) -> None:
     tensors = [torch.tensor([1.0, 3.0, 1e300], dtype=torch.float64, device=device)]
     layout = BucketLayout([len(tensors[0])])

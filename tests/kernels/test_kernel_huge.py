@@ -61,9 +61,9 @@ def test_addresses_beyond_32_bits(device: torch.device, name: str) -> None:
     bits = double_bits(1.0)
     common = (block_map.data_ptr(), sizes.data_ptr())
     if name == "flatten":
-        arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits, 0)
+        arguments = (*common, inputs.data_ptr(), 0, outputs.data_ptr(), bits)
     else:
-        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits, 0)
+        arguments = (*common, 0, inputs.data_ptr(), outputs.data_ptr(), bits)
     PreparedLaunch(run, 2, arguments, None)()
     assert same_numbers(target, source.to(second))
 
