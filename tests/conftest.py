@@ -11,10 +11,11 @@ import recording_device
 import suite_rules
 import torch
 from hypothesis import HealthCheck, settings
+from on_ranks import pytest_pyfunc_call
 from suite_rules import pytest_runtest_makereport, pytest_runtest_setup
 from world import Worlds
 
-__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup"]
+__all__ = ["pytest_pyfunc_call", "pytest_runtest_makereport", "pytest_runtest_setup"]
 
 # `make test-all` loads `drawn`, and names a seed.
 # A busy machine is slow to draw, which hypothesis takes for a fault of the test.

@@ -3,7 +3,10 @@
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_reduce", "together"]
+__all__ = ["OPS", "all_reduce", "inputs_of", "reduces_of", "together"]
+
+OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+"""What the kernels and their oracle call torch's operations."""
 
 
 def all_reduce(tensors, op=dist.ReduceOp.SUM, group=None, async_op=False, **options):
@@ -20,3 +23,19 @@ def together(tensors, op, async_op=False, **options):
     for tensor in tensors:
         all_reduce(tensor, op, async_op=async_op, **options)
     dist.group.WORLD._end_coalescing(device).wait()
+
+
+def inputs_of(count, dtype, seed=0):
+    """What each rank gives to a call."""
+    made = []
+    for rank in range(dist.get_world_size()):
+        generator = torch.Generator().manual_seed(1000 * seed + rank)
+        made.append(torch.randn(count, generator=generator, dtype=torch.float64).to(dtype))
+    return made
+
+
+def reduces_of(group=None):
+    """What serves a group's all-reduces on the device."""
+    from fastcoll.cuda.engine import engine_of
+
+    return engine_of((group or dist.group.WORLD).group_name).all_reduces[0]

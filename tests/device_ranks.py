@@ -19,6 +19,7 @@ __all__ = [
     "called",
     "fault_of",
     "has_failed",
+    "in_order",
     "inject",
     "prepare",
     "stand_in",
@@ -83,6 +84,13 @@ def fault_of(call: Callable[[], object]) -> tuple[str, float]:
 
 def has_failed(group: dist.ProcessGroup, device: str = DEVICE) -> bool:
     return group._get_backend(torch.device(device)).get_error() != ErrorType.SUCCESS
+
+
+def in_order(case: Callable[..., None], *arguments: object) -> None:
+    """Calls a test in which every access to the device must be ordered."""
+    recording_device.clear()
+    with recording_device.no_violations():
+        case(*arguments)
 
 
 def prepare() -> None:

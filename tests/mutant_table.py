@@ -291,7 +291,7 @@ MUTANTS = (
         "csrc/device/nccl_types.cpp",
         "return WireType{9, 1};",
         "return WireType{6, 1};",
-        ("tests/cuda/test_nccl_collectives.py",),
+        ("tests/device/test_device_engine.py",),
     ),
     Mutant(
         "failed_nccl_group_not_ended",

@@ -16,8 +16,9 @@ from typing import Any
 import device_ranks
 import recording_device
 import torch
+from device_calls import reduces_of
 
-__all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of"]
+__all__ = ["DEVICE", "SharedFiles", "prepare", "reduces_of", "table_of"]
 
 DEVICE = "recording:0"
 
@@ -32,7 +33,6 @@ class SharedFiles:
         hangs_for: Seconds.
         on_host: What ranks have in common that share a host.
         identity: Of this rank's device; "" where ranks may share one.
-        shared: The same where ranks do share one, and NCCL would refuse them.
     """
 
     polls_per_second: int = 100_000
@@ -79,16 +79,11 @@ class SharedFiles:
         return memory
 
     def map(self, memory, name, member, store, seconds) -> list[int]:
-        if "map" in self.refuses:
-            store.set(f"file/{member.rank}", memory.path)  # the others find it
-            store.add("mapped", 1)
-            raise RuntimeError("no mapping in this test")
-        if "hangs" in self.refuses:
-            store.set(f"file/{member.rank}", memory.path)
-            store.add("mapped", 1)
-            time.sleep(self.hangs_for)
-            raise RuntimeError("too late for anybody")
         store.set(f"file/{member.rank}", memory.path)
+        if self.refuses & {"map", "hangs"}:
+            store.add("mapped", 1)  # the others get on
+            time.sleep(self.hangs_for if "hangs" in self.refuses else 0)
+            raise RuntimeError("no mapping in this test")
         keys = [f"file/{rank}" for rank in range(member.size)]
         while not store.check(keys):
             time.sleep(0.002)
@@ -121,13 +116,11 @@ class SharedFiles:
 MAPPER = SharedFiles()
 
 
-def _table() -> str:
-    """Returns the path of a table with limits of kernels for the recording device: a file of this process alone."""
+def table_of(name: str, limits: dict[str, int]) -> str:
+    """Returns the path of a table with limits of kernels for a device: a file of this process alone."""
     from fastcoll import tuning
-    from fastcoll.cuda.thresholds import Thresholds
 
-    limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
-    section = {"name": "recording", "ranks": 8, "table": dataclasses.asdict(limits)}
+    section = {"name": name, "ranks": 8, "table": limits}
     record = {**json.loads(tuning.SHIPPED.read_text()), "device": section}
     file = os.memfd_create("tuning")
     os.write(file, json.dumps(record).encode())
@@ -143,9 +136,11 @@ def prepare() -> None:
     quick_interpreter.install()
     from fastcoll.cuda import symmetric
     from fastcoll.cuda.mapping import MAPPERS
+    from fastcoll.cuda.thresholds import Thresholds
 
     MAPPERS["recording"] = MAPPER
-    os.environ["FASTCOLL_TUNING"] = _table()
+    limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
+    os.environ["FASTCOLL_TUNING"] = table_of("recording", dataclasses.asdict(limits))
     # Files of a megabyte, and several pieces of a message in the smallest of it.
     symmetric.ROOM = symmetric.Room(1 << 20, 3, 2048, 4, 1024)
     symmetric._TEST_WAIT = 60.0  # interpreters on busy cores
@@ -182,13 +177,3 @@ def _put_tables_on_the_device() -> None:
 
     buckets._copied = on_device
     buckets._read_on_current_stream = lambda table: read(getattr(table, "on_device", table))
-
-
-def reduces_of(group=None):
-    """Returns what serves a group's all-reduces on the device."""
-    import torch.distributed as dist
-
-    from fastcoll.cuda.engine import engine_of
-
-    group = group or dist.group.WORLD
-    return engine_of(group.group_name).all_reduces[0]

@@ -8,7 +8,7 @@ import pytest
 import recording_device
 from world import Worlds
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("device", "kernels")]
 
 import peer_memory
 

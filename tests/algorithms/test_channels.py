@@ -3,6 +3,7 @@
 import peer_memory
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import DEVICE
 
 from fastcoll.cuda.channels import BUDGET, Share
@@ -27,7 +28,9 @@ def test_what_another_rank_does_not_have_goes_back():
     assert Share(device, 64).programs == (BUDGET - 6) // 2
 
 
-def many_groups():
+@on_ranks("peer_world", 2, fresh=True)
+def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl():
+    """A rank whose process has other groups besides; a group here has a use for 3 programs."""
     dist.all_reduce(torch.ones(10, device=DEVICE))
     mine = torch.device(DEVICE)
     others = [Share(mine, 1000) for _ in range(3)] if dist.get_rank() == 1 else []
@@ -47,11 +50,5 @@ def many_groups():
     group = dist.new_group()
     dist.all_reduce(x, group=group)
     channels.append(peer_memory.reduces_of(group).region.peers.buffers.layout.channels)
-    return channels, reason
-
-
-def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl(peer_world):
-    """A rank whose process has other groups besides; a group here has a use for 3 programs."""
-    for channels, reason in peer_world(2).run(many_groups, fresh=True):
-        assert channels == [3, 2, 1, 1, 0, 3]  # and 3 again when the others are gone
-        assert reason.startswith("rank 1: the other groups of the process have all programs")
+    assert channels == [3, 2, 1, 1, 0, 3]  # and 3 again when the others are gone
+    assert reason.startswith("rank 1: the other groups of the process have all programs")

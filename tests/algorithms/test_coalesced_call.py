@@ -5,19 +5,27 @@ import os
 import weakref
 
 import device_calls
+import kernel_oracle
 import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
-from test_peer_engine import inputs_of, lists_of, oracle
+from device_calls import inputs_of
+from on_ranks import on_ranks
+from test_peer_engine import assert_reduced_lists, lists_of
 
 import fastcoll
 
 SIZES = (5, 0, 300, 4097, 1, 33)
 
 
-def on(device, wire, async_op):
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("device", ["cpu", peer_memory.DEVICE])
+@pytest.mark.parametrize(("size", "wire"), [(2, None), (2, torch.float16), (3, torch.bfloat16)])
+@on_ranks("peer_world")
+def test_the_same_bits_on_cpu_and_device(size, device, wire, async_op):
+    """The factor is a power of two, so that it does not matter where it comes in."""
     lists = lists_of(torch.float32, 3, SIZES)
     tensors = [tensor.to(device, copy=True) for tensor in lists[dist.get_rank()]]
     work = fastcoll.all_reduce_coalesced(
@@ -28,20 +36,11 @@ def on(device, wire, async_op):
         assert all(a is b for a, b in zip(work.get_future().wait(), tensors, strict=True))
     else:
         assert work is None
-    for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
-        expected = oracle(inputs, "avg", 0.5, wire)
-        assert torch.equal(tensor.cpu(), expected), (tensor[:3].cpu(), expected[:3])
+    assert_reduced_lists(tensors, lists, "avg", 0.5, wire)
 
 
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("device", ["cpu", peer_memory.DEVICE])
-@pytest.mark.parametrize(("size", "wire"), [(2, None), (2, torch.float16), (3, torch.bfloat16)])
-def test_the_same_bits_on_cpu_and_device(peer_world, size, device, wire, async_op):
-    """The factor is a power of two, so that it does not matter where it comes in."""
-    peer_world(size).run(on, device, wire, async_op)
-
-
-def kept():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_plan_is_kept_for_lists_of_its_kind():
     """A list that comes again is not prepared again, wherever it lies."""
     lists = lists_of(torch.float32, 4)
     tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
@@ -53,20 +52,15 @@ def kept():
         fastcoll.all_reduce_coalesced(tensors)
         reduces = reduces or peer_memory.reduces_of()
         built.append(reduces.plans.built)
-        for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
-            assert torch.equal(tensor.cpu(), oracle(inputs))
+        assert_reduced_lists(tensors, lists)
     moved = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
     fastcoll.all_reduce_coalesced(moved)
     assert built[0] == built[2] == reduces.plans.built
-    for tensor, inputs in zip(moved, zip(*lists, strict=True), strict=True):
-        assert torch.equal(tensor.cpu(), oracle(inputs))
+    assert_reduced_lists(moved, lists)
 
 
-def test_a_plan_is_kept_for_lists_of_its_kind(peer_world):
-    peer_world(2).run(kept, fresh=True)
-
-
-def many_places():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_plan_serves_all_tensors_of_its_kind():
     """One plan serves all tensors of a kind; those that begin elsewhere than at 16 bytes are of another."""
     whole = torch.zeros(70 * 60, device=peer_memory.DEVICE)
     dist.all_reduce(whole[:60])
@@ -84,11 +78,8 @@ def many_places():
     assert reduces.plans.built == 3 and len(reduces.plans.lists) == 3
 
 
-def test_a_plan_serves_all_tensors_of_its_kind(peer_world):
-    peer_world(2).run(many_places, fresh=True)
-
-
-def workspaces():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_plan_keeps_no_workspace_of_its_own():
     """A workspace that was replaced by a larger one is freed, with the plans that held it."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
     group = dist.new_group()
@@ -106,11 +97,8 @@ def workspaces():
     assert largest is last is not None and len(reduces.plans) == 2
 
 
-def test_a_plan_keeps_no_workspace_of_its_own(peer_world):
-    peer_world(2).run(workspaces, fresh=True)
-
-
-def overlapping():
+@on_ranks("peer_world", 2, fresh=True)
+def test_lists_that_overlap_are_refused():
     """Lists whose tensors overlap are refused, also when such a list was reduced before; the group lives on."""
     whole = torch.ones(2000, device=peer_memory.DEVICE)
     fastcoll.all_reduce_coalesced(list(whole[:900].split(100)))
@@ -121,11 +109,8 @@ def overlapping():
     assert whole.cpu().eq(torch.tensor([2.0] * 1800 + [1.0] * 200)).all()
 
 
-def test_lists_that_overlap_are_refused(peer_world):
-    peer_world(2).run(overlapping, fresh=True)
-
-
-def few_ones():
+@on_ranks("peer_world", 2, fresh=True)
+def test_few_tensors_are_not_copied():
     """Few tensors go each for itself, with no copy."""
     inputs = [inputs_of(3000, torch.float32, seed) for seed in range(3)]
     tensors = [each[dist.get_rank()].to(peer_memory.DEVICE) for each in inputs]
@@ -133,10 +118,11 @@ def few_ones():
     (plan,) = peer_memory.reduces_of().plans.values()
     assert plan.launches == 3
     for tensor, given in zip(tensors, inputs, strict=True):
-        assert torch.equal(tensor.cpu(), oracle(given))
+        assert torch.equal(tensor.cpu(), kernel_oracle.all_reduce(given))
 
 
-def left_to_nccl():
+@on_ranks("peer_world", 2, fresh=True)
+def test_lists_that_go_to_nccl_are_decided_once():
     """What NCCL does as it is, tensor by tensor, is decided once for lists too, wherever they lie."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
     group = dist.new_group()
@@ -158,11 +144,8 @@ def left_to_nccl():
     assert all(tensor.cpu().eq(12).all() for tensor in tensors)
 
 
-def test_lists_that_go_to_nccl_are_decided_once(peer_world):
-    peer_world(2).run(left_to_nccl, fresh=True)
-
-
-def mixed():
+@on_ranks("peer_world", 2)
+def test_lists_of_all_kinds():
     """Several dtypes, integers among them, and tensors with gaps."""
     me, device = dist.get_rank(), peer_memory.DEVICE
     recording_device.clear()
@@ -182,28 +165,22 @@ def mixed():
         assert tensors[-1].cpu().eq(5.0).all()
 
 
-def test_lists_of_all_kinds(peer_world):
-    peer_world(2).run(mixed)
-
-
-def refused():
-    with pytest.raises(ValueError, match="tensor"):
-        fastcoll.all_reduce_coalesced([])
-    with pytest.raises(TypeError, match="list of tensors"):
-        fastcoll.all_reduce_coalesced(torch.ones(3))
-    with pytest.raises(TypeError, match="float at 1"):
-        fastcoll.all_reduce_coalesced([torch.ones(3), 1.0])
-    with pytest.raises(ValueError, match="one device"):
-        fastcoll.all_reduce_coalesced([torch.ones(3), torch.ones(3, device=peer_memory.DEVICE)])
-    with pytest.raises(ValueError, match="wire_dtype"):
-        fastcoll.all_reduce_coalesced([torch.ones(3)], wire_dtype=torch.int8)
-    with pytest.raises(ValueError, match="factor"):
-        fastcoll.all_reduce_coalesced([torch.ones(3, dtype=torch.int64)], scale=2.0)
-    with pytest.raises(ValueError, match="scale"):
-        fastcoll.all_reduce_coalesced([torch.ones(3)], scale=math.inf)
-    doubles = [torch.ones(3, dtype=torch.float64, device=peer_memory.DEVICE)] * 1
-    with pytest.raises(ValueError, match="no kernel takes float64 over bfloat16"):
-        fastcoll.all_reduce_coalesced(doubles, wire_dtype=torch.bfloat16)
+@on_ranks("peer_world", 2)
+def test_what_cannot_be_is_refused_before_anything_travels():
+    x, half, doubles = torch.ones(3), torch.bfloat16, torch.ones(3, dtype=torch.float64)
+    there = peer_memory.DEVICE
+    for error, why, tensors, options in (
+        (ValueError, "tensor", [], {}),
+        (TypeError, "list of tensors", x, {}),
+        (TypeError, "float at 1", [x, 1.0], {}),
+        (ValueError, "one device", [x, x.to(there)], {}),
+        (ValueError, "wire_dtype", [x], {"wire_dtype": torch.int8}),
+        (ValueError, "factor", [x.long()], {"scale": 2.0}),
+        (ValueError, "scale", [x], {"scale": math.inf}),
+        (ValueError, "no kernel takes float64 over", [doubles.to(there)], {"wire_dtype": half}),
+    ):
+        with pytest.raises(error, match=why):
+            fastcoll.all_reduce_coalesced(tensors, **options)
     own = dist.new_group(backend="gloo")
     x = [torch.ones(3), torch.ones(4)]
     fastcoll.all_reduce_coalesced(x, group=own)
@@ -213,11 +190,3 @@ def refused():
     part = dist.new_group([0])
     if dist.get_rank() == 1:
         assert fastcoll.all_reduce_coalesced(x, group=part) is None
-
-
-def test_what_cannot_be_is_refused_before_anything_travels(peer_world):
-    peer_world(2).run(refused)
-
-
-def test_few_tensors_are_not_copied(peer_world):
-    peer_world(2).run(few_ones, fresh=True)

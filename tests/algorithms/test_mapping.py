@@ -14,6 +14,7 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import SharedFiles
 from torch._C import _distributed_c10d as c10d
 
@@ -34,20 +35,25 @@ def begin(name, seconds=30.0):
     return deadline.start(lambda: rendezvous(memory, f"fastcoll/g/{name}", member, store, seconds))
 
 
-def other_threads_run():
-    with recording_device.held_rendezvous():
-        call = begin("held")
-        ended = call.wait(0.3)  # with the GIL held, nobody would ever come to the end of this block
+def end(call):
     assert call.wait(30)
     call.result()
-    return ended
 
 
-def test_a_peer_that_does_not_come_freezes_nobody(device_world):
-    assert device_world(1).run(other_threads_run) == [False]
+@on_ranks("device_world", 1)
+def test_a_peer_that_does_not_come_freezes_nobody():
+    with recording_device.held_rendezvous():
+        call = begin("held")
+        assert not call.wait(
+            0.3
+        )  # with the GIL held, nobody would ever come to the end of this block
+    end(call)
 
 
-def switches(before):
+@pytest.mark.parametrize("before", [None, "0"])
+@on_ranks("device_world", 1)
+def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(before):
+    """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     for name in C.SYMMETRIC_SWITCHES:
@@ -55,17 +61,9 @@ def switches(before):
         if before is not None:
             os.environ[name] = before
     call = begin("switches")
-    assert call.wait(30)
-    call.result()
-    return recording_device.switches_seen(), [
-        getenv(name.encode()) for name in C.SYMMETRIC_SWITCHES
-    ]
-
-
-@pytest.mark.parametrize("before", [None, "0"])
-def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(device_world, before):
-    """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
-    assert device_world(1).run(switches, before) == [(["1", "1"], [b"0", b"0"])]
+    end(call)
+    assert recording_device.switches_seen() == ["1", "1"]
+    assert [getenv(name.encode()) for name in C.SYMMETRIC_SWITCHES] == [b"0", b"0"]
 
 
 def environment():
@@ -77,7 +75,8 @@ def environment():
     return ctypes.addressof(entries.contents), names
 
 
-def entries_in_place():
+@on_ranks("device_world", 1)
+def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
     for name in C.SYMMETRIC_SWITCHES:
         os.environ.pop(name, None)
@@ -93,37 +92,31 @@ def entries_in_place():
             time.sleep(0.01)
         seen.append(environment())
         assert [os.environ[name] for name in C.SYMMETRIC_SWITCHES] == ["0", "0"]
-    assert call.wait(30)
-    call.result()
+    end(call)
     seen.append(environment())
     assert seen[0] == seen[1] == seen[2]
-    return recording_device.switches_seen()
+    assert recording_device.switches_seen() == ["1", "1"]
 
 
-def test_no_variable_of_the_environment_moves_while_memory_is_mapped(device_world):
-    assert device_world(1).run(entries_in_place) == [["1", "1"]]
-
-
-def freed_while_others_run():
+@on_ranks("device_world", 1)
+def test_memory_is_given_back_without_the_gil():
+    """torch waits for the device then, and so for kernels of other groups."""
     recording_device.add_symmetric_memory()
     recording_device.clear()
     memory = C.symmetric_empty(1000, torch.device("recording", 0))
     address = memory.data_ptr()
     with recording_device.held_rendezvous():
         call = deadline.start(lambda: TorchSymmetricMemory().free(memory))
-        ended = call.wait(0.3)  # with the GIL held, nobody would ever come to the end of this block
-    assert call.wait(30)
-    call.result()
+        assert not call.wait(
+            0.3
+        )  # with the GIL held, nobody would ever come to the end of this block
+    end(call)
     freed = [entry.touches[0].address for entry in recording_device.log("free")]
-    return ended, freed.count(address)
+    assert freed.count(address) == 1
 
 
-def test_memory_is_given_back_without_the_gil(device_world):
-    """torch waits for the device then, and so for kernels of other groups."""
-    assert device_world(1).run(freed_while_others_run) == [(False, 1)]
-
-
-def two_groups():
+@on_ranks("device_world", 1)
+def test_groups_of_a_process_map_one_after_the_other():
     with recording_device.held_rendezvous():
         first = begin("first")
         while recording_device.most_at_once() == 0:
@@ -134,13 +127,8 @@ def two_groups():
             second.result()
         third = begin("third")
     for call in (first, third):
-        assert call.wait(30)
-        call.result()
-    return recording_device.most_at_once()
-
-
-def test_groups_of_a_process_map_one_after_the_other(device_world):
-    assert device_world(1).run(two_groups) == [1]
+        end(call)
+    assert recording_device.most_at_once() == 1
 
 
 # --- atomic operations between devices ------------------------------------------------------------
@@ -275,8 +263,7 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
         dist.DistBackendError, match=r"rank 0/2\]: rank 1 died before the ranks had mapped memory"
     ):
         symmetric.open_region(store, Member("g", 0, 2), device, 30, wish, lambda: False)
-    assert playing.wait(30)
-    playing.result()
+    end(playing)
 
 
 # --- releases of torch ---------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Ranks agree on whether they map memory of each other, and on how all-reduces are forced."""
 
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -16,11 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from device_ranks import called
-from peer_memory import DEVICE
+from on_ranks import on_ranks
+from peer_memory import DEVICE, table_of
 
 import fastcoll
-from fastcoll import info
-from fastcoll.cuda import self_test, symmetric
+from fastcoll import info, tuning
+from fastcoll.cuda import engine, self_test, symmetric
 from fastcoll.cuda.ballot import Ballot
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.symmetric import reason_against
@@ -55,7 +55,8 @@ def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, re
     assert found == "" if not reason else found.startswith(reason)
 
 
-def with_a_broken_triton():
+@on_ranks("peer_world", 2)
+def test_a_triton_that_does_not_work_on_one_rank():
     """On one rank alone: none has kernels, and NCCL serves."""
     if dist.get_rank() == 1:
         triton, sys.modules["triton"] = sys.modules["triton"], None
@@ -75,10 +76,6 @@ def with_a_broken_triton():
     many = [torch.ones(30, device=DEVICE) for _ in range(6)]
     fastcoll.all_reduce_coalesced(many, group=group)
     assert all(tensor.cpu().eq(2).all() for tensor in many)
-
-
-def test_a_triton_that_does_not_work_on_one_rank(peer_world):
-    peer_world(2).run(with_a_broken_triton)
 
 
 def never(*_):
@@ -118,7 +115,28 @@ def broken(change):
         yield
 
 
-def without_peers(change):
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("host", "rank 1 and rank 0 are on different hosts"),
+        ("device", "ranks 0 and 1 are on one device"),
+        ("missing", "rank 1: nothing is mapped in this test"),
+        ("atomics", "rank 1: RuntimeError: no atomics in this test"),
+        ("allocate", "rank 1: RuntimeError: no memory in this test"),
+        ("map", "rank 1: RuntimeError: no mapping in this test"),
+        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s (mapped)"),
+        ("lists", "rank 1: RuntimeError: Failed to find C compiler"),
+        ("compile", "rank 1: RuntimeError: Failed to find C compiler"),
+        ("launch", "rank 1: RuntimeError: Failed to find C compiler"),
+        (
+            "bits",
+            "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257",
+        ),
+        ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
+    ],
+)
+@on_ranks("peer_world", 3)
+def test_all_ranks_fall_back_together_and_say_why(change, expected):
     """One rank alone cannot: none does, and all can say why."""
     changes = {}
     if change == "device":
@@ -153,46 +171,25 @@ def without_peers(change):
     assert reduces.chosen == "" and reduces.region.peers is None
     said = [entry for entry in entries if "by NCCL alone" in entry.getMessage()]
     assert len(said) == (dist.get_rank() == 0)
-    expected = logging.INFO if change in ("host", "device", "missing") else logging.WARNING
-    assert all(entry.levelno == expected for entry in said)
+    level = logging.INFO if change in ("host", "device", "missing") else logging.WARNING
+    assert all(entry.levelno == level for entry in said)
     assert reduces.region.topology.kernels == (change != "lists")
     told = {each["name"]: each.get("devices") for each in info.groups()}
     reason = reduces.region.topology.reason
+    assert reason.startswith(expected)
     assert told[group.group_name] == {0: {"peers": False, "reason": reason}}
     # The default group's ranks still can.
     x = torch.ones(10, device=DEVICE)
     dist.all_reduce(x)
     assert peer_memory.reduces_of().chosen == "one_shot"
     assert info.groups()[0]["devices"] == {0: {"peers": True, "reason": ""}}
-    return reason
+    reasons = [None] * 3
+    dist.all_gather_object(reasons, reason)
+    assert reasons == [reason] * 3
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("host", "rank 1 and rank 0 are on different hosts"),
-        ("device", "ranks 0 and 1 are on one device"),
-        ("missing", "rank 1: nothing is mapped in this test"),
-        ("atomics", "rank 1: RuntimeError: no atomics in this test"),
-        ("allocate", "rank 1: RuntimeError: no memory in this test"),
-        ("map", "rank 1: RuntimeError: no mapping in this test"),
-        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s (mapped)"),
-        ("lists", "rank 1: RuntimeError: Failed to find C compiler"),
-        ("compile", "rank 1: RuntimeError: Failed to find C compiler"),
-        ("launch", "rank 1: RuntimeError: Failed to find C compiler"),
-        (
-            "bits",
-            "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257",
-        ),
-        ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
-    ],
-)
-def test_all_ranks_fall_back_together_and_say_why(peer_world, change, reason):
-    reasons = peer_world(3).run(without_peers, change)
-    assert len(set(reasons)) == 1 and reasons[0].startswith(reason)
-
-
-def mapping_outlasts_the_timeout():
+@on_ranks("peer_world", 3)
+def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout():
     """One rank's mapping hangs for longer than the group's timeout; the others still hear that it cannot."""
     changes = {"refuses": {"hangs"}, "hangs_for": 8.0} if dist.get_rank() == 1 else {}
     with peer_memory.MAPPER.changed(**changes):
@@ -200,15 +197,14 @@ def mapping_outlasts_the_timeout():
         x = torch.ones(100, device=DEVICE)
         dist.all_reduce(x, group=group)
     assert x.cpu().eq(3).all()
-    return peer_memory.reduces_of(group).region.topology.reason
+    reason = peer_memory.reduces_of(group).region.topology.reason
+    assert reason == "rank 1: TimeoutError: it has not ended after 2 s (mapped)"
 
 
-def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout(peer_world):
-    reasons = peer_world(3).run(mapping_outlasts_the_timeout)
-    assert reasons == ["rank 1: TimeoutError: it has not ended after 2 s (mapped)"] * 3
-
-
-def forced(algorithm):
+@pytest.mark.parametrize("algorithm", ["nccl", "one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks("peer_world")
+def test_an_algorithm_is_forced_or_refused_by_name(size, algorithm):
     os.environ["FASTCOLL_ALGO"] = algorithm
     group, before = dist.new_group(), called("allReduce")
     ranks = dist.get_world_size()
@@ -243,13 +239,8 @@ def forced(algorithm):
     assert x.cpu().eq(ranks * ranks).all()
 
 
-@pytest.mark.parametrize("algorithm", ["nccl", "one_shot", "two_shot", "ring"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_an_algorithm_is_forced_or_refused_by_name(peer_world, size, algorithm):
-    peer_world(size).run(forced, algorithm)
-
-
-def forced_without_peers():
+@on_ranks("peer_world", 2)
+def test_a_forced_algorithm_without_its_memory_is_an_error():
     os.environ["FASTCOLL_ALGO"] = "two_shot"
     with peer_memory.MAPPER.changed(refuses={"missing"}):
         group = dist.new_group()
@@ -261,11 +252,8 @@ def forced_without_peers():
         dist.broadcast(x, 0, group=group)
 
 
-def test_a_forced_algorithm_without_its_memory_is_an_error(peer_world):
-    peer_world(2).run(forced_without_peers)
-
-
-def forced_differently():
+@on_ranks("peer_world", 2, fresh=True)
+def test_ranks_with_different_orders_are_told():
     os.environ["FASTCOLL_ALGO"] = "ring" if dist.get_rank() == 1 else "auto"
     group = dist.new_group()
     with pytest.raises(
@@ -275,57 +263,28 @@ def forced_differently():
         dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
 
 
-def test_ranks_with_different_orders_are_told(peer_world):
-    peer_world(2).run(forced_differently, fresh=True)
-
-
-def tuned_differently():
-    from fastcoll import tuning
-
-    record = json.loads(tuning.SHIPPED.read_text())
-    values = dict.fromkeys(Thresholds.names(), 7 + dist.get_rank())
-    record["device"] = {"name": "recording", "ranks": 2, "table": values}
-    from world import here
-
-    path = here().scratch / f"table{dist.get_rank()}.json"
-    path.write_text(json.dumps(record))
-    os.environ["FASTCOLL_TUNING"] = str(path)
+@on_ranks("peer_world", 2, fresh=True)
+def test_of_different_tables_that_of_rank_0_counts():
+    """Ranks on devices of other names, of which each has a section of its own or an estimate, start too."""
+    limits = [dict.fromkeys(Thresholds.names(), 7 + rank) for rank in range(2)]
+    os.environ["FASTCOLL_TUNING"] = table_of("recording", limits[dist.get_rank()])
     assert tuning.load().device.one_shot_bytes == 7 + dist.get_rank()
     group = dist.new_group()
     dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
-    counts = peer_memory.reduces_of(group).region.thresholds
-    assert counts == Thresholds(**dict.fromkeys(Thresholds.names(), 7))
+    assert peer_memory.reduces_of(group).region.thresholds == Thresholds(**limits[0])
 
 
-def test_of_different_tables_that_of_rank_0_counts(peer_world):
-    """Ranks on devices of other names, of which each has a section of its own or an estimate, start too."""
-    peer_world(2).run(tuned_differently, fresh=True)
-
-
-def tuned_for_another():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_table_counts_on_the_devices_that_it_names():
     """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
-    from world import here
-
-    from fastcoll import tuning
-    from fastcoll.cuda import engine
-
-    record = json.loads(tuning.SHIPPED.read_text())
-    found = []
+    limits, found = dict.fromkeys(Thresholds.names(), 7), []
     for name in ("model 0", "model 1"):
-        table = dict.fromkeys(Thresholds.names(), 7)
-        record["device"] = {"name": name, "ranks": 2, "table": table}
-        path = here().scratch / f"{name} of rank {here().rank}.json"
-        path.write_text(json.dumps(record))
-        os.environ["FASTCOLL_TUNING"] = str(path)
+        os.environ["FASTCOLL_TUNING"] = table_of(name, limits)
         group = dist.new_group()
         with mock.patch.object(engine, "device_name", lambda device: f"model {device.index}"):
             dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
-        found.append(peer_memory.reduces_of(group).region.thresholds == Thresholds(**table))
+        found.append(peer_memory.reduces_of(group).region.thresholds == Thresholds(**limits))
     assert found == [True, False]
-
-
-def test_a_table_counts_on_the_devices_that_it_names(peer_world):
-    peer_world(2).run(tuned_for_another, fresh=True)
 
 
 def rounds(size, late=()):

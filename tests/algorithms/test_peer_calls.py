@@ -1,22 +1,22 @@
 """Every call on device tensors in groups whose ranks map memory of each other: kernels beside NCCL."""
 
 import os
-import sys
 from datetime import timedelta
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "device"))
 
 import device_calls
+import kernel_oracle
 import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_calls import inputs_of
+from device_ranks import in_order
 from engine_cases import BETWEEN, CASES
+from on_ranks import on_ranks
 from small_network import expected_parameters, sharded, train
-from test_peer_engine import inputs_of, lists_of, oracle
-from world import here
+from test_peer_engine import assert_reduced_lists, lists_of
+from world import init_group
 
 import fastcoll
 
@@ -25,9 +25,7 @@ def every_call(async_op):
     for case in CASES:
         if dist.get_world_size() == 1 and case in BETWEEN:
             continue
-        recording_device.clear()
-        with recording_device.no_violations():
-            case(async_op)
+        in_order(case, async_op)
     assert peer_memory.reduces_of().plans.built
 
 
@@ -36,16 +34,11 @@ def test_every_call(peer_world, size, async_op):
     peer_world(size).run(every_call, async_op)
 
 
-def at_level_detail():
+@on_ranks("peer_world", 2, init=False)
+def test_every_call_at_level_detail_with_peers():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
-        dist.init_process_group(
-            "fastcoll",
-            init_method=f"file://{here().scratch}/store",
-            rank=here().rank,
-            world_size=here().size,
-            timeout=timedelta(seconds=30),
-        )
+        init_group(backend="fastcoll")
         for async_op in (False, True):
             every_call(async_op)
         tensors = [torch.ones(30, device=peer_memory.DEVICE) for _ in range(6)]
@@ -60,11 +53,8 @@ def at_level_detail():
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-def test_every_call_at_level_detail_with_peers(peer_world):
-    peer_world(2).run(at_level_detail, init=False)
-
-
-def with_fsdp():
+@on_ranks("peer_world", 2, fresh=True)
+def test_fsdp_with_peers():
     expected = expected_parameters()
     recording_device.clear()
     with recording_device.no_violations():
@@ -75,11 +65,9 @@ def with_fsdp():
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_fsdp_with_peers(peer_world):
-    peer_world(2).run(with_fsdp, fresh=True)
-
-
-def eight():
+@pytest.mark.full
+@on_ranks("peer_world", 8)
+def test_eight_ranks():
     """More ranks than cores, and more pieces than channels."""
     for seed, (algorithm, dtype, wire, count) in enumerate(
         [("one_shot", torch.bfloat16, None, 3000), ("two_shot", torch.float32, torch.bfloat16, 3001)]
@@ -89,20 +77,15 @@ def eight():
         inputs = inputs_of(count, dtype, seed)
         x = inputs[dist.get_rank()].to(peer_memory.DEVICE)
         device_calls.all_reduce(x, dist.ReduceOp.AVG, group, wire_dtype=wire)
-        assert torch.equal(x.cpu(), oracle(inputs, "avg", 1.0, wire))
+        assert torch.equal(x.cpu(), kernel_oracle.all_reduce(inputs, "avg", 1.0, wire))
         lists = lists_of(dtype, seed, (1, 17, 0, 1000, 3))
         tensors = [tensor.to(peer_memory.DEVICE) for tensor in lists[dist.get_rank()]]
         fastcoll.all_reduce_coalesced(tensors, dist.ReduceOp.AVG, group, wire_dtype=wire)
-        for tensor, given in zip(tensors, zip(*lists, strict=True), strict=True):
-            assert torch.equal(tensor.cpu(), oracle(given, "avg", 1.0, wire))
+        assert_reduced_lists(tensors, lists, "avg", 1.0, wire)
 
 
-@pytest.mark.full
-def test_eight_ranks(peer_world):
-    peer_world(8).run(eight)
-
-
-def odd_inputs():
+@on_ranks("peer_world", 2)
+def test_odd_inputs():
     """Empty tensors, tensors with gaps or out of order, scalars, and one tensor beside itself."""
     device, me = peer_memory.DEVICE, dist.get_rank()
     empty = torch.empty(0, device=device)
@@ -131,7 +114,3 @@ def odd_inputs():
         fastcoll.all_reduce_coalesced([same] * 5)
     dist.all_reduce(same)
     assert same.cpu().eq(2).all()
-
-
-def test_odd_inputs(peer_world):
-    peer_world(2).run(odd_inputs)

@@ -2,22 +2,21 @@
 
 import contextlib
 import os
-import sys
 from datetime import timedelta
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "device"))
 
 import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import DEVICE
 from test_device_capture import driver
 
 import fastcoll
 from fastcoll import buckets
+
+pytestmark = on_ranks("peer_world", 2, kill=True, fresh=True)  # with its driver
 
 
 class Capture:
@@ -59,7 +58,10 @@ def captured_launches():
     return [what for what in made if not what.startswith("aten::fill_")]
 
 
-def moved_lists(algorithm, launches):
+@pytest.mark.parametrize(
+    ("algorithm", "launches"), [("two_shot", (2, 2)), ("ring", (3, 3)), ("nccl", (3, 5))]
+)
+def test_a_capture_launches_what_a_call_outside_of_it_does(algorithm, launches):
     """Lists whose tensors are others than before the capture, with no list before it at all on rank 1."""
     os.environ["FASTCOLL_ALGO"] = algorithm
     group = dist.new_group()
@@ -93,18 +95,7 @@ def moved_lists(algorithm, launches):
     assert single.cpu().eq(2).all()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "launches"), [("two_shot", (2, 2)), ("ring", (3, 3)), ("nccl", (3, 5))]
-)
-def test_a_capture_launches_what_a_call_outside_of_it_does(peer_world, algorithm, launches):
-    world = peer_world(2)
-    try:
-        world.run(moved_lists, algorithm, launches, fresh=True)
-    finally:
-        world.kill()  # with its driver
-
-
-def a_factor_and_a_new_timeout():
+def test_captures_with_a_factor_and_a_new_timeout():
     """A capture makes no plan anew for another timeout: what was captured before must go on."""
     dist.all_reduce(torch.ones(3, device=DEVICE))
     reduces = peer_memory.reduces_of()
@@ -122,11 +113,3 @@ def a_factor_and_a_new_timeout():
     assert reduces.region.peers.buffers.spins == 17 * peer_memory.MAPPER.polls_per_second
     assert reduces.plans.built == built + 1
     assert all(tensor.cpu().eq(2.0**-3).all() for tensor in scaled)
-
-
-def test_captures_with_a_factor_and_a_new_timeout(peer_world):
-    world = peer_world(2)
-    try:
-        world.run(a_factor_and_a_new_timeout, fresh=True)
-    finally:
-        world.kill()

@@ -15,25 +15,9 @@ import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from device_calls import OPS, inputs_of
+from on_ranks import on_ranks
 from peer_memory import DEVICE
-
-OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
-
-
-def values(rank, count, dtype, seed=0):
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
-    return torch.randn(count, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def oracle(inputs, op="sum", scale=1.0, wire=None, algorithm="one_shot"):
-    if algorithm == "ring":
-        return kernel_oracle.ring_all_reduce(inputs, op, scale, wire)
-    return kernel_oracle.all_reduce(inputs, op, scale, wire)
-
-
-def inputs_of(count, dtype, seed=0):
-    return [values(rank, count, dtype, seed) for rank in range(dist.get_world_size())]
-
 
 EACH = [
     (torch.float32, 1, "SUM"),
@@ -47,7 +31,16 @@ EACH = [
 ]
 
 
-def every_case(algorithm, async_op):
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+@pytest.mark.parametrize(
+    ("size", "async_op"),
+    [
+        pytest.param(2, False, id="2-sync", marks=pytest.mark.full),
+        pytest.param(3, True, id="3-async"),
+    ],
+)
+@on_ranks("peer_world")
+def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
     reduces = None
     recording_device.clear()
     with recording_device.no_violations():
@@ -59,7 +52,7 @@ def every_case(algorithm, async_op):
             if async_op:
                 work.wait()
             x += 0  # on the caller's stream
-            expected = oracle(inputs, OPS[op], algorithm=algorithm)
+            expected = kernel_oracle.all_reduce(inputs, OPS[op], algorithm=algorithm)
             assert torch.equal(x.cpu(), expected), (dtype, count, op)
             reduces = reduces or peer_memory.reduces_of()
             assert reduces.chosen == algorithm
@@ -70,32 +63,39 @@ def every_case(algorithm, async_op):
             work = device_calls.all_reduce(x, dist.ReduceOp.AVG, async_op=async_op, **options)
             if async_op:
                 work.wait()
-            expected = oracle(inputs, "avg", 0.5, wire, algorithm)
+            expected = kernel_oracle.all_reduce(inputs, "avg", 0.5, wire, algorithm)
             assert torch.equal(x.cpu(), expected), wire
-
-
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
-@pytest.mark.parametrize(
-    ("size", "async_op"),
-    [
-        pytest.param(2, False, id="2-sync", marks=pytest.mark.full),
-        pytest.param(3, True, id="3-async"),
-    ],
-)
-def test_every_algorithm_gives_the_oracles_bits(peer_world, size, algorithm, async_op):
-    peer_world(size).run(every_case, algorithm, async_op)
 
 
 LIST = (5, 300, 9000, 1, 16, 4097)
 SHORT = (5, 300, 1, 16, 700)
+LIST_ALGORITHMS = ("one_shot", "two_shot", "ring", "nccl", "all_to_all")
 
 
 def lists_of(dtype, seed, sizes=LIST):
-    return [[values(rank, size, dtype, seed + index) for index, size in enumerate(sizes)]
-            for rank in range(dist.get_world_size())]  # fmt: skip
+    """What each rank gives to a call of a list."""
+    each = [inputs_of(size, dtype, seed + index) for index, size in enumerate(sizes)]
+    return [list(tensors) for tensors in zip(*each, strict=True)]
 
 
-def every_list(algorithm, sizes):
+def assert_reduced_lists(tensors, lists, *arguments):
+    for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
+        expected = kernel_oracle.all_reduce(inputs, *arguments)
+        assert torch.equal(tensor.cpu(), expected), (arguments, tensor[:3].cpu(), expected[:3])
+
+
+@pytest.mark.parametrize(
+    ("size", "algorithm"),
+    [
+        *((3, algorithm) for algorithm in LIST_ALGORITHMS),
+        *(pytest.param(2, algorithm, marks=pytest.mark.full) for algorithm in LIST_ALGORITHMS),
+        (1, "nccl"),
+        (1, "all_to_all"),
+    ],
+)
+@on_ranks("peer_world")
+def test_lists_are_fused(size, algorithm):
+    sizes = SHORT if algorithm == "ring" else LIST
     recording_device.clear()
     with recording_device.no_violations():
         for seed, (dtype, wire, how) in enumerate((
@@ -119,19 +119,15 @@ def every_list(algorithm, sizes):
             reduces = peer_memory.reduces_of()
             assert reduces.chosen == algorithm
             assert reduces.plans.built
-            for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
-                if algorithm == "ring":
-                    continue
-                expected = oracle(inputs, "avg", 1.0, wire)
-                if algorithm == "nccl":
-                    torch.testing.assert_close(tensor.cpu(), expected)
-                else:
-                    assert torch.equal(tensor.cpu(), expected), (dtype, wire, tensor.shape)
             if algorithm == "ring":
-                whole = _bucket(lists)
-                expected = oracle(whole, "avg", 1.0, wire, "ring")
+                expected = kernel_oracle.all_reduce(_bucket(lists), "avg", 1.0, wire, "ring")
                 assert torch.equal(_bucket([[t.cpu() for t in tensors]])[0], expected)
-    return reduces.plans.built
+            elif algorithm == "nccl":
+                for tensor, inputs in zip(tensors, zip(*lists, strict=True), strict=True):
+                    expected = kernel_oracle.all_reduce(inputs, "avg", 1.0, wire)
+                    torch.testing.assert_close(tensor.cpu(), expected)
+            else:
+                assert_reduced_lists(tensors, lists, "avg", 1.0, wire)
 
 
 def _bucket(lists):
@@ -147,25 +143,19 @@ def _bucket(lists):
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring", "nccl", "all_to_all"])
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.full), 3])
-def test_lists_are_fused(peer_world, size, algorithm):
-    peer_world(size).run(every_list, algorithm, SHORT if algorithm == "ring" else LIST)
-
-
-@pytest.mark.parametrize("algorithm", ["nccl", "all_to_all"])
-def test_lists_are_fused_on_one_rank(peer_world, algorithm):
-    peer_world(1).run(every_list, algorithm, LIST)
-
-
-def sixteen_bits_over_nccl(sizes):
+@pytest.mark.parametrize(
+    "size",
+    [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)],
+)
+@on_ranks("peer_world")
+def test_a_sum_over_nccl_with_one_rounding(size):
     with peer_memory.MAPPER.changed(refuses={"missing"}):  # it needs no memory of the peers
         group = dist.new_group()
         dist.all_reduce(torch.ones(3, device=DEVICE), group=group)
     reduces = peer_memory.reduces_of(group)
     launches = set()
     for seed, (dtype, wire, count) in enumerate(
-        (d, w, c) for c in sizes for d, w in (
+        (d, w, c) for c in (1, 16, 17, 48 * 8, 5000) for d, w in (
             (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
             (torch.bfloat16, None), (torch.float16, None))
     ):  # fmt: skip
@@ -174,21 +164,17 @@ def sixteen_bits_over_nccl(sizes):
             x = inputs[dist.get_rank()].to(DEVICE)
             options = {"algorithm": "all_to_all", "wire_dtype": wire, "scale": scale}
             device_calls.all_reduce(x, dist.ReduceOp.AVG, group, async_op=True, **options).wait()
-            assert torch.equal(x.cpu(), oracle(inputs, "avg", scale, wire)), (dtype, wire, count)
+            assert torch.equal(x.cpu(), kernel_oracle.all_reduce(inputs, "avg", scale, wire)), (
+                dtype,
+                wire,
+                count,
+            )
             launches |= {plan.launches for plan in reduces.plans.values()}
-    if dist.get_world_size() == 1:
-        assert launches == {0, 2, 3, 5}
+    assert size != 1 or launches == {0, 2, 3, 5}
 
 
-@pytest.mark.parametrize(
-    "size",
-    [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)],
-)
-def test_a_sum_over_nccl_with_one_rounding(peer_world, size):
-    peer_world(size).run(sixteen_bits_over_nccl, (1, 16, 17, 48 * 8, 5000))
-
-
-def timeout_is_set():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_timeout_that_is_set_later_counts_on_the_device_too():
     from fastcoll.cuda.engine import engine_of
 
     x = torch.ones(40, device=DEVICE)
@@ -205,11 +191,8 @@ def timeout_is_set():
     assert engine_of(dist.group.WORLD.group_name)._timeout == timedelta(seconds=17)
 
 
-def test_a_timeout_that_is_set_later_counts_on_the_device_too(peer_world):
-    peer_world(2).run(timeout_is_set, fresh=True)
-
-
-def slow_code():
+@on_ranks("peer_world", 2, fresh=True)
+def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins():
     """The code of a call's kernel takes long to make; a call of another thread goes on meanwhile."""
     from fastcoll.cuda.algorithms.one_shot import OneShot
 
@@ -238,7 +221,3 @@ def slow_code():
         first.join()
         dist.all_reduce(x)
     assert x.cpu().eq(2 * dist.get_world_size() ** 2).all() and len(made) == 2
-
-
-def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins(peer_world):
-    peer_world(2).run(slow_code, fresh=True)

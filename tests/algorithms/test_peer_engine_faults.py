@@ -14,26 +14,24 @@ import pytest
 import quick_interpreter
 import torch
 import torch.distributed as dist
-from device_ranks import until
+from device_ranks import fault_of, has_failed, until
+from on_ranks import on_ranks
 from peer_memory import DEVICE
 from suite_rules import bound
-from torch._C._distributed_c10d import ErrorType
 
 from fastcoll.cuda.algorithms.algorithm import Place
 
 
-def failed(group):
-    backend = group._get_backend(torch.device(DEVICE))
-    until(lambda: backend.get_error() != ErrorType.SUCCESS)
-
-
 def error_of_next_call(group):
-    with pytest.raises(dist.DistBackendError) as caught:
-        dist.all_reduce(torch.ones(5, device=DEVICE), group=group)
-    return str(caught.value)
+    text, _ = fault_of(lambda: dist.all_reduce(torch.ones(5, device=DEVICE), group=group))
+    return text
 
 
-def gives_up(algorithm):
+@pytest.mark.parametrize(
+    "algorithm", ["one_shot", pytest.param("two_shot", marks=pytest.mark.full), "ring"]
+)
+@on_ranks("peer_world", 3)
+def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     """The limit of polls is reached before the group's timeout."""
     group = dist.new_group(timeout=timedelta(seconds=30))
     x = torch.ones(700, device=DEVICE)
@@ -43,28 +41,19 @@ def gives_up(algorithm):
     reduces._take_timeout()
     if dist.get_rank() != 1:
         device_calls.all_reduce(x, group=group, algorithm=algorithm)
-    failed(group)
+    until(lambda: has_failed(group))
     text = error_of_next_call(group)
     y = torch.ones(5, device=DEVICE)
     dist.all_reduce(y)  # the default group lives
     assert y.cpu().eq(3).all()
-    return group.group_name, text
+    assert f"[group '{group.group_name}', rank {dist.get_rank()}/3" in text
+    named = "expected rank 1 " in text or "Not launched at all on rank 1." in text
+    assert named and "a kernel gave up (channel " in text and ", got no sign of it." in text
+    assert dist.get_rank() != 1 or "another rank met a fault: rank " in text
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["one_shot", pytest.param("two_shot", marks=pytest.mark.full), "ring"]
-)
-def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(peer_world, algorithm):
-    answers = peer_world(3).run(gives_up, algorithm)
-    for rank, (group, text) in enumerate(answers):
-        assert f"[group '{group}', rank {rank}/3" in text
-        named = "expected rank 1 " in text or "Not launched at all on rank 1." in text
-        assert named and "a kernel gave up (channel " in text and ", got no sign of it." in text
-        if rank == 1:
-            assert "another rank met a fault: rank " in text
-
-
-def deadline_comes_first():
+@on_ranks("peer_world", 2)
+def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     """As on a GPU: the kernel would wait for longer than the group's timeout, and is let go."""
     group = dist.new_group(timeout=timedelta(seconds=1.5))
     x = torch.ones(700, device=DEVICE)
@@ -75,25 +64,17 @@ def deadline_comes_first():
             dist.all_reduce(x, group=group, async_op=True).wait()
             dist.all_reduce(x, group=group)
         text = str(caught.value)
+        assert "timed out after 1500 ms" in text and "rank 1 completed call 1 of 1" in text
     else:
-        failed(group)
+        until(lambda: has_failed(group))
         text = error_of_next_call(group)
-    return group.group_name, text, time.monotonic() - start
+        assert "another rank met a fault: rank 0: all_reduce(seq 2" in text
+    assert f"[group '{group.group_name}', rank {dist.get_rank()}/2" in text
+    assert time.monotonic() - start < bound(5)
 
 
-def test_the_watchdogs_deadline_ends_a_kernel_that_waits(peer_world):
-    answers = peer_world(2).run(deadline_comes_first)
-    for rank, (group, text, took) in enumerate(answers):
-        assert f"[group '{group}', rank {rank}/2" in text
-        assert took < bound(5), took
-    assert (
-        "timed out after 1500 ms" in answers[0][1]
-        and "rank 1 completed call 1 of 1" in answers[0][1]
-    )
-    assert "another rank met a fault: rank 0: all_reduce(seq 2" in answers[1][1]
-
-
-def released():
+@on_ranks("peer_world", 2)
+def test_the_memory_goes_with_the_group():
     group = dist.new_group()
     x = torch.ones(700, device=DEVICE)
     for _ in range(3):
@@ -112,16 +93,13 @@ def released():
     assert memory() is None, gc.get_referrers(memory())
 
 
-def test_the_memory_goes_with_the_group(peer_world):
-    peer_world(2).run(released)
-
-
 def waits_end(buffers):
     """Whether kernels that wait are let go, and those to come."""
     return int(buffers.words[0]) == 1
 
 
-def after_an_abort():
+@on_ranks("peer_world", 2)
+def test_the_memory_of_an_aborted_group_stays():
     """What a kernel may still read stays mapped."""
     group = dist.new_group()
     x = torch.ones(700, device=DEVICE)
@@ -139,11 +117,8 @@ def after_an_abort():
     assert memory() is not None
 
 
-def test_the_memory_of_an_aborted_group_stays(peer_world):
-    peer_world(2).run(after_an_abort)
-
-
-def destroyed_at_once():
+@on_ranks("peer_world", 2)
+def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once():
     """A kernel that waits ends with its group, and so does one that is launched later."""
     group = dist.new_group()
     x = torch.ones(700, device=DEVICE)
@@ -170,7 +145,3 @@ def destroyed_at_once():
     if dist.get_rank() == 0:
         waiting.join(20)
         assert not waiting.is_alive()
-
-
-def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once(peer_world):
-    peer_world(2).run(destroyed_at_once)

@@ -1,32 +1,19 @@
 """Groups that are divided, or made anew: each maps memory of its own, and of its own life."""
 
-import datetime
 import gc
 
 import peer_memory
-import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import DEVICE
-from world import here
+from world import here, init_group
 
 
-def bound():
-    """Makes the default group, told its device."""
-    store = dist.FileStore(str(here().scratch / "store"), here().size)
-    dist.init_process_group(
-        "fastcoll",
-        store=store,
-        rank=here().rank,
-        world_size=here().size,
-        timeout=datetime.timedelta(seconds=40),
-        device_id=torch.device(DEVICE),
-    )
-    return here().rank
-
-
-def divided():
-    rank = bound()
+@on_ranks("peer_world", 3, init=False)
+def test_a_part_of_a_group_maps_memory_of_its_own():
+    init_group(seconds=40, backend="fastcoll", device_id=torch.device(DEVICE))
+    rank = here().rank
     part = dist.split_group(split_ranks=[[0, 2], [1]])
     x = torch.full((400,), 1.0 + rank, device=DEVICE)
     dist.all_reduce(x, group=part)
@@ -39,11 +26,8 @@ def divided():
     dist.destroy_process_group()
 
 
-def test_a_part_of_a_group_maps_memory_of_its_own(peer_world):
-    peer_world(3).run(divided, init=False)
-
-
-def made_anew():
+@on_ranks("peer_world", 2)
+def test_a_group_is_made_anew():
     """The same name and store again, as after a restart: nothing of the earlier life is read."""
     size = dist.get_world_size()
     for life in range(3):
@@ -55,7 +39,8 @@ def made_anew():
         dist.destroy_process_group(group)
 
 
-def lives():
+@on_ranks("peer_world", 2, init=False)
+def test_lives_of_the_default_group():
     """One store for several lives of the default group."""
     store = dist.FileStore(str(here().scratch / "store"), here().size)
     for life in range(3):
@@ -68,12 +53,8 @@ def lives():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("case", "init"), [(made_anew, True), (lives, False)])
-def test_lives_of_a_group(peer_world, case, init):
-    peer_world(2).run(case, init=init)
-
-
-def overlapping():
+@on_ranks("peer_world", 2)
+def test_two_groups_on_one_device():
     """Two groups in turns on one device, each with its own region."""
     first, second = dist.new_group(), dist.new_group()
     x = torch.ones(700, device=DEVICE)
@@ -86,11 +67,8 @@ def overlapping():
     assert regions[0].buffers.memory.data_ptr() != regions[1].buffers.memory.data_ptr()
 
 
-def test_two_groups_on_one_device(peer_world):
-    peer_world(2).run(overlapping)
-
-
-def given_back():
+@on_ranks("peer_world", 2, fresh=True)
+def test_memory_is_given_back_unless_a_kernel_may_work_in_it():
     """Memory of a group that ends is given back; that of an aborted one stays, as a kernel may still work in it."""
     memories = []
     for aborted in (False, True):
@@ -108,8 +86,4 @@ def given_back():
         del group, backend
         gc.collect()
     dist.barrier()
-    return [hasattr(memory, "freed") for memory in memories]
-
-
-def test_memory_is_given_back_unless_a_kernel_may_work_in_it(peer_world):
-    assert peer_world(2).run(given_back, fresh=True) == [[True, False]] * 2
+    assert [hasattr(memory, "freed") for memory in memories] == [True, False]

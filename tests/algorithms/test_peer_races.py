@@ -3,10 +3,10 @@
 import os
 
 import peer_memory
-import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import DEVICE
 
 import fastcoll
@@ -56,7 +56,8 @@ def sides(found):
     return {(violation.kind, violation.first.what, violation.second.what) for violation in found}
 
 
-def launches_that_do_not_follow():
+@on_ranks("peer_world", 2, fresh=True)
+def test_launches_that_do_not_follow():
     follow = AllReduces._follow
     assert not two_streams(singles) and not two_streams(lists())
     AllReduces._follow = lambda self, recording: None
@@ -68,7 +69,8 @@ def launches_that_do_not_follow():
         recording_device.clear()
 
 
-def tables_of_another_stream():
+@on_ranks("peer_world", 2, fresh=True)
+def test_tables_of_another_stream():
     placed = AllReduces._placed
 
     def elsewhere(self, *arguments):
@@ -85,7 +87,8 @@ def tables_of_another_stream():
     assert ("race", "aten::copy_", "flatten_kernel") in found, found
 
 
-def one_workspace_for_all_streams():
+@on_ranks("peer_world", 2, fresh=True)
+def test_one_workspace_for_all_streams():
     os.environ["FASTCOLL_ALGO"] = "nccl"
     workspace = AllReduces._workspace
     assert not two_streams(lists(wire_dtype=torch.bfloat16))
@@ -105,15 +108,8 @@ def one_workspace_for_all_streams():
     assert any(second == "flatten_kernel" for _, _, second in found), found
 
 
-@pytest.mark.parametrize(
-    "case",
-    [launches_that_do_not_follow, tables_of_another_stream, one_workspace_for_all_streams],
-)
-def test_an_order_that_is_missing_is_found(peer_world, case):
-    peer_world(2).run(case, fresh=True)
-
-
-def many_layouts():
+@on_ranks("peer_world", 2, fresh=True)
+def test_tables_of_a_layout_outlive_their_readers():
     """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
     _flat.layout_of.cache_clear()
     recording_device.clear()
@@ -125,7 +121,3 @@ def many_layouts():
             _flat.layout_of.cache_clear()
             _flat._flatten.cache_clear()
             work.wait()
-
-
-def test_tables_of_a_layout_outlive_their_readers(peer_world):
-    peer_world(2).run(many_layouts, fresh=True)

@@ -1,16 +1,13 @@
 """Training over peer memory: the bits that CPU ranks come to, whatever changes between steps."""
 
 import os
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "device"))
 
 import peer_memory
 import pytest
 import recording_device
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from peer_memory import DEVICE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -52,7 +49,23 @@ def hooked(device, wire, options):
     return [p.detach().cpu() for p in model.parameters()], states
 
 
-def hook_on_both(wire, algorithm, options):
+@pytest.mark.parametrize(
+    ("size", "wire", "algorithm", "options"),
+    [
+        (3, None, "auto", {}),
+        (2, torch.bfloat16, "auto", {}),
+        pytest.param(
+            *(2, torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}),
+            marks=pytest.mark.full,
+        ),
+        (2, torch.bfloat16, "nccl", {"gradient_as_bucket_view": True}),
+        pytest.param(2, torch.float16, "nccl", {}, marks=pytest.mark.full),
+        pytest.param(2, torch.float16, "two_shot", {}, marks=pytest.mark.full),
+    ],
+)
+@on_ranks("peer_world", fresh=True)
+def test_the_hook_comes_to_the_bits_of_the_cpu(size, wire, algorithm, options):
+    """Over NCCL too: its sums have one rounding."""
     if algorithm != "auto":
         os.environ["FASTCOLL_ALGO"] = algorithm
     expected, norms = hooked("cpu", wire, options)
@@ -62,32 +75,11 @@ def hook_on_both(wire, algorithm, options):
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
     torch.testing.assert_close(same, norms)
-    return peer_memory.reduces_of().plans.built
+    assert wire is None or peer_memory.reduces_of().plans.built > 1
 
 
-@pytest.mark.parametrize(
-    ("wire", "algorithm", "options"),
-    [
-        (torch.bfloat16, "auto", {}),
-        pytest.param(
-            *(torch.bfloat16, "two_shot", {"gradient_as_bucket_view": True}), marks=pytest.mark.full
-        ),
-        (torch.bfloat16, "nccl", {"gradient_as_bucket_view": True}),
-        pytest.param(torch.float16, "nccl", {}, marks=pytest.mark.full),
-        pytest.param(torch.float16, "two_shot", {}, marks=pytest.mark.full),
-    ],
-)
-def test_the_hook_comes_to_the_bits_of_the_cpu(peer_world, wire, algorithm, options):
-    """Over NCCL too: its sums have one rounding."""
-    built = peer_world(2).run(hook_on_both, wire, algorithm, options, fresh=True)
-    assert all(number > 1 for number in built)
-
-
-def test_the_hook_without_a_wire_comes_to_the_bits_of_the_cpu(peer_world):
-    peer_world(3).run(hook_on_both, None, "auto", {}, fresh=True)
-
-
-def launches_of_a_bucket():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_bucket_takes_at_most_two_launches():
     """One for a flat bucket: average and casts are in it."""
     x = torch.randn(700, device=DEVICE)
     dist.all_reduce(x)
@@ -101,10 +93,6 @@ def launches_of_a_bucket():
     fastcoll.all_reduce_coalesced([torch.randn(70, device=DEVICE) for _ in range(9)])
     plan = reduces.plans.values()[-1]
     assert plan.launches == 2
-
-
-def test_a_bucket_takes_at_most_two_launches(peer_world):
-    peer_world(2).run(launches_of_a_bucket, fresh=True)
 
 
 def steps_by_list(device):
@@ -132,46 +120,20 @@ def steps_by_list(device):
     return seen
 
 
-def planned_steps(algorithm):
-    os.environ["FASTCOLL_ALGO"] = algorithm
+@on_ranks("peer_world", 2, fresh=True)
+def test_plans_give_no_wrong_result_when_gradients_change():
+    os.environ["FASTCOLL_ALGO"] = "two_shot"
     expected = steps_by_list("cpu")
     dist.all_reduce(torch.ones(3, device=DEVICE))
     with recording_device.no_violations():
         found = steps_by_list(DEVICE)
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(ours, theirs), step
-    return peer_memory.reduces_of().plans.built
+    assert peer_memory.reduces_of().plans.built >= 4
 
 
-def test_plans_give_no_wrong_result_when_gradients_change(peer_world):
-    for built in peer_world(2).run(planned_steps, "two_shot", fresh=True):
-        assert built >= 4
-
-
-def streams_in_turn():
-    """Launches on the caller's stream and on the communication stream follow each other."""
-    x, y = torch.ones(500, device=DEVICE), torch.ones(500, device=DEVICE)
-    dist.all_reduce(x)
-    recording_device.clear()
-    with recording_device.no_violations():
-        work = dist.all_reduce(y, async_op=True)
-        dist.all_reduce(x)
-        work.wait()
-    current = recording_device.name_of(torch.accelerator.current_stream())
-    marks = recording_device.log("record", "block", "launch")
-    kernels = [at for at, e in enumerate(marks) if e.what == "one_shot_kernel"]
-    between = marks[kernels[0] + 1 : kernels[1]]
-    assert marks[kernels[0]].stream != marks[kernels[1]].stream == current
-    waits = [e.event for e in between if e.kind == "block" and e.stream == current]
-    made = [e.event for e in marks if e.kind == "record" and e.stream == marks[kernels[0]].stream]
-    assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
-
-
-def test_launches_on_different_streams_follow_each_other(peer_world):
-    peer_world(2).run(streams_in_turn, fresh=True)
-
-
-def a_capture_between_two_launches():
+@on_ranks("peer_world", 2, fresh=True)
+def test_a_launch_follows_the_last_of_its_kind():
     """The second of two launches follows the first, though a graph has captured one in between."""
     x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))
     dist.all_reduce(x)
@@ -196,7 +158,3 @@ def a_capture_between_two_launches():
     made = [e.event for e in between if e.kind == "record" and e.stream == first]
     assert set(waits) & set(made), [(e.kind, e.stream, e.event) for e in marks]
     work.wait()
-
-
-def test_a_launch_follows_the_last_of_its_kind(peer_world):
-    peer_world(2).run(a_capture_between_two_launches, fresh=True)

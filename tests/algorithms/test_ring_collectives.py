@@ -10,8 +10,9 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
+from device_calls import OPS, inputs_of
+from on_ranks import on_ranks
 from peer_memory import DEVICE
-from test_peer_engine import OPS, inputs_of
 
 
 def ring_group():
@@ -32,7 +33,11 @@ SCATTERED = [
 GATHERED = [(torch.float32, 1), (torch.bfloat16, 1001), (torch.uint8, 7), (torch.int64, 400)]
 
 
-def every_case(async_op):
+@pytest.mark.parametrize(
+    ("size", "async_op"), [pytest.param(2, False, marks=pytest.mark.full), (3, True)]
+)
+@on_ranks("peer_world")
+def test_reduce_scatter_and_all_gather(size, async_op):
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
     reduces = peer_memory.reduces_of(group)
     for in_place in (False, True):
@@ -65,14 +70,8 @@ def every_case(async_op):
     assert served >= {("all_gather", dtype) for dtype, _ in GATHERED}
 
 
-@pytest.mark.parametrize(
-    ("size", "async_op"), [pytest.param(2, False, marks=pytest.mark.full), (3, True)]
-)
-def test_reduce_scatter_and_all_gather(peer_world, size, async_op):
-    peer_world(size).run(every_case, async_op)
-
-
-def one_plan_for_any_memory():
+@on_ranks("peer_world", 2)
+def test_plans_are_of_an_alignment():
     """A second call of the same kind, at another address of the same alignment, is prepared no more."""
     group, ranks = ring_group(), dist.get_world_size()
     plans = peer_memory.reduces_of(group).plans
@@ -91,11 +90,8 @@ def one_plan_for_any_memory():
     assert plans.built == built + 2
 
 
-def test_plans_are_of_an_alignment(peer_world):
-    peer_world(2).run(one_plan_for_any_memory)
-
-
-def what_is_refused():
+@on_ranks("peer_world", 2)
+def test_what_the_ring_does_not_do():
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
     x, out = torch.ones(4 * ranks, device=DEVICE), torch.empty(4, device=DEVICE)
     with pytest.raises(ValueError, match=r"reduce_scatter.*ring.*int32"):
@@ -109,11 +105,8 @@ def what_is_refused():
     assert out.cpu().eq(ranks).all()
 
 
-def test_what_the_ring_does_not_do(peer_world):
-    peer_world(2).run(what_is_refused)
-
-
-def others_are_nccls():
+@on_ranks("peer_world", 2)
+def test_other_algorithms_leave_them_to_nccl():
     with mock.patch.dict(os.environ, FASTCOLL_ALGO="one_shot"):
         group, ranks = dist.new_group(), dist.get_world_size()
         dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
@@ -122,7 +115,3 @@ def others_are_nccls():
     out = torch.empty(4 * ranks, device=DEVICE)
     all_gather_single(out, torch.ones(4, device=DEVICE), group=group)
     assert out.cpu().eq(1).all() and reduces.plans.built == built
-
-
-def test_other_algorithms_leave_them_to_nccl(peer_world):
-    peer_world(2).run(others_are_nccls)

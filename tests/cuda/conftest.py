@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import nccl_ranks
 import pytest
 import torch
 from fake_nccl.build import build
 from launcher import Ended, Launcher
 from nccl_scripts import Script
+from world import Worlds
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +17,16 @@ def stand_in(without_nccl: None) -> str:
     """Path of the stand-in."""
     pytest.importorskip("cupy", reason="no CuPy: install the extra `test`")
     return str(build())
+
+
+@pytest.fixture(scope="session")
+def stand_in_world(
+    launcher: Launcher, stand_in: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worlds]:
+    """Like ``world``, of ranks that have loaded the stand-in."""
+    worlds = Worlds(tmp_path_factory.mktemp("stand-in-worlds"), prepare=nccl_ranks.prepare)
+    yield worlds
+    worlds.close()
 
 
 @pytest.fixture(scope="session")

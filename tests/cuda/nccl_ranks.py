@@ -4,35 +4,45 @@ import contextlib
 import ctypes
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
+import device_ranks
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import Tensor
 from world_rank import here
 
+from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.nccl import NcclCommunicator
 
-__all__ = ["CPU", "StandIn", "Tensors", "communicator", "create", "store"]
+__all__ = [
+    "CPU",
+    "Tensors",
+    "cleared",
+    "communicator",
+    "create",
+    "engine_of",
+    "on_stand_in",
+    "prepare",
+    "stand_in",
+    "store",
+]
 
 CPU = torch.device("cpu")
 
 
 class StandIn:
-    """The functions that the stand-in has beside NCCL's: faults, and the record of calls."""
+    """The functions that the stand-in, which this process has loaded, has beside NCCL's: faults, and its calls."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    @functools.cached_property
+    def _library(self) -> ctypes.CDLL:
+        library = ctypes.CDLL(None)
         library.fakeNcclInject.argtypes = [ctypes.c_char_p]
         library.fakeNcclCall.restype = ctypes.c_char_p
-        library.fakeNcclExpectStream.argtypes = [ctypes.c_void_p]
-
-    @staticmethod
-    @functools.cache
-    def load(path: str | None) -> "StandIn":
-        """Loads it in this process, or finds it loaded."""
-        return StandIn(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL))
+        return library
 
     def inject(self, kind: str, name: str, number: int = 0, after: int = 0, times: int = 1) -> None:
         """Adds a fault; see tests/fake_nccl/faults.c."""
@@ -42,12 +52,7 @@ class StandIn:
     def clear(self) -> None:
         """Takes all faults back and forgets the calls."""
         self._library.fakeNcclClearFaults()
-        self._library.fakeNcclExpectAnyStream()
         self._library.fakeNcclClearCalls()
-
-    def expect_stream(self, stream: int) -> None:
-        """Makes a call on any other stream an error."""
-        self._library.fakeNcclExpectStream(stream)
 
     def calls(self) -> list[tuple[str, dict[str, int]]]:
         """Returns name and arguments of all calls, in order."""
@@ -68,6 +73,23 @@ class StandIn:
             time.sleep(0.001)
 
 
+stand_in = StandIn()
+
+
+def prepare() -> None:
+    """Readies a rank."""
+    device_ranks.stand_in()
+
+
+def cleared(test: Callable[..., None], *arguments: object) -> None:
+    """Calls a test with no faults before and after it."""
+    stand_in.clear()
+    try:
+        test(*arguments)
+    finally:
+        stand_in.clear()
+
+
 @functools.lru_cache(maxsize=1)
 def _file_store(path: str, size: int) -> dist.FileStore:
     """One object a rank and call: the last of ``size`` objects that goes removes the file under later ones."""
@@ -79,28 +101,28 @@ def store(name: str = "store") -> dist.Store:
     return dist.PrefixStore(name, _file_store(str(here().scratch / "store"), here().size))
 
 
-def create(path: str, timeout: float = 30, name: str = "g", **options: object) -> NcclCommunicator:
+def create(timeout: float = 30, name: str = "g", **options: Any) -> NcclCommunicator:
     """Makes the communicator of all ranks of this call."""
-    StandIn.load(path)
-    where = {"store": store(name), "rank": here().rank, "size": here().size, **options}
-    return NcclCommunicator.create(
-        group=name, device=CPU, timeout=timedelta(seconds=timeout), **where
-    )
+    where = {"store": store(name), "group": name, "rank": here().rank, "size": here().size}
+    limit = timedelta(seconds=timeout)
+    return NcclCommunicator.create(**{**where, "device": CPU, "timeout": limit, **options})
+
+
+def engine_of(name: str, timeout: float = 30, **options: Any) -> CudaEngine:
+    """Makes the engine of all ranks of this call; it has no communicator yet."""
+    limit = timedelta(seconds=timeout)
+    return CudaEngine(store(name), name, here().rank, here().size, limit, "cpu", **options)
 
 
 @contextlib.contextmanager
-def communicator(path: str, timeout: float = 30) -> Iterator[NcclCommunicator]:
-    """A communicator for the body, and no faults before and after it."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    made = create(path, timeout)
+def communicator(timeout: float = 30) -> Iterator[NcclCommunicator]:
+    """A communicator for the body."""
+    made = create(timeout)
     try:
         yield made
     except BaseException:
         made.abort()
         raise
-    finally:
-        stand_in.clear()
     assert made.destroy()
 
 
@@ -118,17 +140,8 @@ class Tensors:
         )
 
     # What the engine calls in C++, here with the names and errors of a communicator.
-    def reduce(self, send: Tensor, receive: Tensor, op: object, root: int) -> None:
-        self._issue("reduce", send, receive, root, op)
-
-    def reduce_scatter(self, send: Tensor, receive: Tensor, op: object) -> None:
-        self._issue("reduce_scatter", send, receive, -1, op)
-
-    def broadcast(self, send: Tensor, receive: Tensor, root: int) -> None:
-        self._issue("broadcast", send, receive, root)
-
-    def _issue(
-        self, what: str, send: Tensor, receive: Tensor, root: int, op: object = None
+    def issue(
+        self, what: str, send: Tensor, receive: Tensor, root: int = -1, op: object = None
     ) -> None:
         places = [(tensor.data_ptr(), tensor.numel()) for tensor in (send, receive)]
         self.made._issue(what, send.dtype, *places, self.STREAM, root, op)
@@ -143,3 +156,7 @@ class Tensors:
 
     def receive(self, tensor: Tensor, peer: int) -> None:
         self.made.receive(tensor.data_ptr(), tensor.numel(), tensor.dtype, peer, self.STREAM)
+
+
+on_stand_in = functools.partial(on_ranks, "stand_in_world", around=cleared, init=False)
+"""Marks a test that ranks run, which have the stand-in and no faults."""

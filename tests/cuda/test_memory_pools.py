@@ -2,14 +2,13 @@
 
 import ctypes
 import threading
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import StandIn, store
-from world import Worlds
+from nccl_ranks import cleared, engine_of, on_stand_in, stand_in
+from on_ranks import on_ranks
 from world_rank import here
 
 from fastcoll._load import C
@@ -33,35 +32,33 @@ class Pool:
         ]
 
 
-def registered(stand_in: StandIn, name: str = "register") -> list[int]:
+def registered(name: str = "register") -> list[int]:
     """Sizes that NCCL was given, in order."""
     return [arguments["count"] for call, arguments in stand_in.calls() if call == name]
 
 
-def engine_of(name: str, seconds: int = 30) -> CudaEngine:
+def prepared(name: str, seconds: int = 30) -> CudaEngine:
     """An engine with a communicator of device 0."""
-    limit = timedelta(seconds=seconds)
-    engine = CudaEngine(store(name), name, here().rank, here().size, limit, device_type="cpu")
+    engine = engine_of(name, seconds)
     engine.prepare(0, -1, False)
     return engine
 
 
-def pools_are_registered(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = engine_of("pools")
+@on_stand_in(2)
+def test_pools_are_registered() -> None:
+    engine = prepared("pools")
     with pytest.raises(RuntimeError, match="Give init_process_group a device_id"):
         memory_pools.register("another", Pool(0), False)
     engine.prepare(1, -1, False)
     first = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, 3 * PAGE), (1, PAGE, 2 * PAGE))
     memory_pools.register("pools", first, False)
-    assert sorted(registered(stand_in)) == [PAGE, 2 * PAGE, 3 * PAGE]
+    assert sorted(registered()) == [PAGE, 2 * PAGE, 3 * PAGE]
     with pytest.raises(ValueError, match="got one that is"):
         memory_pools.register("pools", first, False)
 
     stand_in.clear()
     engine.prepare(0, 1 - here().rank, False)  # made later, of device 0
-    assert registered(stand_in) == [PAGE, 3 * PAGE]
+    assert registered() == [PAGE, 3 * PAGE]
 
     stand_in.clear()
     memory_pools.deregister("pools", first)
@@ -71,16 +68,15 @@ def pools_are_registered(path: str) -> None:
 
     stand_in.clear()
     memory_pools.register("pools", Pool(2, (0, PAGE, PAGE)), True)
-    assert registered(stand_in, "windowRegister") == [PAGE, PAGE]
+    assert registered("windowRegister") == [PAGE, PAGE]
     memory_pools.deregister("pools", Pool(2))
     assert stand_in.names().count("windowDeregister") == 2
     engine.close()
 
 
-def what_is_refused_leaves_nothing(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = engine_of("refused")
+@on_stand_in(2)
+def test_what_is_refused_leaves_nothing() -> None:
+    engine = prepared("refused")
     stand_in.inject("fail", "register", 1, after=1)
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE))
     with pytest.raises(dist.DistBackendError, match="nccl_register"):
@@ -91,10 +87,9 @@ def what_is_refused_leaves_nothing(path: str) -> None:
     engine.close()
 
 
-def what_cannot_be_taken_back_may_be_tried_again(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = engine_of("again")
+@on_stand_in(2)
+def test_what_cannot_be_taken_back_may_be_tried_again() -> None:
+    engine = prepared("again")
     pool = Pool(1, (0, PAGE, PAGE), (0, 8 * PAGE, PAGE), (0, 16 * PAGE, PAGE))
     memory_pools.register("again", pool, False)
     stand_in.inject("fail", "deregister", 1)
@@ -106,10 +101,9 @@ def what_cannot_be_taken_back_may_be_tried_again(path: str) -> None:
     engine.close()
 
 
-def a_window_that_not_all_ranks_register(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = engine_of("w", seconds=1)
+@on_stand_in(2)
+def test_a_window_that_not_all_ranks_register() -> None:
+    engine = prepared("w", seconds=1)
     if here().rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"timed out after 1000 ms.*on every rank"):
             memory_pools.register("w", Pool(1, (0, PAGE, PAGE)), True)
@@ -118,11 +112,10 @@ def a_window_that_not_all_ranks_register(path: str) -> None:
     engine.close()
 
 
-def pools_while_communicators_are_made(path: str) -> None:
+@on_stand_in(2)
+def test_pools_while_communicators_are_made() -> None:
     """Each pool is registered with each communicator once, whichever came first."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = engine_of("both")
+    engine = prepared("both")
 
     def more() -> None:
         for device in range(1, 6):
@@ -134,27 +127,12 @@ def pools_while_communicators_are_made(path: str) -> None:
     for pool in pools:
         memory_pools.register("both", pool, False)
     making.join()
-    assert len(registered(stand_in)) == 20 * 6
+    assert len(registered()) == 20 * 6
     engine.close()
 
 
-FUNCTIONS = [
-    pools_are_registered,
-    what_is_refused_leaves_nothing,
-    what_cannot_be_taken_back_may_be_tried_again,
-    a_window_that_not_all_ranks_register,
-    pools_while_communicators_are_made,
-]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_between_ranks(world: Worlds, stand_in: str, function: object) -> None:
-    world(2).run(function, stand_in, init=False)  # type: ignore[arg-type]
-
-
-def the_allocator_is_nccls(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
+@on_ranks("stand_in_world", 2, around=cleared, kill=True, fresh=True)  # with its torch
+def test_the_allocator_is_nccls() -> None:
     given = []
 
     class Plugged:
@@ -184,8 +162,3 @@ def the_allocator_is_nccls(path: str) -> None:
     assert allocate(PAGE, 0, None) is None
     with pytest.raises(RuntimeError, match="call one collective before"):
         group.pg.register_mem_pool(Pool(1))
-
-
-def test_the_allocator(world: Worlds, stand_in: str) -> None:
-    world(2).run(the_allocator_is_nccls, stand_in, fresh=True)
-    world(2).kill()  # with its torch

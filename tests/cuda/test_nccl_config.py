@@ -1,19 +1,16 @@
 """Communicators with a config, which CuPy cannot make."""
 
 import gc
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import CPU, StandIn, Tensors, store
+from nccl_ranks import Tensors, create, engine_of, on_stand_in, stand_in
 from nccl_scripts import Script
-from world import Worlds
 from world_rank import here
 
 import fastcoll
 from fastcoll._load import C
-from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.nccl import NcclCommunicator
 
 NUMBERS = {
@@ -39,21 +36,11 @@ def config_of(**fields: int | str) -> C.NcclConfig:
     return config
 
 
-def configured(
-    config: C.NcclConfig | None, name: str = "store", seconds: float = 30
-) -> NcclCommunicator:
-    return NcclCommunicator.create(
-        store(name),
-        group="g",
-        rank=here().rank,
-        size=here().size,
-        device=CPU,
-        timeout=timedelta(seconds=seconds),
-        config=config,
-    )
+def configured(config: C.NcclConfig | None, name: str = "g") -> NcclCommunicator:
+    return create(name=name, group="g", config=config)
 
 
-def told(stand_in: StandIn) -> dict[str, int]:
+def told() -> dict[str, int]:
     """What NCCL has read of configs."""
     return {
         name.removeprefix("config."): arguments["count"]
@@ -68,34 +55,33 @@ def summed(made: NcclCommunicator) -> float:
     return tensor[0].item()
 
 
-def each_field_arrives(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
+@on_stand_in(2)
+def test_each_field_arrives() -> None:
     values = {name: at for at, name in enumerate(NUMBERS)}
     made = configured(config_of(**values, net_name="IB", comm_name="name"))
     expected = {NUMBERS[name]: value for name, value in values.items()}
-    assert told(stand_in) == expected | {"netName:IB": 0, "commName:name": 0}
+    assert told() == expected | {"netName:IB": 0, "commName:name": 0}
     assert summed(made) == here().size
     stand_in.clear()
     assert made.destroy()
     assert stand_in.names().count("destroy") == 1
     made = configured(config_of(min_ctas=3), "again")
-    assert told(stand_in) == {"minCTAs": 3}
+    assert told() == {"minCTAs": 3}
     assert made.abort()
 
 
-def without_a_field_cupy_makes_it(path: str) -> None:
-    stand_in = StandIn.load(path)
+@on_stand_in(2)
+def test_without_a_field_cupy_makes_it() -> None:
     for name, config in [("first", None), ("second", C.NcclConfig())]:
         stand_in.clear()
         made = configured(config, name)
         assert type(made._raw).__module__.startswith("cupy")
-        assert not told(stand_in)
+        assert not told()
         assert made.abort()
 
 
-def parts_have_configs(path: str) -> None:
-    stand_in = StandIn.load(path)
+@on_stand_in(4)
+def test_parts_have_configs() -> None:
     size, rank = here().size, here().rank
     for whole in (configured(None, "first"), configured(config_of(max_ctas=8), "second")):
         for config in (None, C.NcclConfig(), config_of(cta_policy=1)):
@@ -103,7 +89,7 @@ def parts_have_configs(path: str) -> None:
             part = whole.split(rank % 2, -rank, "half", config)
             assert part is not None
             own = config is not None and config.cta_policy is not None
-            assert told(stand_in) == ({"CTAPolicy": 1} if own else {})
+            assert told() == ({"CTAPolicy": 1} if own else {})
             members = range(rank % 2, size, 2)
             assert (part.member.rank, part.member.size) == (
                 [*members][::-1].index(rank),
@@ -117,9 +103,8 @@ def parts_have_configs(path: str) -> None:
         whole.abort()
 
 
-def faults_are_named(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
+@on_stand_in(2)
+def test_faults_are_named() -> None:
     with pytest.raises(dist.DistBackendError, match="config: minCTAs -5"):
         configured(config_of(min_ctas=-5), "wrong")
     made = configured(config_of(min_ctas=1))
@@ -135,8 +120,8 @@ def faults_are_named(path: str) -> None:
     gc.collect()
 
 
-def a_wrong_call_drops_its_group(path: str) -> None:
-    StandIn.load(path).clear()
+@on_stand_in(2)
+def test_a_wrong_call_drops_its_group() -> None:
     made = configured(config_of(min_ctas=1))
     tensor = torch.ones(2)
     with pytest.raises(KeyError, match="within"), made.group():
@@ -147,10 +132,9 @@ def a_wrong_call_drops_its_group(path: str) -> None:
     made.destroy()
 
 
-def a_slow_init_is_waited_for(path: str) -> None:
+@on_stand_in(2)
+def test_a_slow_init_is_waited_for() -> None:
     """NCCL may go on with it after its call has returned."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
     stand_in.inject("in_progress", "initRank", 3)
     made = configured(config_of(min_ctas=1))
     stand_in.clear()
@@ -158,35 +142,15 @@ def a_slow_init_is_waited_for(path: str) -> None:
     made.destroy()
 
 
-def an_engine_hands_it_on(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    engine = CudaEngine(
-        *(store("e"), "e", here().rank, here().size, timedelta(seconds=30), "cpu"),
-        config=config_of(max_ctas=7),
-    )
+@on_stand_in(2)
+def test_an_engine_hands_it_on() -> None:
+    engine = engine_of("e", config=config_of(max_ctas=7))
     engine.prepare(0, -1, False)
-    assert told(stand_in) == {"maxCTAs": 7}
+    assert told() == {"maxCTAs": 7}
     stand_in.clear()
     engine.prepare(0, 1 - here().rank, False)
-    assert told(stand_in) == {"maxCTAs": 7}
+    assert told() == {"maxCTAs": 7}
     engine.close()
-
-
-@pytest.mark.parametrize(
-    "function, size",
-    [
-        (each_field_arrives, 2),
-        (without_a_field_cupy_makes_it, 2),
-        (parts_have_configs, 4),
-        (faults_are_named, 2),
-        (a_wrong_call_drops_its_group, 2),
-        (a_slow_init_is_waited_for, 2),
-        (an_engine_hands_it_on, 2),
-    ],
-)
-def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
-    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]
 
 
 def test_a_field_that_this_nccl_does_not_know_is_refused(script: Script) -> None:

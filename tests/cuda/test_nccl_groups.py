@@ -2,13 +2,11 @@
 
 import itertools
 import unittest.mock
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import StandIn, Tensors, communicator, store
-from world import Worlds
+from nccl_ranks import Tensors, communicator, engine_of, on_stand_in, stand_in
 from world_rank import here
 
 from fastcoll._load import C
@@ -17,54 +15,26 @@ from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
 
-def order(rank: int, size: int) -> list[tuple[int, int]]:
-    """Peers to send to, and to receive from; the two orders do not go together, and differ between ranks."""
-    sends = [(rank + step) % size for step in range(size)]
-    return list(zip(sends, sends[::-1] if rank < 2 else sorted(sends), strict=True))
-
-
-def messages_in_any_order(path: str) -> None:
-    """Each rank to each, also to itself, two messages a pair, in another order on every rank."""
-    rank, size = here().rank, here().size
-    with communicator(path) as made:
-        call = Tensors(made)
-        for length in (3, 50_000):
-            out = [torch.full((2, length), float(10 * rank + peer)) for peer in range(size)]
-            into = [torch.zeros(2, length) for _ in range(size)]
-            for peer in range(size):
-                out[peer][1] += 0.5
-            with made.group():
-                for to, of in order(rank, size):
-                    if rank % 2:
-                        call.send(out[to][0], to)
-                        call.send(out[to][1], to)
-                    call.receive(into[of][0], of)
-                    call.receive(into[of][1], of)
-                    if rank % 2 == 0:
-                        call.send(out[to][0], to)
-                        call.send(out[to][1], to)
-            for peer in range(size):
-                assert into[peer][0].eq(10 * peer + rank).all()
-                assert into[peer][1].eq(10 * peer + rank + 0.5).all()
-
-
-def a_group_issues_at_its_end(path: str) -> list[str]:
-    stand_in = StandIn.load(path)
-    with communicator(path) as made:
+@on_stand_in(2)
+def test_a_group_issues_when_the_outermost_ends() -> None:
+    with communicator() as made:
         call = Tensors(made)
         tensor, result = torch.ones(4), torch.zeros(4)
         stand_in.clear()
         with made.group():
             with made.group():
                 call.all_reduce(tensor, result, dist.ReduceOp.SUM)
-            call.broadcast(tensor, tensor, 0)
+            call.issue("broadcast", tensor, tensor, 0)
             assert result.eq(0).all()
         assert result.eq(here().size).all()
-        return stand_in.names()
+        assert stand_in.names() == [
+            *("groupStart", "groupStart", "allReduce", "groupEnd", "broadcast", "groupEnd")
+        ]
 
 
-def a_body_that_raises_issues_nothing(path: str) -> None:
-    with communicator(path) as made:
+@on_stand_in(2)
+def test_a_body_that_raises_issues_nothing() -> None:
+    with communicator() as made:
         call = Tensors(made)
         tensor, result = torch.ones(4), torch.zeros(4)
         for error in (ZeroDivisionError, TypeError, dist.DistBackendError):
@@ -74,15 +44,17 @@ def a_body_that_raises_issues_nothing(path: str) -> None:
                     raise ZeroDivisionError
                 if error is TypeError:
                     call.all_reduce(tensor.short(), result, dist.ReduceOp.SUM)
-                call.broadcast(tensor, tensor, 99)
+                call.issue("broadcast", tensor, tensor, 99)
             assert result.eq(0).all()
         call.all_reduce(tensor, result, dist.ReduceOp.SUM)
         assert result.eq(here().size).all()
 
 
-def divided(path: str) -> None:
-    rank, size = here().rank, here().size
-    with communicator(path) as made:
+@pytest.mark.parametrize("size", [2, 3, 4])
+@on_stand_in()
+def test_a_communicator_is_divided(size: int) -> None:
+    rank = here().rank
+    with communicator() as made:
         reverse = made.split(0, -rank, "reverse")
         assert reverse is not None
         assert (reverse.member.group, reverse.member.rank) == ("reverse", size - 1 - rank)
@@ -106,25 +78,6 @@ def divided(path: str) -> None:
             made.split(-2, 0, "none")
 
 
-def streams(path: str) -> list[tuple[str, int]]:
-    stand_in = StandIn.load(path)
-    with communicator(path) as made:
-        call, tensor = Tensors(made), torch.ones(here().size)
-        stand_in.clear()
-        stand_in.expect_stream(Tensors.STREAM)
-        call.all_reduce(tensor, tensor, dist.ReduceOp.SUM)
-        call.broadcast(tensor, tensor, 0)
-        call.STREAM = 9
-        with pytest.raises(dist.DistBackendError, match="broadcast on stream 0x9 instead of 0x7"):
-            call.broadcast(tensor, tensor, 0)
-        return [(name, arguments["stream"]) for name, arguments in stand_in.calls()]
-
-
-def engine_of(name: str, timeout: float = 30) -> CudaEngine:
-    limit = timedelta(seconds=timeout)
-    return CudaEngine(store(name), "g", here().rank, here().size, limit, device_type="cpu")
-
-
 def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int = -1) -> None:
     address, count = tensor.data_ptr(), tensor.numel()
     kinds = C.COLLECTIVES.index("all_reduce"), C.DTYPES.index("float32"), C.REDUCE_OPS.index("SUM")
@@ -133,9 +86,8 @@ def reduce(engine: CudaEngine, tensor: torch.Tensor, device: int = 0, pair: int 
     calls.issue(*kinds, -1, 1.0, 0, address, count, address, count, 0)
 
 
-def devices(path: str) -> None:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
+@on_stand_in(2)
+def test_devices() -> None:
     engine, tensor = engine_of("engine"), torch.ones(1)
     assert "initRank" not in stand_in.names()
     for device in (0, 1, 0):
@@ -149,10 +101,10 @@ def devices(path: str) -> None:
     assert stand_in.names().count("destroy") == 2
 
 
-def ends(path: str) -> None:
+@on_stand_in(1)
+def test_ends() -> None:
     """Communicators that hang share the time that there is to destroy them; each is tried."""
-    stand_in, waited = StandIn.load(path), []
-    stand_in.clear()
+    waited: list[float] = []
     engine = engine_of("ends")
     for device in range(3):
         engine.prepare(device, -1, False)
@@ -170,12 +122,11 @@ def ends(path: str) -> None:
         engine.close()
     assert stand_in.names().count("destroy") == 3
     assert waited[0] > ABORT_SECONDS and waited[0] > waited[1] + 0.5 > waited[2] + 1
-    stand_in.clear()
 
 
-def pairs(path: str) -> None:
+@on_stand_in(3)
+def test_pairs() -> None:
     """Each pair of ranks has a communicator of its own, on each device."""
-    StandIn.load(path).clear()
     engine, me = engine_of("pairs"), here().rank
     for low, high in itertools.combinations(range(here().size), 2):
         if me in (low, high):
@@ -187,10 +138,9 @@ def pairs(path: str) -> None:
     engine.close()
 
 
-def an_aborted_group(path: str) -> None:
+@on_stand_in(2)
+def test_an_aborted_group() -> None:
     """What the watchdog has aborted is not touched by this side, neither in a group nor at the end."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
     engine, tensor = engine_of("aborted"), torch.ones(1)
     engine.prepare(0, -1, False)
     communicator = engine._known[0, -1]
@@ -208,44 +158,12 @@ def an_aborted_group(path: str) -> None:
     assert stand_in.names()[-1] == "abort" and stand_in.names().count("abort") == 1
 
 
-def aborted_while_it_queues(path: str) -> None:
-    stand_in = StandIn.load(path)
-    engine = engine_of("queues")
+@on_stand_in(2)
+def test_aborted_while_it_queues() -> None:
+    engine = engine_of("g")
     engine.prepare(0, -1, False)
     stand_in.clear()
     with pytest.raises(RuntimeError, match="enough"), engine._known[0, -1].group():
         engine.communicators.abort_all()
         raise RuntimeError("enough")
     assert stand_in.names() == ["groupStart", "abort", "groupEnd"]
-
-
-def test_a_group_issues_when_the_outermost_ends(world: Worlds, stand_in: str) -> None:
-    names = ["groupStart", "groupStart", "allReduce", "groupEnd", "broadcast", "groupEnd"]
-    assert world(2).run(a_group_issues_at_its_end, stand_in, init=False) == [names, names]
-
-
-def test_calls_go_to_the_stream_that_they_name(world: Worlds, stand_in: str) -> None:
-    expected = [("allReduce", 7), ("broadcast", 7), ("broadcast", 9)]
-    assert world(2).run(streams, stand_in, init=False) == [expected, expected]
-
-
-@pytest.mark.parametrize(
-    "function, size",
-    [
-        (messages_in_any_order, 1),
-        (messages_in_any_order, 2),
-        (messages_in_any_order, 3),
-        (messages_in_any_order, 4),
-        (a_body_that_raises_issues_nothing, 2),
-        (divided, 2),
-        (divided, 3),
-        (divided, 4),
-        (devices, 2),
-        (ends, 1),
-        (pairs, 3),
-        (an_aborted_group, 2),
-        (aborted_while_it_queues, 2),
-    ],
-)
-def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
-    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]

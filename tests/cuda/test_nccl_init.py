@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from nccl_ranks import CPU, StandIn, Tensors, create, store
-from world import Worlds
+from nccl_ranks import CPU, Tensors, create, engine_of, on_stand_in, stand_in, store
 from world_rank import here
 
-from fastcoll.cuda.engine import CudaEngine
 from fastcoll.cuda.errors import Member
 from fastcoll.cuda.nccl import NcclCommunicator
 from fastcoll.cuda.nccl_rendezvous import Rendezvous
@@ -201,66 +199,66 @@ def test_of_a_store_nothing_is_left_when_all_went_well() -> None:
     assert meeting.store.num_keys() == 0
 
 
-def absent_rank(path: str) -> str:
+@on_stand_in(2)
+def test_a_rank_that_never_comes_is_named_in_the_set_time() -> None:
     """Rank 1 never makes it, and rank 0 gives up; then both do."""
-    StandIn.load(path).clear()
-    text = ""
     if here().rank == 0:
         start = time.monotonic()
         with pytest.raises(dist.DistBackendError) as caught:
-            create(path, timeout=0.7)
+            create(timeout=0.7)
         assert 0.7 <= time.monotonic() - start < 20
-        text = str(caught.value)
+        assert "timed out after 700 ms: rank 1 has not come" in str(caught.value)
     shared = store("done")
     shared.set(f"{here().rank}", "")
     shared.wait(["0", "1"], timedelta(seconds=20))
-    made = create(path, name="again")
-    assert made.destroy()
-    return text
+    assert create(name="again").destroy()
 
 
-def init_that_hangs(path: str) -> tuple[str, list[str]]:
+@on_stand_in(2)
+def test_an_init_that_hangs_is_given_up_by_all() -> None:
     """NCCL's init of rank 1 does not end. Both give up, and leave it behind."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
     if here().rank == 1:
         stand_in.inject("hang", "initRank")
     start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as caught:
-        create(path, timeout=0.7 if here().rank == 1 else 30)
+        create(timeout=0.7 if here().rank == 1 else 30)
     assert time.monotonic() - start < 20
-    names = stand_in.names()
-    stand_in.clear()
-    return str(caught.value), names
+    assert (
+        "timed out after 700 ms: all ranks began NCCL's init, which has not ended here"
+        if here().rank == 1
+        else "another rank failed: rank 1: fastcoll.nccl_init [group 'g', rank 1/2]: timed out"
+    ) in str(caught.value)
+    assert stand_in.names()[-1] == "initRank"  # an abort might free what the init still uses
 
 
-def init_in_progress_for_good(path: str) -> str:
-    stand_in = StandIn.load(path)
-    stand_in.clear()
+@on_stand_in(1)
+def test_an_init_in_progress_is_not_waited_for_without_end() -> None:
     stand_in.inject("in_progress", "initRank", 10**9)
     with pytest.raises(dist.DistBackendError) as caught:
-        create(path, timeout=0.5)
+        create(timeout=0.5)
     assert stand_in.names()[-1] == "abort"
-    stand_in.clear()
-    return str(caught.value)
+    assert "timed out after 500 ms: NCCL is still at it" in str(caught.value)
 
 
-def init_with_status(path: str, status: int) -> str:
+@pytest.mark.parametrize(("size", "status"), [(2, 2), (1, 1), (1, 8)])
+@on_stand_in()
+def test_an_init_that_fails_is_told_to_all(size: int, status: int) -> None:
     """Of the last rank."""
-    stand_in = StandIn.load(path)
-    stand_in.clear()
-    if here().rank == here().size - 1:
+    fails = here().rank == size - 1
+    if fails:
         stand_in.inject("fail", "initRank", status)
     with pytest.raises(dist.DistBackendError) as caught:
-        create(path)
-    stand_in.clear()
-    return str(caught.value)
+        create()
+    text = str(caught.value)
+    assert f"(status {status}): injected into initRank" in text
+    told = "fastcoll.nccl_init [group 'g', rank 0/2]: another rank failed: rank 1: "
+    assert fails or text.startswith(told)
 
 
-def aborted_while_made(path: str) -> None:
-    StandIn.load(path).clear()
+@on_stand_in(2)
+def test_aborted_while_made() -> None:
     if here().rank == 0:
-        engine = CudaEngine(store(), "g", 0, 2, timedelta(seconds=30), device_type="cpu")
+        engine = engine_of("g")
         timer = threading.Timer(0.2, engine.communicators.abort_all)
         timer.start()
         start = time.monotonic()
@@ -270,57 +268,15 @@ def aborted_while_made(path: str) -> None:
         timer.join()
 
 
-def generations(path: str) -> None:
+@on_stand_in(2)
+def test_generations() -> None:
     """The same store serves one communicator after the other, of one name."""
-    StandIn.load(path).clear()
-    shared, tensor = store(), torch.ones(1)
+    tensor = torch.ones(1)
     for generation in range(3):
-        made = NcclCommunicator.create(
-            shared,
-            group="g",
-            rank=here().rank,
-            size=here().size,
-            device=CPU,
-            timeout=timedelta(seconds=30),
-            generation=generation % 2,
-        )
+        made = create(generation=generation % 2)
         Tensors(made).all_reduce(tensor, tensor, dist.ReduceOp.SUM)
         assert made.abort()
     assert tensor.item() == here().size ** 3
-
-
-def test_a_rank_that_never_comes_is_named_in_the_set_time(world: Worlds, stand_in: str) -> None:
-    text = world(2).run(absent_rank, stand_in, init=False)[0]
-    assert "timed out after 700 ms: rank 1 has not come" in text
-
-
-def test_an_init_that_hangs_is_given_up_by_all(world: Worlds, stand_in: str) -> None:
-    (other, others), (text, names) = world(2).run(init_that_hangs, stand_in, init=False)
-    assert "timed out after 700 ms: all ranks began NCCL's init, which has not ended here" in text
-    assert (
-        "another rank failed: rank 1: fastcoll.nccl_init [group 'g', rank 1/2]: timed out" in other
-    )
-    assert names[-1] == others[-1] == "initRank"  # an abort might free what the init still uses
-
-
-def test_an_init_that_fails_is_told_to_all(world: Worlds, stand_in: str) -> None:
-    other, text = world(2).run(init_with_status, stand_in, 2, init=False)
-    assert "(status 2): injected into initRank" in text
-    assert other.startswith(
-        "fastcoll.nccl_init [group 'g', rank 0/2]: another rank failed: rank 1: "
-    )
-    assert "injected into initRank" in other
-
-
-@pytest.mark.parametrize("status", [1, 8])
-def test_an_init_with_any_status_is_told(world: Worlds, stand_in: str, status: int) -> None:
-    (text,) = world(1).run(init_with_status, stand_in, status, init=False)
-    assert f"(status {status}): injected into initRank" in text
-
-
-def test_an_init_in_progress_is_not_waited_for_without_end(world: Worlds, stand_in: str) -> None:
-    (text,) = world(1).run(init_in_progress_for_good, stand_in, init=False)
-    assert "timed out after 500 ms: NCCL is still at it" in text
 
 
 def test_a_rank_outside_of_the_group_is_refused() -> None:
@@ -328,14 +284,3 @@ def test_a_rank_outside_of_the_group_is_refused() -> None:
         NcclCommunicator.create(
             dist.HashStore(), group="g", rank=2, size=2, device=CPU, timeout=timedelta(seconds=1)
         )
-
-
-@pytest.mark.parametrize(
-    "function, size",
-    [
-        (aborted_while_made, 2),
-        (generations, 2),
-    ],
-)
-def test_between_ranks(world: Worlds, stand_in: str, function: object, size: int) -> None:
-    world(size).run(function, stand_in, init=False)  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from launcher import Launcher
-from nccl_ranks import communicator
+from nccl_ranks import communicator, on_stand_in
 from nccl_scripts import Script
-from world import Worlds
 
 from fastcoll._requirements import nccl_owners, nccl_packages
 from fastcoll.cuda import nccl_library
@@ -197,8 +196,9 @@ def test_copies_are_told_apart_by_their_file(tmp_path: Path) -> None:
     assert found == ["/a dir/libnccl.so.2", "/b/libnccl.so.2.29.7"]
 
 
-def missing_function(path: str) -> None:
-    with communicator(path) as made:
+@on_stand_in(1)
+def test_what_an_old_nccl_lacks_is_named() -> None:
+    with communicator() as made:
         library = made.library
         library._functions["ncclCommWindowRegister"] = None
         with pytest.raises(
@@ -209,22 +209,3 @@ def missing_function(path: str) -> None:
         with pytest.raises(nccl_library.StatusError) as caught:
             library.register_window(made.handle, 4097, 1, ctypes.c_void_p())
         assert caught.value.status == 4
-
-
-def test_what_an_old_nccl_lacks_is_named(world: Worlds, stand_in: str) -> None:
-    world(1).run(missing_function, stand_in, init=False)
-
-
-def test_the_stand_in_has_all_that_cupy_binds(stand_in: str) -> None:
-    from importlib.util import find_spec
-
-    package = find_spec("cupy_backends")
-    assert package is not None and package.submodule_search_locations
-    (module,) = Path(package.submodule_search_locations[0], "cuda", "libs").glob("nccl*.so")
-    symbols = subprocess.run(
-        ["nm", "-D", "--undefined-only", str(module)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    names = {name for name in symbols if name.startswith("nccl")} | set(nccl_library.ENTRY_POINTS)
-    assert len(names) >= 22
-    library = ctypes.CDLL(stand_in, mode=os.RTLD_LOCAL | os.RTLD_NOW)
-    assert [name for name in sorted(names) if not hasattr(library, name)] == []

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
-from nccl_ranks import StandIn, Tensors, communicator
+from nccl_ranks import Tensors, communicator, on_stand_in, stand_in
 from nccl_recorder import RecordedNccl
 
 from fastcoll._load import C
@@ -51,10 +51,14 @@ def test_a_whole_message_would_not_be() -> None:
 COUNT = 100_003
 
 
-def called(path: str, drops: bool) -> list[list[int]]:
-    """The counts of NCCL's calls for each of ours."""
+@pytest.mark.parametrize("drops", [True, False])
+@on_stand_in(1)
+def test_messages_are_called_in_pieces_where_they_must(drops: bool) -> None:
+    whole, cut = [COUNT], [98_304, 1699]
+    both = [199_936, 70]
+    ways = [cut, whole, cut, cut, both, whole] if drops else [whole] * 4 + [[2 * COUNT], whole]
     counts = []
-    with communicator(path) as made:
+    with communicator() as made:
         functions = C.NcclFunctions(made.library.entry_points(), 22906 if drops else 22907)
         made.calls = C.NcclCalls(functions, made.handle, 1, timedelta(seconds=30))
         call = Tensors(made)
@@ -68,26 +72,17 @@ def called(path: str, drops: bool) -> list[list[int]]:
             expected = source * factor
             for reduce in (
                 call.all_reduce,
-                call.reduce_scatter,
-                lambda source, target, op: call.reduce(source, target, op, 0),
+                lambda source, target, op: call.issue("reduce_scatter", source, target, op=op),
+                lambda source, target, op: call.issue("reduce", source, target, 0, op),
             ):
                 given = source.clone()
                 into = given if target is source else torch.zeros_like(target)
-                StandIn.load(path).clear()
+                stand_in.clear()
                 reduce(given, into, op)
                 assert torch.equal(into, expected), (op, reduce)
-                made_calls = StandIn.load(path).calls()
+                made_calls = stand_in.calls()
                 names = ("allReduce", "reduce", "reduceScatter")
                 counts.append([values["count"] for name, values in made_calls if name in names])
-    return counts
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_messages_are_called_in_pieces_where_they_must(world, stand_in, drops) -> None:
-    (counts,) = world(1).run(called, stand_in, drops)
-    whole, cut = [COUNT], [98_304, 1699]
-    both = [199_936, 70]
-    ways = [cut, whole, cut, cut, both, whole] if drops else [whole] * 4 + [[2 * COUNT], whole]
     assert counts == [way for way in ways for _ in range(3)]
 
 

@@ -13,10 +13,13 @@ import torch
 import torch.distributed as dist
 from device_calls import all_reduce
 from device_ranks import called, fault_of, has_failed, inject, until
+from on_ranks import on_ranks
 from suite_rules import bound
 
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
+
+pytestmark = on_ranks("nccl_world", 2, fresh=True)
 
 DEVICE = "recording:0"
 
@@ -32,7 +35,7 @@ def reduce(own):
     dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
 
 
-def a_call_that_fails_on_one_rank():
+def test_a_call_that_fails_on_one_rank():
     own = group()
     if dist.get_rank() == 0:
         inject("fail allReduce 2 0 1")
@@ -45,7 +48,7 @@ def a_call_that_fails_on_one_rank():
     assert "the group has failed" in fault_of(lambda: reduce(own))[0]
 
 
-def an_abort_is_told():
+def test_an_abort_is_told():
     own = group()
     if dist.get_rank() == 0:
         own.abort()
@@ -57,7 +60,7 @@ def an_abort_is_told():
         )
 
 
-def an_interrupt_in_a_call():
+def test_an_interrupt_in_a_call():
     """What the user does to the program is not made an error, and the other rank is not left to wait."""
     own = group()
     if dist.get_rank() == 0:
@@ -72,7 +75,8 @@ def an_interrupt_in_a_call():
         assert "was interrupted" in fault_of(lambda: reduce(own))[0]
 
 
-def an_interrupt_before_a_call():
+@pytest.mark.full
+def test_an_interrupt_before_a_call():
     """The same while the code of a kernel is made."""
     own = group()
     if dist.get_rank() == 0:
@@ -84,7 +88,8 @@ def an_interrupt_before_a_call():
     assert "was interrupted before it began" in fault_of(lambda: reduce(own))[0]
 
 
-def a_pair_alone():
+@pytest.mark.full
+def test_a_pair_alone():
     """Ranks that have met in no collective tell each other all the same."""
     own = dist.new_group(timeout=timedelta(seconds=2))
     x = torch.ones(3, device=DEVICE)
@@ -99,7 +104,7 @@ def a_pair_alone():
         assert "another rank met a fault: rank 0: recv(seq 2" in text
 
 
-def a_fault_that_nobody_was_told():
+def test_a_fault_that_nobody_was_told():
     """The program's last call has failed: the end of the group says so."""
     own = group(seconds=1)
     if dist.get_rank() == 0:
@@ -116,7 +121,8 @@ def a_fault_that_nobody_was_told():
         dist.destroy_process_group(own)
 
 
-def an_aborted_work_has_no_result():
+@pytest.mark.full
+def test_an_aborted_work_has_no_result():
     """While the error's text is on its way, a wait does not pass for a success."""
     own = group(seconds=1)
     stream = torch.accelerator.current_stream()
@@ -132,7 +138,8 @@ def an_aborted_work_has_no_result():
         fault_of(lambda: reduce(own))
 
 
-def an_abort_that_hangs():
+@pytest.mark.full
+def test_an_abort_that_hangs():
     own = group()
     inject("hang abort 0 0 1")
     start = time.monotonic()
@@ -142,7 +149,7 @@ def an_abort_that_hangs():
     assert time.monotonic() - start < bound(3)
 
 
-def a_making_that_is_aborted():
+def test_a_making_that_is_aborted():
     """Rank 1 does not come: an abort ends the waiting for it."""
     own = dist.new_group(timeout=timedelta(seconds=60))
     if dist.get_rank() == 0:
@@ -151,13 +158,14 @@ def a_making_that_is_aborted():
         assert "aborted" in text and took < bound(3)
 
 
-def no_engine_after_an_abort():
+def test_no_engine_after_an_abort():
     own = dist.new_group()
     own.abort()
     assert "aborted the group" in fault_of(lambda: reduce(own))[0]
 
 
-def the_lock_of_python_is_held():
+@pytest.mark.full
+def test_the_lock_of_python_is_held():
     """The watchdog aborts while a thread holds the GIL and does not let it go."""
     own = group(seconds=1)
     if dist.get_rank() == 1:
@@ -178,7 +186,7 @@ def the_lock_of_python_is_held():
     assert aborts == [before + 1] and "timed out after 1000 ms" in text
 
 
-def a_fork_is_told():
+def test_a_fork_is_told():
     own = group()
     reading, writing = os.pipe()
     child = os.fork()
@@ -194,30 +202,3 @@ def a_fork_is_told():
         assert b"this process was forked from the one that made the group" in pipe.read()
     os.waitpid(child, 0)
     reduce(own)
-
-
-CASES = [
-    a_call_that_fails_on_one_rank,
-    an_abort_is_told,
-    an_interrupt_in_a_call,
-    a_fault_that_nobody_was_told,
-    a_making_that_is_aborted,
-    no_engine_after_an_abort,
-    a_fork_is_told,
-]
-SECONDS_LONG = [
-    an_interrupt_before_a_call,
-    a_pair_alone,
-    an_aborted_work_has_no_result,
-    an_abort_that_hangs,
-    the_lock_of_python_is_held,
-]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.full) for case in SECONDS_LONG)],
-    ids=lambda case: case.__name__,
-)
-def test_abort(nccl_world, case):
-    nccl_world(2).run(case, fresh=True)

@@ -3,11 +3,11 @@
 import inspect
 
 import device_ranks
-import pytest
 import torch
 import torch.distributed as dist
 from backend import TORCH
 from device_ranks import called
+from on_ranks import on_ranks
 from world import here, init_group
 
 DEVICE = "recording:0"
@@ -19,7 +19,8 @@ def bound():
     return here().rank, here().size
 
 
-def divided():
+@on_ranks("nccl_world", 3, init=False)
+def test_a_group_is_divided():
     device_ranks.stand_in().fakeNcclClearCalls()
     rank, size = bound()
     assert called("initRank") == 1
@@ -42,7 +43,8 @@ def divided():
     dist.destroy_process_group()
 
 
-def mesh():
+@on_ranks("nccl_world", 4, init=False)
+def test_a_mesh():
     """Two dimensions, as tensor and data parallel training makes them."""
     rank, _ = bound()
     found = dist.init_device_mesh("recording", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -53,7 +55,8 @@ def mesh():
     dist.destroy_process_group()
 
 
-def messages():
+@on_ranks("nccl_world", 3, init=False)
+def test_messages():
     """Sends and receives by themselves make no communicator of their own."""
     device_ranks.stand_in().fakeNcclClearCalls()
     rank, _ = bound()
@@ -71,8 +74,3 @@ def messages():
     assert x.tolist() == [3.0] * 5
     assert called("initRank") == 1 and called("split") == 0
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(("case", "size"), [(divided, 3), (mesh, 4), (messages, 3)])
-def test_bound(nccl_world, case, size):
-    nccl_world(size).run(case, init=False)

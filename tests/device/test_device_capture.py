@@ -11,6 +11,9 @@ import recording_device
 import torch
 import torch.distributed as dist
 from fault_list import plays
+from on_ranks import on_ranks
+
+pytestmark = on_ranks("nccl_world", 2, kill=True, fresh=True)  # with its driver
 
 DEVICE = "recording:0"
 
@@ -58,7 +61,7 @@ def asked(since):
     return len(recording_device.log("query")) - since
 
 
-def captured_calls():
+def test_captured_calls():
     loaded = driver()
     own = dist.new_group()
     stream = torch.accelerator.current_stream()
@@ -92,7 +95,8 @@ def captured_calls():
     assert loaded.relaxed_threads() >= 1
 
 
-def aborted_while_captured():
+@plays(68)
+def test_aborted_while_captured():
     """A group that ends in the middle of a capture: later calls say so, captured or not."""
     loaded = driver()
     own = dist.new_group()
@@ -115,7 +119,7 @@ def aborted_while_captured():
     again._get_backend(torch.device(DEVICE)).shutdown()
 
 
-def another_thread_captures():
+def test_another_thread_captures():
     """Calls of this thread query events, and leave the other thread's capture alone."""
     loaded = driver()
     own = dist.new_group()
@@ -142,19 +146,3 @@ def another_thread_captures():
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         end.query()
     loaded.capture(None)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        captured_calls,
-        pytest.param(aborted_while_captured, marks=plays(68)),
-        another_thread_captures,
-    ],
-)
-def test_capture(nccl_world, case):
-    world = nccl_world(2)
-    try:
-        world.run(case, fresh=True)
-    finally:
-        world.kill()  # with its driver

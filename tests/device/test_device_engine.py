@@ -10,15 +10,11 @@ import recording_device
 import torch
 import torch.distributed as dist
 from collective_cases import MOVED, MOVING, REDUCING, Case, nccl_pairs, run
+from device_ranks import in_order
 from engine_cases import BETWEEN, CASES, DEVICE
+from on_ranks import on_ranks
 from oracle import FLOAT8, reduce_op, reduced
 from world import here, init_group
-
-
-def check(case, *arguments):
-    recording_device.clear()
-    with recording_device.no_violations():
-        case(*arguments)
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
@@ -26,22 +22,20 @@ def check(case, *arguments):
 def test_results_and_order(nccl_world, case, async_op):
     sizes = (2, 3) if case in BETWEEN else (1, 2, 3)
     for size in sizes:
-        nccl_world(size).run(check, case, async_op)
+        nccl_world(size).run(in_order, case, async_op)
 
 
-def of_every_type(collective):
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("collective", [*REDUCING, *MOVING[:-1]])
+@on_ranks("nccl_world", around=in_order)
+def test_every_type(size, collective):
     pairs = nccl_pairs() if collective in REDUCING else [("SUM", dtype) for dtype in MOVED]
     for op, dtype in pairs:
         run(Case(collective, op, dtype, (37,), root=-1, device=DEVICE))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("collective", [*REDUCING, *MOVING[:-1]])
-def test_every_type(nccl_world, collective, size):
-    nccl_world(size).run(check, of_every_type, collective)
-
-
-def small_floats():
+@on_ranks("nccl_world", 3, around=in_order)
+def test_small_floats():
     """Sums and products of these are exact, or halfway between none."""
     values = torch.tensor([0.0, 0.5, 1.0, -1.0, 1.5, -2.0, 3.0])
     random = torch.Generator().manual_seed(0)
@@ -55,11 +49,8 @@ def small_floats():
             assert torch.equal(tensor.cpu().float(), expected.float()), (dtype, op)
 
 
-def test_small_floats(nccl_world):
-    nccl_world(3).run(check, small_floats)
-
-
-def refused():
+@on_ranks("nccl_world", 2, around=in_order)
+def test_what_nccl_does_not_reduce_is_refused():
     for dtype, op in [
         (torch.int16, "SUM"),
         (torch.int32, "BXOR"),
@@ -71,11 +62,8 @@ def refused():
     dist.all_reduce(torch.ones(3, device=DEVICE))  # the ranks are in step
 
 
-def test_what_nccl_does_not_reduce_is_refused(nccl_world):
-    nccl_world(2).run(check, refused)
-
-
-def lists():
+@on_ranks("nccl_world", 3, around=in_order)
+def test_a_list_goes_in_one_call():
     """Tensors of a list, one a rank, go in one call: in place where they lie in a row, else by copies."""
     rank, size = here().rank, here().size
     ranks = torch.arange(float(size))
@@ -106,11 +94,9 @@ def lists():
         assert (device_ranks.called("reduceScatter"), device_ranks.called("reduce")) == (1, 0), name
 
 
-def test_a_list_goes_in_one_call(nccl_world):
-    nccl_world(3).run(check, lists)
-
-
-def its_own_list(step):
+@pytest.mark.parametrize("step", [0, 1, 2])
+@on_ranks("nccl_world", 3, around=in_order)
+def test_a_list_may_hold_the_ranks_own_tensor(step):
     """What a rank gives or gets is one of the list's tensors, also another than the rank's own."""
     rank, size = here().rank, here().size
     values = torch.arange(4.0 * size).view(size, 4)
@@ -129,12 +115,8 @@ def its_own_list(step):
         ], row
 
 
-@pytest.mark.parametrize("step", [0, 1, 2])
-def test_a_list_may_hold_the_ranks_own_tensor(nccl_world, step):
-    nccl_world(3).run(check, its_own_list, step)
-
-
-def read_without_waiting():
+@on_ranks("nccl_world", 2)
+def test_the_check_finds_a_missing_wait():
     x = torch.ones(100, device=DEVICE)
     work = dist.all_reduce(x, async_op=True)
     x += 1
@@ -143,22 +125,15 @@ def read_without_waiting():
     recording_device.clear()
 
 
-def test_the_check_finds_a_missing_wait(nccl_world):
-    nccl_world(2).run(read_without_waiting)
-
-
-def at_level_detail():
+@on_ranks("nccl_world", 2, init=False)
+def test_every_call_at_level_detail():
     """torch wraps the backend and checks every collective by a gloo group of its own."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
         init_group(backend="fastcoll")
         for case in CASES:
             for async_op in (False, True):
-                check(case, async_op)
+                in_order(case, async_op)
         dist.destroy_process_group()
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)
-
-
-def test_every_call_at_level_detail(nccl_world):
-    nccl_world(2).run(at_level_detail, init=False)

@@ -10,7 +10,10 @@ import torch.distributed as dist
 from backend import since
 from device_ranks import fault_of, has_failed, inject, until
 from fault_list import plays
+from on_ranks import on_ranks
 from suite_rules import bound
+
+pytestmark = on_ranks("nccl_world", 2, fresh=True)
 
 DEVICE = "recording:0"
 
@@ -19,7 +22,8 @@ def group(seconds):
     return dist.new_group(timeout=timedelta(seconds=seconds))
 
 
-def hang_in_the_library():
+@plays(66)
+def test_hang_in_the_library():
     """Rank 0 calls all_reduce, rank 1 does not; the watchdog frees the thread that hangs in the call."""
     own = group(2)
     x = torch.ones(3, device=DEVICE)
@@ -43,7 +47,8 @@ def wait_for_fault(own):
     dist.all_reduce(torch.ones(3, device=DEVICE), group=own)
 
 
-def hang_on_the_device():
+@plays(66)
+def test_hang_on_the_device():
     """A stream that does not get on: the work's error says which call, and when."""
     own = group(1)
     x = torch.ones(3, device=DEVICE)
@@ -58,7 +63,8 @@ def hang_on_the_device():
     assert work.get_future_result().wait() == 1  # WorkResult.TIMEOUT
 
 
-def hooks_come_first():
+@since(14, "abort hooks")
+def test_hooks_come_first():
     """The watchdog calls abort hooks before the call has failed, and once."""
     own = group(1)
     x = torch.ones(3, device=DEVICE)
@@ -78,7 +84,8 @@ def hooks_come_first():
     assert seen == [False]
 
 
-def a_timeout_is_extended():
+@since(14, "extension of a timeout")
+def test_a_timeout_is_extended():
     """Until the first call that has the extension has ended, as the watchdog sees it."""
     own = group(30)
     x = torch.ones(3, device=DEVICE)
@@ -91,7 +98,8 @@ def a_timeout_is_extended():
     dist.barrier(group=own)
 
 
-def error_of_the_library():
+@plays(65)
+def test_error_of_the_library():
     own = group(30)
     x = torch.ones(3, device=DEVICE)
     dist.all_reduce(x, group=own)
@@ -104,7 +112,7 @@ def error_of_the_library():
     assert "NCCL reported an error on communicator of recording:0" in text
 
 
-def refusal_among_several_calls():
+def test_refusal_among_several_calls():
     """The library's group is ended too: the calls that this thread makes next are no part of it."""
     own = group(30)
     x = torch.ones(4, device=DEVICE)
@@ -118,7 +126,7 @@ def refusal_among_several_calls():
     assert y.tolist() == [2.0] * 3
 
 
-def abort_of_the_group():
+def test_abort_of_the_group():
     own = group(30)
     x = torch.ones(3, device=DEVICE)
     dist.all_reduce(x, group=own)
@@ -129,7 +137,8 @@ def abort_of_the_group():
     assert "aborted the group" in text and took < bound(1)
 
 
-def init_that_fails():
+@plays(67)
+def test_init_that_fails():
     """The library refuses to begin on rank 1: the first call of both ranks says so, and of whom."""
     own = group(30)
     x = torch.ones(3, device=DEVICE)
@@ -141,7 +150,9 @@ def init_that_fails():
     assert took < bound(3)
 
 
-def init_that_hangs():
+@pytest.mark.full
+@plays(67)
+def test_init_that_hangs():
     """The library's begin does not end on rank 1: both give up in time, and leave it behind."""
     own = group(2)
     x = torch.ones(3, device=DEVICE)
@@ -151,21 +162,3 @@ def init_that_hangs():
     assert "NCCL's init, which has not ended" in text and "timed out after 2000 ms" in text
     # Two seconds of the group, and one in which the watchdog asks how far the others came.
     assert 1.9 < took < bound(4), took
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(hang_in_the_library, marks=plays(66)),
-        pytest.param(hang_on_the_device, marks=plays(66)),
-        pytest.param(error_of_the_library, marks=plays(65)),
-        refusal_among_several_calls,
-        abort_of_the_group,
-        pytest.param(hooks_come_first, marks=since(14, "abort hooks")),
-        pytest.param(a_timeout_is_extended, marks=since(14, "extension of a timeout")),
-        pytest.param(init_that_fails, marks=plays(67)),
-        pytest.param(init_that_hangs, marks=[pytest.mark.full, plays(67)]),
-    ],
-)
-def test_fault(nccl_world, case):
-    nccl_world(2).run(case, fresh=True)

@@ -8,10 +8,14 @@ import recording_device
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
+from device_ranks import in_order
+from on_ranks import on_ranks
 from own_threads import thread_names
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
+
+pytestmark = on_ranks("nccl_world", 3, around=in_order)
 
 DEVICE = "recording:0"
 
@@ -25,7 +29,7 @@ def total():
     return size * (size + 1) / 2
 
 
-def waited_on_another_stream():
+def test_waited_on_another_stream():
     """The memory stays in use until the work ends: the stream that made it has not waited."""
     other = torch.Stream(device=DEVICE)
     x = torch.zeros(40, 2, device=DEVICE)
@@ -40,7 +44,7 @@ def waited_on_another_stream():
     assert x[0, 0].item() == dist.get_world_size()
 
 
-def batch_under_several_streams():
+def test_batch_under_several_streams():
     """What each stream has done before is waited for."""
     me, size = dist.get_rank(), len(ranks())
     other = torch.Stream(device=DEVICE)
@@ -63,7 +67,7 @@ def ranks():
     return range(dist.get_world_size())
 
 
-def dropped_with_gaps():
+def test_dropped_with_gaps():
     """An output with gaps is written behind the call: it stays in memory although nobody waits."""
     for _ in range(3):
         base = torch.zeros(30, 3, device=DEVICE)
@@ -75,7 +79,7 @@ def dropped_with_gaps():
     assert x[0].item() == total()
 
 
-def adjacent_on_one_rank():
+def test_adjacent_on_one_rank():
     """Where tensors happen to lie does not change what is called."""
     pieces = list(torch.empty(len(ranks()), 6, device=DEVICE).unbind())
     if dist.get_rank() == 1:
@@ -84,7 +88,7 @@ def adjacent_on_one_rank():
     assert [piece[0].item() for piece in pieces] == [1.0 + rank for rank in ranks()]
 
 
-def barrier_after_some_have_sent():
+def test_barrier_after_some_have_sent():
     """Ranks that have used the device meet those that have not."""
     own = dist.new_group()
     if dist.get_rank() == 0:
@@ -96,7 +100,7 @@ def barrier_after_some_have_sent():
     dist.barrier(group=own, async_op=True).wait()
 
 
-def barrier_of_a_group_without_devices():
+def test_barrier_of_a_group_without_devices():
     """It waits for no stream, whatever device the caller names."""
     own = dist.new_group()
     token = recording_device.hold(torch.accelerator.current_stream())
@@ -104,7 +108,7 @@ def barrier_of_a_group_without_devices():
     recording_device.release(token)
 
 
-def changes_are_told_as_nccl_tells_them():
+def test_changes_are_told_as_nccl_tells_them():
     """Autograd is told of the outputs of all_gather alone; tests/collectives has the CPU's table."""
     size = dist.get_world_size()
     x, y, whole = rank_values(4), rank_values(4), torch.empty(4 * size, device=DEVICE)
@@ -120,7 +124,7 @@ def changes_are_told_as_nccl_tells_them():
     assert changed == [False] * 3 + [True] * size
 
 
-def barrier_waits_for_the_stream():
+def test_barrier_waits_for_the_stream():
     x = rank_values(4)
     dist.all_reduce(x)
     stream = torch.accelerator.current_stream()
@@ -133,7 +137,7 @@ def barrier_waits_for_the_stream():
     assert stream.query()
 
 
-def nothing_on_some_ranks():
+def test_nothing_on_some_ranks():
     """Ranks that have nothing to move take part all the same, in the first call of a group."""
     own = dist.new_group()
     me, last = dist.get_rank(), len(ranks()) - 1
@@ -147,7 +151,7 @@ def nothing_on_some_ranks():
     assert output.tolist() == [1.0] * len(output)
 
 
-def an_error_in_a_batch():
+def test_an_error_in_a_batch():
     """The batch is over: what comes later is not collected."""
     backend = dist.group.WORLD._get_backend(torch.device(DEVICE))
     x = rank_values(3)
@@ -164,7 +168,7 @@ def _root(rank):
     return options
 
 
-def factor_on_the_device():
+def test_factor_on_the_device():
     """PREMUL_SUM reads its factor on the stream: the host does not wait for it."""
     x = rank_values(9)
     factor = torch.full((1,), 0.5, device=DEVICE)
@@ -181,7 +185,7 @@ def factor_on_the_device():
         dist.all_reduce(x, dist._make_nccl_premul_sum(wrong))
 
 
-def times():
+def test_times():
     own = dist.new_group()
     x = rank_values(3)
     work = dist.all_reduce(x, group=own, async_op=True)
@@ -195,7 +199,7 @@ def times():
     assert work._get_duration() >= 0
 
 
-def results():
+def test_results():
     """A future that says how a call ended, when it has."""
     stream = torch.accelerator.current_stream()
     x = rank_values(3)
@@ -209,7 +213,7 @@ def results():
     work.wait()
 
 
-def blocking_waits():
+def test_blocking_waits():
     """With the option, the host waits; and so for a synchronous call."""
     own = dist.new_group(pg_options=fastcoll.Options(blocking_wait=True))
     stream = torch.accelerator.current_stream()
@@ -224,7 +228,7 @@ def blocking_waits():
     assert work.is_completed()
 
 
-def threads_with_groups_of_their_own():
+def test_threads_with_groups_of_their_own():
     """Each thread's first call makes a communicator; no thread waits for what another one makes."""
     groups = [dist.new_group() for _ in range(3)]
     failures = []
@@ -256,7 +260,7 @@ def threads_with_groups_of_their_own():
     assert not failures, failures
 
 
-def many_groups():
+def test_many_groups():
     """Forty groups with calls under way at once, and gone."""
     groups = [dist.new_group() for _ in range(40)]
     tensors = [rank_values(8) for _ in groups]
@@ -271,7 +275,7 @@ def many_groups():
     assert sum(name.startswith(("fastcoll-dog", "fastcoll-news")) for name in names) <= 4, names
 
 
-def the_host_waits_for_nothing():
+def test_the_host_waits_for_nothing():
     """Neither a call nor wait() waits for the device, which here does not get on."""
     size = dist.get_world_size()
     x = rank_values(6 * size)
@@ -301,7 +305,7 @@ def the_host_waits_for_nothing():
     torch.recording.synchronize()
 
 
-def integer_average():
+def test_integer_average():
     """As with NCCL: cut off."""
     x = torch.full((3,), 1 + dist.get_rank(), dtype=torch.int64, device=DEVICE)
     dist.all_reduce(x, dist.ReduceOp.AVG)
@@ -309,36 +313,3 @@ def integer_average():
     with pytest.raises(TypeError, match="BXOR"):
         dist.all_reduce(x, dist.ReduceOp.BXOR)
     dist.all_reduce(x)  # the group is as good as before
-
-
-def check(case):
-    recording_device.clear()
-    with recording_device.no_violations():
-        case()
-
-
-CASES = [
-    waited_on_another_stream,
-    batch_under_several_streams,
-    dropped_with_gaps,
-    adjacent_on_one_rank,
-    barrier_after_some_have_sent,
-    barrier_of_a_group_without_devices,
-    barrier_waits_for_the_stream,
-    changes_are_told_as_nccl_tells_them,
-    nothing_on_some_ranks,
-    an_error_in_a_batch,
-    factor_on_the_device,
-    times,
-    results,
-    threads_with_groups_of_their_own,
-    the_host_waits_for_nothing,
-    many_groups,
-    blocking_waits,
-    integer_average,
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_order(nccl_world, case):
-    nccl_world(3).run(check, case)

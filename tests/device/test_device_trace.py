@@ -7,6 +7,7 @@ import recording_device
 import torch
 import torch.distributed as dist
 from device_ranks import until
+from on_ranks import on_ranks
 from torch._C._distributed_c10d import ErrorType
 from torch.distributed.distributed_c10d import _coalescing_manager
 from world import here
@@ -27,7 +28,8 @@ def ours(group):
     ]
 
 
-def calls():
+@on_ranks("nccl_world", 3)
+def test_calls_are_recorded():
     own = dist.new_group()
     me, size = dist.get_rank(), dist.get_world_size()
     x = torch.ones(3, 4, device=DEVICE)
@@ -70,10 +72,6 @@ def one_does_not_come():
         with pytest.raises(dist.DistBackendError, match="another rank met a fault"):
             dist.broadcast(x, 0, group=own)
     return ours(own)[-1], str(here().scratch / "t_")
-
-
-def test_calls_are_recorded(nccl_world):
-    nccl_world(3).run(calls)
 
 
 def test_the_rank_that_did_something_else_is_named(nccl_world):

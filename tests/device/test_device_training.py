@@ -3,6 +3,7 @@
 import pytest
 import recording_device
 import torch
+from on_ranks import on_ranks
 from small_network import expected_parameters, network, sharded, train
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,89 +13,61 @@ from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allred
 DEVICE = "recording:0"
 
 
-def with_ddp(options):
-    expected = expected_parameters()
-    recording_device.clear()
-    with recording_device.no_violations():
-        model = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1, **options)
-        train(model, DEVICE)
-        found = [parameter.detach().cpu() for parameter in model.module.parameters()]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    reduced = {e.stream for e in recording_device.log("launch") if e.what == "allReduce"}
-    assert reduced == {name for name in reduced if " high " in name} and reduced
-    del model
+def ddp(**options):
+    return DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1, **options), None
 
 
-def with_fused_hook(wire, tolerance):
+def fused_hook(wire):
     """fastcoll's hook: its copies before and behind the collectives are ordered too."""
-    expected = expected_parameters()
-    recording_device.clear()
-    with recording_device.no_violations():
-        state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
-        model = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1)
-        model.register_comm_hook(state, fused_allreduce_hook)
-        train(model, DEVICE)
-        norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
-        torch.testing.assert_close(state.grad_norm().cpu().float(), norm.cpu())
-        found = [parameter.detach().cpu() for parameter in model.module.parameters()]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    del model
+    state = FusedAllreduceState(wire_dtype=wire, gradient_norm=True)
+    model, _ = ddp()
+    model.register_comm_hook(state, fused_allreduce_hook)
+    return model, state.grad_norm
 
 
-def with_synchronizer(wire, tolerance):
+def synchronizer(wire):
     """Gradients reduced where they are: read and written behind what made them, before what uses them."""
+    model = network().to(DEVICE)
+    options = {"wire_dtype": wire, "gradient_norm": True, "bucket_cap_mb": 0.1}
+    return model, GradientSynchronizer(model, **options).grad_norm
+
+
+def fsdp(**options):
+    """FSDP2, with its own collectives or, given a wire dtype or None, with fastcoll.fsdp's."""
+    model = sharded(DEVICE)
+    if options:
+        fastcoll.fsdp.apply(model, wire_dtype=options["wire"])
+    return model, None
+
+
+WIRES = [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "tolerance"),
+    [
+        (ddp, {}, 1e-6),
+        (ddp, {"gradient_as_bucket_view": True}, 1e-6),
+        *((fused_hook, {"wire": wire}, tolerance) for wire, tolerance in WIRES),
+        *((synchronizer, {"wire": wire}, tolerance) for wire, tolerance in WIRES),
+        (fsdp, {}, 1e-5),
+        *((fsdp, {"wire": wire}, tolerance) for wire, tolerance in WIRES[:2]),
+    ],
+)
+@on_ranks("nccl_world", 2, fresh=True)
+def test_training(make, options, tolerance):
     expected = expected_parameters()
     recording_device.clear()
     with recording_device.no_violations():
-        model = network().to(DEVICE)
-        synchronizer = GradientSynchronizer(
-            model, wire_dtype=wire, gradient_norm=True, bucket_cap_mb=0.1
-        )
+        model, norm = make(**options)
         train(model, DEVICE)
-        norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
-        torch.testing.assert_close(synchronizer.grad_norm().cpu().float(), norm.cpu())
-        found = [parameter.detach().cpu() for parameter in model.parameters()]
+        if norm is not None:
+            total = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
+            torch.testing.assert_close(norm().cpu().float(), total.cpu())
+        found = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+        found = [parameter.detach().cpu() for parameter in found]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-def with_fsdp(wire, tolerance):
-    """FSDP2, with its own collectives (False) or with fastcoll.fsdp's, in a wire dtype or none."""
-    expected = expected_parameters()
-    recording_device.clear()
-    with recording_device.no_violations():
-        model = sharded(DEVICE)
-        if wire is not False:
-            fastcoll.fsdp.apply(model, wire_dtype=wire)
-        train(model, DEVICE)
-        found = [parameter.full_tensor().detach().cpu() for parameter in model.parameters()]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
-def test_ddp(nccl_world, options):
-    nccl_world(2).run(with_ddp, options, fresh=True)
-
-
-@pytest.mark.parametrize(
-    ("wire", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
-)
-def test_ddp_with_the_fused_hook(nccl_world, wire, tolerance):
-    nccl_world(2).run(with_fused_hook, wire, tolerance, fresh=True)
-
-
-@pytest.mark.parametrize(
-    ("wire", "tolerance"), [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
-)
-def test_a_synchronizer(nccl_world, wire, tolerance):
-    nccl_world(2).run(with_synchronizer, wire, tolerance, fresh=True)
-
-
-@pytest.mark.parametrize(
-    ("wire", "tolerance"), [(False, 1e-5), (None, 1e-5), (torch.bfloat16, 1e-2)]
-)
-def test_fsdp(nccl_world, wire, tolerance):
-    nccl_world(2).run(with_fsdp, wire, tolerance, fresh=True)
+    if make is ddp:
+        reduced = {e.stream for e in recording_device.log("launch") if e.what == "allReduce"}
+        assert reduced == {name for name in reduced if " high " in name} and reduced

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from backend import all_gather_single
 from engine_cases import BETWEEN, CASES
+from on_ranks import on_ranks
 from small_network import expected_parameters, network, sharded, train
 from suite_rules import bound
 from torch._C._distributed_c10d import ErrorType
@@ -25,11 +26,8 @@ DEVICE = "cuda:0"
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_every_call(gpu_world, size, async_op):
-    gpu_world(size).run(every_call, async_op)
-
-
-def every_call(async_op):
+@on_ranks("gpu_world")
+def test_every_call(size, async_op):
     """One call of the fixture for all cases: starting NCCL takes longer than they do."""
     for case in CASES:
         if dist.get_world_size() > 1 or case not in BETWEEN:
@@ -37,7 +35,9 @@ def every_call(async_op):
     torch.cuda.synchronize()
 
 
-def types():
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks("gpu_world")
+def test_types(size):
     kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
              torch.int32, torch.int64, torch.uint32, torch.uint64, torch.complex64]  # fmt: skip
     size, me = dist.get_world_size(), dist.get_rank()
@@ -57,11 +57,8 @@ def types():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_types(gpu_world, size):
-    gpu_world(size).run(types)
-
-
-def training():
+@on_ranks("gpu_world", fresh=True)
+def test_training(size):
     expected = expected_parameters()
     ddp = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1)
     train(ddp, DEVICE)
@@ -73,12 +70,10 @@ def training():
             torch.testing.assert_close(ours.detach().cpu(), right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_training(gpu_world, size):
-    gpu_world(size).run(training, fresh=True)
-
-
-def captured(async_op):
+@on_ranks("gpu_world")
+def test_graphs(size, async_op):
     """A graph replays the calls; the watchdog asks nothing of it, and calls of other kinds go on."""
     x = torch.ones(1000, device=DEVICE)
     factor = torch.full((1,), 2.0, device=DEVICE)
@@ -101,13 +96,8 @@ def captured(async_op):
     assert x.cpu().eq(expected * size).all()
 
 
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("size", [1, 2])
-def test_graphs(gpu_world, size, async_op):
-    gpu_world(size).run(captured, async_op)
-
-
-def titles():
+@on_ranks("gpu_world", 1)
+def test_profiler_and_times():
     x = torch.ones(1000, device=DEVICE)
     dist.all_reduce(x, dist.ReduceOp.AVG)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
@@ -124,11 +114,9 @@ def titles():
     assert work._get_duration() > 0
 
 
-def test_profiler_and_times(gpu_world):
-    gpu_world(1).run(titles)
-
-
-def memory_of_dropped_works():
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks("gpu_world")
+def test_memory(size):
     """Tensors that nobody holds and nobody waits for are not given to others while they are in use."""
     stream = torch.cuda.Stream()
     for index in range(50):
@@ -143,12 +131,8 @@ def memory_of_dropped_works():
         assert y.eq(float(index)).all()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_memory(gpu_world, size):
-    gpu_world(size).run(memory_of_dropped_works)
-
-
-def a_rank_that_never_arrives():
+@on_ranks("gpu_world", 2, fresh=True)
+def test_a_rank_that_never_arrives():
     own = dist.new_group(timeout=timedelta(seconds=3))
     x = torch.ones(3, device=DEVICE)
     dist.all_reduce(x, group=own)
@@ -172,17 +156,10 @@ def a_rank_that_never_arrives():
     return took
 
 
-def test_a_rank_that_never_arrives(gpu_world):
-    gpu_world(2).run(a_rank_that_never_arrives, fresh=True)
-
-
-def blocking():
+@on_ranks("gpu_world", 1)
+def test_blocking_wait():
     own = dist.new_group(pg_options=fastcoll.Options(blocking_wait=True))
     x = torch.ones(1 << 24, device=DEVICE)
     for _ in range(3):
         dist.all_reduce(x, dist.ReduceOp.AVG, group=own)
         assert torch.cuda.current_stream().query()
-
-
-def test_blocking_wait(gpu_world):
-    gpu_world(1).run(blocking)

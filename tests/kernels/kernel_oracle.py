@@ -13,15 +13,7 @@ from torch import Tensor
 
 from fastcoll.buckets import BucketLayout
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "flatten",
-    "reduce",
-    "ring_all_reduce",
-    "ring_reduce_scatter",
-    "unflatten",
-]
+__all__ = ["all_reduce", "flatten", "ring_reduce_scatter", "unflatten"]
 
 _GRAIN = 16
 
@@ -57,55 +49,29 @@ def unflatten(
     return [(part.to(wide) * _factor(scale, wide)).to(dtype) for part in layout.views(bucket)]
 
 
-def reduce(inputs: Sequence[Tensor], op: str = "SUM", scale: float = 1.0) -> Tensor:
-    """Returns the sum, or AVG the mean, of tensors of one shape and dtype."""
-    return _in_order(inputs, op.lower(), scale, None)
-
-
 def all_reduce(
     messages: Sequence[Tensor],
     op: str = "sum",
     scale: float = 1.0,
     wire_dtype: torch.dtype | None = None,
+    algorithm: str = "one_shot",
 ) -> Tensor:
-    """Returns what one_shot and two_shot give every rank.
+    """Returns what every rank gets, and what is reduced of the buffers of one device.
 
     Args:
-        messages: One of each rank: equal shapes, one floating-point dtype.
+        messages: One of each rank: equal shapes, one floating-point dtype; flat for the ring.
         op: "sum", "avg", "min", "max" or "product".
         scale: Factor of the result.
-        wire_dtype: Dtype that messages and result are rounded to, or None for that of the messages.
+        wire_dtype: Dtype that the result is rounded to, or None for that of the messages. Messages are rounded to it
+            too, but for the ring.
+        algorithm: "ring" reduces chunk q from rank q + 1 round to rank q; all others reduce in the order of the ranks.
     """
+    if algorithm == "ring":
+        # The last chunks may be shorter, or empty.
+        chunk = -(-messages[0].numel() // (len(messages) * _GRAIN)) * _GRAIN
+        return _ring(messages, chunk, op, scale, wire_dtype)
     wire = wire_dtype or messages[0].dtype
     return _in_order([each.to(wire) for each in messages], op, scale, None).to(messages[0].dtype)
-
-
-def all_gather(chunks: Sequence[Tensor]) -> Tensor:
-    """Returns what every rank gets."""
-    return torch.cat(list(chunks))
-
-
-def ring_all_reduce(
-    messages: Sequence[Tensor],
-    op: str = "sum",
-    scale: float = 1.0,
-    wire_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Returns what the ring gives every rank: chunk q is reduced from rank q + 1 round to rank q.
-
-    Args:
-        messages: One of each rank: flat, of one floating-point dtype.
-        op: As for :func:`all_reduce`.
-        scale: As for :func:`all_reduce`.
-        wire_dtype: Dtype that the result is rounded to; messages are not.
-    """
-    return _ring(
-        messages,
-        _ring_chunk(messages[0].numel(), len(messages)),
-        op,
-        scale,
-        wire_dtype,
-    )
 
 
 def ring_reduce_scatter(
@@ -118,11 +84,6 @@ def ring_reduce_scatter(
     chunk = messages[0].numel() // len(messages)
     result = _ring(messages, chunk, op, scale, wire_dtype)
     return list(result.split(chunk)) if chunk else [result for _ in messages]
-
-
-def _ring_chunk(count: int, ranks: int) -> int:
-    """Returns the elements of a chunk of the ring all-reduce; the last chunks may be shorter or empty."""
-    return -(-count // (ranks * _GRAIN)) * _GRAIN
 
 
 def _ring(

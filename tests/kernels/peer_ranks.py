@@ -4,13 +4,11 @@ Imported by the tests for the names of these functions, and by the ranks, which 
 import kernels, as the test process may have compiled ones.
 """
 
-import itertools
+import importlib
 import os
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kernel_oracle
@@ -18,19 +16,29 @@ import torch
 from world import here
 
 __all__ = [
+    "DEVICE_SPINS",
+    "SPINS",
+    "Call",
     "Case",
     "assert_same",
     "barrier",
-    "expected_of",
-    "interpret",
+    "buffers_on",
+    "fault_of",
+    "here",
+    "mapped",
     "open_buffers",
     "play",
+    "prepare",
     "values_of",
 ]
 
-ALL_REDUCE = ("one_shot", "two_shot", "ring")
 SPINS = 100_000
 """Polls before a wait gives up: more than a minute of the interpreter."""
+
+DEVICE_SPINS = 4_000_000
+"""The same of a GPU: seconds."""
+
+_GUARD = 5
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,10 @@ class Case:
     seed: int = 0
 
 
-def interpret() -> SimpleNamespace:
-    """Imports the kernels and returns their modules."""
-    import quick_interpreter
-
-    quick_interpreter.install()
-    from fastcoll.kernels import one_shot, peers, ring, two_shot
-
-    return SimpleNamespace(
-        one_shot=one_shot,
-        peers=peers,
-        ring=ring,
-        two_shot=two_shot,
-    )
+def prepare(algorithm: str, collective: str, *sides: Any, **options: Any) -> Any:
+    """Returns a launch of what :func:`fastcoll.kernels.one_shot.prepare_all_reduce` and its like prepare."""
+    module = importlib.import_module(f"fastcoll.kernels.{algorithm}")
+    return getattr(module, f"prepare_{collective}")(*sides, **options)
 
 
 def mapped(name: str, size: int) -> list[torch.Tensor]:
@@ -73,23 +72,54 @@ def mapped(name: str, size: int) -> list[torch.Tensor]:
     os.rename(own.with_suffix(".new"), own)
     paths = [folder / f"{name}{rank}" for rank in range(here().size)]
     for path in paths:
-        _await(path)
+        while not path.exists():
+            time.sleep(0.002)
     return [torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8) for path in paths]
 
 
-def open_buffers(layout: Any, spins: int = SPINS, words: torch.Tensor | None = None) -> Any:
-    """Returns this rank's PeerBuffers over memory that all ranks map."""
-    regions = mapped("region", layout.bytes)
-    buffers = interpret().peers.PeerBuffers(
-        here().rank,
-        regions[here().rank],
-        [region.data_ptr() for region in regions],
-        layout,
-        spins,
-        words,
-    )
+def open_buffers(*layout: int, spins: int = SPINS, words: torch.Tensor | None = None) -> Any:
+    """Returns this rank's PeerBuffers over memory that all ranks map, and interprets from then on.
+
+    Args:
+        layout: Of a PeerLayout: channels, bytes of staging, slots and bytes of a slot; 2, 1024, 4, 512 if not given.
+        spins: Polls before a wait gives up.
+        words: What the host shares with the kernels.
+    """
+    import quick_interpreter
+
+    quick_interpreter.install()
+    from fastcoll.kernels.peers import PeerBuffers, PeerLayout
+
+    parts = PeerLayout(*(layout or (2, 1024, 4, 512)))
+    regions = mapped("region", parts.bytes)
+    addresses = [region.data_ptr() for region in regions]
+    buffers = PeerBuffers(here().rank, regions[here().rank], addresses, parts, spins, words)
     buffers.regions = regions  # kept mapped
     return buffers
+
+
+def buffers_on(
+    device: torch.device | str, ranks: int, layout: Any, spins: int = DEVICE_SPINS
+) -> list[Any]:
+    """Returns the PeerBuffers of each rank, over one allocation of this process."""
+    from fastcoll.kernels.peers import PeerBuffers
+
+    space = torch.zeros(ranks * layout.bytes + 128, dtype=torch.uint8, device=device)
+    start = -space.data_ptr() % 128
+    regions = space[start : start + ranks * layout.bytes].view(ranks, layout.bytes)
+    addresses = [region.data_ptr() for region in regions]
+    return [PeerBuffers(rank, regions[rank], addresses, layout, spins) for rank in range(ranks)]
+
+
+def fault_of(buffers: Any) -> tuple[int, int, list[int], str] | None:
+    """Returns whom a wait gave up, in which step, who launched nothing, and the error's text; None without a fault."""
+    from fastcoll.kernels.peers import PeerFault
+
+    try:
+        buffers.check()
+    except PeerFault as fault:
+        return fault.peer, fault.step, fault.absent, str(fault)
+    return None
 
 
 def barrier(name: str, ranks: int | None = None) -> None:
@@ -102,58 +132,95 @@ def barrier(name: str, ranks: int | None = None) -> None:
 
 def play(
     cases: list[Case], jitter: int, channels: int = 2, slots: int = 4, slow: int | None = None
-) -> int:
+) -> None:
     """Runs the cases on one set of buffers, with pauses between, and compares each with the oracle, bit by bit.
 
     The rank `slow` dawdles after each poll of a flag, hence within launches.
-
-    Returns:
-        Number of elements compared.
     """
+    buffers = open_buffers(channels, 1024, slots, 512)
     import quick_interpreter
 
-    modules = interpret()
-    quick_interpreter.dawdle[0] = 0.02 if here().rank == slow else 0.0
-    buffers = open_buffers(modules.peers.PeerLayout(channels, 1024, slots, 512))
-    pauses = random.Random(jitter * 100 + here().rank)
-    compared = 0
-    for number, case in enumerate(cases):
+    rank = here().rank
+    quick_interpreter.dawdle[0] = 0.02 if rank == slow else 0.0
+    pauses = random.Random(jitter * 100 + rank)
+    for case in cases:
         if pauses.random() < 0.4:
             time.sleep(pauses.random() * 0.02)
-        compared += _call(case, modules, buffers, f"case {number}: {case}")
-    return compared
+        call = Call.of(case, here().size, "cpu")
+        call.launch(rank, buffers)
+        buffers.check()
+        call.compare(rank)
 
 
-def _call(case: Case, modules: SimpleNamespace, buffers: Any, name: str) -> int:
-    rank, ranks = here().rank, here().size
-    gathers = case.collective == "all_gather"
-    chunks = ranks if case.collective == "reduce_scatter" else 1
-    inputs = [values_of(case, number, case.count * chunks) for number in range(ranks)]
-    out_elements = case.count * (ranks if gathers else 1)
-    space = torch.zeros(case.offset + inputs[rank].numel(), dtype=case.dtype)
-    source = space[case.offset :]
-    source.copy_(inputs[rank])
-    guard = 3
-    space = torch.full((case.offset + out_elements + guard,), 7, dtype=case.dtype)
-    out = space[case.offset : case.offset + out_elements]
-    if case.in_place and case.collective == "all_reduce":
-        out = source
-    elif case.in_place and case.collective == "reduce_scatter":
-        out = source[rank * case.count : (rank + 1) * case.count]
-    elif case.in_place:
-        out[rank * case.count : (rank + 1) * case.count] = source
-        source = out[rank * case.count : (rank + 1) * case.count]
-    expected = expected_of(case, inputs)[rank]
-    arguments: dict[str, Any] = {}
-    if not gathers:
-        arguments = {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
-    prepare = getattr(getattr(modules, case.algorithm), f"prepare_{case.collective}")
-    prepare(source, out, buffers, **arguments)()
-    result = out.clone()
-    buffers.check()
-    assert_same(result, expected, f"rank {rank}, {name}")
-    assert torch.all(space[: case.offset] == 7) and torch.all(space[-guard:] == 7), name
-    return result.numel()
+@dataclass
+class Call:
+    """The tensors of all ranks for one call.
+
+    Attributes:
+        case: What is called.
+        sources: The message of each rank.
+        outs: What each rank's result goes to.
+        spaces: The memory around the results, 7 at first.
+        expected: The result of each rank, on the CPU.
+        options: Further arguments of the call.
+    """
+
+    case: Case
+    sources: list[torch.Tensor]
+    outs: list[torch.Tensor]
+    spaces: list[torch.Tensor]
+    expected: list[torch.Tensor]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, case: Case, ranks: int, device: torch.device | str) -> "Call":
+        """Makes the tensors of a case."""
+        gathers = case.collective == "all_gather"
+        scatters = case.collective == "reduce_scatter"
+        inputs = [
+            values_of(case, rank, case.count * (ranks if scatters else 1)) for rank in range(ranks)
+        ]
+        sources = []
+        for values in inputs:
+            memory = torch.empty(case.offset + len(values), dtype=case.dtype, device=device)
+            sources.append(memory[case.offset :].copy_(values))
+        elements = case.count * (ranks if gathers else 1)
+        spaces = [
+            torch.full((elements + case.offset + _GUARD,), 7, dtype=case.dtype, device=device)
+            for _ in range(ranks)
+        ]
+        outs = [space[case.offset : -_GUARD] for space in spaces]
+        if case.in_place:
+            own = [slice(rank * case.count, (rank + 1) * case.count) for rank in range(ranks)]
+            if gathers:
+                sources = [
+                    out[at].copy_(source)
+                    for out, at, source in zip(outs, own, sources, strict=True)
+                ]
+            elif scatters:
+                outs = [source[at] for source, at in zip(sources, own, strict=True)]
+            else:
+                outs = list(sources)
+        options: dict[str, Any] = {}
+        if not gathers:
+            options = {"op": case.op, "scale": case.scale, "wire_dtype": case.wire}
+        return cls(case, sources, outs, spaces, expected_of(case, inputs), options)
+
+    def launch(self, rank: int, buffers: Any) -> None:
+        """Launches what one rank runs, on the current stream."""
+        sides = self.sources[rank], self.outs[rank], buffers
+        prepare(self.case.algorithm, self.case.collective, *sides, **self.options)()
+
+    def compare(self, *ranks: int) -> int:
+        """Fails unless these ranks (all) have the oracle's bits, and nothing beside them; returns their number."""
+        compared = 0
+        for rank in ranks or range(len(self.outs)):
+            name = f"rank {rank} of {len(self.outs)}, {self.case}"
+            assert_same(self.outs[rank].cpu(), self.expected[rank], name)
+            space = self.spaces[rank]
+            assert bool((space[: self.case.offset] == 7).all() & (space[-_GUARD:] == 7).all()), name
+            compared += len(self.expected[rank])
+        return compared
 
 
 def values_of(case: Case, rank: int, count: int) -> torch.Tensor:
@@ -172,12 +239,11 @@ def values_of(case: Case, rank: int, count: int) -> torch.Tensor:
 def expected_of(case: Case, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Returns what each rank must get."""
     if case.collective == "all_gather":
-        return [kernel_oracle.all_gather(inputs)] * len(inputs)
+        return [torch.cat(inputs)] * len(inputs)
     arguments = [inputs, case.op, case.scale, case.wire]
     if case.collective == "reduce_scatter":
         return kernel_oracle.ring_reduce_scatter(*arguments) if case.count else inputs
-    name = "ring_all_reduce" if case.algorithm == "ring" else "all_reduce"
-    return [getattr(kernel_oracle, name)(*arguments)] * len(inputs)
+    return [kernel_oracle.all_reduce(*arguments, case.algorithm)] * len(inputs)
 
 
 def assert_same(result: torch.Tensor, expected: torch.Tensor, name: str) -> None:
@@ -189,10 +255,3 @@ def assert_same(result: torch.Tensor, expected: torch.Tensor, name: str) -> None
         f"{name}: {len(wrong)} of {result.numel()} elements differ, first at {first}: "
         f"{result[first].tolist()}, expected {expected[first].tolist()}"
     )
-
-
-def _await(path: Path) -> None:
-    for _ in itertools.count():
-        if path.exists():
-            return
-        time.sleep(0.002)

@@ -51,35 +51,26 @@ def fake_launcher(monkeypatch: pytest.MonkeyPatch, calls: list[tuple]) -> _launc
 
 
 def test_a_launch_hands_over_what_compiled_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple] = []
-    run = fake_launcher(monkeypatch, calls)
-    run.pack(73, 5, (11, 12))()
-    assert calls == [
-        (3, 5, 1, 1, 73, "function", "metadata", None, None, None, 11, 12, *run._constants)
-    ]
-
-
-def test_a_launch_is_made_on_the_launchers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the launcher's device, whichever is current, and with a profiler's hooks where there are any."""
     calls: list[tuple] = []
     run = fake_launcher(monkeypatch, calls)
     run.current.device = 0
-    run.pack(73, 1, ())()
-    assert calls[0][0] == 3 and run.current.device == 0
-
-
-def test_a_profilers_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple] = []
-    run = fake_launcher(monkeypatch, calls)
+    launch = run.pack(73, 5, (11, 12))
+    launch()
     hook = triton.knobs.runtime.launch_enter_hook
 
     def listener(_: object) -> None: ...
 
     hook.add(listener)
     try:
-        run.pack(73, 1, ())()
+        launch()
     finally:
         hook.remove(listener)
-    assert calls[0][7:10] == ("launch metadata", hook, triton.knobs.runtime.launch_exit_hook)
+    common = (3, 5, 1, 1, 73, "function", "metadata")
+    hooks = "launch metadata", hook, triton.knobs.runtime.launch_exit_hook
+    given = (11, 12, *run._constants)
+    assert calls == [(*common, None, None, None, *given), (*common, *hooks, *given)]
+    assert run.current.device == 0
 
 
 def test_this_triton_takes_launch_arguments_in_that_order() -> None:

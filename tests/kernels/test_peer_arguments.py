@@ -7,18 +7,11 @@ import peer_ranks
 import pytest
 import torch
 from kernel_table import KERNEL_MODULES
-from world import Worlds
+from on_ranks import on_ranks
 
 from fastcoll.kernels.peers import MAX_CHANNELS, PeerBuffers, PeerLayout
 
 LAYOUT = PeerLayout(channels=2, stage_bytes=1024, slots=4, slot_bytes=512)
-
-
-def memory_of(layout: PeerLayout) -> torch.Tensor:
-    """Zeroed memory of the layout's size at a multiple of 128."""
-    space = torch.zeros(layout.bytes + 128, dtype=torch.uint8)
-    start = -space.data_ptr() % 128
-    return space[start : start + layout.bytes]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +39,7 @@ def test_the_parts_of_a_region_follow_each_other_in_lines() -> None:
 
 
 def test_buffers_that_cannot_be_are_refused() -> None:
-    memory = memory_of(LAYOUT)
+    memory = peer_ranks.buffers_on("cpu", 1, LAYOUT)[0].memory
     address = memory.data_ptr()
     for addresses, what in [
         ([address + 128], r"addresses\[rank\]"),
@@ -67,20 +60,14 @@ def test_no_kernel_fuses_a_product_and_a_sum() -> None:
     assert all(each.options["enable_fp_fusion"] is False for each in reducing)
 
 
-def test_every_launch_is_of_a_listed_configuration(interpreted: Worlds) -> None:
-    launched, listed = interpreted(1).run(launches, init=False)[0]
-    assert launched <= listed
-    assert listed - launched == set()  # none is listed that nothing launches
-
-
-def launches() -> tuple[set[str], set[str]]:
-    modules = peer_ranks.interpret()
+@on_ranks("interpreted", 1, init=False)
+def test_every_launch_is_of_a_listed_configuration():
+    peers = peer_ranks.open_buffers()
     from fastcoll.kernels import _launch
     from fastcoll.kernels.every_rank import prepare_every_rank
 
-    peers = peer_ranks.open_buffers(LAYOUT)
     algorithms = ("one_shot", "two_shot", "ring")
-    homes = [getattr(modules, algorithm) for algorithm in algorithms]
+    homes = [importlib.import_module(f"fastcoll.kernels.{algorithm}") for algorithm in algorithms]
     listed = [each for home in homes for each in home.configurations()]
     half = [torch.float16, torch.bfloat16]
     for dtype, wire in itertools.product([torch.float32, *half, torch.float64], [None, *half]):
@@ -91,7 +78,7 @@ def launches() -> tuple[set[str], set[str]]:
             home.prepare_all_reduce(x, y, peers, wire_dtype=wire)()
     for dtype in (torch.int32, torch.uint8):
         x, y = torch.ones(64, dtype=dtype)[:61], torch.ones(61, dtype=dtype)
-        modules.ring.prepare_all_gather(x, y, peers)()
+        peer_ranks.prepare("ring", "all_gather", x, y, peers)()
     for dtype, algorithm in itertools.product([torch.float32, torch.bfloat16], algorithms):
         x, y = torch.ones(64, dtype=dtype), torch.zeros(64, dtype=dtype)
         prepare_every_rank(algorithm, "all_reduce", [x], [y], [peers])()
@@ -99,4 +86,5 @@ def launches() -> tuple[set[str], set[str]]:
     peers.check()
     used = [each.configuration for each in _launch._launchers.values()]
     assert all(any(each is other for other in listed) for each in used)
-    return {each.name for each in used}, {each.name for each in listed}
+    # None is listed that nothing launches.
+    assert {each.name for each in used} == {each.name for each in listed}

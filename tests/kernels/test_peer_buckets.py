@@ -8,8 +8,12 @@ import kernel_oracle
 import peer_ranks
 import pytest
 import torch
+from on_ranks import on_ranks
 from peer_ranks import Case, assert_same, barrier, here
-from world import Worlds
+
+from fastcoll.buckets import BucketLayout
+from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
+from fastcoll.kernels.flatten import Flatten
 
 SIZES = (1, 40, 8201, 16, 0, 300, 7, 7777)
 CASES = [
@@ -23,8 +27,8 @@ CASES = [
 """Operation, factor, whether ranks reduce shares, and how far tensors begin behind an aligned address."""
 
 
-def opened(modules: Any, channels: int = 3, spins: int = peer_ranks.SPINS) -> tuple[Any, Any, Any]:
-    buffers = peer_ranks.open_buffers(modules.peers.PeerLayout(channels, 1024, 4, 512), spins)
+def opened(channels: int = 3, spins: int = peer_ranks.SPINS) -> tuple[Any, Any, Any]:
+    buffers = peer_ranks.open_buffers(channels, 1024, 4, 512, spins=spins)
     messages = peer_ranks.mapped("message", 1 << 18)
     begins = torch.tensor([message.data_ptr() for message in messages])
     return buffers, messages, begins
@@ -35,21 +39,33 @@ def at_offsets(sizes: tuple[int, ...], dtype: torch.dtype, offset: int) -> list[
     return [torch.full((size + offset,), 7, dtype=dtype)[offset:] for size in sizes]
 
 
-def played(channels: int, wire: torch.dtype, dtype: torch.dtype) -> int:
-    from fastcoll.buckets import BucketLayout
+PAIRS = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.float64, torch.float64),
+]
 
-    modules = peer_ranks.interpret()
-    from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
-    from fastcoll.kernels.flatten import Flatten
 
-    buffers, messages, begins = opened(modules, channels)
-    ranks, rank = here().size, here().rank
+@pytest.mark.parametrize(
+    ("size", "channels", "wire", "dtype"),
+    [
+        (3, 3, *PAIRS[1]),
+        (2, 1, *PAIRS[0]),  # more blocks of a channel than are fetched at once
+        *(pytest.param(2, 3, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
+    ],
+)
+@on_ranks("interpreted", init=False)
+def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: torch.dtype) -> None:
+    buffers, messages, begins = opened(channels)
+    ranks, rank = size, here().rank
     pauses = random.Random(10 * ranks + rank)
     layout = BucketLayout(SIZES, 16)
     flatten = Flatten(layout, dtype, wire, "cpu")
     reduce = BucketAllReduce(layout, wire, dtype, buffers, begins)
     bucket = messages[rank][: layout.elements * wire.itemsize].view(wire)
-    compared = 0
     for number, (op, scale, shares, offset) in enumerate(CASES):
         inputs = []
         for each in range(ranks):
@@ -75,77 +91,35 @@ def played(channels: int, wire: torch.dtype, dtype: torch.dtype) -> int:
                     given, op, scale, None if wire == dtype else wire
                 )
                 assert_same(out, expected, f"rank {rank}, case {number}")
-                compared += out.numel()
         # Another algorithm in between, on the first channel.
         x = torch.full((300,), 1.0 + rank)
-        modules.two_shot.prepare_all_reduce(x, x, buffers)()
+        peer_ranks.prepare("two_shot", "all_reduce", x, x, buffers)()
         assert torch.all(x == ranks * (ranks + 1) / 2)
-    return compared
 
 
-PAIRS = [
-    (torch.float32, torch.float32),
-    (torch.bfloat16, torch.float32),
-    (torch.float16, torch.float32),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.float16, torch.float16),
-    (torch.float64, torch.float64),
-]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "channels", "wire", "dtype"),
-    [
-        (3, 3, *PAIRS[1]),
-        (2, 1, *PAIRS[0]),  # more blocks of a channel than are fetched at once
-        *(pytest.param(2, 3, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
-    ],
-)
-def test_the_oracles_bits(
-    ranks: int, channels: int, wire: torch.dtype, dtype: torch.dtype, interpreted: Worlds
-) -> None:
-    compared = interpreted(ranks).run(played, channels, wire, dtype, init=False)
-    assert compared == [9 * sum(SIZES)] * ranks
-
-
-def without_rank(absent: int, shares: bool) -> Any:
-    from fastcoll.buckets import BucketLayout
-
-    modules = peer_ranks.interpret()
-    from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
-
-    buffers, messages, begins = opened(modules, 2, 300)
+@pytest.mark.parametrize("shares", [False, True])
+@on_ranks("interpreted", 3, init=False)
+def test_a_rank_that_never_launches_is_named(shares: bool) -> None:
+    absent = 2
+    buffers, messages, begins = opened(2, 300)
     layout = BucketLayout((20, 9000), 16)
     reduce = BucketAllReduce(layout, torch.float32, torch.float32, buffers, begins)
     messages[here().rank].view(torch.float32).fill_(1.0)
     outs = [torch.full((size,), -1.0) for size in layout.sizes]
     launch = reduce.prepare(outs, shares=shares)
     barrier("launch")
-    found = None
     if here().rank != absent:
         launch()
         launch()  # touches nothing
-        try:
-            buffers.check()
-        except modules.peers.PeerFault as fault:
-            found = fault.peer, fault.step
+        peer, step, _, _ = peer_ranks.fault_of(buffers)
+        assert (peer, step) == (absent, 1)
         assert all(torch.all(out == -1) for out in outs)
     barrier("noticed")
-    return found
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_a_rank_that_never_launches_is_named(shares: bool, interpreted: Worlds) -> None:
-    assert interpreted(3).run(without_rank, 2, shares, init=False) == [(2, 1), (2, 1), None]
-
-
-def closed() -> None:
-    from fastcoll.buckets import BucketLayout
-
-    modules = peer_ranks.interpret()
-    from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
-
-    buffers, _, begins = opened(modules)
+@on_ranks("interpreted", 1, init=False)
+def test_closed_buffers_are_refused() -> None:
+    buffers, _, begins = opened()
     reduce = BucketAllReduce(
         BucketLayout((20, 30), 16), torch.float32, torch.float32, buffers, begins
     )
@@ -155,7 +129,3 @@ def closed() -> None:
     for refusing in (launch, lambda: reduce.prepare(tensors)):
         with pytest.raises(RuntimeError, match="expected open buffers, got closed ones"):
             refusing()
-
-
-def test_closed_buffers_are_refused(interpreted: Worlds) -> None:
-    interpreted(1).run(closed, init=False)

@@ -9,8 +9,7 @@ import itertools
 
 import pytest
 import torch
-from peer_devices import Call, buffers_on
-from peer_ranks import Case
+from peer_ranks import Call, Case, buffers_on
 
 from fastcoll.kernels.peers import PeerLayout
 

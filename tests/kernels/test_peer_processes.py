@@ -7,9 +7,7 @@ polls: few and small calls, and a limit far beyond what they need. What cannot b
 import pytest
 import torch
 import torch.distributed as dist
-from peer_devices import Call
-from peer_ranks import Case, here
-from test_peer_streams import call_of
+from peer_ranks import Call, Case, fault_of, here
 from world import Worlds
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +60,7 @@ def played_as_rank(cases: list[Case]) -> int:
     compared = 0
     for case in cases:
         call = Call.of(case, here().size, memory.device)
-        call_of(call, rank, buffers)
+        call.launch(rank, buffers)
         buffers.check()
         compared += call.compare(rank)
     dist.barrier()  # peers read this rank's memory until they have ended
@@ -73,13 +71,13 @@ def played_as_rank(cases: list[Case]) -> int:
 def test_a_process_that_never_launches_is_named(compiled: Worlds) -> None:
     fault, late = compiled(2).run(beside_an_absent_process, init=False)
     assert late is None
-    peer, missing, text = fault
+    peer, _, missing, text = fault
     assert (peer, missing) == (1, [])
     assert f"expected rank 1 to have its message ready within {FEW_SPINS} polls" in text
 
 
-def beside_an_absent_process() -> tuple[int, list[int], str] | None:
-    from fastcoll.kernels.peers import PeerBuffers, PeerFault, PeerLayout
+def beside_an_absent_process() -> tuple[int, int, list[int], str] | None:
+    from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
     layout = PeerLayout(2, 8192, 4, 4096)
     memory, addresses = mapped_regions(layout.bytes)
@@ -87,11 +85,8 @@ def beside_an_absent_process() -> tuple[int, list[int], str] | None:
     found = None
     if here().rank == 0:
         case = Case("all_reduce", "two_shot", torch.float32, 3000)
-        call_of(Call.of(case, 2, memory.device), 0, buffers)
-        try:
-            buffers.check()
-        except PeerFault as fault:
-            found = fault.peer, fault.absent, str(fault)
+        Call.of(case, 2, memory.device).launch(0, buffers)
+        found = fault_of(buffers)
     dist.barrier()
     dist.destroy_process_group()
     return found

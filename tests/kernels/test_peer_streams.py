@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_devices import SPINS, Call, buffers_on
-from peer_ranks import Case
+from peer_ranks import DEVICE_SPINS, Call, Case, buffers_on, fault_of
 from test_peer_exchange import KINDS, any_case
 from world import Worlds
 
@@ -24,15 +23,6 @@ DEADLINE = 100.0  # seconds; the first call starts a context and compiles
 TYPES = {torch.float32, torch.bfloat16, torch.int64, torch.uint8, None}
 
 
-def call_of(call: Call, rank: int, buffers: Any) -> None:
-    """Launches what one rank runs, on the current stream."""
-    from fastcoll.kernels import one_shot, ring, two_shot
-
-    modules = {"one_shot": one_shot, "ring": ring, "two_shot": two_shot}
-    prepare = getattr(modules[call.case.algorithm], f"prepare_{call.case.collective}")
-    prepare(call.sources[rank], call.outs[rank], buffers, **call.options)()
-
-
 def launch_on_streams(call: Call, buffers: list[Any], absent: int | None = None) -> None:
     """Launches what each rank runs, at once; `absent` launches nothing."""
     streams = [torch.cuda.Stream(DEVICE) for _ in buffers]
@@ -40,7 +30,7 @@ def launch_on_streams(call: Call, buffers: list[Any], absent: int | None = None)
     for rank, stream in enumerate(streams):
         if rank != absent:
             with torch.cuda.stream(stream):
-                call_of(call, rank, buffers[rank])
+                call.launch(rank, buffers[rank])
     torch.cuda.synchronize(DEVICE)
 
 
@@ -84,9 +74,9 @@ def test_a_rank_that_never_launches_is_named(
         without_rank, collective, algorithm, absent, init=False, deadline=DEADLINE
     )
     assert set(faults) == {0, 2}
-    for peer, missing, text in faults.values():
+    for peer, _, missing, text in faults.values():
         assert peer == absent or (algorithm == "ring" and missing == [absent])
-        assert f"within {SPINS // 10} polls" in text
+        assert f"within {DEVICE_SPINS // 10} polls" in text
 
 
 def test_a_wait_lasts_at_least_as_long_as_its_limit_says(compiled: Worlds) -> None:
@@ -106,7 +96,7 @@ def long_wait(seconds: float) -> float:
         buffers = buffers_on(DEVICE, 2, PeerLayout(2, 1024, 4, 512), limit)
         torch.cuda.synchronize(DEVICE)
         before = time.perf_counter()
-        call_of(call, 0, buffers[0])
+        call.launch(0, buffers[0])
         torch.cuda.synchronize(DEVICE)
         lasted = time.perf_counter() - before
         with pytest.raises(PeerFault):
@@ -116,17 +106,12 @@ def long_wait(seconds: float) -> float:
 
 def without_rank(
     collective: str, algorithm: str, absent: int
-) -> dict[int, tuple[int, list[int], str]]:
-    from fastcoll.kernels.peers import PeerFault, PeerLayout
+) -> dict[int, tuple[int, int, list[int], str]]:
+    from fastcoll.kernels.peers import PeerLayout
 
     ranks = 3
-    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512), SPINS // 10)
+    buffers = buffers_on(DEVICE, ranks, PeerLayout(2, 1024, 4, 512), DEVICE_SPINS // 10)
     call = Call.of(Case(collective, algorithm, torch.float32, 960, seed=1), ranks, DEVICE)
     launch_on_streams(call, buffers, absent)
-    faults = {}
-    for each in buffers:
-        try:
-            each.check()
-        except PeerFault as fault:
-            faults[each.rank] = (fault.peer, fault.absent, str(fault))
-    return faults
+    faults = {each.rank: fault_of(each) for each in buffers}
+    return {rank: fault for rank, fault in faults.items() if fault is not None}
