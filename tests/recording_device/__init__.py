@@ -133,12 +133,9 @@ def hold(stream: torch.Stream) -> int:
     return _loaded().hold(stream.device_index, stream.stream_id)
 
 
-def release(what: int | torch.Stream) -> None:
-    """End one hold, or all holds of a stream."""
-    if isinstance(what, int):
-        _loaded().release(what)
-    else:
-        _loaded().release_stream(what.device_index, what.stream_id)
+def release(token: int) -> None:
+    """End one hold."""
+    _loaded().release(token)
 
 
 @contextlib.contextmanager
