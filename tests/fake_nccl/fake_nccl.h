@@ -151,7 +151,6 @@ Status error(Status status, const char* format, ...) __attribute__((format(print
 void record(const char* name, const Comm* comm, const void* stream, uint64_t count, int type,
             int op, int root);
 void count_call(Comm* comm);
-Status on_expected_stream(const char* name, const void* stream);
 
 // execute.c
 Status execute(Operation* operations, size_t count);

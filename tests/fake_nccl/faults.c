@@ -1,8 +1,7 @@
 // Injected faults, the record of all calls, and the text of the last error.
 //
-// A fault is a line "kind name number after times", given by fakeNcclInject or, several with
-// semicolons, by FAKE_NCCL_FAULTS. It skips the first `after` calls of that name (* is any that
-// moves data) and then strikes `times` times.
+// A fault is a line "kind name number after times", given by fakeNcclInject. It skips the first
+// `after` calls of that name (* is any that moves data) and then strikes `times` times.
 //   fail name status         the call returns this status and does nothing else
 //   hang name 0              the call waits until its communicator is aborted
 //   in_progress name polls   the call is done, returns ncclInProgress, and so do that many polls
@@ -30,8 +29,6 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Injected faults[MAX_FAULTS];
 static int fault_count, call_count, log_file = -1;
-static bool expects_stream;
-static const void* expected_stream;
 static char last_error[256];
 static char (*calls)[TEXT];
 
@@ -57,20 +54,6 @@ EXPORT void fakeNcclClearFaults(void) {
   release();
   pthread_mutex_lock(&lock);
   fault_count = 0;
-  pthread_mutex_unlock(&lock);
-}
-
-/// From now on data may only be moved on this stream.
-EXPORT void fakeNcclExpectStream(const void* stream) {
-  pthread_mutex_lock(&lock);
-  expects_stream = true;
-  expected_stream = stream;
-  pthread_mutex_unlock(&lock);
-}
-
-EXPORT void fakeNcclExpectAnyStream(void) {
-  pthread_mutex_lock(&lock);
-  expects_stream = false;
   pthread_mutex_unlock(&lock);
 }
 
@@ -100,16 +83,6 @@ __attribute__((constructor)) static void read_environment(void) {
     fprintf(stderr, "FAKE_NCCL_LOG=%s cannot be written\n", path);
     abort();
   }
-  char* text = getenv("FAKE_NCCL_FAULTS");
-  char *copy = text ? strdup(text) : NULL, *rest_of_it = NULL;
-  for (char* one = copy ? strtok_r(copy, ";", &rest_of_it) : NULL; one;
-       one = strtok_r(NULL, ";", &rest_of_it)) {
-    if (fakeNcclInject(one) != 0) {
-      fprintf(stderr, "FAKE_NCCL_FAULTS: '%s' is no fault\n", one);
-      abort();
-    }
-  }
-  free(copy);
 }
 
 static _Thread_local int struck_async;
@@ -159,15 +132,6 @@ Status error(Status status, const char* format, ...) {
 EXPORT const char* ncclGetLastError(Comm* comm) {
   (void)comm;
   return last_error;
-}
-
-Status on_expected_stream(const char* name, const void* stream) {
-  pthread_mutex_lock(&lock);
-  const bool wrong = expects_stream && stream != expected_stream;
-  pthread_mutex_unlock(&lock);
-  return wrong
-             ? error(INVALID_USAGE, "%s on stream %p instead of %p", name, stream, expected_stream)
-             : OK;
 }
 
 void record(const char* name, const Comm* comm, const void* stream, uint64_t count, int type,
