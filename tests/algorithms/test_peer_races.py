@@ -1,6 +1,7 @@
 """Accesses that are no tensor's: of workspaces, tables of addresses, and this rank's region. Each order is needed."""
 
 import os
+from unittest import mock
 
 import peer_memory
 import recording_device
@@ -28,11 +29,8 @@ def two_streams(reduce):
         run(self, places)
         recording_device.hold(torch.accelerator.current_stream(DEVICE))
 
-    Plan.run = without_end
-    try:
+    with mock.patch.object(Plan, "run", without_end):
         work = reduce(True)
-    finally:
-        Plan.run = run
     reduce(False)
     work.wait()
     found = recording_device.violations()
@@ -58,15 +56,10 @@ def sides(found):
 
 @on_ranks("peer_world", 2, fresh=True)
 def test_launches_that_do_not_follow():
-    follow = AllReduces._follow
     assert not two_streams(singles) and not two_streams(lists())
-    AllReduces._follow = lambda self, recording: None
-    try:
+    with mock.patch.object(AllReduces, "_follow"):
         assert ("race", "one_shot_kernel", "one_shot_kernel") in sides(two_streams(singles))
         assert ("race", "bucket_kernel", "flatten_kernel") in sides(two_streams(lists()))
-    finally:
-        AllReduces._follow = follow
-        recording_device.clear()
 
 
 @on_ranks("peer_world", 2, fresh=True)
@@ -78,12 +71,8 @@ def test_tables_of_another_stream():
             return placed(self, *arguments)
 
     assert not two_streams(lists())
-    AllReduces._placed = elsewhere
-    try:
+    with mock.patch.object(AllReduces, "_placed", elsewhere):
         found = sides(two_streams(lists()))
-    finally:
-        AllReduces._placed = placed
-        recording_device.clear()
     assert ("race", "aten::copy_", "flatten_kernel") in found, found
 
 
@@ -98,13 +87,9 @@ def test_one_workspace_for_all_streams():
         kept.append(workspace(self, size, 0, recording))
         return kept[-1]
 
-    AllReduces._workspace = one
-    try:
+    with mock.patch.object(AllReduces, "_workspace", one):
         peer_memory.reduces_of().plans.clear()
         found = sides(two_streams(lists(wire_dtype=torch.bfloat16)))
-    finally:
-        AllReduces._workspace = workspace
-        recording_device.clear()
     assert any(second == "flatten_kernel" for _, _, second in found), found
 
 

@@ -26,7 +26,6 @@ NUMBERS = {
     "n_channels_per_net_peer": "nChannelsPerNetPeer",
     "nvlink_centric_sched": "nvlinkCentricSched",
 }
-TEXTS = {"net_name": "netName", "comm_name": "commName"}
 
 
 def config_of(**fields: int | str) -> C.NcclConfig:

@@ -18,7 +18,6 @@ from fastcoll.cuda import nccl_library
 from fastcoll.cuda.nccl_library import MappedFile
 
 LOAD = """
-from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 try:
     nccl_library.load()
@@ -57,7 +56,6 @@ def test_path_version_and_addresses(script: Script, stand_in: str) -> None:
         """
 import ctypes
 from fastcoll import info
-from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 library = nccl_library.load()
 assert nccl_library.load() is library
@@ -108,7 +106,6 @@ import ctypes, sys
 import torch
 ctypes.CDLL(sys.argv[1])
 from fastcoll import info
-from fastcoll._requirements import nccl_packages
 from fastcoll.cuda import nccl_library
 assert len(nccl_library.mapped()) >= 2
 library = nccl_library.load()

@@ -60,32 +60,23 @@ def test_an_abort_is_told():
         )
 
 
-def test_an_interrupt_in_a_call():
-    """What the user does to the program is not made an error, and the other rank is not left to wait."""
+@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_an_interrupt_of_a_call(before):
+    """What the user does to the program is not made an error, and the other rank is not left to wait.
+
+    The same before the call, while the code of a kernel is made.
+    """
     own = group()
     if dist.get_rank() == 0:
+        made = {"side_effect": KeyboardInterrupt} if before else {"return_value": True}
         with (
-            mock.patch.object(AllReduces, "compile", return_value=True),
+            mock.patch.object(AllReduces, "compile", **made),
             mock.patch.object(AllReduces, "serve", side_effect=KeyboardInterrupt),
             pytest.raises(KeyboardInterrupt),
         ):
             all_reduce(torch.ones(3, device=DEVICE), group=own, algorithm="nccl")
-        assert "was interrupted" in fault_of(lambda: reduce(own))[0]
-    else:
-        assert "was interrupted" in fault_of(lambda: reduce(own))[0]
-
-
-@pytest.mark.full
-def test_an_interrupt_before_a_call():
-    """The same while the code of a kernel is made."""
-    own = group()
-    if dist.get_rank() == 0:
-        with (
-            mock.patch.object(AllReduces, "compile", side_effect=KeyboardInterrupt),
-            pytest.raises(KeyboardInterrupt),
-        ):
-            all_reduce(torch.ones(3, device=DEVICE), group=own, algorithm="nccl")
-    assert "was interrupted before it began" in fault_of(lambda: reduce(own))[0]
+    told = "was interrupted before it began" if before else "was interrupted"
+    assert told in fault_of(lambda: reduce(own))[0]
 
 
 @pytest.mark.full

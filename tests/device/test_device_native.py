@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from backend import all_gather_single, reduce_scatter_single
 from device_ranks import DEVICE, build_stand_in
+from on_ranks import on_ranks
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
@@ -34,8 +35,10 @@ def waited_for(x):
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
-def beside_a_thread_that_keeps_the_gil():
-    """Returns how many calls NCCL had got when this thread began to keep the GIL and when it ended, and the result."""
+@pytest.mark.parametrize("size", [1, 2])
+@on_ranks("nccl_world")
+def test_no_call_takes_the_gil(size):
+    """Calls go on beside a thread that keeps it."""
     library = ctypes.PyDLL(str(build_stand_in()))  # whose functions keep the GIL
     count = library.fakeNcclCallCount
     sleep = ctypes.PyDLL(None).usleep
@@ -59,11 +62,13 @@ def beside_a_thread_that_keeps_the_gil():
     finally:
         sys.setswitchinterval(interval)
     caller.join()
-    return first, kept, waited_for(x).cpu().tolist()
+    assert first < CALLS, "all calls were made before the GIL was kept"
+    assert kept == CALLS
+    assert waited_for(x).cpu().tolist() == [(1 + size) / 2] * 8
 
 
-def lines_run():
-    """Returns the lines of the package that calls run, and those that a first call runs."""
+@on_ranks("nccl_world", 2)
+def test_calls_run_no_line_of_python():
     seen: list[str] = []
 
     def trace(frame, event, _):
@@ -104,18 +109,5 @@ def lines_run():
         lambda: dist.all_to_all_single(torch.empty_like(whole), whole, group=own),
         messages,
     )
-    return traced(*calls), traced(*calls)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_no_call_takes_the_gil(nccl_world, size):
-    for first, kept, result in nccl_world(size).run(beside_a_thread_that_keeps_the_gil):
-        assert first < CALLS, "all calls were made before the GIL was kept"
-        assert kept == CALLS
-        assert result == [(1 + size) / 2] * 8
-
-
-def test_calls_run_no_line_of_python(nccl_world):
-    for first, others in nccl_world(2).run(lines_run):
-        assert first, "the first call makes the communicator, in Python"
-        assert others == []
+    assert traced(*calls), "the first call makes the communicator, in Python"
+    assert traced(*calls) == []

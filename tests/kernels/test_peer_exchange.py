@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from on_ranks import on_ranks
 from peer_ranks import Case
 from world import Worlds
 
@@ -71,17 +72,18 @@ def test_any_calls_in_any_order_on_the_same_buffers(
 
 
 @pytest.mark.parametrize(
-    "ranks",
+    "size",
     [3, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)],
 )
-def test_every_type_and_operation(ranks: int, interpreted: Worlds) -> None:
+@on_ranks("interpreted", init=False)
+def test_every_type_and_operation(size: int) -> None:
     kinds = [kind for kind in KINDS if kind[0] != "all_gather"]
     cases = [
         Case(
             collective,
             algorithm,
             dtype,
-            count=37 * ranks + number,
+            count=37 * size + number,
             wire=wire,
             op=OPS[number % len(OPS)],
             scale=0.7,
@@ -91,28 +93,30 @@ def test_every_type_and_operation(ranks: int, interpreted: Worlds) -> None:
             itertools.product(kinds, PAIRS)
         )
     ]
-    interpreted(ranks).run(peer_ranks.play, cases, 5, init=False)
+    peer_ranks.play(cases, 5)
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.full)])
-def test_messages_of_nothing_and_around_16_elements(ranks: int, interpreted: Worlds) -> None:
+@pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.full)])
+@on_ranks("interpreted", init=False)
+def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
     """Some ranks have no share, no chunk or no whole block; a call of nothing moves no counter."""
     cases = [
         Case(collective, algorithm, torch.bfloat16, count, seed=count + 1, in_place=count % 2 == 0)
         for collective, algorithm in KINDS
         for count in (0, 1, 15, 16, 17, 0, 33)
     ]
-    interpreted(ranks).run(peer_ranks.play, cases, 7, init=False)
+    peer_ranks.play(cases, 7)
 
 
 @pytest.mark.parametrize("calls", [6, pytest.param(24, marks=pytest.mark.full)])
 @pytest.mark.parametrize("collective, algorithm", KINDS)
+@on_ranks("interpreted", 3, init=False)
 def test_buffers_serve_many_calls_with_no_barrier(
-    collective: str, algorithm: str, calls: int, interpreted: Worlds
+    collective: str, algorithm: str, calls: int
 ) -> None:
     """Calls of several rounds each, while every rank is late now and then, and one dawdles in launches too."""
     cases = [
         Case(collective, algorithm, torch.float32, count=300 + 7 * number, seed=number + 1)
         for number in range(calls)
     ]
-    interpreted(3).run(peer_ranks.play, cases, 11, 2, 2, 1, init=False)
+    peer_ranks.play(cases, 11, channels=2, slots=2, slow=1)
