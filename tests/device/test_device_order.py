@@ -79,15 +79,6 @@ def test_dropped_with_gaps():
     assert x[0].item() == total()
 
 
-def test_adjacent_on_one_rank():
-    """Where tensors happen to lie does not change what is called."""
-    pieces = list(torch.empty(len(ranks()), 6, device=DEVICE).unbind())
-    if dist.get_rank() == 1:
-        pieces = [torch.empty(6, device=DEVICE) for _ in ranks()]
-    dist.all_gather(pieces, rank_values(6))
-    assert [piece[0].item() for piece in pieces] == [1.0 + rank for rank in ranks()]
-
-
 def test_barrier_after_some_have_sent():
     """Ranks that have used the device meet those that have not."""
     own = dist.new_group()
@@ -303,13 +294,3 @@ def test_the_host_waits_for_nothing():
         assert not stream.query()
     assert len(recording_device.log("synchronize")) == before
     torch.recording.synchronize()
-
-
-def test_integer_average():
-    """As with NCCL: cut off."""
-    x = torch.full((3,), 1 + dist.get_rank(), dtype=torch.int64, device=DEVICE)
-    dist.all_reduce(x, dist.ReduceOp.AVG)
-    assert x.tolist() == [int(total()) // len(ranks())] * 3
-    with pytest.raises(TypeError, match="BXOR"):
-        dist.all_reduce(x, dist.ReduceOp.BXOR)
-    dist.all_reduce(x)  # the group is as good as before
