@@ -11,6 +11,7 @@ __all__ = [
     "IS_GLOO",
     "TORCH",
     "all_gather_single",
+    "backend_of",
     "beyond_gloo",
     "name_of",
     "reduce_scatter_single",
@@ -28,6 +29,11 @@ TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def backend_of(group: dist.ProcessGroup | None = None) -> dist.Backend:
+    """Return what carries out a group's calls on CPU tensors."""
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
 
 
 def beyond_gloo(reason: str) -> pytest.MarkDecorator:

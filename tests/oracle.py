@@ -22,6 +22,7 @@ __all__ = [
     "INTEGERS",
     "OPS",
     "allows",
+    "assert_alike",
     "assert_reduced",
     "assert_same",
     "bits",
@@ -141,6 +142,13 @@ def bits(tensor: Tensor) -> bytes:
         return b""
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+def assert_alike(value: object) -> None:
+    """Assert that all ranks have an equal value."""
+    everyones: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, value)
+    assert everyones == [value] * len(everyones)
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:

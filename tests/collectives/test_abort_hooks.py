@@ -9,17 +9,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, since
+from backend import backend_of, beyond_gloo, since
 from suite_rules import bound
-from words import await_word, say
-
-CPU = torch.device("cpu")
+from words import await_word, eventually, say
+from world import on_ranks
 
 pytestmark = [since(14, "abort hooks"), beyond_gloo("it calls none")]
-
-
-def backend_of(group=None):
-    return (group or dist.group.WORLD)._get_backend(CPU)
 
 
 def used_group(seconds=60):
@@ -31,13 +26,6 @@ def used_group(seconds=60):
     return group
 
 
-def eventually(condition, seconds=20.0):
-    end = time.monotonic() + bound(seconds)
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.002)
-
-
 def collective(group):
     return dist.all_reduce(torch.ones(5), group=group, async_op=True)
 
@@ -46,33 +34,8 @@ def receive(group):
     return dist.irecv(torch.ones(5), group_src=1, group=group)
 
 
-def times_out(call, nobody_waits):
-    """Rank 1 never calls. The hook sees a work that has not failed, although it takes a while."""
-    group = used_group(0.3 if dist.get_rank() == 0 else 60)
-    if dist.get_rank() == 1:
-        await_word("failed")
-        return
-    seen, held = [], []
-
-    def hook():
-        time.sleep(0.2)
-        seen.append(held[0].is_completed() if nobody_waits else None)
-
-    group.register_abort_hook(7, hook)
-    held.append(call(group))
-    if nobody_waits:
-        eventually(lambda: seen)
-        assert seen == [False]
-        eventually(held[0].is_completed)  # polled: this thread has Python's lock
-    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-        held[0].wait()
-    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
-        dist.all_reduce(torch.ones(1), group=group)
-    assert len(seen) == 1
-    say("failed")
-
-
-def synchronous():
+@on_ranks(2, fresh=True)
+def test_synchronous():
     """The caller gets its error when the hook has ended."""
     group = used_group(0.3 if dist.get_rank() == 0 else 60)
     if dist.get_rank() == 1:
@@ -86,7 +49,8 @@ def synchronous():
     say("failed")
 
 
-def of_all_ranks():
+@on_ranks(3, fresh=True)
+def test_of_all_ranks():
     """One rank aborts. The hook of a rank that waits is called, and that of one whose next call is refused."""
     rank, group, seen = dist.get_rank(), used_group(), []
     group.register_abort_hook(1, lambda: seen.append(rank))
@@ -107,7 +71,8 @@ def of_all_ranks():
     assert seen == [rank]
 
 
-def several():
+@on_ranks(2, fresh=True)
+def test_several():
     """In the order of their numbers; one that raises keeps no other from being called, and changes no error."""
     group, seen = used_group(), []
 
@@ -128,7 +93,8 @@ def several():
     assert "of the hook" not in str(caught.value)
 
 
-def no_lock_is_held():
+@on_ranks(2, fresh=True)
+def test_no_lock_is_held():
     """No lock is held: a hook, and a thread that it waits for, may ask the group for anything."""
     group, seen = used_group(), []
 
@@ -160,7 +126,8 @@ def no_lock_is_held():
         await_word("failed")
 
 
-def healthy():
+@on_ranks(2, fresh=True)
+def test_healthy():
     """A group that ends in order calls none."""
     group, seen = used_group(), []
     group.register_abort_hook(1, lambda: seen.append(1))
@@ -171,7 +138,8 @@ def healthy():
     assert seen == []
 
 
-def not_kept():
+@on_ranks(2, fresh=True)
+def test_not_kept():
     """A hook that holds its group does not keep it alive, be the group destroyed or aborted."""
     import fastcoll.info
 
@@ -190,20 +158,28 @@ def not_kept():
 
 @pytest.mark.parametrize("nobody_waits", [True, False])
 @pytest.mark.parametrize("call", [collective, receive])
-def test_time_is_up(world, call, nobody_waits):
-    world(2).run(times_out, call, nobody_waits, fresh=True)
+@on_ranks(2, fresh=True)
+def test_time_is_up(call, nobody_waits):
+    """Rank 1 never calls. The hook sees a work that has not failed, although it takes a while."""
+    group = used_group(0.3 if dist.get_rank() == 0 else 60)
+    if dist.get_rank() == 1:
+        await_word("failed")
+        return
+    seen, held = [], []
 
+    def hook():
+        time.sleep(0.2)
+        seen.append(held[0].is_completed() if nobody_waits else None)
 
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (synchronous, 2),
-        (of_all_ranks, 3),
-        (several, 2),
-        (no_lock_is_held, 2),
-        (not_kept, 2),
-        (healthy, 2),
-    ],
-)
-def test_between_ranks_in_a_group_of_its_own(world, job, size):
-    world(size).run(job, fresh=True)
+    group.register_abort_hook(7, hook)
+    held.append(call(group))
+    if nobody_waits:
+        eventually(lambda: seen)
+        assert seen == [False]
+        eventually(held[0].is_completed)  # polled: this thread has Python's lock
+    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+        held[0].wait()
+    with pytest.raises(RuntimeError, match=r"(?i)timed out"):
+        dist.all_reduce(torch.ones(1), group=group)
+    assert len(seen) == 1
+    say("failed")

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import MOVED, REDUCED, Case, operations, run
 from fault_list import plays
-from oracle import FLOATS, OPS, allows, assert_same, bits, reduce_op, reduced, sample
-from world import World, Worlds
+from oracle import FLOATS, OPS, allows, assert_alike, assert_same, bits, reduce_op, reduced, sample
+from world import World, Worlds, on_ranks
 
 from fastcoll._load import C
 
@@ -64,19 +64,58 @@ def world(request: pytest.FixtureRequest, world: Worlds):
 
 
 def all_reduce(shapes, op, dtype):
-    return [
+    """The results are right, and the same on all ranks."""
+    found = [
         run(Case("all_reduce", op, dtype, shape, seed=seed, async_op=seed % 2 == 1))
         for seed, shape in enumerate(shapes)
     ]
+    assert_alike(found)
 
 
-def all_reduce_given(tensors, op):
-    tensor = tensors[dist.get_rank()]
+def all_reduce_given(tensors, op="SUM"):
+    tensor = tensors[dist.get_rank()].clone()
     dist.all_reduce(tensor, op=reduce_op(op))
     return tensor
 
 
-def refuse(op, dtype):
+@pytest.mark.parametrize(("op", "dtype"), ALLOWED, ids=name_of)
+@on_ranks(3)
+def test_operation_and_type(op, dtype):
+    all_reduce(SHAPES, op, dtype)
+
+
+def all_reduce_everything():
+    for op, dtype in ALLOWED:
+        all_reduce([(67,)], op, dtype)
+
+
+@beyond_gloo("chooses by itself")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("world", ["best"], indirect=True)
+def test_operations_and_types_with_another_instruction_set(world, isa):
+    world(3).run(by_isa, isa, all_reduce_everything)
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
+@on_ranks(1, 2, 4, 5)
+def test_world_size(op):
+    all_reduce([*SHAPES, (0,), (), (2, 0, 3)], op, torch.float)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "elements"),
+    [(torch.float, 8 * 2**20), (torch.bfloat16, 2 * 2**20), (torch.int64, 4 * 2**20)],
+    ids=name_of,
+)
+@on_ranks(2)
+def test_large(dtype, elements):
+    all_reduce([(elements,), (elements - 1,)], "SUM", dtype)
+
+
+@beyond_gloo("computes something for these, or crashes")
+@pytest.mark.parametrize(("op", "dtype"), REFUSED, ids=name_of)
+@on_ranks(2, fresh=True)
+def test_meaningless_operation_is_refused(op, dtype):
     tensor = sample(dist.get_rank(), (5,), dtype)
     before = tensor.clone()
     with pytest.raises((ValueError, TypeError, RuntimeError)):
@@ -87,103 +126,58 @@ def refuse(op, dtype):
     assert_same(after, torch.full((3,), float(dist.get_world_size())))
 
 
-def premultiply_by_tensor(factor):
-    tensor = torch.full((9,), float(dist.get_rank() + 1))
-    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(torch.tensor([factor])))
-    return tensor
-
-
-@pytest.mark.parametrize(("op", "dtype"), ALLOWED, ids=name_of)
-def test_operation_and_type(world, op, dtype):
-    answers = world(3).run(all_reduce, SHAPES, op, dtype)
-    assert answers[0] == answers[1] == answers[2]
-
-
-def all_reduce_everything(pairs):
-    return [all_reduce([(67,)], op, dtype) for op, dtype in pairs]
-
-
-@beyond_gloo("chooses by itself")
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("world", ["best"], indirect=True)
-def test_operations_and_types_with_another_instruction_set(world, isa):
-    answers = world(3).run(by_isa, isa, all_reduce_everything, ALLOWED)
-    assert answers[0] == answers[1] == answers[2]
-
-
-@pytest.mark.parametrize("size", [1, 2, 4, 5])
-@pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
-def test_world_size(world, size, op):
-    answers = world(size).run(all_reduce, [*SHAPES, (0,), (), (2, 0, 3)], op, torch.float)
-    assert all(answer == answers[0] for answer in answers)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "elements"),
-    [(torch.float, 8 * 2**20), (torch.bfloat16, 2 * 2**20), (torch.int64, 4 * 2**20)],
-    ids=name_of,
-)
-def test_large(world, dtype, elements):
-    answers = world(2).run(all_reduce, [(elements,), (elements - 1,)], "SUM", dtype)
-    assert answers[0] == answers[1]
-
-
-@beyond_gloo("computes something for these, or crashes")
-@pytest.mark.parametrize(("op", "dtype"), REFUSED, ids=name_of)
-def test_meaningless_operation_is_refused(world, op, dtype):
-    world(2).run(refuse, op, dtype, fresh=True)
-
-
 @plays(51)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=name_of)
-def test_integers_wrap_around(world, dtype):
+@on_ranks(2)
+def test_integers_wrap_around(dtype):
     top = torch.iinfo(dtype).max
     given = [torch.tensor([top, 1, top], dtype=dtype), torch.tensor([1, top, top], dtype=dtype)]
-    for tensor in world(2).run(all_reduce_given, given, "SUM"):
-        assert_same(tensor, given[0] + given[1])
-    for tensor in world(2).run(all_reduce_given, given, "PRODUCT"):
-        assert_same(tensor, given[0] * given[1])
+    assert_same(all_reduce_given(given), given[0] + given[1])
+    assert_same(all_reduce_given(given, "PRODUCT"), given[0] * given[1])
 
 
 @plays(49)
 @beyond_gloo("drops NaN unless rank 0 has it")
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 @pytest.mark.parametrize("op", ["MIN", "MAX"])
-def test_nan_wins(world, op, dtype):
+@on_ranks(3)
+def test_nan_wins(op, dtype):
     """NaN of any rank, at the places where vector code and its tail meet."""
     given = [sample(r, (67,), dtype) for r in range(3)]
     for place in range(67):
         given[place % 3][place] = float("nan") if place % 5 else 0.0
     expected = reduced(given, op)
     assert expected.isnan().sum() == 53
-    answers = world(3).run(all_reduce_given, given, op)
-    for tensor in answers:
-        assert torch.equal(tensor.isnan(), expected.isnan())
-        assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
-        assert bits(tensor) == bits(answers[0])
+    tensor = all_reduce_given(given, op)
+    assert torch.equal(tensor.isnan(), expected.isnan())
+    assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert_alike(bits(tensor))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
-def test_infinities_and_signs(world, dtype):
+@on_ranks(2)
+def test_infinities_and_signs(dtype):
     inf, nan = float("inf"), float("nan")
     given = [
         torch.tensor([inf, inf, -inf, nan, 0.0, -0.0, 1.0], dtype=dtype),
         torch.tensor([1.0, -inf, -inf, 1.0, -0.0, -0.0, inf], dtype=dtype),
     ]
     expected = given[0] + given[1]
-    for tensor in world(2).run(all_reduce_given, given, "SUM"):
-        assert torch.equal(tensor.isnan(), expected.isnan())
-        assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
+    tensor = all_reduce_given(given)
+    assert torch.equal(tensor.isnan(), expected.isnan())
+    assert torch.equal(tensor.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 @plays(50)
-def test_denormals_are_kept(world):
+@on_ranks(2)
+def test_denormals_are_kept():
     given = [torch.tensor([1e-40, -3e-42, 1e-45]), torch.tensor([2e-40, 1e-42, 1e-45])]
-    for tensor in world(2).run(all_reduce_given, given, "SUM"):
-        assert_same(tensor, given[0] + given[1])
+    assert_same(all_reduce_given(given), given[0] + given[1])
 
 
 @beyond_gloo("has no PREMUL_SUM")
-def test_premultiplied_by_a_tensor(world):
-    for tensor in world(3).run(premultiply_by_tensor, 0.5):
-        assert_same(tensor, torch.full((9,), 3.0))
+@on_ranks(3)
+def test_premultiplied_by_a_tensor():
+    tensor = torch.full((9,), float(dist.get_rank() + 1))
+    dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(torch.tensor([0.5])))
+    assert_same(tensor, torch.full((9,), 3.0))

@@ -3,12 +3,12 @@
 import random
 import threading
 
-import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from oracle import assert_same
+from world import on_ranks
 
 
 def issued(seed, group=None):
@@ -25,61 +25,68 @@ def issued(seed, group=None):
     return Runner(case, group)
 
 
-def outstanding(seed, count):
+@on_ranks(1, 2, 3, 5)
+def test_outstanding():
     """Wait in another order on every rank."""
-    works = [issued(1000 * seed + number) for number in range(count)]
+    works = [issued(1000 * dist.get_world_size() + number) for number in range(40)]
     random.Random(dist.get_rank()).shuffle(works)
     for one in works:
         one.check()
 
 
-def mixed_with_synchronous(seed, count):
+@on_ranks(2, 4)
+def test_mixed_with_synchronous():
     """Synchronous collectives overtake nothing: all ranks issue the same order."""
-    works = []
-    for number in range(count):
-        works.append(issued(1000 * seed + number))
+    works, size = [], dist.get_world_size()
+    for number in range(25):
+        works.append(issued(1000 * size + number))
         tensor = torch.full((5,), float(number))
         dist.all_reduce(tensor)
-        assert_same(tensor, torch.full((5,), float(number) * dist.get_world_size()))
+        assert_same(tensor, torch.full((5,), float(number) * size))
     for one in works:
         one.check()
 
 
-def dependent(steps):
+@beyond_gloo("runs two collectives of one group at once")
+@on_ranks(2)
+def test_one_tensor_again_and_again():
     """Each collective reads what the one before it wrote: they must run in order."""
     tensor = torch.ones(30_000)
-    works = [dist.all_reduce(tensor, async_op=True) for _ in range(steps)]
+    works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
     for work in works:
         work.wait()
-    assert_same(tensor, torch.full((30_000,), float(dist.get_world_size()) ** steps))
+    assert_same(tensor, torch.full((30_000,), float(dist.get_world_size()) ** 20))
 
 
-def thousands(count):
-    tensors = [torch.full((4,), float(number)) for number in range(count)]
+@on_ranks(2)
+def test_thousands():
+    tensors = [torch.full((4,), float(number)) for number in range(2000)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for number, (tensor, work) in enumerate(zip(tensors, works, strict=True)):
         work.wait()
         assert_same(tensor, torch.full((4,), float(number * dist.get_world_size())))
 
 
-def groups_in_opposite_orders(rounds):
+@on_ranks(3)
+def test_groups_in_opposite_orders():
     """Even ranks issue on the first group first, odd ranks on the second."""
     everyone = list(range(dist.get_world_size()))
     groups = [dist.new_group(everyone) for _ in range(2)]
-    for number in range(rounds):
+    for number in range(10):
         order = [0, 1] if dist.get_rank() % 2 == 0 else [1, 0]
         for one in [issued(10 * number + which, groups[which]) for which in order]:
             one.check()
 
 
-def threads_on_own_groups(threads, rounds):
+@on_ranks(3)
+def test_threads_on_own_groups():
     everyone = list(range(dist.get_world_size()))
-    groups = [dist.new_group(everyone) for _ in range(threads)]
+    groups = [dist.new_group(everyone) for _ in range(4)]
     failures = []
 
     def work(which):
         try:
-            for number in range(rounds):
+            for number in range(10):
                 issued(1000 * which + number, groups[which]).check()
                 tensor = torch.full((7,), float(which))
                 dist.all_reduce(tensor, group=groups[which])
@@ -87,7 +94,7 @@ def threads_on_own_groups(threads, rounds):
         except BaseException as failure:
             failures.append(failure)
 
-    running = [threading.Thread(target=work, args=(which,)) for which in range(threads)]
+    running = [threading.Thread(target=work, args=(which,)) for which in range(4)]
     random.Random(dist.get_rank()).shuffle(running)
     for thread in running:
         thread.start()
@@ -97,43 +104,13 @@ def threads_on_own_groups(threads, rounds):
         raise failures[0]
 
 
-def threads_that_come_and_go(threads):
+@on_ranks(2)
+def test_threads_that_come_and_go():
     """Every collective is issued by a thread that has ended when it is waited for."""
     works = []
-    for number in range(threads):
+    for number in range(10):
         thread = threading.Thread(target=lambda number=number: works.append(issued(number)))
         thread.start()
         thread.join()
     for one in works:
         one.check()
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_outstanding(world, size):
-    world(size).run(outstanding, size, 40)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_mixed_with_synchronous(world, size):
-    world(size).run(mixed_with_synchronous, size, 25)
-
-
-@beyond_gloo("runs two collectives of one group at once")
-def test_one_tensor_again_and_again(world):
-    world(2).run(dependent, 20)
-
-
-def test_thousands(world):
-    world(2).run(thousands, 2000)
-
-
-def test_groups_in_opposite_orders(world):
-    world(3).run(groups_in_opposite_orders, 10)
-
-
-def test_threads_on_own_groups(world):
-    world(3).run(threads_on_own_groups, 4, 10)
-
-
-def test_threads_that_come_and_go(world):
-    world(2).run(threads_that_come_and_go, 10)

@@ -19,6 +19,7 @@ from collective_cases import (
     run_all,
 )
 from oracle import GLOO_MOVES, GLOO_REDUCES, assert_reduced, assert_same, sample
+from world import on_ranks
 
 import fastcoll
 
@@ -97,11 +98,14 @@ def test_splits(world, collective, splits):
     world(3).run(run_all, cases)
 
 
-def alike_and_unlike(seed, rounds):
+@beyond_gloo("has no tensors in shared memory")
+@pytest.mark.parametrize("seed", range(3))
+@on_ranks(2, 3, 5)
+def test_longest_messages_alike_and_unlike(seed):
     """A rank writes its first segment before it knows whether the others cut their messages as it does."""
     mine, size = dist.get_rank(), dist.get_world_size()
     random = Random(seed)
-    for turn in range(rounds):
+    for turn in range(30):
         most = random.choice([0, 100, 3000, 40_000, 300_000])
         splits = [
             [random.choice([most, most, most // 2, 0]) for _ in range(size)] for _ in range(size)
@@ -120,14 +124,10 @@ def alike_and_unlike(seed, rounds):
             assert torch.equal(part, torch.arange(part.numel()) + 1000 * source + mine + turn)
 
 
-@beyond_gloo("has no tensors in shared memory")
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_longest_messages_alike_and_unlike(world, size):
-    for seed in range(3):
-        world(size).run(alike_and_unlike, seed, 30)
-
-
-def scattered_unevenly(sizes):
+@beyond_gloo("refuses unequal sizes")
+@pytest.mark.parametrize("sizes", [[(3,), (5,), (1,)], [(2, 2), (0,), (70001,)]], ids=str)
+@on_ranks(3)
+def test_reduce_scatter_of_unequal_sizes(sizes):
     mine, ranks = dist.get_rank(), range(dist.get_world_size())
     inputs = [
         [sample(10 * r + d, shape, torch.float) for d, shape in enumerate(sizes)] for r in ranks
@@ -137,13 +137,9 @@ def scattered_unevenly(sizes):
     assert_reduced(output, [row[mine] for row in inputs], "SUM")
 
 
-@beyond_gloo("refuses unequal sizes")
-@pytest.mark.parametrize("sizes", [[(3,), (5,), (1,)], [(2, 2), (0,), (70001,)]], ids=str)
-def test_reduce_scatter_of_unequal_sizes(world, sizes):
-    world(3).run(scattered_unevenly, sizes)
-
-
-def gathered_flat():
+@beyond_gloo("refuses other shapes")
+@on_ranks(3)
+def test_all_gather_into_another_shape():
     """Any shape with the right number of elements is an output."""
     inputs = [sample(r, (2, 6), torch.float) for r in range(dist.get_world_size())]
     output = torch.empty(dist.get_world_size() * 12)
@@ -151,12 +147,12 @@ def gathered_flat():
     assert_same(output, torch.cat(inputs).reshape(-1))
 
 
-@beyond_gloo("refuses other shapes")
-def test_all_gather_into_another_shape(world):
-    world(3).run(gathered_flat)
-
-
-def in_place(length, step):
+@pytest.mark.parametrize(
+    "step", [0, *(pytest.param(step, marks=beyond_gloo("overwrites inputs")) for step in (1, 2))]
+)
+@pytest.mark.parametrize("length", [5, 300_000])
+@on_ranks(3)
+def test_in_place(length, step):
     """What a rank gives is a part of what it gets, or the other way round; in lists, also another part than its own."""
     mine, ranks = dist.get_rank(), range(dist.get_world_size())
     inputs = [[sample(10 * r + d, (length,), torch.float) for d in ranks] for r in ranks]
@@ -181,14 +177,6 @@ def in_place(length, step):
     assert_same(output, torch.stack([row[0] for row in inputs]))
 
 
-@pytest.mark.parametrize(
-    "step", [0, *(pytest.param(step, marks=beyond_gloo("overwrites inputs")) for step in (1, 2))]
-)
-@pytest.mark.parametrize("length", [5, 300_000])
-def test_in_place(world, length, step):
-    world(3).run(in_place, length, step)
-
-
 REFUSED = {
     "all_gather_single": lambda: all_gather_single(torch.empty(9), torch.ones(4)),
     "dtype of all_gather_single": lambda: all_gather_single(
@@ -206,12 +194,6 @@ REFUSED = {
 }
 
 
-def refused(name):
-    with pytest.raises((ValueError, TypeError, RuntimeError)):
-        REFUSED[name]()
-    dist.barrier()
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -219,11 +201,15 @@ def refused(name):
         for n in REFUSED
     ],
 )
-def test_wrong_sizes_are_refused_before_anything_is_sent(world, name):
-    world(2).run(refused, name)
+@on_ranks(2)
+def test_wrong_sizes_are_refused_before_anything_is_sent(name):
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        REFUSED[name]()
+    dist.barrier()
 
 
-def gathered_unevenly():
+@on_ranks(2)
+def test_an_uneven_all_gather_is_told_what_to_do():
     mine = dist.get_rank()
     uneven = [torch.empty(4 if rank == mine else 3) for rank in range(dist.get_world_size())]
     with pytest.raises((ValueError, RuntimeError), match="" if IS_GLOO else "Pad the tensors"):
@@ -231,11 +217,10 @@ def gathered_unevenly():
     dist.barrier()
 
 
-def test_an_uneven_all_gather_is_told_what_to_do(world):
-    world(2).run(gathered_unevenly)
-
-
-def gather_single_of_wrong_size():
+@since(14, "gather_single")
+@beyond_gloo("it has no gather_single")
+@on_ranks(3)
+def test_gather_single_of_wrong_size():
     output = torch.empty(7) if dist.get_rank() == 0 else None
     if dist.get_rank() == 0:
         expected = "expected an output of 3 x 2 elements on the root, got 7"
@@ -245,9 +230,3 @@ def gather_single_of_wrong_size():
     dist.gather_single(torch.full((2,), float(dist.get_rank())), output)
     if output is not None:
         assert_same(output, torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 2.0]))
-
-
-@since(14, "gather_single")
-@beyond_gloo("it has no gather_single")
-def test_gather_single_of_wrong_size(world):
-    world(3).run(gather_single_of_wrong_size)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import Case, Runner, run_all
+from world import on_ranks
 
 LINE, BLOCK, LEAST = 64, 8192 - 64, 8192
 SEGMENT, MOST = 512 << 10, 8 << 20
@@ -53,20 +54,6 @@ def everything() -> list[Case]:
     return [*exchanges(sizes), *gathers(lengths), *reductions(lengths, torch.bfloat16)]
 
 
-def through_small_segments() -> None:
-    """In the smallest ring, and in segments of a line."""
-    import fastcoll
-    import fastcoll.tuning
-
-    table = type(fastcoll.tuning.load().table)()  # one of its own: that of load() is everybody's
-    table.segment_bytes = 1
-    for options in (fastcoll.Options(ring_bytes=16384), fastcoll.Options(tuning=table)):
-        group = dist.new_group(backend="fastcoll", pg_options=options)
-        for case in everything():
-            Runner(case, group).check()
-        dist.destroy_process_group(group)
-
-
 def test_all_to_all(world):
     world(2).run(run_all, exchanges([(length, length) for length in LENGTHS]))
 
@@ -80,8 +67,19 @@ def test_all_gather(world):
 
 
 @beyond_gloo("has no fastcoll.Options")
-def test_small_rings_and_segments(world):
-    world(2).run(through_small_segments)
+@on_ranks(2)
+def test_small_rings_and_segments() -> None:
+    """In the smallest ring, and in segments of a line."""
+    import fastcoll
+    import fastcoll.tuning
+
+    table = type(fastcoll.tuning.load().table)()  # one of its own: that of load() is everybody's
+    table.segment_bytes = 1
+    for options in (fastcoll.Options(ring_bytes=16384), fastcoll.Options(tuning=table)):
+        group = dist.new_group(backend="fastcoll", pg_options=options)
+        for case in everything():
+            Runner(case, group).check()
+        dist.destroy_process_group(group)
 
 
 @pytest.mark.parametrize(

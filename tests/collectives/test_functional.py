@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from oracle import assert_reduced, assert_same, sample
-from world import here
+from world import here, on_ranks
 
 ALL_REDUCE_OPS = ["sum", "avg", "max", "product"]
 
@@ -16,25 +16,8 @@ def of_all(shape=(6, 4), seed=0):
     return [sample(r, shape, torch.float, seed) for r in range(dist.get_world_size())]
 
 
-def all_reduce(op):
-    inputs = of_all()
-    given = inputs[dist.get_rank()].clone()
-    result = funcol.all_reduce(given, op, dist.group.WORLD)
-    assert_reduced(result + 0, inputs, op.upper())
-    assert_same(given, inputs[dist.get_rank()])
-
-
-def gather_and_scatter(dim):
-    mine, size = dist.get_rank(), dist.get_world_size()
-    inputs = of_all()
-    gathered = funcol.all_gather_tensor(inputs[mine], dim, dist.group.WORLD)
-    assert_same(gathered + 0, torch.cat(inputs, dim))
-    wide = [torch.cat([t] * size, dim) * (r + 1) for r, t in enumerate(inputs)]
-    part = funcol.reduce_scatter_tensor(wide[mine], "sum", dim, dist.group.WORLD)
-    assert_reduced(part + 0, [t.chunk(size, dim)[mine] for t in wide], "SUM")
-
-
-def broadcast_and_all_to_all():
+@on_ranks(3)
+def test_broadcast_and_all_to_all():
     mine, size = dist.get_rank(), dist.get_world_size()
     inputs = of_all()
     assert_same(funcol.broadcast(inputs[mine], 1, dist.group.WORLD) + 0, inputs[1])
@@ -47,7 +30,8 @@ def broadcast_and_all_to_all():
     assert_same(got + 0, torch.cat([sends[r][mine] for r in range(size)]))
 
 
-def coalesced():
+@on_ranks(3)
+def test_coalesced():
     mine, size = dist.get_rank(), dist.get_world_size()
     rows = [of_all((3, 2), seed=1), of_all((5,), seed=2)]
     given = [row[mine] for row in rows]
@@ -65,7 +49,8 @@ def coalesced():
         assert_reduced(got + 0, flat, "SUM")
 
 
-def backward():
+@on_ranks(3)
+def test_backward():
     """The gradient of a gather is a reduce-scatter, and the other way round."""
     mine, size = dist.get_rank(), dist.get_world_size()
     weights = of_all((size * 3, 2), seed=5)
@@ -81,7 +66,8 @@ def backward():
     assert_same(wide.grad, torch.cat(factors))
 
 
-def many_in_flight():
+@on_ranks(3)
+def test_many_in_flight():
     """Results may be awaited in any order, or never."""
     inputs = [of_all((100,), seed) for seed in range(20)]
     results = [funcol.all_reduce(row[dist.get_rank()], "sum", dist.group.WORLD) for row in inputs]
@@ -90,7 +76,8 @@ def many_in_flight():
         assert_reduced(result + 0, row, "SUM")
 
 
-def eager():
+@on_ranks(2)
+def test_eager():
     """The functions that are compiled below, eagerly against the oracle."""
     mine, size = dist.get_rank(), dist.get_world_size()
     inputs = [t * 3 for t in of_all()]
@@ -122,7 +109,34 @@ def compiled(backend, *functions):
             torch.testing.assert_close(fast(given * scale), function(given * scale))
 
 
-def compiled_with_gradients(backend):
+@pytest.mark.parametrize("op", ALL_REDUCE_OPS)
+@on_ranks(1, 3)
+def test_all_reduce(op):
+    inputs = of_all()
+    given = inputs[dist.get_rank()].clone()
+    result = funcol.all_reduce(given, op, dist.group.WORLD)
+    assert_reduced(result + 0, inputs, op.upper())
+    assert_same(given, inputs[dist.get_rank()])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@on_ranks(1, 3)
+def test_gather_and_scatter(dim):
+    mine, size = dist.get_rank(), dist.get_world_size()
+    inputs = of_all()
+    gathered = funcol.all_gather_tensor(inputs[mine], dim, dist.group.WORLD)
+    assert_same(gathered + 0, torch.cat(inputs, dim))
+    wide = [torch.cat([t] * size, dim) * (r + 1) for r, t in enumerate(inputs)]
+    part = funcol.reduce_scatter_tensor(wide[mine], "sum", dim, dist.group.WORLD)
+    assert_reduced(part + 0, [t.chunk(size, dim)[mine] for t in wide], "SUM")
+
+
+def test_compiled(world):
+    world(2).run(compiled, "aot_eager", step, step_in_place)
+
+
+@on_ranks(2)
+def test_compiled_with_gradients():
     torch.compiler.reset()
     weight = torch.ones(4, 3, requires_grad=True)
     given = sample(dist.get_rank(), (6, 4), torch.float)
@@ -131,53 +145,16 @@ def compiled_with_gradients(backend):
         hidden = funcol.all_gather_tensor_autograd(given @ weight, 0, dist.group.WORLD)
         return hidden.square().sum()
 
-    torch.compile(loss, backend=backend, fullgraph=True)(weight).backward()
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(weight).backward()
     compiled_gradient, weight.grad = weight.grad, None
     loss(weight).backward()
     torch.testing.assert_close(compiled_gradient, weight.grad)
     assert weight.grad.abs().sum() > 0
 
 
-def compiled_by_inductor():
+@pytest.mark.full
+@on_ranks(2, deadline=110.0)
+def test_compiled_by_inductor():
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(here().scratch)
     with torch._inductor.config.patch(compile_threads=1, cpp_cache_precompile_headers=False):
         compiled("inductor", step)
-
-
-@pytest.mark.parametrize("op", ALL_REDUCE_OPS)
-@pytest.mark.parametrize("size", [1, 3])
-def test_all_reduce(world, size, op):
-    world(size).run(all_reduce, op)
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("size", [1, 3])
-def test_gather_and_scatter(world, size, dim):
-    world(size).run(gather_and_scatter, dim)
-
-
-def test_compiled(world):
-    world(2).run(compiled, "aot_eager", step, step_in_place)
-
-
-def test_compiled_with_gradients(world):
-    world(2).run(compiled_with_gradients, "aot_eager")
-
-
-@pytest.mark.full
-def test_compiled_by_inductor(world):
-    world(2).run(compiled_by_inductor, deadline=110.0)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (broadcast_and_all_to_all, 3),
-        (coalesced, 3),
-        (backward, 3),
-        (many_in_flight, 3),
-        (eager, 2),
-    ],
-)
-def test_between_ranks(world, job, size):
-    world(size).run(job)

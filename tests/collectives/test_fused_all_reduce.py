@@ -3,20 +3,19 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import backend_of, beyond_gloo
 from oracle import assert_same, reduced, sample
+from world import on_ranks
+
+import fastcoll
 
 pytestmark = beyond_gloo("no other backend has it")
 
 LISTS = [[3], [1000], [5, 0, 7, 100_000], [1_000_003], [33] * 30 + [70_001] * 7]
 
 
-def backend():
-    return dist.group.WORLD._get_backend(torch.device("cpu"))
-
-
 def fused(tensors, op=dist.ReduceOp.AVG, **options):
-    return backend().all_reduce_fused(tensors, op, **options)
+    return backend_of().all_reduce_fused(tensors, op, **options)
 
 
 def inputs_of(rank, sizes, dtype):
@@ -33,10 +32,9 @@ def like_the_oracle(sizes, dtype, wire, op):
     )
     if work is not None:
         work.wait()
-    travelling = wire or dtype
     expected = [
-        reduced([given[rank][i].to(travelling) for rank in ranks], op).to(dtype)
-        for i in range(len(sizes))
+        reduced([tensor.to(wire or dtype) for tensor in tensors], op).to(dtype)
+        for tensors in zip(*given, strict=True)
     ]
     for found, wanted in zip(mine, expected, strict=True):
         assert_same(found, wanted)
@@ -60,11 +58,10 @@ def test_other_operations(world, op):
     world(3).run(like_the_oracle, LISTS[2], torch.float32, torch.bfloat16, op)
 
 
-def messages_in_shared_memory():
+@on_ranks(3)
+def test_messages_in_shared_memory():
     """Read by the peers where they are, and measured all the same."""
-    cpu = torch.device("cpu")
-    tensor = backend().allocate_tensor(2_000_003, dtype=torch.float32, device=cpu)
-    tensor.fill_(1.0 + dist.get_rank())
+    tensor = fastcoll.empty_shared(2_000_003, dtype=torch.float32).fill_(1.0 + dist.get_rank())
     squares = torch.zeros(1, dtype=torch.float64)
     fused([tensor], squares=squares)
     mean = (1 + dist.get_world_size()) / 2
@@ -73,11 +70,9 @@ def messages_in_shared_memory():
     assert squares.item() == mean**2 * tensor.numel()
 
 
-def test_messages_in_shared_memory(world):
-    world(3).run(messages_in_shared_memory)
-
-
-def with_gaps(wire):
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+@on_ranks(2)
+def test_tensors_with_gaps(wire):
     whole = torch.arange(40_000, dtype=torch.float32).view(200, 200) % 100
     part = whole[:, ::2]
     squares = torch.zeros(1, dtype=torch.float64)
@@ -87,12 +82,10 @@ def with_gaps(wire):
     assert_same(whole[:, 1::2].contiguous(), part.new_tensor(range(1, 100, 2)).repeat(200, 2))
 
 
-@pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_tensors_with_gaps(world, wire):
-    world(2).run(with_gaps, wire)
-
-
-def not_finite(value, wire):
+@pytest.mark.parametrize("wire", [None, torch.float16])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@on_ranks(2)
+def test_what_is_not_finite_shows_in_the_squares(value, wire):
     """One element on one rank is enough, wherever it lies."""
     for place in (0, 4999, 299_999):
         tensor = torch.ones(300_000)
@@ -104,22 +97,13 @@ def not_finite(value, wire):
         assert not squares.isfinite().item()
 
 
-@pytest.mark.parametrize("wire", [None, torch.float16])
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_what_is_not_finite_shows_in_the_squares(world, value, wire):
-    world(2).run(not_finite, value, wire)
-
-
-def too_large_for_the_wire():
+@on_ranks(2)
+def test_an_overflow_of_the_wire_shows_in_the_squares():
     tensor = torch.full((1000,), 70_000.0)
     squares = torch.zeros(1, dtype=torch.float64)
     fused([tensor], wire_dtype=torch.float16, squares=squares)
     assert tensor.isinf().all()
     assert squares.isinf().item() or dist.get_rank() * 512 >= 1000
-
-
-def test_an_overflow_of_the_wire_shows_in_the_squares(world):
-    world(2).run(too_large_for_the_wire)
 
 
 BAD = {
@@ -140,14 +124,11 @@ BAD = {
 }
 
 
-def refused(text):
+@pytest.mark.parametrize("text", list(BAD))
+@on_ranks(2)
+def test_bad_arguments(text):
     error, tensors, options = BAD[text]
     with pytest.raises(error, match=text) as caught:
         fused([torch.zeros(size, dtype=dtype) for size, dtype in tensors], **options)
     assert "fastcoll.all_reduce_fused [group '" in str(caught.value)
     like_the_oracle([100], torch.float32, None, "AVG")  # the group goes on
-
-
-@pytest.mark.parametrize("text", list(BAD))
-def test_bad_arguments(world, text):
-    world(2).run(refused, text)

@@ -1,8 +1,9 @@
 """Groups: overlapping, many, split, destroyed and made again."""
 
+import contextlib
 import copy
 import inspect
-import threading
+import itertools
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -10,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, TORCH, beyond_gloo, since
-from oracle import assert_same
+from backend import BACKEND, TORCH, backend_of, beyond_gloo, since
+from oracle import assert_alike, assert_same
 from own_threads import thread_names
-from suite_rules import bound
-from world import Worlds, here, init_group
-
-CPU = torch.device("cpu")
+from words import await_word, eventually, say
+from world import Worlds, here, init_group, on_ranks
 
 
 def sum_over(group, members):
@@ -26,11 +25,8 @@ def sum_over(group, members):
     assert_same(tensor, torch.full((3,), float(sum(members))))
 
 
-def backend_of(group=None):
-    return (group or dist.group.WORLD)._get_backend(CPU)
-
-
-def overlapping():
+@on_ranks(4, fresh=True)
+def test_overlapping():
     rank = dist.get_rank()
     teams = [[0, 1], [1, 2], [2, 3], [0, 3], [0, 1, 2], [1, 2, 3], [3], [0, 1, 2, 3]]
     groups = [(members, dist.new_group(members)) for members in teams]
@@ -42,23 +38,20 @@ def overlapping():
             assert group == dist.GroupMember.NON_GROUP_MEMBER
 
 
-def permuted():
-    members = [2, 0, 1]
-    group = dist.new_group(members, sort_ranks=False)
-    assert group.rank() == members.index(dist.get_rank())
-    gathered = [torch.empty(1) for _ in members]
-    dist.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group=group)
-    assert [int(t) for t in gathered] == members
-
-
-def local_synchronization():
+@on_ranks(3, fresh=True)
+def test_local_synchronization():
     members = [0, 2]
     if dist.get_rank() in members:
         group = dist.new_group(members, use_local_synchronization=True)
         sum_over(group, members)
 
 
-def many(count, used):
+@pytest.mark.parametrize(
+    ("count", "used"),
+    [(60, 60), pytest.param(1000, 10, marks=beyond_gloo("opens sockets and threads for each"))],
+)
+@on_ranks(2, fresh=True)
+def test_many(count, used):
     everyone = list(range(dist.get_world_size()))
     groups = [dist.new_group(everyone) for _ in range(count)]
     for group in groups[:: max(1, count // used)]:
@@ -68,25 +61,17 @@ def many(count, used):
     sum_over(dist.group.WORLD, everyone)
 
 
-def unused_groups_cost_nothing(count):
-    before = (
-        len(list(Path("/proc/self/fd").iterdir())),
-        len(list(Path("/proc/self/task").iterdir())),
-    )
-    groups = [dist.new_group([0, 1]) for _ in range(count)]
-    after = len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
-    assert len(groups) == count
-    return before, after
+@beyond_gloo("opens sockets and threads for each")
+@on_ranks(2, fresh=True)
+def test_unused_groups_cost_nothing():
+    def counted():
+        return [len(list(Path("/proc/self", kind).iterdir())) for kind in ("fd", "task")]
 
-
-def made_again(times):
-    for number in range(times):
-        init_group(f"store{number}")
-        everyone = list(range(here().size))
-        sum_over(dist.group.WORLD, everyone)
-        sum_over(dist.new_group(everyone), everyone)
-        dist.destroy_process_group()
-        assert not dist.is_initialized()
+    before = counted()
+    groups = [dist.new_group([0, 1]) for _ in range(200)]
+    after = counted()
+    assert len(groups) == 200
+    assert after[0] <= before[0] + 8 and after[1] <= before[1] + 2, (before, after)
 
 
 def pool_threads():
@@ -101,14 +86,14 @@ def destroyed_after_a_pooled_thread():
         work.wait()
     sum_over(dist.new_group(everyone), everyone)
     began = time.monotonic()
-    had = pool_threads()
+    assert pool_threads() > 0
     dist.destroy_process_group()
-    while pool_threads() > 0 and time.monotonic() < began + bound(10):
-        time.sleep(0.01)
-    return had, time.monotonic() - began
+    eventually(lambda: pool_threads() == 0)
+    return time.monotonic() - began
 
 
-def destroyed_one_by_one():
+@on_ranks(3, fresh=True)
+def test_destroyed_one_by_one():
     everyone = list(range(dist.get_world_size()))
     first, second = dist.new_group(everyone), dist.new_group(everyone)
     sum_over(first, everyone)
@@ -119,72 +104,17 @@ def destroyed_one_by_one():
     sum_over(dist.group.WORLD, everyone)
 
 
-def destroyed_with_work_in_flight():
+@on_ranks(2, fresh=True)
+def test_destroyed_with_work_in_flight():
     works = [dist.all_reduce(torch.ones(10_000), async_op=True) for _ in range(5)]
     for work in works:
         work.wait()
     dist.destroy_process_group()
 
 
-def split():
-    parent = dist.group.WORLD
-    backend = backend_of()
-    assert backend.supports_splitting
-    members = [0, 2] if dist.get_rank() in (0, 2) else [1, 3]
-    options = copy.deepcopy(backend.options)  # as dist.split_group does
-    child = parent.split_group(
-        members, timeout=timedelta(seconds=30), opts=options, group_name=f"half{members[0]}"
-    )
-    assert child.size() == 2 and child.rank() == members.index(dist.get_rank())
-    tensor = torch.tensor([float(dist.get_rank())])
-    child.allreduce([tensor]).wait()
-    assert tensor.item() == sum(members)
-    child._get_backend(CPU)._set_sequence_number_for_group()
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == dist.get_world_size()
-
-
-def split_with_options_of_another_backend():
-    """As a script for NCCL does, with FASTCOLL_REPLACE=nccl."""
-    import fastcoll
-
-    parent = dist.new_group([0, 1], pg_options=fastcoll.Options(ring_bytes=1 << 20))
-    options = dist.ProcessGroupGloo._Options()
-    child = parent.split_group(
-        [0, 1], timeout=timedelta(seconds=7), opts=options, group_name="of_gloo"
-    )
-    log = Path("/proc/self/fd/2").read_text()  # a rank's stderr is a file
-    assert log.count("group 'of_gloo' is split off without its options of backend 'gloo'") == 1
-    made = child._get_backend(CPU).options
-    assert made._timeout == timedelta(seconds=7)
-    assert made.ring_bytes == 1 << 20
-    tensor = torch.ones(1)
-    child.allreduce([tensor]).wait()
-    assert tensor.item() == 2
-
-
-def split_leaves_options(user):
-    """What a split is given, and what its parent has, is the same afterwards; the child's are its own."""
-    import fastcoll
-
-    options = fastcoll.Options(timeout=timedelta(seconds=23), ring_bytes=1 << 20)
-    parent = dist.new_group([0, 1], pg_options=options)
-    name = backend_of(parent).options.group_name
-    given = copy.copy(options) if user else None
-    child = parent.split_group(
-        [0, 1], timeout=timedelta(seconds=7), opts=given, group_name="of_options"
-    )
-    for kept in [backend_of(parent).options, *([given] if user else [])]:
-        assert kept._timeout == timedelta(seconds=23)
-        assert kept.group_name == ("" if kept is given else name)
-    assert backend_of(child).options._timeout == timedelta(seconds=7)
-    assert backend_of(child).options.group_name == "of_options"
-    assert backend_of(child).options.ring_bytes == 1 << 20
-    sum_over(parent, [0, 1])
-
-
-def merged():
+@beyond_gloo("its device types are others")
+@on_ranks(4, fresh=True)
+def test_merged():
     """Groups that know nothing of each other meet through a store, and number their ranks as they come."""
     import fastcoll
 
@@ -219,7 +149,8 @@ def merged():
     again.barrier().wait()
 
 
-def sequence_numbers():
+@on_ranks(3, fresh=True)
+def test_sequence_numbers():
     backend = backend_of()
     numbers = [backend._get_sequence_number_for_group()]
     for collective in (
@@ -230,27 +161,24 @@ def sequence_numbers():
     ):
         collective()
         numbers.append(backend._get_sequence_number_for_group())
-    return numbers
+    assert all(before < after for before, after in itertools.pairwise(numbers)), numbers
+    assert_alike(numbers)
 
 
-def set_timeout():
+@on_ranks(2, fresh=True)
+def test_set_timeout():
     """The new timeout holds for later collectives."""
     dist.group.WORLD.set_timeout(timedelta(milliseconds=300))
-    caught = None
     if dist.get_rank() == 0:
-        try:
+        with pytest.raises(RuntimeError, match=r"(?i)tim"):
             dist.all_reduce(torch.ones(1))
-        except RuntimeError as error:
-            caught = str(error)
-        (here().scratch / "done").touch()
+        say("done")
     else:
-        waiting = threading.Event()
-        while not (here().scratch / "done").exists():
-            waiting.wait(0.01)
-    return caught
+        await_word("done")
 
 
-def names():
+@on_ranks(2, fresh=True)
+def test_names():
     everyone = list(range(dist.get_world_size()))
     group = dist.new_group(everyone, group_desc="the described")
     assert dist.get_backend() == dist.get_backend(group) == BACKEND
@@ -259,7 +187,9 @@ def names():
     assert backend_of(group).rank() == dist.get_rank() and backend_of(group).size() == len(everyone)
 
 
-def options():
+@beyond_gloo("its options do not copy")
+@on_ranks(2, fresh=True)
+def test_options():
     group = dist.new_group([0, 1], timeout=timedelta(seconds=17))
     assert backend_of(group).options._timeout == timedelta(seconds=17)
     copied = copy.deepcopy(backend_of(group).options)
@@ -271,55 +201,79 @@ def options():
     "sort_ranks" not in inspect.signature(dist.new_group).parameters,
     reason=f"torch {TORCH[0]}.{TORCH[1]} has no way to keep the order of a group's ranks",
 )
-def test_permuted_ranks(world):
-    world(3).run(permuted, fresh=True)
+@on_ranks(3, fresh=True)
+def test_permuted_ranks():
+    members = [2, 0, 1]
+    group = dist.new_group(members, sort_ranks=False)
+    assert group.rank() == members.index(dist.get_rank())
+    gathered = [torch.empty(1) for _ in members]
+    dist.all_gather(gathered, torch.tensor([float(dist.get_rank())]), group=group)
+    assert [int(t) for t in gathered] == members
 
 
-def test_many(world):
-    world(2).run(many, 60, 60, fresh=True)
-
-
-@beyond_gloo("opens sockets and threads for each")
-def test_thousand_groups(world):
-    world(2).run(many, 1000, 10, fresh=True)
-
-
-@beyond_gloo("opens sockets and threads for each")
-def test_unused_groups_cost_nothing(world):
-    for before, after in world(2).run(unused_groups_cost_nothing, 200, fresh=True):
-        assert after[0] <= before[0] + 8 and after[1] <= before[1] + 2, (before, after)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_made_again(world, size):
-    world(size).run(made_again, 4, init=False)
+@on_ranks(1, 2, 3, init=False)
+def test_made_again():
+    for number in range(4):
+        init_group(f"store{number}")
+        everyone = list(range(here().size))
+        sum_over(dist.group.WORLD, everyone)
+        sum_over(dist.new_group(everyone), everyone)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
 
 
 @beyond_gloo("it has no pool")
 def test_the_last_group_leaves_no_thread_of_the_pool(tmp_path):
     # Unused they would end by themselves after two seconds, which this must not wait for.
     # In new processes, where no group of an earlier test lives on.
-    worlds = Worlds(tmp_path)
-    seconds = []
-    try:
+    with contextlib.closing(Worlds(tmp_path)) as worlds:
+        seconds = []
         # Threads that end by themselves take two seconds each time, a busy machine not each time.
         while len(seconds) < 3 and min(seconds, default=2.0) > 1.0:
-            answers = worlds(2).run(destroyed_after_a_pooled_thread, init=False)
-            assert all(had > 0 for had, _ in answers)
-            seconds.append(max(took for _, took in answers))
-    finally:
-        worlds.close()
+            seconds.append(max(worlds(2).run(destroyed_after_a_pooled_thread, init=False)))
     assert min(seconds) < 1.0, seconds
 
 
 @beyond_gloo("its options do not copy, and it crashes without them")
-def test_split(world):
-    world(4).run(split, fresh=True)
+@on_ranks(4, fresh=True)
+def test_split():
+    parent = dist.group.WORLD
+    backend = backend_of()
+    assert backend.supports_splitting
+    members = [0, 2] if dist.get_rank() in (0, 2) else [1, 3]
+    options = copy.deepcopy(backend.options)  # as dist.split_group does
+    child = parent.split_group(
+        members, timeout=timedelta(seconds=30), opts=options, group_name=f"half{members[0]}"
+    )
+    assert child.size() == 2 and child.rank() == members.index(dist.get_rank())
+    tensor = torch.tensor([float(dist.get_rank())])
+    child.allreduce([tensor]).wait()
+    assert tensor.item() == sum(members)
+    backend_of(child)._set_sequence_number_for_group()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == dist.get_world_size()
 
 
 @beyond_gloo("its options do not copy, and it crashes without them")
-def test_split_with_options_of_another_backend(world):
-    world(2).run(split_with_options_of_another_backend, fresh=True)
+@on_ranks(2, fresh=True)
+def test_split_with_options_of_another_backend():
+    """As a script for NCCL does, with FASTCOLL_REPLACE=nccl."""
+    import fastcoll
+
+    parent = dist.new_group([0, 1], pg_options=fastcoll.Options(ring_bytes=1 << 20))
+    options = dist.ProcessGroupGloo._Options()
+    child = parent.split_group(
+        [0, 1], timeout=timedelta(seconds=7), opts=options, group_name="of_gloo"
+    )
+    log = Path("/proc/self/fd/2").read_text()  # a rank's stderr is a file
+    assert log.count("group 'of_gloo' is split off without its options of backend 'gloo'") == 1
+    made = backend_of(child).options
+    assert made._timeout == timedelta(seconds=7)
+    assert made.ring_bytes == 1 << 20
+    tensor = torch.ones(1)
+    child.allreduce([tensor]).wait()
+    assert tensor.item() == 2
 
 
 @beyond_gloo("it crashes without options")
@@ -330,41 +284,22 @@ def test_split_with_options_of_another_backend(world):
         False,
     ],
 )
-def test_split_leaves_options(world, user):
-    world(2).run(split_leaves_options, user, fresh=True)
+@on_ranks(2, fresh=True)
+def test_split_leaves_options(user):
+    """What a split is given, and what its parent has, is the same afterwards; the child's are its own."""
+    import fastcoll
 
-
-@beyond_gloo("its device types are others")
-def test_merged(world):
-    world(4).run(merged, fresh=True)
-
-
-def test_sequence_numbers(world):
-    answers = world(3).run(sequence_numbers, fresh=True)
-    assert answers[0] == answers[1] == answers[2]
-    steps = [after - before for before, after in zip(answers[0], answers[0][1:], strict=False)]
-    assert min(steps) >= 1
-
-
-def test_set_timeout(world):
-    text = world(2).run(set_timeout, fresh=True)[0]
-    assert text is not None and "tim" in text.lower(), text
-
-
-@beyond_gloo("its options do not copy")
-def test_options(world):
-    world(2).run(options, fresh=True)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (overlapping, 4),
-        (local_synchronization, 3),
-        (destroyed_one_by_one, 3),
-        (destroyed_with_work_in_flight, 2),
-        (names, 2),
-    ],
-)
-def test_between_ranks_in_a_group_of_its_own(world, job, size):
-    world(size).run(job, fresh=True)
+    options = fastcoll.Options(timeout=timedelta(seconds=23), ring_bytes=1 << 20)
+    parent = dist.new_group([0, 1], pg_options=options)
+    name = backend_of(parent).options.group_name
+    given = copy.copy(options) if user else None
+    child = parent.split_group(
+        [0, 1], timeout=timedelta(seconds=7), opts=given, group_name="of_options"
+    )
+    for kept in [backend_of(parent).options, *([given] if user else [])]:
+        assert kept._timeout == timedelta(seconds=23)
+        assert kept.group_name == ("" if kept is given else name)
+    assert backend_of(child).options._timeout == timedelta(seconds=7)
+    assert backend_of(child).options.group_name == "of_options"
+    assert backend_of(child).options.ring_bytes == 1 << 20
+    sum_over(parent, [0, 1])

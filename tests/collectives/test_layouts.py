@@ -8,6 +8,7 @@ from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
 from layouts import DENSE, FLAT, LAYOUTS
 from oracle import assert_same, sample
+from world import on_ranks
 
 ONE_TENSOR = ["reduce_scatter_single", "all_gather_single", "all_to_all_single", "ring"]
 
@@ -20,65 +21,6 @@ def layouts(collectives, known):
         for collective in collectives
         for layout in LAYOUTS
     ]
-
-
-def expanded_inputs():
-    mine, size = dist.get_rank(), dist.get_world_size()
-    given = torch.tensor([float(mine + 1)]).expand(6)
-    outputs = [torch.empty(6) for _ in range(size)]
-    dist.all_gather(outputs, given)
-    for source, output in enumerate(outputs):
-        assert_same(output, torch.full((6,), source + 1.0))
-    output = torch.empty(6)
-    reduce_scatter_single(output, torch.tensor([mine + 1.0]).expand(size * 6))
-    assert_same(output, torch.full((6,), size * (size + 1) / 2))
-
-
-def overlapping_outputs():
-    """Refused where they would be written; nothing has been sent by then."""
-    mine, size = dist.get_rank(), dist.get_world_size()
-    overlapping = [torch.ones(1).expand(6), torch.ones(8).as_strided((4, 3), (1, 1))]
-    for tensor in overlapping:
-        for call in (
-            lambda t=tensor: dist.all_reduce(t),
-            lambda t=tensor: dist.broadcast(t, 1 - mine),
-            lambda t=tensor: dist.reduce(t, mine),
-            lambda t=tensor: dist.recv(t, 1 - mine),
-            lambda t=tensor: dist.all_gather([t] * size, torch.ones(t.shape)),
-            lambda t=tensor: dist.reduce_scatter(t, [torch.ones(t.shape)] * size),
-        ):
-            with pytest.raises(ValueError, match="overlap"):
-                call()
-    dist.barrier()
-
-
-def leaf_under_autograd():
-    parameter = torch.nn.Parameter(torch.full((4,), dist.get_rank() + 1.0))
-    dist.all_reduce(parameter)
-    assert parameter.requires_grad and parameter.is_leaf and parameter.grad is None
-    assert_same(parameter, torch.full((4,), 3.0))
-    dist.broadcast(parameter, 0)
-    outputs = [torch.empty(4), torch.empty(4)]
-    dist.all_gather(outputs, parameter)
-    assert_same(outputs[1], torch.full((4,), 3.0))
-
-
-def lazily_conjugated():
-    """As inputs only: torch hands the backend a resolved copy, so an output could not be written."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    inputs = [sample(r, (6,), torch.complex64).conj() for r in range(size)]
-    mine = inputs[rank]
-    assert mine.is_conj()
-    gathered = [torch.empty(6, dtype=torch.complex64) for _ in inputs] if rank == 0 else None
-    dist.gather(mine, gathered, 0)
-    for output, expected in zip(gathered or (), inputs, strict=rank == 0):
-        assert_same(output, expected.resolve_conj())
-    negative = mine.imag
-    assert negative.is_neg()
-    outputs = [torch.empty(6) for _ in inputs]
-    dist.all_gather(outputs, negative)
-    for output, expected in zip(outputs, inputs, strict=True):
-        assert_same(output, expected.imag.resolve_neg().contiguous())
 
 
 @plays(52)
@@ -99,21 +41,68 @@ def test_every_collective(world, collective, layout):
 
 
 @beyond_gloo("reads past the end")
-def test_expanded_inputs(world):
-    world(3).run(expanded_inputs)
+@on_ranks(3)
+def test_expanded_inputs():
+    mine, size = dist.get_rank(), dist.get_world_size()
+    given = torch.tensor([float(mine + 1)]).expand(6)
+    outputs = [torch.empty(6) for _ in range(size)]
+    dist.all_gather(outputs, given)
+    for source, output in enumerate(outputs):
+        assert_same(output, torch.full((6,), source + 1.0))
+    output = torch.empty(6)
+    reduce_scatter_single(output, torch.tensor([mine + 1.0]).expand(size * 6))
+    assert_same(output, torch.full((6,), size * (size + 1) / 2))
 
 
 @beyond_gloo("crashes, or overwrites silently")
-def test_overlapping_output_is_refused(world):
-    world(2).run(overlapping_outputs)
+@on_ranks(2)
+def test_overlapping_output_is_refused():
+    """Refused where they would be written; nothing has been sent by then."""
+    mine, size = dist.get_rank(), dist.get_world_size()
+    overlapping = [torch.ones(1).expand(6), torch.ones(8).as_strided((4, 3), (1, 1))]
+    for tensor in overlapping:
+        for call in (
+            lambda t=tensor: dist.all_reduce(t),
+            lambda t=tensor: dist.broadcast(t, 1 - mine),
+            lambda t=tensor: dist.reduce(t, mine),
+            lambda t=tensor: dist.recv(t, 1 - mine),
+            lambda t=tensor: dist.all_gather([t] * size, torch.ones(t.shape)),
+            lambda t=tensor: dist.reduce_scatter(t, [torch.ones(t.shape)] * size),
+        ):
+            with pytest.raises(ValueError, match="overlap"):
+                call()
+    dist.barrier()
 
 
 @plays(54)
-def test_requires_grad(world):
-    world(2).run(leaf_under_autograd)
+@on_ranks(2)
+def test_requires_grad():
+    parameter = torch.nn.Parameter(torch.full((4,), dist.get_rank() + 1.0))
+    dist.all_reduce(parameter)
+    assert parameter.requires_grad and parameter.is_leaf and parameter.grad is None
+    assert_same(parameter, torch.full((4,), 3.0))
+    dist.broadcast(parameter, 0)
+    outputs = [torch.empty(4), torch.empty(4)]
+    dist.all_gather(outputs, parameter)
+    assert_same(outputs[1], torch.full((4,), 3.0))
 
 
 @plays(55)
 @beyond_gloo("ignores conjugate and negative bits")
-def test_conjugate_and_negative_bits(world):
-    world(2).run(lazily_conjugated)
+@on_ranks(2)
+def test_conjugate_and_negative_bits():
+    """As inputs only: torch hands the backend a resolved copy, so an output could not be written."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    inputs = [sample(r, (6,), torch.complex64).conj() for r in range(size)]
+    mine = inputs[rank]
+    assert mine.is_conj()
+    gathered = [torch.empty(6, dtype=torch.complex64) for _ in inputs] if rank == 0 else None
+    dist.gather(mine, gathered, 0)
+    for output, expected in zip(gathered or (), inputs, strict=rank == 0):
+        assert_same(output, expected.resolve_conj())
+    negative = mine.imag
+    assert negative.is_neg()
+    outputs = [torch.empty(6) for _ in inputs]
+    dist.all_gather(outputs, negative)
+    for output, expected in zip(outputs, inputs, strict=True):
+        assert_same(output, expected.imag.resolve_neg().contiguous())

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from world import on_ranks
 
 
 @dataclasses.dataclass
@@ -23,27 +24,34 @@ def objects(rank):
     }
 
 
-def all_gather_object():
+@on_ranks(1, 2, 3)
+def test_all_gather_object():
     got = [None] * dist.get_world_size()
     dist.all_gather_object(got, objects(dist.get_rank()))
     assert got == [objects(r) for r in range(dist.get_world_size())]
 
 
-def gather_object(root):
+@pytest.mark.parametrize("root", [0, 2])
+@on_ranks(3)
+def test_gather_object(root):
     got = [None] * dist.get_world_size() if dist.get_rank() == root else None
     dist.gather_object(objects(dist.get_rank()), got, dst=root)
     if got is not None:
         assert got == [objects(r) for r in range(dist.get_world_size())]
 
 
-def broadcast_object_list(root):
+@pytest.mark.parametrize("root", [0, 2])
+@on_ranks(3)
+def test_broadcast_object_list(root):
     wanted = [objects(3), "second", None]
     got = list(wanted) if dist.get_rank() == root else [None] * 3
     dist.broadcast_object_list(got, src=root)
     assert got == wanted
 
 
-def scatter_object_list(root):
+@pytest.mark.parametrize("root", [0, 2])
+@on_ranks(3)
+def test_scatter_object_list(root):
     size = dist.get_world_size()
     got = [None]
     given = [objects(r) for r in range(size)] if dist.get_rank() == root else [None] * size
@@ -51,7 +59,8 @@ def scatter_object_list(root):
     assert got == [objects(dist.get_rank())]
 
 
-def send_object_list():
+@on_ranks(2)
+def test_send_object_list():
     if dist.get_rank() == 0:
         dist.send_object_list([objects(2), 7], dst=1)
     elif dist.get_rank() == 1:
@@ -60,36 +69,9 @@ def send_object_list():
         assert got == [objects(2), 7]
 
 
-def gather_tensors():
+@on_ranks(3)
+def test_objects_that_hold_tensors():
     got = [None] * dist.get_world_size()
     dist.all_gather_object(got, {"weight": torch.full((3,), float(dist.get_rank()))})
     for rank, state in enumerate(got):
         assert torch.equal(state["weight"], torch.full((3,), float(rank)))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_gather_object(world, size):
-    world(size).run(all_gather_object)
-
-
-@pytest.mark.parametrize("root", [0, 2])
-def test_gather_object(world, root):
-    world(3).run(gather_object, root)
-
-
-@pytest.mark.parametrize("root", [0, 2])
-def test_broadcast_object_list(world, root):
-    world(3).run(broadcast_object_list, root)
-
-
-@pytest.mark.parametrize("root", [0, 2])
-def test_scatter_object_list(world, root):
-    world(3).run(scatter_object_list, root)
-
-
-def test_send_object_list(world):
-    world(2).run(send_object_list)
-
-
-def test_objects_that_hold_tensors(world):
-    world(3).run(gather_tensors)

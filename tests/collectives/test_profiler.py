@@ -6,6 +6,7 @@ import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run
 from torch.profiler import ProfilerActivity, profile
+from world import on_ranks
 
 
 def profiled(collective):
@@ -19,17 +20,6 @@ def profiled(collective):
 
 def titled(events, title):
     return [shapes for name, shapes in events if name == f"{BACKEND}:{title}"]
-
-
-def asynchronous():
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
-        works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)]
-        for work in works:
-            work.wait()
-    found = [event for event in session.events() if event.name == f"{BACKEND}:all_reduce"]
-    assert len(found) == 3
-    for event in found:
-        assert event.is_async and event.input_shapes == [[5]]
 
 
 @pytest.mark.parametrize(
@@ -55,8 +45,16 @@ def test_title(world, collective, titles):
         assert all(len(titled(events, title)) == 1 for title in titles), events
 
 
-def test_asynchronous(world):
-    world(2).run(asynchronous)
+@on_ranks(2)
+def test_asynchronous():
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
+        works = [dist.all_reduce(torch.ones(5), async_op=True) for _ in range(3)]
+        for work in works:
+            work.wait()
+    found = [event for event in session.events() if event.name == f"{BACKEND}:all_reduce"]
+    assert len(found) == 3
+    for event in found:
+        assert event.is_async and event.input_shapes == [[5]]
 
 
 @beyond_gloo("does not record it")

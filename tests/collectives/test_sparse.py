@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
+from oracle import assert_alike
+from world import on_ranks
 
 
 def sparse(rank, entries, dtype, dense_dims, coalesced):
@@ -20,7 +22,7 @@ def sparse(rank, entries, dtype, dense_dims, coalesced):
     return tensor.coalesce() if coalesced else tensor
 
 
-def all_reduce(entries, dtype, dense_dims, coalesced, async_op):
+def all_reduce(entries, dtype, dense_dims=True, coalesced=False, async_op=False):
     inputs = [sparse(r, n, dtype, dense_dims, coalesced) for r, n in enumerate(entries)]
     expected = sum(t.to_dense() for t in inputs)
     tensor = inputs[dist.get_rank()].clone()
@@ -29,35 +31,32 @@ def all_reduce(entries, dtype, dense_dims, coalesced, async_op):
         work.wait()
     assert tensor.is_sparse and tensor.shape == (20, 4)
     assert torch.equal(tensor.to_dense(), expected)
-    return tensor.coalesce().indices().tolist()
-
-
-def refuse(op):
-    tensor = sparse(dist.get_rank(), 3, torch.float, True, True)
-    with pytest.raises((ValueError, RuntimeError)):
-        dist.all_reduce(tensor, op=op)
-    dist.barrier()
+    assert_alike(tensor.coalesce().indices().tolist())
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("coalesced", [True, False], ids=["coalesced", "repeated"])
 @pytest.mark.parametrize("dense_dims", [True, False], ids=["rows", "elements"])
 @pytest.mark.parametrize("entries", [(3, 5, 9), (0, 4, 0), (0, 0, 0)], ids=str)
-def test_sum(world, entries, dense_dims, coalesced, async_op):
-    answers = world(3).run(all_reduce, entries, torch.float, dense_dims, coalesced, async_op)
-    assert answers[0] == answers[1] == answers[2]
+@on_ranks(3)
+def test_sum(entries, dense_dims, coalesced, async_op):
+    all_reduce(entries, torch.float, dense_dims, coalesced, async_op)
 
 
-@pytest.mark.parametrize("dtype", [torch.double, torch.int64], ids=name_of)
-def test_type(world, dtype):
-    world(2).run(all_reduce, (3, 5), dtype, True, False, False)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_world_size(world, size):
-    world(size).run(all_reduce, tuple(range(1, size + 1)), torch.float, True, False, False)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(2, torch.double), (2, torch.int64), *((n, torch.float) for n in (1, 2, 4))],
+    ids=name_of,
+)
+@on_ranks()
+def test_world_size_and_type(dtype):
+    all_reduce((3, 5, 1, 2)[: dist.get_world_size()], dtype)
 
 
 @beyond_gloo("ignores the operation")
-def test_only_sums_are_taken(world):
-    world(2).run(refuse, dist.ReduceOp.MAX)
+@on_ranks(2)
+def test_only_sums_are_taken():
+    tensor = sparse(dist.get_rank(), 3, torch.float, True, True)
+    with pytest.raises((ValueError, RuntimeError)):
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    dist.barrier()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo, since
 from words import await_word, say
-from world import here
+from world import here, on_ranks
 
 pytestmark = [
     since(14, "timeout of a work"),
@@ -20,7 +20,13 @@ GROUP = timedelta(seconds=40)
 MORE = timedelta(seconds=7)
 
 
-def of_works():
+def made(group):
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    return work, work.timeout
+
+
+@on_ranks(2, fresh=True)
+def test_of_works():
     """A work has the timeout of its group, or of its call; a later change is of later works."""
     group = dist.new_group([0, 1], timeout=GROUP)
     peer = 1 - dist.get_rank()
@@ -41,12 +47,8 @@ def of_works():
     assert seconds == [40, 11, 40, 40, 50], seconds
 
 
-def made(group):
-    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
-    return work, work.timeout
-
-
-def extension_ends_with_the_first_work():
+@on_ranks(2, fresh=True)
+def test_extension_ends_with_the_first_work():
     """It holds for all works until the first of them has ended."""
     group = dist.new_group([0, 1], timeout=GROUP)
     group._get_backend(CPU)._add_ephemeral_timeout(MORE)
@@ -68,7 +70,8 @@ def extension_ends_with_the_first_work():
     dist.barrier(group=group)
 
 
-def extension_of_synchronous_calls():
+@on_ranks(2, fresh=True)
+def test_extension_of_synchronous_calls():
     """A call that makes no work is extended, and ends an extension; one that is refused does not."""
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=group)
@@ -87,15 +90,3 @@ def extension_of_synchronous_calls():
     with pytest.raises(RuntimeError, match="after 50 ms"):
         dist.all_reduce(torch.ones(1), group=group)
     say("failed")
-
-
-def test_of_works(world):
-    world(2).run(of_works, fresh=True)
-
-
-def test_extension_ends_with_the_first_work(world):
-    world(2).run(extension_ends_with_the_first_work, fresh=True)
-
-
-def test_extension_of_synchronous_calls(world):
-    world(2).run(extension_of_synchronous_calls, fresh=True)

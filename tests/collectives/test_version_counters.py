@@ -5,13 +5,15 @@ not, on every backend alike. NCCL tells of the outputs of all_gather alone, so C
 tests/device. FASTCOLL_DEBUG=TRACE tells of all.
 """
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
-from world import Worlds
+from world import Worlds, on_ranks
 
 
 def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, list[bool]]:
@@ -33,7 +35,10 @@ def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, li
     return found | {"all_reduce_coalesced": [tensor._version > 0 for tensor in tensors]}
 
 
-def as_gloo_does(later: bool) -> None:
+@plays(54)
+@pytest.mark.parametrize("later", [False, True], ids=["synchronous", "asynchronous"])
+@on_ranks(2)
+def test_the_same_tensors_as_with_gloo(later) -> None:
     ours = changed(later)
     group = dist.new_group(backend="gloo")
     gloos = changed(later, group)
@@ -42,32 +47,20 @@ def as_gloo_does(later: bool) -> None:
     dist.destroy_process_group(group)
 
 
-@plays(54)
-@pytest.mark.parametrize("later", [False, True], ids=["synchronous", "asynchronous"])
-def test_the_same_tensors_as_with_gloo(world, later):
-    world(2).run(as_gloo_does, later)
-
-
-def through_a_relu() -> None:
+@on_ranks(2)
+def test_what_autograd_saved_may_be_reduced_in_place() -> None:
     weight = torch.ones(4, requires_grad=True)
     hidden = (weight * 2).relu()
     dist.all_reduce(hidden.detach())
     hidden.sum().backward()
 
 
-def test_what_autograd_saved_may_be_reduced_in_place(world):
-    world(2).run(through_a_relu)
-
-
 def seen_under_trace() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        through_a_relu()
+        test_what_autograd_saved_may_be_reduced_in_place.on_each_rank()
 
 
 @beyond_gloo("has no FASTCOLL_DEBUG")
 def test_trace_tells_of_every_change(tmp_path):
-    worlds = Worlds(tmp_path, environ={"FASTCOLL_DEBUG": "TRACE"})
-    try:
+    with contextlib.closing(Worlds(tmp_path, environ={"FASTCOLL_DEBUG": "TRACE"})) as worlds:
         worlds(2).run(seen_under_trace)
-    finally:
-        worlds.close()

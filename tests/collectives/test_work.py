@@ -13,16 +13,10 @@ from collective_cases import MOVING, REDUCING, Case, Runner
 from oracle import assert_same
 from suite_rules import bound
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
-from words import await_word, say
+from words import await_word, eventually, say
+from world import on_ranks
 
 PATIENCE = 20.0
-
-
-def eventually(condition):
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.001)
 
 
 def issue(name):
@@ -46,7 +40,104 @@ def flattened(value):
     return [value] if isinstance(value, torch.Tensor) else [t for v in value for t in flattened(v)]
 
 
-def life_of_a_handle(name):
+@on_ranks(2)
+def test_synchronous_call_registers_no_null():
+    """A compiled graph may wait for a tensor whose collective has ended."""
+    before, tensor = get_work_registry_size(), torch.ones(3)
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        dist.all_reduce(tensor)
+        assert get_work_registry_size() == before
+        torch.ops._c10d_functional.wait_tensor(tensor)
+    assert_same(tensor, torch.full((3,), 2.0))
+
+
+@on_ranks(2)
+def test_wait_for_messages_unregisters():
+    before, peer = get_work_registry_size(), 1 - dist.get_rank()
+    with funcol.allow_inflight_collective_as_graph_input_ctx():
+        tensors = torch.ones(3), torch.empty(3)
+        works = [dist.isend(tensors[0], peer), dist.irecv(tensors[1], peer)]
+        assert get_work_registry_size() == before + 2
+        for work in works:
+            work.wait()
+    assert get_work_registry_size() == before
+
+
+@on_ranks(3)
+def test_wait_in_other_threads():
+    tensor = torch.ones(1000)
+    work = dist.all_reduce(tensor, async_op=True)
+    seen = []
+
+    def wait():
+        work.wait()
+        seen.append(tensor.sum().item())
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert seen == [1000.0 * dist.get_world_size()] * 4
+
+
+@on_ranks(2)
+def test_wait_lets_other_threads_run():
+    """Another thread must hold the interpreter while the main thread waits."""
+
+    def tick():
+        for _ in range(20):
+            time.sleep(0.005)
+        say("ticked")
+
+    if dist.get_rank() == 0:
+        thread = threading.Thread(target=tick)
+        thread.start()
+        dist.barrier()  # the other rank comes when the thread has run
+        thread.join()
+    else:
+        await_word("ticked")
+        dist.barrier()
+
+
+@on_ranks(2)
+def test_dropped_handle():
+    tensor = torch.ones(50_000)
+    dist.all_reduce(tensor, async_op=True)
+    eventually(lambda: tensor.min() == dist.get_world_size() == tensor.max())
+
+
+@on_ranks(2)
+def test_dropped_inputs():
+    """The backend keeps what it reads and writes alive."""
+    size = dist.get_world_size()
+    outputs = [torch.empty(50_000) for _ in range(size)]
+    if dist.get_rank() == 1:
+        time.sleep(0.1)
+    works = [dist.all_gather(outputs, torch.full((50_000,), dist.get_rank() + 1.0), async_op=True)]
+    works.append(dist.all_reduce(torch.ones(50_000), async_op=True))
+    junk = [torch.full((50_000,), -1.0) for _ in range(20)]
+    for work in works:
+        work.wait()
+    for source, output in enumerate(outputs):
+        assert_same(output, torch.full((50_000,), source + 1.0))
+    assert len(junk) == 20
+
+
+@on_ranks(2)
+def test_callback_values_and_exceptions():
+    future = dist.all_reduce(torch.full((3,), 2.0), async_op=True).get_future()
+    doubled = future.then(lambda f: f.value()[0] * 2)
+    raising = future.then(lambda f: 1 / 0)
+    assert_same(doubled.wait(), torch.full((3,), 4.0 * dist.get_world_size()))
+    with pytest.raises(Exception, match="division by zero"):
+        raising.wait()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("name", collectives(known=GLOO_ENDS))
+@on_ranks(2)
+def test_life(name):
     if dist.get_rank() == 1:
         time.sleep(0.05)
     runner = Runner(Case(name, shape=(4,), async_op=True))
@@ -58,7 +149,9 @@ def life_of_a_handle(name):
     runner.check()
 
 
-def future_of(name):
+@pytest.mark.parametrize("name", collectives(known=GLOO_GIVES_OUTPUTS))
+@on_ranks(1, 3)
+def test_future_and_result(name):
     work, outputs = issue(name)
     future = work.get_future()
     value = future.wait()
@@ -69,24 +162,24 @@ def future_of(name):
     for tensor, output in zip(got, outputs, strict=True):
         assert_same(tensor, output)
         assert tensor.data_ptr() == output.data_ptr(), "the future holds the output itself"
-
-
-def result_of(name):
-    work, outputs = issue(name)
-    work.wait()
     result = work.result()
     assert isinstance(result, list)
     for tensor, output in zip(result, outputs, strict=True):
         assert_same(tensor, output)
 
 
-def result_code(name):
+@beyond_gloo("has no result future")
+@pytest.mark.parametrize("name", COLLECTIVES)
+@on_ranks(2)
+def test_result_code(name):
     work, _ = issue(name)
     assert work.get_future_result().wait() == 0  # WorkResult::SUCCESS
     work.wait()
 
 
-def registered(name):
+@pytest.mark.parametrize("name", collectives(known=GLOO_ENDS)[:-1])  # a barrier has no output
+@on_ranks(2)
+def test_wait_unregisters(name):
     """Torch keeps the work for each output, so that a compiled graph can wait for it."""
     before = get_work_registry_size()
     with funcol.allow_inflight_collective_as_graph_input_ctx():
@@ -96,28 +189,9 @@ def registered(name):
         assert get_work_registry_size() == before
 
 
-def synchronous_call_registers_no_null():
-    """A compiled graph may wait for a tensor whose collective has ended."""
-    before, tensor = get_work_registry_size(), torch.ones(3)
-    with funcol.allow_inflight_collective_as_graph_input_ctx():
-        dist.all_reduce(tensor)
-        assert get_work_registry_size() == before
-        torch.ops._c10d_functional.wait_tensor(tensor)
-    assert_same(tensor, torch.full((3,), 2.0))
-
-
-def wait_for_messages_unregisters():
-    before, peer = get_work_registry_size(), 1 - dist.get_rank()
-    with funcol.allow_inflight_collective_as_graph_input_ctx():
-        tensors = torch.ones(3), torch.empty(3)
-        works = [dist.isend(tensors[0], peer), dist.irecv(tensors[1], peer)]
-        assert get_work_registry_size() == before + 2
-        for work in works:
-            work.wait()
-    assert get_work_registry_size() == before
-
-
-def durations():
+@beyond_gloo("has no durations")
+@on_ranks(2, fresh=True)
+def test_durations():
     """Only of works that were made after the timing was switched on, and have ended."""
     group = dist.new_group([0, 1])
     peer = 1 - dist.get_rank()
@@ -149,7 +223,8 @@ def durations():
     assert all(0 <= work._get_duration() < 1000 * PATIENCE for work in timed)
 
 
-def wait_with_timeout():
+@on_ranks(2, fresh=True)
+def test_wait_with_timeout():
     """A handle that is waited for too briefly raises; the collective itself goes on."""
     tensor = torch.ones(3)
     if dist.get_rank() == 1:
@@ -167,64 +242,8 @@ def wait_with_timeout():
     dist.barrier()
 
 
-def wait_in_other_threads():
-    tensor = torch.ones(1000)
-    work = dist.all_reduce(tensor, async_op=True)
-    seen = []
-
-    def wait():
-        work.wait()
-        seen.append(tensor.sum().item())
-
-    threads = [threading.Thread(target=wait) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert seen == [1000.0 * dist.get_world_size()] * 4
-
-
-def wait_lets_other_threads_run():
-    """Another thread must hold the interpreter while the main thread waits."""
-
-    def tick():
-        for _ in range(20):
-            time.sleep(0.005)
-        say("ticked")
-
-    if dist.get_rank() == 0:
-        thread = threading.Thread(target=tick)
-        thread.start()
-        dist.barrier()  # the other rank comes when the thread has run
-        thread.join()
-    else:
-        await_word("ticked")
-        dist.barrier()
-
-
-def dropped_handle():
-    tensor = torch.ones(50_000)
-    dist.all_reduce(tensor, async_op=True)
-    eventually(lambda: tensor.min() == dist.get_world_size() == tensor.max())
-
-
-def dropped_inputs():
-    """The backend keeps what it reads and writes alive."""
-    size = dist.get_world_size()
-    outputs = [torch.empty(50_000) for _ in range(size)]
-    if dist.get_rank() == 1:
-        time.sleep(0.1)
-    works = [dist.all_gather(outputs, torch.full((50_000,), dist.get_rank() + 1.0), async_op=True)]
-    works.append(dist.all_reduce(torch.ones(50_000), async_op=True))
-    junk = [torch.full((50_000,), -1.0) for _ in range(20)]
-    for work in works:
-        work.wait()
-    for source, output in enumerate(outputs):
-        assert_same(output, torch.full((50_000,), source + 1.0))
-    assert len(junk) == 20
-
-
-def outlives_its_group():
+@on_ranks(2, fresh=True)
+def test_handle_outlives_its_group():
     tensor = torch.ones(5)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -234,7 +253,8 @@ def outlives_its_group():
     assert_same(future.wait()[0], torch.full((5,), float(2)))
 
 
-def callbacks(steps):
+@on_ranks(2)
+def test_callbacks_that_block_on_collectives():
     """then() chains, each starting another collective without blocking."""
     group = dist.group.WORLD
 
@@ -244,76 +264,6 @@ def callbacks(steps):
         return dist.all_reduce(tensor, group=group, async_op=True).get_future().wait()
 
     future = dist.all_reduce(torch.zeros(5), async_op=True).get_future()
-    for _ in range(steps):
+    for _ in range(3):
         future = future.then(again)
-    assert_same(future.wait()[0], torch.full((5,), float(steps * dist.get_world_size())))
-
-
-def callback_values_and_exceptions():
-    future = dist.all_reduce(torch.full((3,), 2.0), async_op=True).get_future()
-    doubled = future.then(lambda f: f.value()[0] * 2)
-    raising = future.then(lambda f: 1 / 0)
-    assert_same(doubled.wait(), torch.full((3,), 4.0 * dist.get_world_size()))
-    with pytest.raises(Exception, match="division by zero"):
-        raising.wait()
-    dist.barrier()
-
-
-@pytest.mark.parametrize("name", collectives(known=GLOO_ENDS))
-def test_life(world, name):
-    world(2).run(life_of_a_handle, name)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", collectives(known=GLOO_GIVES_OUTPUTS))
-def test_future(world, name, size):
-    world(size).run(future_of, name)
-
-
-@pytest.mark.parametrize("name", collectives(known=GLOO_GIVES_OUTPUTS))
-def test_result(world, name):
-    world(2).run(result_of, name)
-
-
-@beyond_gloo("has no result future")
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_result_code(world, name):
-    world(2).run(result_code, name)
-
-
-@pytest.mark.parametrize("name", collectives(known=GLOO_ENDS)[:-1])  # a barrier has no output
-def test_wait_unregisters(world, name):
-    world(2).run(registered, name)
-
-
-@beyond_gloo("has no durations")
-def test_durations(world):
-    world(2).run(durations, fresh=True)
-
-
-def test_wait_with_timeout(world):
-    world(2).run(wait_with_timeout, fresh=True)
-
-
-def test_handle_outlives_its_group(world):
-    world(2).run(outlives_its_group, fresh=True)
-
-
-def test_callbacks_that_block_on_collectives(world):
-    world(2).run(callbacks, 3)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (synchronous_call_registers_no_null, 2),
-        (wait_for_messages_unregisters, 2),
-        (wait_in_other_threads, 3),
-        (wait_lets_other_threads_run, 2),
-        (dropped_handle, 2),
-        (dropped_inputs, 2),
-        (callback_values_and_exceptions, 2),
-    ],
-)
-def test_between_ranks(world, job, size):
-    world(size).run(job)
+    assert_same(future.wait()[0], torch.full((5,), float(3 * dist.get_world_size())))

@@ -19,6 +19,7 @@ from training import (
     train_alone,
 )
 from ways import WAYS
+from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES
 
@@ -29,22 +30,19 @@ UNUSED = {"find_unused_parameters": True}
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
-def same_curve_as_stock(way, options):
+@pytest.mark.parametrize(("way", "options"), [
+    *((way, options) for way in WAYS for options in ({}, SMALL, UNUSED)),
+    ("hook", {"gradient_as_bucket_view": True}), ("hook", {"static_graph": True}),
+    ("synchronizer", {**SMALL, "gradient_norm": True}),
+], ids=str)  # fmt: skip
+@on_ranks(2)
+def test_training_is_that_of_stock_ddp(way, options):
     """In float32, on a number of ranks that is a power of two, bit for bit."""
     stock = DistributedDataParallel(network(torch.float))
     ours, _ = WAYS[way](network(torch.float), **options)
     assert train(ours, STEPS) == train(stock, STEPS)
     assert_same(ours, stock)
     assert_replicated(ours)
-
-
-@pytest.mark.parametrize(("way", "options"), [
-    *((way, options) for way in WAYS for options in ({}, SMALL, UNUSED)),
-    ("hook", {"gradient_as_bucket_view": True}), ("hook", {"static_graph": True}),
-    ("synchronizer", {**SMALL, "gradient_norm": True}),
-], ids=str)  # fmt: skip
-def test_training_is_that_of_stock_ddp(world, way, options):
-    world(2).run(same_curve_as_stock, way, options)
 
 
 def mean_of_all(way, size):
@@ -91,7 +89,11 @@ def test_norm_of_the_gradients(world, way, size, options):
     assert len(set(world(size).run(norms, way, options))) == 1
 
 
-def finds(way, value, wire):
+@each_way
+@pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
+@pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
+@on_ranks(2)
+def test_gradients_that_are_not_finite_are_found_on_all_ranks(way, value, wire):
     model = network(torch.float)
     called, statistics = WAYS[way](model, wire_dtype=wire, gradient_norm=True)
     loss = loss_of(called, dist.get_rank(), 0, torch.float)
@@ -103,13 +105,8 @@ def finds(way, value, wire):
 
 
 @each_way
-@pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
-@pytest.mark.parametrize("value", [math.inf, math.nan], ids=str)
-def test_gradients_that_are_not_finite_are_found_on_all_ranks(world, way, value, wire):
-    world(2).run(finds, way, value, wire)
-
-
-def accumulates(way):
+@on_ranks(2)
+def test_gradients_are_accumulated_without_communication(way):
     """no_sync: nothing is reduced, and the statistics say what they knew before."""
     model, stock = network(torch.float), DistributedDataParallel(network(torch.float))
     called, statistics = WAYS[way](model, gradient_norm=True, **SMALL)
@@ -126,11 +123,6 @@ def accumulates(way):
     torch.testing.assert_close(statistics.grad_norm(), expected)
 
 
-@each_way
-def test_gradients_are_accumulated_without_communication(world, way):
-    world(2).run(accumulates, way)
-
-
 class Mixed(nn.Module):
     """A part in double and a part in bfloat16."""
 
@@ -143,7 +135,10 @@ class Mixed(nn.Module):
         return loss_of(self.wide, rank, step) + narrow
 
 
-def half_and_double(way, wire):
+@each_way
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+@on_ranks(2)
+def test_mixed_dtypes(way, wire):
     """A wire that is not narrower is left alone."""
     model = Mixed()
     called, statistics = WAYS[way](model, wire_dtype=wire, gradient_norm=True, **SMALL)
@@ -158,12 +153,8 @@ def half_and_double(way, wire):
 
 
 @each_way
-@pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_mixed_dtypes(world, way, wire):
-    world(2).run(half_and_double, way, wire)
-
-
-def compiled(way):
+@on_ranks(2)
+def test_a_compiled_model(way):
     """torch.compile cuts a DDP model at its buckets, and leaves gradients where autograd does."""
     model, stock = (network(torch.float, width=700) for _ in range(2))
     called, _ = WAYS[way](model, gradient_norm=True, bucket_cap_mb=1)
@@ -174,11 +165,6 @@ def compiled(way):
             each.zero_grad()
             loss_of(each, dist.get_rank(), step, torch.float).backward()
         assert_gradients(model, stock)
-
-
-@each_way
-def test_a_compiled_model(world, way):
-    world(2).run(compiled, way)
 
 
 def sums(way, group=None):

@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+from world import on_ranks
 
 STEPS = 5
 
@@ -53,7 +54,16 @@ def train_with(name, many_buckets):
     return losses
 
 
-def power_sgd(approximation_rank):
+@pytest.mark.parametrize("many_buckets", [False, True], ids=["one_bucket", "many_buckets"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hook(world, name, many_buckets):
+    losses = world(3).run(train_with, name, many_buckets)
+    assert all(loss[-1] < loss[0] for loss in losses)
+
+
+@pytest.mark.parametrize("approximation_rank", [1, 20])
+@on_ranks(2)
+def test_power_sgd(approximation_rank):
     """At full rank PowerSGD loses nothing; below it all ranks must still agree."""
     model = DistributedDataParallel(network())
     state = powerSGD_hook.PowerSGDState(
@@ -73,7 +83,8 @@ def power_sgd(approximation_rank):
     assert losses[-1] < losses[0]
 
 
-def local_sgd():
+@on_ranks(4, fresh=True)
+def test_post_local_sgd():
     """After start_localSGD_iter only the ranks of a subgroup average; an averager does the rest."""
     size = dist.get_world_size()
     subgroups = [dist.new_group([2 * n, 2 * n + 1]) for n in range(size // 2)]
@@ -93,19 +104,3 @@ def local_sgd():
     expected = train_alone(STEPS, size, lambda p: torch.optim.SGD(p, lr=0.1))
     assert_like(model.module, expected)
     assert_replicated(model.module)
-
-
-@pytest.mark.parametrize("many_buckets", [False, True], ids=["one_bucket", "many_buckets"])
-@pytest.mark.parametrize("name", HOOKS)
-def test_hook(world, name, many_buckets):
-    losses = world(3).run(train_with, name, many_buckets)
-    assert all(loss[-1] < loss[0] for loss in losses)
-
-
-@pytest.mark.parametrize("approximation_rank", [1, 20])
-def test_power_sgd(world, approximation_rank):
-    world(2).run(power_sgd, approximation_rank)
-
-
-def test_post_local_sgd(world):
-    world(4).run(local_sgd, fresh=True)

@@ -19,6 +19,7 @@ from training import (
     train,
     train_alone,
 )
+from world import on_ranks
 
 STEPS = 5
 MANY_BUCKETS = {"bucket_cap_mb": 0.001}
@@ -42,7 +43,45 @@ def train_with(options):
     return losses
 
 
-def start_from_rank_zero():
+class Branches(nn.Module):
+    """Uses one of two layers: which one depends on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = network()
+        torch.manual_seed(3)
+        self.heads = nn.ModuleList(nn.Linear(5, 5).double() for _ in range(3))
+
+    def forward(self, inputs, head):
+        return self.heads[head](self.trunk(inputs))
+
+
+class Parts(nn.Module):
+    """Checks that memory formats and half-precision parameters go through buckets."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, images):
+        return self.last(self.conv(images).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(world, name):
+    world(3).run(train_with, OPTIONS[name])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_world_size(world, size):
+    losses = world(size).run(train_with, MANY_BUCKETS)
+    assert all(loss[-1] < loss[0] for loss in losses)
+
+
+@on_ranks(3)
+def test_start_from_rank_zero():
     """DDP hands rank 0's weights and buffers to the others."""
     model = nn.Sequential(network(), nn.BatchNorm1d(5).double())
     with torch.no_grad():
@@ -57,7 +96,9 @@ def start_from_rank_zero():
     assert_replicated(model)
 
 
-def accumulate_without_sync(view):
+@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
+@on_ranks(3)
+def test_no_sync(view):
     size = dist.get_world_size()
     model = DistributedDataParallel(network(), gradient_as_bucket_view=view, **MANY_BUCKETS)
     alone = network()
@@ -72,20 +113,8 @@ def accumulate_without_sync(view):
     assert_gradients(model, alone, rtol=1e-12, atol=1e-14)
 
 
-class Branches(nn.Module):
-    """Uses one of two layers: which one depends on the input."""
-
-    def __init__(self):
-        super().__init__()
-        self.trunk = network()
-        torch.manual_seed(3)
-        self.heads = nn.ModuleList(nn.Linear(5, 5).double() for _ in range(3))
-
-    def forward(self, inputs, head):
-        return self.heads[head](self.trunk(inputs))
-
-
-def unused_parameters():
+@on_ranks(2)
+def test_unused_parameters():
     """Every rank goes through another head; the third is used by nobody."""
     size = dist.get_world_size()
     model = DistributedDataParallel(Branches(), find_unused_parameters=True)
@@ -108,20 +137,8 @@ def unused_parameters():
     assert_replicated(model.module)
 
 
-class Parts(nn.Module):
-    """Checks that memory formats and half-precision parameters go through buckets."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(5)
-        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, images):
-        return self.last(self.conv(images).mean((2, 3)))
-
-
-def channels_last():
+@on_ranks(2)
+def test_channels_last():
     size = dist.get_world_size()
     random = torch.Generator().manual_seed(0)
     images = torch.randn(size, 4, 3, 6, 6, generator=random)
@@ -131,7 +148,8 @@ def channels_last():
     assert_gradients(model, alone, rtol=1e-4, atol=1e-5)
 
 
-def subgroup_replicas():
+@on_ranks(4, fresh=True)
+def test_replicas_in_subgroups():
     """Two replicas of two ranks each, side by side."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     team = dist.get_rank() // 2
@@ -148,35 +166,3 @@ def subgroup_replicas():
         optimizer.step()
         alone_optimizer.step()
     assert_like(model.module, alone)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options(world, name):
-    world(3).run(train_with, OPTIONS[name])
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_world_size(world, size):
-    losses = world(size).run(train_with, MANY_BUCKETS)
-    assert all(loss[-1] < loss[0] for loss in losses)
-
-
-def test_start_from_rank_zero(world):
-    world(3).run(start_from_rank_zero)
-
-
-@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
-def test_no_sync(world, view):
-    world(3).run(accumulate_without_sync, view)
-
-
-def test_unused_parameters(world):
-    world(2).run(unused_parameters)
-
-
-def test_channels_last(world):
-    world(2).run(channels_last)
-
-
-def test_replicas_in_subgroups(world):
-    world(4).run(subgroup_replicas, fresh=True)

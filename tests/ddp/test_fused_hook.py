@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_gradients, assert_replicated, loss_of, network, sgd, train
 from ways import hooked
+from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES, FusedAllreduceState
 
@@ -39,7 +40,9 @@ def gradients_of(wire, rows=3000):
     return found, exact
 
 
-def one_rounding(wire):
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
+@on_ranks(2, 8)
+def test_a_sum_of_16_bits_is_rounded_once(wire):
     """The error is that of one rounding of the sum, whatever the number of ranks."""
     found, exact = gradients_of(wire)
     # Beside it that of the float32 sum, of numbers up to 5.
@@ -47,13 +50,9 @@ def one_rounding(wire):
     assert ((found.double() - exact).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16])
-def test_a_sum_of_16_bits_is_rounded_once(world, wire, size):
-    world(size).run(one_rounding, wire)
-
-
-def small_error_in_float8(wire):
+@pytest.mark.parametrize("wire", [torch.float8_e4m3fn, torch.float8_e5m2])
+@on_ranks(2, 3)
+def test_float8_with_a_scale(wire):
     found, exact = gradients_of(wire)
     step = torch.finfo(wire).eps
     largest = 5.0  # of the normal numbers that are given
@@ -63,13 +62,9 @@ def small_error_in_float8(wire):
     assert error.square().mean().sqrt() <= step * exact.square().mean().sqrt() * 1.5
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("wire", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_float8_with_a_scale(world, wire, size):
-    world(size).run(small_error_in_float8, wire)
-
-
-def learns(wire):
+@pytest.mark.parametrize("wire", WIRE_DTYPES, ids=str)
+@on_ranks(2)
+def test_training_with_any_wire_learns_as_without(wire):
     ddp, _ = hooked(network(torch.float), wire_dtype=wire, bucket_cap_mb=0.001)
     losses = train(ddp, 60)
     assert_replicated(ddp.module)
@@ -79,12 +74,8 @@ def learns(wire):
     assert abs(sum(losses[tail]) - sum(expected[tail])) < 0.1 * (expected[0] - expected[-1]) * 10
 
 
-@pytest.mark.parametrize("wire", WIRE_DTYPES, ids=str)
-def test_training_with_any_wire_learns_as_without(world, wire):
-    world(2).run(learns, wire)
-
-
-def uneven():
+@on_ranks(2)
+def test_uneven_inputs():
     """DDP's join runs the hook for ranks that have no more inputs."""
     ddp, _ = hooked(network(), gradient_norm=True)
     optimizer = sgd(ddp.parameters())
@@ -96,10 +87,6 @@ def uneven():
     assert_replicated(ddp.module)
 
 
-def test_uneven_inputs(world):
-    world(2).run(uneven)
-
-
 def test_another_wire_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"expected a wire_dtype of torch\.bfloat16.*got torch\.int8"
@@ -107,7 +94,8 @@ def test_another_wire_is_refused() -> None:
         FusedAllreduceState(wire_dtype=torch.int8)
 
 
-def reads_buckets_where_they_are():
+@on_ranks(2)
+def test_buckets_in_shared_memory():
     """DDP puts its buckets where the ranks share memory; the peers read them there."""
     model, stock = network(torch.float, width=800), network(torch.float, width=800)
     ours, state = hooked(model, gradient_norm=True, gradient_as_bucket_view=True)
@@ -125,11 +113,8 @@ def reads_buckets_where_they_are():
     assert any(int(low, 16) <= address < int(high, 16) for low, high in spans), spans
 
 
-def test_buckets_in_shared_memory(world):
-    world(2).run(reads_buckets_where_they_are)
-
-
-def sparse_buckets():
+@on_ranks(2)
+def test_sparse_gradients():
     ours, _ = hooked(nn.Embedding(10, 3, sparse=True))
     stock = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
     for model in (ours, stock):
@@ -137,12 +122,10 @@ def sparse_buckets():
     assert torch.equal(ours.module.weight.grad.to_dense(), stock.module.weight.grad.to_dense())
 
 
-def test_sparse_gradients(world):
-    world(2).run(sparse_buckets)
-
-
-def complex_gradients(backend_name):
-    group = dist.new_group(backend=backend_name)
+@pytest.mark.parametrize("name", ["fastcoll", "gloo"])
+@on_ranks(2)
+def test_complex_gradients(name):
+    group = dist.new_group(backend=name)
     model = nn.Linear(3, 2, dtype=torch.complex64)
     ddp, state = hooked(model, group, gradient_norm=True, average=False)
     ddp(torch.ones(4, 3, dtype=torch.complex64)).abs().sum().backward()
@@ -152,8 +135,3 @@ def complex_gradients(backend_name):
     del ddp
     gc.collect()
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("name", ["fastcoll", "gloo"])
-def test_complex_gradients(world, name):
-    world(2).run(complex_gradients, name)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_same, loss_of, network
 from ways import WAYS, synchronized
+from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, FusedGradScaler
 
@@ -32,7 +33,11 @@ def step(model, scaler, optimizer, number, max_norm, factor=1.0):
     scaler.update()
 
 
-def like_the_stock_scaler(kind, name, max_norm):
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@on_ranks(2)
+def test_training_is_that_of_the_stock_scaler(kind, name, max_norm):
     """One step is not finite, on one rank alone: it is skipped, and the scale falls, on both."""
     ours, statistics = WAYS[kind](network(torch.float), gradient_norm=True)
     stock = DistributedDataParallel(network(torch.float))
@@ -51,36 +56,9 @@ def like_the_stock_scaler(kind, name, max_norm):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-def test_training_is_that_of_the_stock_scaler(world, kind, name, max_norm):
-    world(2).run(like_the_stock_scaler, kind, name, max_norm)
-
-
-def clips_what_was_unscaled():
-    """In torch's usual order, and for that step alone."""
-    model, statistics = synchronized(network(torch.float), gradient_norm=True)
-    scaler = FusedGradScaler(statistics, device="cpu", init_scale=256.0)
-    optimizer = OPTIMIZERS["SGD"](model.parameters())
-    with pytest.raises(RuntimeError, match="no norm is known"):
-        scaler.clip_grad_norm_(optimizer, 0.1)
-    for clip in (True, False):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
-        scaler.unscale_(optimizer)
-        true = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-        assert true > 0.11
-        if clip:
-            norm = scaler.clip_grad_norm_(optimizer, 0.1)
-            torch.testing.assert_close(norm.float(), true)
-            left = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-            assert left.item() == pytest.approx(0.1, rel=1e-3)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def forgets_what_no_step_took(name):
+@on_ranks(2)
+def test_clipping_without_a_step_is_forgotten(name):
     """A training step that was left out leaves no clipping to the next one."""
     models = [network(torch.float), network(torch.float)]
     scalers, optimizers = [], []
@@ -103,16 +81,31 @@ def forgets_what_no_step_took(name):
     assert_same(*models)
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_clipping_without_a_step_is_forgotten(world, name):
-    world(2).run(forgets_what_no_step_took, name)
+@on_ranks(2)
+def test_clipping_after_unscaling():
+    """In torch's usual order, and for that step alone."""
+    model, statistics = synchronized(network(torch.float), gradient_norm=True)
+    scaler = FusedGradScaler(statistics, device="cpu", init_scale=256.0)
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    with pytest.raises(RuntimeError, match="no norm is known"):
+        scaler.clip_grad_norm_(optimizer, 0.1)
+    for clip in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
+        scaler.unscale_(optimizer)
+        true = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        assert true > 0.11
+        if clip:
+            norm = scaler.clip_grad_norm_(optimizer, 0.1)
+            torch.testing.assert_close(norm.float(), true)
+            left = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+            assert left.item() == pytest.approx(0.1, rel=1e-3)
+        scaler.step(optimizer)
+        scaler.update()
 
 
-def test_clipping_after_unscaling(world):
-    world(2).run(clips_what_was_unscaled)
-
-
-def reads_no_gradient():
+@on_ranks(2)
+def test_unscaling_and_clipping_touch_no_gradient():
     """With an optimizer that scales in its step, nothing but the step touches a gradient."""
     model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu")
@@ -138,11 +131,8 @@ def reads_no_gradient():
     assert seen, "the step itself was not seen"
 
 
-def test_unscaling_and_clipping_touch_no_gradient(world):
-    world(2).run(reads_no_gradient)
-
-
-def disabled():
+@on_ranks(1)
+def test_disabled():
     model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu", enabled=False)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
@@ -151,10 +141,6 @@ def disabled():
     clipped = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     assert norm > 0.1 and clipped.item() == pytest.approx(0.1, rel=1e-3)
     scaler.step(optimizer)
-
-
-def test_disabled(world):
-    world(1).run(disabled)
 
 
 def test_statistics_without_a_norm_are_refused() -> None:

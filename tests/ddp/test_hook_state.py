@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network
+from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
@@ -38,7 +39,8 @@ class Bucket:
         return [self]
 
 
-def wide_behind_float8():
+@on_ranks(2)
+def test_a_last_bucket_without_a_wire_behind_one_of_float8():
     """A last bucket that has no narrower wire."""
     rank = dist.get_rank()
     buffers = [torch.full((7,), 1.0 + rank), torch.full((3,), 2.0 + rank, dtype=torch.complex64)]
@@ -53,11 +55,9 @@ def wide_behind_float8():
         assert torch.equal(wide, torch.full((3,), 2.5, dtype=torch.complex64))
 
 
-def test_a_last_bucket_without_a_wire_behind_one_of_float8(world):
-    world(2).run(wide_behind_float8)
-
-
-def a_state_of_two(together):
+@pytest.mark.parametrize("together", [False, True])
+@on_ranks(2, fresh=True)
+def test_a_state_serves_one_module(together):
     state = FusedAllreduceState(gradient_norm=True)
     one, other = hooked(state, bucket_cap_mb=0.001), hooked(state, bucket_cap_mb=0.001)
     for step in range(0 if together else 2):
@@ -71,12 +71,8 @@ def a_state_of_two(together):
         loss.backward()
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_a_state_serves_one_module(world, together):
-    world(2).run(a_state_of_two, together, fresh=True)
-
-
-def one_module_after_the_other():
+@on_ranks(2)
+def test_a_state_goes_on_with_another_wrapper():
     """The same module wrapped again, and another one when the first is gone."""
     state = FusedAllreduceState(gradient_norm=True)
     model = network()
@@ -93,7 +89,3 @@ def one_module_after_the_other():
             loss_of(ddp, dist.get_rank(), step).backward()
         del ddp
         gc.collect()
-
-
-def test_a_state_goes_on_with_another_wrapper(world):
-    world(2).run(one_module_after_the_other)

@@ -9,6 +9,7 @@ from backend import IS_GLOO, beyond_gloo
 from torch import nn
 from training import loss_of, network, train
 from ways import WAYS, hooked
+from world import on_ranks
 
 import fastcoll
 from fastcoll.ddp.overlap import are_shared, can_overlap, leave_a_core
@@ -89,7 +90,20 @@ class Mixed(nn.Module):
         return self.last(hidden)
 
 
-def same_either_way(how, wire):
+def mixed_losses(module):
+    losses = []
+    for step in range(STEPS):
+        module.zero_grad()
+        loss = loss_of(module, dist.get_rank(), step, torch.float)
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("how", WAYS)
+@on_ranks(2)
+def test_the_results_do_not_depend_on_it(how, wire):
     for make in (network, lambda: network(torch.float), Mixed):
         options = {
             "wire_dtype": wire,
@@ -107,22 +121,6 @@ def same_either_way(how, wire):
         assert norms[0] == pytest.approx(norms[2], rel=1e-12)
         for others in zip(*(module.parameters() for module, _ in modules), strict=True):
             assert all(torch.equal(others[0].grad, other.grad) for other in others)
-
-
-def mixed_losses(module):
-    losses = []
-    for step in range(STEPS):
-        module.zero_grad()
-        loss = loss_of(module, dist.get_rank(), step, torch.float)
-        loss.backward()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("how", WAYS)
-def test_the_results_do_not_depend_on_it(world, how, wire):
-    world(2).run(same_either_way, how, wire)
 
 
 def reductions_of_a_pass(how, overlap, shared=True):
@@ -170,7 +168,8 @@ def test_buckets_in_shared_memory_are_messages_of_their_own(world):
         assert all(tensors == 1 and left <= 1 for tensors, left in begun), begun
 
 
-def fails_in_the_end():
+@on_ranks(2)
+def test_an_error_reaches_every_bucket():
     """The other rank ends the group instead of reducing: nobody waits for what was kept."""
     group = dist.new_group([0, 1], backend="fastcoll")
     ddp, _ = hooked(network(), group, overlap=False, **SMALL)
@@ -182,7 +181,3 @@ def fails_in_the_end():
         with pytest.raises(dist.DistBackendError, match="rank 1"):
             loss_of(ddp, 0, 0).backward()
     dist.barrier()
-
-
-def test_an_error_reaches_every_bucket(world):
-    world(2).run(fails_in_the_end)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
@@ -181,14 +182,11 @@ def test_training_is_gloos(world, name):
     assert losses[0] != losses[1]  # the ranks have data of their own
 
 
-def alone():
+@on_ranks(1)
+def test_one_rank():
     """One rank: nothing is summed, and the average of one is itself."""
     gloo = dist.new_group(backend="gloo")
     first = train("resnet-like", stock(gloo))
     dist.destroy_process_group(gloo)
     for wrap in (hooked(), synchronized):
         assert train("resnet-like", wrap) == first
-
-
-def test_one_rank(world):
-    world(1).run(alone)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from torch.nn.parallel import DistributedDataParallel
-from world import Worlds, here
+from world import Worlds, here, on_ranks
 
 import fastcoll
 from fastcoll._group_backend import cpu_backend
@@ -30,7 +30,8 @@ def are_shared(group, tensors):
     return [backend.is_shared(tensor) for tensor in tensors]
 
 
-def as_the_option_says():
+@on_ranks(2)
+def test_by_default_and_not_where_the_option_says_so():
     groups = [dist.new_group(), dist.new_group(pg_options=fastcoll.Options(shared_buckets=False))]
     found = [gradients(group) for group in groups]
     assert are_shared(groups[0], found[0]) == [True] * 4
@@ -39,10 +40,6 @@ def as_the_option_says():
         assert torch.equal(ours, private)
     for group in groups:
         dist.destroy_process_group(group)
-
-
-def test_by_default_and_not_where_the_option_says_so(world):
-    world(2).run(as_the_option_says)
 
 
 def in_private_memory():

@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from training import assert_replicated, loss_of, network, sgd
+from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
 
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-def rank_0_gives_parameters_and_buffers():
+@on_ranks(3)
+def test_rank_0_gives_parameters_and_buffers():
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     model[1].running_mean.fill_(dist.get_rank())
@@ -23,7 +25,8 @@ def rank_0_gives_parameters_and_buffers():
     assert model[1].running_mean.tolist() == [0.0] * 4
 
 
-def buffers_are_those_of_rank_0():
+@on_ranks(2)
+def test_buffers_are_those_of_rank_0():
     """Each rank's batch moves its statistics; the next forward pass takes rank 0's."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     GradientSynchronizer(model)
@@ -73,7 +76,8 @@ def test_clipping_in_the_step(world, size, wire):
     assert len(set(world(size).run(clips, wire, size))) == 1
 
 
-def a_step_over_infinite_gradients_does_nothing():
+@on_ranks(2)
+def test_a_step_over_infinite_gradients_does_nothing():
     """A step over gradients that are not finite does nothing, on any rank."""
     model = network(torch.float)
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
@@ -88,7 +92,8 @@ def a_step_over_infinite_gradients_does_nothing():
         assert torch.equal(parameter, old)
 
 
-def clipping_holds_for_one_step():
+@on_ranks(2)
+def test_clipping_holds_for_one_step():
     """A step that nobody asked to clip is not clipped, nor skipped."""
     model = network(torch.float)
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
@@ -104,7 +109,8 @@ def clipping_holds_for_one_step():
         torch.testing.assert_close(parameter, old - parameter.grad)
 
 
-def an_optimizer_that_cannot_clip_is_refused():
+@on_ranks(1)
+def test_an_optimizer_that_cannot_clip_is_refused():
     model = network()
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
     loss_of(model, dist.get_rank(), 0).backward()
@@ -114,7 +120,8 @@ def an_optimizer_that_cannot_clip_is_refused():
         synchronizer.clip_in_step(sgd(model.parameters()), 1.0)
 
 
-def a_bucket_of_float8_overlaps_the_backward_pass():
+@on_ranks(2)
+def test_a_bucket_of_float8_overlaps_the_backward_pass():
     """A bucket in 8 bits is under way until the next one is complete: nobody waits for it before."""
     model = nn.Sequential(*(nn.Linear(20, 20) for _ in range(3)))
     GradientSynchronizer(model, wire_dtype=torch.float8_e4m3fn, overlap=True, **SMALL)
@@ -143,7 +150,8 @@ def assert_replicated_gradients(model):
         assert all(torch.equal(other, parameter.grad) for other in everywhere)
 
 
-def subgroups():
+@on_ranks(4)
+def test_subgroups():
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group = groups[dist.get_rank() // 2]
     model = network()
@@ -157,7 +165,8 @@ def subgroups():
     torch.testing.assert_close(summed, 2 * model[0].weight.grad)
 
 
-def without_it_gradients_are_the_ranks_own():
+@on_ranks(2)
+def test_without_it_gradients_are_the_ranks_own():
     model = network()
     synchronizer = GradientSynchronizer(model)
     synchronizer.remove()
@@ -168,7 +177,8 @@ def without_it_gradients_are_the_ranks_own():
     assert not torch.equal(summed, 2 * mine)
 
 
-def other_shapes_on_another_rank():
+@on_ranks(2)
+def test_other_shapes_on_another_rank():
     model = nn.Linear(3, 4 + dist.get_rank())
     with pytest.raises(RuntimeError, match=r"weight of \(4, 3\).*on rank 0 and weight of \(5, 3\)"):
         GradientSynchronizer(model)
@@ -177,21 +187,3 @@ def other_shapes_on_another_rank():
 def test_a_size_of_buckets_that_is_none() -> None:
     with pytest.raises(ValueError, match="expected bucket_cap_mb above 0, got 0"):
         GradientSynchronizer(nn.Linear(1, 1), bucket_cap_mb=0)
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (rank_0_gives_parameters_and_buffers, 3),
-        (buffers_are_those_of_rank_0, 2),
-        (a_step_over_infinite_gradients_does_nothing, 2),
-        (clipping_holds_for_one_step, 2),
-        (an_optimizer_that_cannot_clip_is_refused, 1),
-        (a_bucket_of_float8_overlaps_the_backward_pass, 2),
-        (subgroups, 4),
-        (without_it_gradients_are_the_ranks_own, 2),
-        (other_shapes_on_another_rank, 2),
-    ],
-)
-def test_between_ranks(world, job, size):
-    world(size).run(job)

@@ -12,13 +12,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 from training import assert_gradients
+from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
 
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-def loads_with_assign(part):
+@pytest.mark.parametrize("part", ["whole", "part"])
+@on_ranks(2)
+def test_parameters_that_were_replaced(part):
     """Other parameters in the place of those that are reduced: no gradient may stay unreduced in silence."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     synchronizer = GradientSynchronizer(model)
@@ -46,12 +49,8 @@ def loads_with_assign(part):
     assert_gradients(model, alone)
 
 
-@pytest.mark.parametrize("part", ["whole", "part"])
-def test_parameters_that_were_replaced(world, part):
-    world(2).run(loads_with_assign, part)
-
-
-def values_for_a_call_and_pruning():
+@on_ranks(2)
+def test_values_for_a_call_and_pruning():
     """torch.func's values for a call are nobody's parameters, and pruned ones have another name."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
@@ -66,7 +65,8 @@ def values_for_a_call_and_pruning():
     assert torch.equal(reduced, 2 * model[0].weight_orig.grad)
 
 
-def a_change_of_dtype():
+@on_ranks(2)
+def test_a_change_of_dtype():
     """Part of the module changes its dtype: buckets follow."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
@@ -83,7 +83,8 @@ def a_change_of_dtype():
     assert_gradients(model, alone)
 
 
-def freed():
+@on_ranks(2)
+def test_freed():
     """A module that nobody holds is gone with its synchronizer."""
     model = nn.Linear(4, 4)
     synchronizer = GradientSynchronizer(model)
@@ -94,7 +95,8 @@ def freed():
     assert [ref() for ref in left] == [None, None]
 
 
-def refused():
+@on_ranks(2)
+def test_refused():
     with pytest.raises(ValueError, match="some on device meta"):
         GradientSynchronizer(nn.Linear(2, 2, device="meta"))
     with pytest.raises(ValueError, match="lazy ones"):
@@ -113,7 +115,8 @@ def refused():
         GradientSynchronizer(model)
 
 
-def copied():
+@on_ranks(2)
+def test_copied():
     """An average of the weights, say, that one rank computes: its copy takes part in nothing."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     GradientSynchronizer(model)
@@ -128,25 +131,11 @@ def copied():
     model(torch.ones(2, 3)).sum().backward()
 
 
-def sparse():
+@on_ranks(1)
+def test_sparse():
     model = nn.Embedding(10, 3, sparse=True)
     GradientSynchronizer(model)
     with pytest.raises(
         TypeError, match=r"expected dense gradients, got one of layout torch\.sparse_coo of weight"
     ):
         model(torch.tensor([1, 2])).sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (values_for_a_call_and_pruning, 2),
-        (a_change_of_dtype, 2),
-        (freed, 2),
-        (refused, 2),
-        (copied, 2),
-        (sparse, 1),
-    ],
-)
-def test_between_ranks(world, job, size):
-    world(size).run(job)

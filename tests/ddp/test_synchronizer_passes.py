@@ -9,13 +9,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from training import assert_gradients, assert_replicated, assert_same, loss_of, network, sgd
+from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
 
 SMALL = {"bucket_cap_mb": 0.0005}
 
 
-def parameters_frozen_and_unfrozen():
+@on_ranks(2)
+def test_parameters_frozen_and_unfrozen():
     """Frozen, unfrozen, set to None or zeroed: what trains is what DDP would train."""
     ours, stock = network(torch.float), network(torch.float)
     GradientSynchronizer(ours, **SMALL)
@@ -46,7 +48,8 @@ class Branches(nn.Module):
         return (self.one if take_one else self.two)(inputs).sum()
 
 
-def unused():
+@on_ranks(2)
+def test_unused():
     model, rank = Branches(), dist.get_rank()
     GradientSynchronizer(model, find_unused_parameters=True, **SMALL)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
@@ -75,7 +78,9 @@ class WithInputs(nn.Module):
         return (self.layer(inputs) if through else inputs * 2.0).sum()
 
 
-def reaches_no_parameter_here(wire):
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
+@on_ranks(2)
+def test_a_pass_that_reaches_no_parameter_of_a_rank(wire):
     """On one rank the loss depends on the module's inputs alone; later on both."""
     model, rank = WithInputs(), dist.get_rank()
     synchronizer = GradientSynchronizer(
@@ -95,12 +100,8 @@ def reaches_no_parameter_here(wire):
     assert [p.grad for p in model.parameters()] == [None, None]
 
 
-@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn])
-def test_a_pass_that_reaches_no_parameter_of_a_rank(world, wire):
-    world(2).run(reaches_no_parameter_here, wire)
-
-
-def a_pass_through_frozen_parameters():
+@on_ranks(2)
+def test_a_pass_through_frozen_parameters():
     """A generator's step through its discriminator; what is known of the step before stays."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     synchronizer = GradientSynchronizer(
@@ -119,7 +120,8 @@ def a_pass_through_frozen_parameters():
     assert norm > 0
 
 
-def a_parameter_left_out_is_named():
+@on_ranks(1)
+def test_a_parameter_left_out_is_named():
     model = Branches()
     GradientSynchronizer(model)
     loss = model(torch.ones(3, 4), True)
@@ -131,7 +133,8 @@ def a_parameter_left_out_is_named():
         model(torch.ones(3, 4), True)
 
 
-def two_losses_of_one_forward_pass():
+@on_ranks(2)
+def test_two_losses_of_one_forward_pass():
     """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
@@ -146,7 +149,8 @@ def two_losses_of_one_forward_pass():
     assert_gradients(model, alone)
 
 
-def two_forward_passes():
+@on_ranks(2)
+def test_two_forward_passes():
     """Each with a backward pass of its own: the gradients are added up, as without ranks."""
     torch.manual_seed(0)
     model, size = network(), dist.get_world_size()
@@ -171,7 +175,9 @@ class Checkpointed(nn.Module):
         return checkpoint(self.second, hidden, use_reentrant=self.reentrant)
 
 
-def checkpoints(reentrant):
+@pytest.mark.parametrize("reentrant", [False, True])
+@on_ranks(2)
+def test_activation_checkpoints(reentrant):
     torch.manual_seed(3)
     ours, stock = Checkpointed(reentrant), Checkpointed(False)
     stock.load_state_dict(ours.state_dict())
@@ -181,11 +187,6 @@ def checkpoints(reentrant):
         for model in (ours, wrapped):
             loss_of(model, dist.get_rank(), step).backward()
     assert_gradients(ours, stock)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpoints(world, reentrant):
-    world(2).run(checkpoints, reentrant)
 
 
 class Tied(nn.Module):
@@ -203,7 +204,10 @@ class Tied(nn.Module):
         return hidden.sum()
 
 
-def tied(behind, options):
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
+@on_ranks(1)
+def test_a_layer_in_two_reentrant_checkpoints_is_refused(behind, options):
     model = Tied(behind)
     GradientSynchronizer(model, **SMALL, **options)
     with pytest.raises(
@@ -212,13 +216,8 @@ def tied(behind, options):
         model(torch.ones(3, 4)).backward()
 
 
-@pytest.mark.parametrize("behind", [True, False])
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=str)
-def test_a_layer_in_two_reentrant_checkpoints_is_refused(world, behind, options):
-    world(1).run(tied, behind, options)
-
-
-def parameters_frozen_from_the_start():
+@on_ranks(2)
+def test_parameters_frozen_from_the_start():
     """As an adapter over a frozen base; the base is unfrozen later."""
     model = network()
     model[0].requires_grad_(False)
@@ -248,7 +247,8 @@ class InTurns(nn.Module):
         return sum((layer + 1) * self.layers[layer](inputs).sum() for layer in order)
 
 
-def gradients_become_ready_in_another_order_on_each_rank():
+@on_ranks(2)
+def test_gradients_become_ready_in_another_order_on_each_rank():
     model, rank = InTurns(), dist.get_rank()
     GradientSynchronizer(model, overlap=True, bucket_cap_mb=1e-5)
     for _ in range(3):
@@ -256,20 +256,3 @@ def gradients_become_ready_in_another_order_on_each_rank():
         model(torch.full((2, 4), rank + 1.0), rank).backward()
         for number, layer in enumerate(model.layers, 1):
             assert layer.weight.grad.eq(3.0 * number).all(), layer.weight.grad
-
-
-@pytest.mark.parametrize(
-    ("job", "size"),
-    [
-        (parameters_frozen_and_unfrozen, 2),
-        (unused, 2),
-        (a_pass_through_frozen_parameters, 2),
-        (a_parameter_left_out_is_named, 1),
-        (two_forward_passes, 2),
-        (two_losses_of_one_forward_pass, 2),
-        (parameters_frozen_from_the_start, 2),
-        (gradients_become_ready_in_another_order_on_each_rank, 2),
-    ],
-)
-def test_between_ranks(world, job, size):
-    world(size).run(job)

@@ -6,13 +6,31 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, loss_of, network, sgd
+from world import on_ranks
 
 
 def steps_of(rank):
     return 3 + 2 * rank
 
 
-def join():
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.embedding = nn.EmbeddingBag(50, 6, mode="sum", sparse=True).double()
+        self.last = nn.Linear(6, 3).double()
+
+    def forward(self, words):
+        return self.last(self.embedding(words))
+
+
+def words(rank, step):
+    random = torch.Generator().manual_seed(100 * rank + step)
+    return torch.randint(0, 50, (4, 3), generator=random)
+
+
+@on_ranks(3)
+def test_join():
     size = dist.get_world_size()
     model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
     optimizer = sgd(model.parameters())
@@ -35,7 +53,8 @@ def join():
     assert_replicated(model.module)
 
 
-def join_that_raises():
+@on_ranks(2, fresh=True)
+def test_join_that_raises():
     model = DistributedDataParallel(network())
     with (
         pytest.raises(RuntimeError, match="exhausted"),
@@ -46,23 +65,9 @@ def join_that_raises():
     dist.barrier()
 
 
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(11)
-        self.embedding = nn.EmbeddingBag(50, 6, mode="sum", sparse=True).double()
-        self.last = nn.Linear(6, 3).double()
-
-    def forward(self, words):
-        return self.last(self.embedding(words))
-
-
-def words(rank, step):
-    random = torch.Generator().manual_seed(100 * rank + step)
-    return torch.randint(0, 50, (4, 3), generator=random)
-
-
-def sparse_embedding(static_graph):
+@pytest.mark.parametrize("static_graph", [False, True], ids=["plain", "static_graph"])
+@on_ranks(3)
+def test_sparse_embedding(static_graph):
     size = dist.get_world_size()
     model = DistributedDataParallel(Words(), static_graph=static_graph)
     alone = Words()
@@ -81,16 +86,3 @@ def sparse_embedding(static_graph):
             optimizer.step()
     assert_like(model.module, alone)
     assert_replicated(model.module)
-
-
-def test_join(world):
-    world(3).run(join)
-
-
-def test_join_that_raises(world):
-    world(2).run(join_that_raises, fresh=True)
-
-
-@pytest.mark.parametrize("static_graph", [False, True], ids=["plain", "static_graph"])
-def test_sparse_embedding(world, static_graph):
-    world(3).run(sparse_embedding, static_graph)

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+from world import on_ranks
 
 STEPS = 5
 
@@ -14,14 +15,16 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def sharded_adam(parameters_as_bucket_view):
+@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
+@on_ranks(1, 3)
+def test_sharded_adam(view):
     size = dist.get_world_size()
     model = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(),
         torch.optim.Adam,
         lr=0.01,
-        parameters_as_bucket_view=parameters_as_bucket_view,
+        parameters_as_bucket_view=view,
     )
     train(model, STEPS, optimizer)
     assert_like(model.module, train_alone(STEPS, size, adam))
@@ -30,7 +33,8 @@ def sharded_adam(parameters_as_bucket_view):
     assert size == 1 or kept < len(list(model.parameters()))
 
 
-def consolidated_state():
+@on_ranks(2)
+def test_consolidated_state():
     model = DistributedDataParallel(network())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     train(model, STEPS, optimizer)
@@ -48,13 +52,3 @@ def consolidated_state():
         for index, expected in states[1].items():
             for name, value in expected.items():
                 torch.testing.assert_close(states[0][index][name], value, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])
-@pytest.mark.parametrize("size", [1, 3])
-def test_sharded_adam(world, size, view):
-    world(size).run(sharded_adam, view)
-
-
-def test_consolidated_state(world):
-    world(2).run(consolidated_state)

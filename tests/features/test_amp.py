@@ -5,11 +5,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, loss_of, network, sgd
+from world import on_ranks
 
 STEPS = 4
 
 
-def autocast_training(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
+@on_ranks(2)
+def test_autocast(dtype):
     size = dist.get_world_size()
     model = DistributedDataParallel(network(torch.float))
     alone = network(torch.float)
@@ -30,7 +33,8 @@ def autocast_training(dtype):
     assert_replicated(model.module)
 
 
-def scaled_training():
+@on_ranks(2)
+def test_gradient_scaler():
     """An infinite gradient on one rank makes every rank skip the step."""
     model = DistributedDataParallel(network(torch.float))
     optimizer = sgd(model.parameters())
@@ -47,7 +51,9 @@ def scaled_training():
         assert torch.equal(parameter, old)
 
 
-def whole_model_in_half(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
+@on_ranks(3)
+def test_whole_model_in_low_precision(dtype):
     """Parameters, gradients and buckets of low precision."""
     model = DistributedDataParallel(network(dtype))
     loss_of(model, dist.get_rank(), 0, dtype).backward()
@@ -62,17 +68,3 @@ def whole_model_in_half(dtype):
         expected = sum(of_rank[number] for of_rank in gradients) / size
         torch.testing.assert_close(parameter.grad.float(), expected, rtol=3e-2, atol=3e-3)
     assert_replicated(network(torch.float))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
-def test_autocast(world, dtype):
-    world(2).run(autocast_training, dtype)
-
-
-def test_gradient_scaler(world):
-    world(2).run(scaled_training)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half], ids=str)
-def test_whole_model_in_low_precision(world, dtype):
-    world(3).run(whole_model_in_half, dtype)

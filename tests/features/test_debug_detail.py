@@ -6,7 +6,7 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run_all
 from oracle import assert_same
-from world import init_group
+from world import init_group, on_ranks
 
 
 class Detail:
@@ -21,7 +21,16 @@ class Detail:
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-def collectives():
+def mismatch():
+    """DETAIL says which ranks differ; the backend must let it."""
+    with Detail():
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(3 + dist.get_rank()))
+        return str(caught.value)
+
+
+@on_ranks(3, init=False)
+def test_collectives():
     with Detail():
         for later in (False, True):
             run_all(Case(name, root=1, async_op=later) for name in [*REDUCING, *MOVING])
@@ -31,7 +40,9 @@ def collectives():
         dist.barrier()
 
 
-def messages_between_some():
+@beyond_gloo("counts messages as collectives")
+@on_ranks(3, init=False)
+def test_messages_between_some_ranks():
     """Messages of two ranks must not put the third out of step."""
     with Detail():
         tensor = torch.ones(4)
@@ -41,23 +52,6 @@ def messages_between_some():
             dist.recv(tensor, 0)
         dist.all_reduce(tensor)
         assert_same(tensor, torch.full((4,), 3.0))
-
-
-def mismatch():
-    """DETAIL says which ranks differ; the backend must let it."""
-    with Detail():
-        with pytest.raises(RuntimeError) as caught:
-            dist.all_reduce(torch.ones(3 + dist.get_rank()))
-        return str(caught.value)
-
-
-def test_collectives(world):
-    world(3).run(collectives, init=False)
-
-
-@beyond_gloo("counts messages as collectives")
-def test_messages_between_some_ranks(world):
-    world(3).run(messages_between_some, init=False)
 
 
 def test_mismatch_is_named(world):

@@ -14,11 +14,29 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from training import batch
+from world import on_ranks
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicate": Replicate()}
 
 
-def two_dimensions():
+def whole(rows=7, columns=5):
+    return torch.arange(rows * columns, dtype=torch.double).reshape(rows, columns)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.norm = nn.LayerNorm(12).double()
+        self.up = nn.Linear(12, 24).double()
+        self.down = nn.Linear(24, 12).double()
+
+    def forward(self, inputs):
+        return self.down(self.up(self.norm(inputs)).relu())
+
+
+@on_ranks(4, fresh=True)
+def test_mesh_of_two_dimensions():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     data, model = mesh["data"], mesh["model"]
     row, column = divmod(dist.get_rank(), 2)
@@ -37,11 +55,10 @@ def two_dimensions():
     assert [int(t) for t in gathered] == [0, 1, 2, 3]
 
 
-def whole(rows=7, columns=5):
-    return torch.arange(rows * columns, dtype=torch.double).reshape(rows, columns)
-
-
-def redistribute(source, target):
+@pytest.mark.parametrize("target", PLACEMENTS)
+@pytest.mark.parametrize("source", PLACEMENTS)
+@on_ranks(3)
+def test_redistribute(source, target):
     """Sizes that the ranks do not divide."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tensor = distribute_tensor(whole(), mesh, [PLACEMENTS[source]])
@@ -53,7 +70,9 @@ def redistribute(source, target):
         assert_same(moved.to_local(), parts[dist.get_rank()])
 
 
-def partial_sums(target):
+@pytest.mark.parametrize("target", PLACEMENTS)
+@on_ranks(3)
+def test_partial_sums(target):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     local = whole() * (dist.get_rank() + 1)
     tensor = DTensor.from_local(local, mesh, [Partial()])
@@ -62,7 +81,8 @@ def partial_sums(target):
     assert_same(moved.full_tensor(), whole() * (size * (size + 1) // 2))
 
 
-def arithmetic():
+@on_ranks(4, fresh=True)
+def test_arithmetic_and_gradients():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     random = torch.Generator().manual_seed(0)
     left = torch.randn(6, 8, generator=random, dtype=torch.double)
@@ -78,19 +98,9 @@ def arithmetic():
         torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-12, atol=1e-12)
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(2)
-        self.norm = nn.LayerNorm(12).double()
-        self.up = nn.Linear(12, 24).double()
-        self.down = nn.Linear(24, 12).double()
-
-    def forward(self, inputs):
-        return self.down(self.up(self.norm(inputs)).relu())
-
-
-def tensor_parallel(sequence_parallel):
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tensor", "sequence"])
+@on_ranks(2)
+def test_tensor_parallel(sequence_parallel):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, alone = Block(), Block()
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -120,27 +130,3 @@ def tensor_parallel(sequence_parallel):
     for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
         ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=name)
-
-
-def test_mesh_of_two_dimensions(world):
-    world(4).run(two_dimensions, fresh=True)
-
-
-@pytest.mark.parametrize("target", PLACEMENTS)
-@pytest.mark.parametrize("source", PLACEMENTS)
-def test_redistribute(world, source, target):
-    world(3).run(redistribute, source, target)
-
-
-@pytest.mark.parametrize("target", PLACEMENTS)
-def test_partial_sums(world, target):
-    world(3).run(partial_sums, target)
-
-
-def test_arithmetic_and_gradients(world):
-    world(4).run(arithmetic, fresh=True)
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tensor", "sequence"])
-def test_tensor_parallel(world, sequence_parallel):
-    world(2).run(tensor_parallel, sequence_parallel)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from training import assert_like, loss_of, network, parameters_of, sgd, train, train_alone
+from world import on_ranks
 
 STEPS = 4
 
@@ -31,30 +32,6 @@ def first_generation(strategy, dtype, tolerance):
         alone = train_alone(STEPS, dist.get_world_size(), model=network(dtype))
         assert_like(model, alone, tolerance)
     return losses
-
-
-def first_generation_mixed():
-    bf16 = torch.bfloat16
-    model = FullyShardedDataParallel(
-        network(torch.float),
-        device_id=torch.device("cpu"),
-        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
-    )
-    train(model, STEPS)
-    with FullyShardedDataParallel.summon_full_params(model):
-        alone = train_alone(STEPS, dist.get_world_size(), model=network(torch.float))
-        assert_like(model, alone, 2e-2)
-
-
-def clip_by_norm():
-    model = FullyShardedDataParallel(network(torch.float), device_id=torch.device("cpu"))
-    loss_of(model, dist.get_rank(), 0, torch.float).backward()
-    norm = model.clip_grad_norm_(0.1)
-    alone, size = network(torch.float), dist.get_world_size()
-    for rank in range(size):
-        (loss_of(alone, rank, 0, torch.float) / size).backward()
-    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
-    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=1e-6)
 
 
 def sharded(model, mesh, **options):
@@ -87,48 +64,6 @@ def second_generation(dtype, tolerance, mesh_shape=None, mixed=False, reshard=Tr
     return losses
 
 
-def low_precision_reduction():
-    """Gradients that are reduced in bfloat16."""
-    size = dist.get_world_size()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    model = sharded(network(torch.float), init_device_mesh("cpu", (size,)), mp_policy=policy)
-    train(model, STEPS)
-    expected = parameters_of(train_alone(STEPS, size, model=network(torch.float)))
-    torch.testing.assert_close(full_parameters(model), expected, rtol=2e-2, atol=2e-2)
-
-
-def divide_by(factor):
-    """A divide factor of one's own goes to the backend as PREMUL_SUM."""
-    size = dist.get_world_size()
-    model = sharded(network(torch.float), init_device_mesh("cpu", (size,)))
-    for module in model.modules():
-        if hasattr(module, "set_gradient_divide_factor"):
-            module.set_gradient_divide_factor(factor)
-    loss_of(model, dist.get_rank(), 0, torch.float).backward()
-    alone = network(torch.float)
-    for rank in range(size):
-        (loss_of(alone, rank, 0, torch.float) / factor).backward()
-    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.full_tensor(), expected.grad)
-
-
-def accumulate_without_sync():
-    size = dist.get_world_size()
-    model = sharded(network(), init_device_mesh("cpu", (size,)))
-    optimizer = sgd(model.parameters())
-    model.set_requires_gradient_sync(False)
-    loss_of(model, dist.get_rank(), 0).backward()
-    model.set_requires_gradient_sync(True)
-    loss_of(model, dist.get_rank(), 1).backward()
-    optimizer.step()
-    alone = network()
-    for step in (0, 1):
-        for rank in range(size):
-            (loss_of(alone, rank, step) / size).backward()
-    sgd(alone.parameters()).step()
-    torch.testing.assert_close(full_parameters(model), parameters_of(alone), rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_first_generation(world, size):
     world(size).run(first_generation, "FULL_SHARD", torch.double, 1e-10)
@@ -139,12 +74,30 @@ def test_first_generation_strategies(world, strategy):
     world(2).run(first_generation, strategy, torch.float, 1e-5)
 
 
-def test_first_generation_mixed(world):
-    world(2).run(first_generation_mixed)
+@on_ranks(2)
+def test_first_generation_mixed():
+    bf16 = torch.bfloat16
+    model = FullyShardedDataParallel(
+        network(torch.float),
+        device_id=torch.device("cpu"),
+        mixed_precision=MixedPrecision(param_dtype=bf16, reduce_dtype=bf16, buffer_dtype=bf16),
+    )
+    train(model, STEPS)
+    with FullyShardedDataParallel.summon_full_params(model):
+        alone = train_alone(STEPS, dist.get_world_size(), model=network(torch.float))
+        assert_like(model, alone, 2e-2)
 
 
-def test_first_generation_clips_by_the_norm_of_all(world):
-    world(3).run(clip_by_norm)
+@on_ranks(3)
+def test_first_generation_clips_by_the_norm_of_all():
+    model = FullyShardedDataParallel(network(torch.float), device_id=torch.device("cpu"))
+    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    norm = model.clip_grad_norm_(0.1)
+    alone, size = network(torch.float), dist.get_world_size()
+    for rank in range(size):
+        (loss_of(alone, rank, 0, torch.float) / size).backward()
+    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.double, torch.float], ids=str)
@@ -166,14 +119,47 @@ def test_second_generation_mixed(world):
     world(2).run(second_generation, torch.float, 2e-2, None, True, fresh=True)
 
 
-def test_second_generation_reduces_in_bfloat16(world):
-    world(2).run(low_precision_reduction, fresh=True)
+@on_ranks(2, fresh=True)
+def test_second_generation_reduces_in_bfloat16():
+    """Gradients that are reduced in bfloat16."""
+    size = dist.get_world_size()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    model = sharded(network(torch.float), init_device_mesh("cpu", (size,)), mp_policy=policy)
+    train(model, STEPS)
+    expected = parameters_of(train_alone(STEPS, size, model=network(torch.float)))
+    torch.testing.assert_close(full_parameters(model), expected, rtol=2e-2, atol=2e-2)
 
 
 @beyond_gloo("has no PREMUL_SUM")
-def test_second_generation_divide_factor(world):
-    world(3).run(divide_by, 1.5, fresh=True)
+@on_ranks(3, fresh=True)
+def test_second_generation_divide_factor():
+    """A divide factor of one's own goes to the backend as PREMUL_SUM."""
+    size = dist.get_world_size()
+    model = sharded(network(torch.float), init_device_mesh("cpu", (size,)))
+    for module in model.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_gradient_divide_factor(1.5)
+    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    alone = network(torch.float)
+    for rank in range(size):
+        (loss_of(alone, rank, 0, torch.float) / 1.5).backward()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), expected.grad)
 
 
-def test_second_generation_accumulates(world):
-    world(2).run(accumulate_without_sync, fresh=True)
+@on_ranks(2, fresh=True)
+def test_second_generation_accumulates():
+    size = dist.get_world_size()
+    model = sharded(network(), init_device_mesh("cpu", (size,)))
+    optimizer = sgd(model.parameters())
+    model.set_requires_gradient_sync(False)
+    loss_of(model, dist.get_rank(), 0).backward()
+    model.set_requires_gradient_sync(True)
+    loss_of(model, dist.get_rank(), 1).backward()
+    optimizer.step()
+    alone = network()
+    for step in (0, 1):
+        for rank in range(size):
+            (loss_of(alone, rank, step) / size).backward()
+    sgd(alone.parameters()).step()
+    torch.testing.assert_close(full_parameters(model), parameters_of(alone), rtol=1e-10, atol=1e-10)

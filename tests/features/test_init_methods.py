@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from oracle import assert_same
-from world import here
+from world import here, on_ranks
 
 BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
 
@@ -74,7 +74,25 @@ def by_environment(*ports):
         dist.destroy_process_group()
 
 
-def by_store(kind):
+@pytest.mark.parametrize("name", [BACKEND, f"cpu:{BACKEND}", BOTH_DEVICES])
+def test_file(world, name):
+    world(2).run(by_url, "file://{scratch}/store", name, init=False)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_tcp(world, size):
+    with kept_ports(1) as (port,):
+        world(size).run(by_url, f"tcp://127.0.0.1:{port}", BACKEND, init=False)
+
+
+def test_environment(world):
+    with kept_ports(2) as ports:
+        world(3).run(by_environment, *ports, init=False)
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+@on_ranks(2, init=False)
+def test_store(kind):
     if kind == "file":
         store = dist.FileStore(str(here().scratch / "store"), here().size)
     else:
@@ -94,7 +112,17 @@ def by_store(kind):
     dist.destroy_process_group()
 
 
-def with_options():
+@pytest.mark.skipif(
+    not (dist.is_nccl_available() and torch.cuda.is_available()),
+    reason="torch finds no CUDA device, or has no NCCL, which this names",
+)
+def test_nccl_for_cuda(world):
+    world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
+
+
+@beyond_gloo("takes no fastcoll.Options")
+@on_ranks(2, init=False)
+def test_options():
     import fastcoll
 
     dist.init_process_group(
@@ -107,37 +135,3 @@ def with_options():
     use_group()
     group = dist.new_group(list(range(here().size)), pg_options=fastcoll.Options())
     dist.barrier(group=group)
-
-
-@pytest.mark.parametrize("name", [BACKEND, f"cpu:{BACKEND}", BOTH_DEVICES])
-def test_file(world, name):
-    world(2).run(by_url, "file://{scratch}/store", name, init=False)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_tcp(world, size):
-    with kept_ports(1) as (port,):
-        world(size).run(by_url, f"tcp://127.0.0.1:{port}", BACKEND, init=False)
-
-
-def test_environment(world):
-    with kept_ports(2) as ports:
-        world(3).run(by_environment, *ports, init=False)
-
-
-@pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_store(world, kind):
-    world(2).run(by_store, kind, init=False)
-
-
-@pytest.mark.skipif(
-    not (dist.is_nccl_available() and torch.cuda.is_available()),
-    reason="torch finds no CUDA device, or has no NCCL, which this names",
-)
-def test_nccl_for_cuda(world):
-    world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
-
-
-@beyond_gloo("takes no fastcoll.Options")
-def test_options(world):
-    world(2).run(with_options, init=False)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import IS_GLOO
+from world import on_ranks
 
 from fastcoll import names
 
@@ -23,6 +24,7 @@ HEAD = "import os, sys, torch, torch.distributed as dist\n"
 
 END = """
 import fastcoll.info
+from world import on_ranks
 for group in fastcoll.info.groups():
     print(group["name"], sorted(group["backends"].items()), group.get("transport"))
 dist.destroy_process_group()
@@ -263,12 +265,9 @@ def test_a_served_name_is_compared_in_compiled_code(world):
     assert world(1).run(compare_in_compiled_code, init=False) == [2]
 
 
-def one_of_two_devices():
+@on_ranks(1, init=False, fresh=True)
+def test_only_the_named_backend_of_a_group_of_two_is_served():
     names.replace("gloo")
     assert dist.Backend("cpu:gloo,cuda:nccl") == "cpu:fastcoll,cuda:nccl"
     assert dist.Backend("nccl") == "nccl"
     assert dist.Backend("gloo") == "fastcoll"
-
-
-def test_only_the_named_backend_of_a_group_of_two_is_served(world):
-    world(1).run(one_of_two_devices, init=False, fresh=True)

@@ -13,6 +13,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 from training import batch, network
+from world import on_ranks
 
 MICROBATCHES = 4
 
@@ -42,11 +43,13 @@ def alone_with_loss():
     return model, [one.item() for one in losses]
 
 
-def two_stages(schedule_class):
+@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B], ids=lambda s: s.__name__)
+@on_ranks(2)
+def test_two_stages(schedule):
     rank, size = dist.get_rank(), dist.get_world_size()
     stage_model = stages_of(network(), size)[rank]
     stage = PipelineStage(stage_model, rank, size, torch.device("cpu"))
-    schedule = schedule_class(stage, MICROBATCHES, loss_fn=loss)
+    schedule = schedule(stage, MICROBATCHES, loss_fn=loss)
     inputs, labels = batch(0, 0)
     losses = []
     if rank == 0:
@@ -59,7 +62,8 @@ def two_stages(schedule_class):
         torch.testing.assert_close([one.item() for one in losses], expected)
 
 
-def interleaved():
+@on_ranks(2)
+def test_interleaved():
     """Four stages on two ranks: each rank has two of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     models = stages_of(network(), 2 * size)
@@ -74,12 +78,3 @@ def interleaved():
     alone, _ = alone_with_loss()
     for number in mine:
         check_gradients(models[number], stages_of(alone, 2 * size)[number])
-
-
-@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B], ids=lambda s: s.__name__)
-def test_two_stages(world, schedule):
-    world(2).run(two_stages, schedule)
-
-
-def test_interleaved(world):
-    world(2).run(interleaved)

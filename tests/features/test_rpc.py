@@ -4,14 +4,15 @@ import torch
 import torch.distributed as dist
 from oracle import assert_same
 from torch.distributed import rpc
-from world import here
+from world import here, on_ranks
 
 
 def doubled(tensor):
     return tensor * 2
 
 
-def both():
+@on_ranks(3, fresh=True)
+def test_calls_and_collectives():
     rank, size = dist.get_rank(), dist.get_world_size()
     rpc.init_rpc(
         f"worker{rank}",
@@ -34,7 +35,3 @@ def both():
     del remote
     rpc.shutdown()
     dist.barrier()
-
-
-def test_calls_and_collectives(world):
-    world(3).run(both, fresh=True)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import loss_of, network, sgd, train, train_alone
+from world import on_ranks
 
 import fastcoll.fsdp
 from fastcoll.fsdp import FusedReduceScatter
@@ -28,7 +29,9 @@ def full(model):
     return [p.full_tensor() for p in model.parameters()]
 
 
-def same_as_stock(reshard):
+@pytest.mark.parametrize("reshard", [True, False])
+@on_ranks(1, 2, 3)
+def test_training_is_that_of_fsdp(reshard):
     """Without a wire dtype every bit is that of FSDP2's own calls."""
     ours = sharded(network(torch.float), reshard_after_forward=reshard)
     stock = sharded(network(torch.float), reshard_after_forward=reshard)
@@ -38,13 +41,8 @@ def same_as_stock(reshard):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("reshard", [True, False])
-def test_training_is_that_of_fsdp(world, size, reshard):
-    world(size).run(same_as_stock, reshard)
-
-
-def like_one_process():
+@on_ranks(3)
+def test_training_is_that_of_one_process():
     model = sharded(network())
     fastcoll.fsdp.apply(model)
     train(model, STEPS)
@@ -53,11 +51,8 @@ def like_one_process():
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
 
 
-def test_training_is_that_of_one_process(world):
-    world(3).run(like_one_process)
-
-
-def bf16_wire_of_bf16_gradients():
+@on_ranks(2, 3)
+def test_a_wire_of_16_bits_loses_nothing_of_16_bit_gradients():
     """What was 16 bits wide travels in 16 bits without loss: the bits of a float32 reduction."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     ours, stock = (sharded(network(torch.float), mp_policy=policy) for _ in range(2))
@@ -67,11 +62,6 @@ def bf16_wire_of_bf16_gradients():
             loss_of(model, dist.get_rank(), step, torch.bfloat16).backward()
         for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
             assert torch.equal(a.grad.to_local(), b.grad.to_local())
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_wire_of_16_bits_loses_nothing_of_16_bit_gradients(world, size):
-    world(size).run(bf16_wire_of_bf16_gradients)
 
 
 def reduce_scatters(wire, op, elements):
@@ -105,7 +95,8 @@ def test_reduce_scatter(world, size, wire, elements):
         world(size).run(reduce_scatters, wire, op, elements)
 
 
-def used_again():
+@on_ranks(2)
+def test_buffers_are_used_again():
     """The second step takes no new memory, and peers read the buffers where they are."""
     model = sharded(network(torch.float, width=300))
     fastcoll.fsdp.apply(model)
@@ -122,11 +113,8 @@ def used_again():
     assert counts[0] > 0 and counts[-1] == counts[1], counts
 
 
-def test_buffers_are_used_again(world):
-    world(2).run(used_again)
-
-
-def kept_is_bounded():
+@on_ranks(2)
+def test_what_staging_keeps_is_bounded():
     """Sizes that no kept buffer serves, one behind the other, and then at random."""
     staging, cpu = Staging(), torch.device("cpu")
     kibibyte = 1 << 10
@@ -152,11 +140,8 @@ def kept_is_bounded():
     assert most > 200 * kibibyte
 
 
-def test_what_staging_keeps_is_bounded(world):
-    world(2).run(kept_is_bounded)
-
-
-def accumulates():
+@on_ranks(2)
+def test_gradients_are_accumulated():
     ours, stock = sharded(network(torch.float)), sharded(network(torch.float))
     fastcoll.fsdp.apply(ours)
     for model in (ours, stock):
@@ -167,11 +152,8 @@ def accumulates():
         assert torch.equal(a.grad.to_local(), b.grad.to_local())
 
 
-def test_gradients_are_accumulated(world):
-    world(2).run(accumulates)
-
-
-def replicas():
+@on_ranks(4)
+def test_replicated_shards():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = fully_shard(network(), mesh=mesh)
     fastcoll.fsdp.apply(model)
@@ -179,10 +161,6 @@ def replicas():
     alone = train_alone(STEPS, 4)
     for mine, other in zip(full(model), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
-
-
-def test_replicated_shards(world):
-    world(4).run(replicas)
 
 
 def test_bad_arguments() -> None:
