@@ -357,7 +357,7 @@ MUTANTS = (
         "fastcoll/ddp/hook.py",
         "dist.all_reduce(buffer, group=settings.process_group, async_op=True)",
         "dist.all_reduce(buffer, settings.op, group=settings.process_group, async_op=True)",
-        ("tests/ddp/test_fused_hook.py",),
+        ("tests/ddp/test_uneven.py",),
     ),
     Mutant(
         "each_rank_keeps_its_own_order_of_buckets",

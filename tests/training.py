@@ -1,24 +1,32 @@
 """A tiny network, its data, and what one process computes where the ranks compute together."""
 
-import copy
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from oracle import assert_alike, bits
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 __all__ = [
+    "Branches",
+    "Given",
     "assert_gradients",
     "assert_like",
     "assert_replicated",
     "assert_same",
+    "backward_alone",
     "batch",
+    "full",
+    "loss_by_turns",
     "loss_of",
     "network",
     "parameters_of",
     "sgd",
+    "sharded",
     "train",
     "train_alone",
     "trained",
@@ -57,9 +65,9 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.double) -> tuple[Tens
     return inputs.to(dtype), inputs[:, :CLASSES].argmax(1)
 
 
-def loss_of(model: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.double) -> Tensor:
-    """Return the loss of one rank's batch."""
-    inputs, labels = batch(rank, step, dtype)
+def loss_of(model: nn.Module, rank: int, step: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the loss of one rank's batch, in the type of the model's parameters by default."""
+    inputs, labels = batch(rank, step, dtype or next(model.parameters()).dtype)
     return nn.functional.cross_entropy(model(inputs), labels)
 
 
@@ -68,16 +76,22 @@ def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.2, momentum=0.9)
 
 
+Loss = Callable[[nn.Module, int, int], Tensor]
+"""Of a model, a rank and a step."""
+
+
 def train(
-    model: nn.Module, steps: int, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    steps: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss_of: Loss = loss_of,
 ) -> list[float]:
     """Train on this rank's batches; return its losses."""
     optimizer = optimizer or sgd(model.parameters())
-    dtype = next(model.parameters()).dtype
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = loss_of(model, dist.get_rank(), step, dtype)
+        loss = loss_of(model, dist.get_rank(), step)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -86,25 +100,84 @@ def train(
 
 def train_alone(
     steps: int,
-    size: int,
+    ranks: int | Sequence[int],
     make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = sgd,
     model: nn.Module | None = None,
+    loss_of: Loss = loss_of,
 ) -> nn.Module:
     """Train in this process alone on the batches of all ranks: the mean of their losses."""
-    model = copy.deepcopy(model) if model is not None else network()
+    model = model or network()
     optimizer = make_optimizer(model.parameters())
-    dtype = next(model.parameters()).dtype
     for step in range(steps):
         optimizer.zero_grad()
-        for rank in range(size):
-            (loss_of(model, rank, step, dtype) / size).backward()
+        backward_alone(model, ranks, [step], loss_of)
         optimizer.step()
     return model
 
 
+def backward_alone(
+    model: nn.Module,
+    ranks: int | Sequence[int],
+    steps: Iterable[int] = (0,),
+    loss_of: Loss = loss_of,
+) -> nn.Module:
+    """Add up in this process the gradients of the ranks' mean loss in each step."""
+    ranks = range(ranks) if isinstance(ranks, int) else ranks
+    for step in steps:
+        for rank in ranks:
+            (loss_of(model, rank, step) / len(ranks)).backward()
+    return model
+
+
+def sharded(model: nn.Sequential, **options: Any) -> nn.Module:
+    """Apply FSDP2 to each linear layer of a module, and to the whole."""
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+class Branches(nn.Module):
+    """Uses one of its heads, which the caller chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = network()
+        torch.manual_seed(3)
+        self.heads = nn.ModuleList(nn.Linear(5, 5).double() for _ in range(3))
+
+    def forward(self, inputs: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.trunk(inputs))
+
+
+def loss_by_turns(model: nn.Module, rank: int, step: int) -> Tensor:
+    """Return the loss of :class:`Branches` through its first two heads, in turns of ranks and steps."""
+    inputs, labels = batch(rank, step)
+    return nn.functional.cross_entropy(model(inputs, (rank + step) % 2), labels)
+
+
+class Given(nn.Module):
+    """Its gradients are its inputs, in tensors of these lengths."""
+
+    def __init__(self, *lengths: int, dtype: torch.dtype = torch.float) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(n, dtype=dtype) for n in lengths)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (torch.cat(list(self.weights)) * inputs).sum()
+
+    def gradient(self) -> Tensor:
+        return torch.cat([weight.grad for weight in self.weights])
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor, of which this rank may have a shard."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def parameters_of(model: nn.Module) -> Tensor:
     """Return all parameters in one vector."""
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return torch.cat([full(p).detach().reshape(-1) for p in model.parameters()])
 
 
 def assert_like(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> None:
@@ -119,7 +192,7 @@ def assert_like(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10
 def assert_same(model: nn.Module, reference: nn.Module) -> None:
     """Assert that both have the same parameters, bit for bit."""
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(full(ours), full(theirs))
 
 
 def assert_gradients(
@@ -127,12 +200,9 @@ def assert_gradients(
 ) -> None:
     """Assert that both have the same gradients, but for a factor."""
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad * factor, **tolerances)
+        torch.testing.assert_close(full(ours.grad), full(theirs.grad) * factor, **tolerances)
 
 
 def assert_replicated(model: nn.Module) -> None:
     """Assert that all ranks have the same bits."""
-    mine = hashlib.sha256(parameters_of(model).numpy().tobytes()).hexdigest()
-    everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    assert set(everyones) == {mine}
+    assert_alike(bits(parameters_of(model)))

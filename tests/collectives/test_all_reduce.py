@@ -1,5 +1,6 @@
 """all_reduce: every operation, every element type, every world size."""
 
+import contextlib
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from backend import beyond_gloo, name_of
 from collective_cases import MOVED, REDUCED, Case, operations, run
 from fault_list import plays
 from oracle import FLOATS, OPS, allows, assert_alike, assert_same, bits, reduce_op, reduced, sample
-from world import World, Worlds, on_ranks
+from world import Worlds, on_ranks
 
 from fastcoll._load import C
 
@@ -21,46 +22,29 @@ ISAS = ["avx2", "baseline"] if torch.cpu._is_avx2_supported() else ["baseline"]
 """Instruction sets of the reductions beside the machine's best, which all other tests run."""
 
 
-def take(isa):
-    """The making of a group chooses the instruction set of the process."""
-    os.environ["FASTCOLL_ISA"] = isa
-    dist.new_group()
-    assert C.reduce_isa() == isa
-
-
-def by_isa(isa, function, *arguments):
-    best = C.reduce_isa()
-    take(isa)
-    try:
-        return function(*arguments)
-    finally:
-        take(best)
-
-
-class IsaWorld:
-    """A world whose ranks reduce with an instruction set."""
-
-    def __init__(self, world: World, isa: str) -> None:
-        self._world, self._isa = world, isa
-
-    def run(self, function, *arguments, **options):
-        return self._world.run(by_isa, self._isa, function, *arguments, **options)
+def isa_in_use():
+    return C.reduce_isa()
 
 
 @pytest.fixture(
+    scope="module",
     params=[
         "best",
         *(
             pytest.param(isa, marks=[pytest.mark.full, beyond_gloo("chooses by itself")])
             for isa in ISAS
         ),
-    ]
+    ],
 )
-def world(request: pytest.FixtureRequest, world: Worlds):
+def world(request: pytest.FixtureRequest, world: Worlds, tmp_path_factory):
     """Every case of this file with each instruction set."""
     if request.param == "best":
-        return world
-    return lambda size: IsaWorld(world(size), request.param)
+        yield world
+        return
+    isa = {"FASTCOLL_ISA": request.param}
+    with contextlib.closing(Worlds(tmp_path_factory.mktemp("isa"), environ=isa)) as worlds:
+        assert worlds(1).run(isa_in_use) == [request.param]
+        yield worlds
 
 
 def all_reduce(shapes, op, dtype):
@@ -84,16 +68,17 @@ def test_operation_and_type(op, dtype):
     all_reduce(SHAPES, op, dtype)
 
 
-def all_reduce_everything():
-    for op, dtype in ALLOWED:
-        all_reduce([(67,)], op, dtype)
-
-
 @beyond_gloo("chooses by itself")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("world", ["best"], indirect=True)
-def test_operations_and_types_with_another_instruction_set(world, isa):
-    world(3).run(by_isa, isa, all_reduce_everything)
+@on_ranks(3, fresh=True)
+def test_operations_and_types_with_another_instruction_set(isa):
+    """The making of a group chooses the instruction set of the process."""
+    os.environ["FASTCOLL_ISA"] = isa
+    dist.new_group()
+    assert C.reduce_isa() == isa
+    for op, dtype in ALLOWED:
+        all_reduce([(67,)], op, dtype)
 
 
 @pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])

@@ -5,18 +5,17 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from oracle import assert_alike
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import (
     assert_gradients,
-    assert_like,
     assert_replicated,
     assert_same,
     loss_of,
     network,
     sgd,
     train,
-    train_alone,
 )
 from ways import WAYS
 from world import on_ranks
@@ -45,21 +44,10 @@ def test_training_is_that_of_stock_ddp(way, options):
     assert_replicated(ours)
 
 
-def mean_of_all(way, size):
-    model = network()
-    called, _ = WAYS[way](model, **SMALL)
-    train(called, STEPS)
-    assert_like(model, train_alone(STEPS, size), 1e-10)
-    assert_replicated(model)
-
-
 @each_way
-@pytest.mark.parametrize("size", [1, 3])
-def test_any_number_of_ranks(world, way, size):
-    world(size).run(mean_of_all, way, size)
-
-
-def norms(way, options):
+@pytest.mark.parametrize("options", [{}, SMALL], ids=str)
+@on_ranks(1, 2, 3)
+def test_norm_of_the_gradients(way, options):
     model = network()
     called, statistics = WAYS[way](model, gradient_norm=True, **options)
     optimizer = sgd(model.parameters())
@@ -79,14 +67,7 @@ def norms(way, options):
         nn.utils.clip_grad_norm_(model.parameters(), limit)
         torch.testing.assert_close(clipped, gradients)
         optimizer.step()
-    return statistics.grad_norm().item()
-
-
-@each_way
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("options", [{}, SMALL], ids=str)
-def test_norm_of_the_gradients(world, way, size, options):
-    assert len(set(world(size).run(norms, way, options))) == 1
+    assert_alike(statistics.grad_norm().item())
 
 
 @each_way
@@ -96,11 +77,11 @@ def test_norm_of_the_gradients(world, way, size, options):
 def test_gradients_that_are_not_finite_are_found_on_all_ranks(way, value, wire):
     model = network(torch.float)
     called, statistics = WAYS[way](model, wire_dtype=wire, gradient_norm=True)
-    loss = loss_of(called, dist.get_rank(), 0, torch.float)
+    loss = loss_of(called, dist.get_rank(), 0)
     (loss * (value if dist.get_rank() == 1 else 1.0)).backward()
     assert statistics.found_inf.tolist() == [1.0], statistics.grad_norm()
     model.zero_grad()
-    loss_of(called, dist.get_rank(), 1, torch.float).backward()
+    loss_of(called, dist.get_rank(), 1).backward()
     assert statistics.found_inf.tolist() == [0.0] and math.isfinite(statistics.grad_norm())
 
 
@@ -116,8 +97,8 @@ def test_gradients_are_accumulated_without_communication(way):
     for each, quietly in ((called, quiet), (stock, stock.no_sync)):
         for step in range(2):
             with quietly():
-                loss_of(each, dist.get_rank(), step, torch.float).backward()
-        loss_of(each, dist.get_rank(), 2, torch.float).backward()
+                loss_of(each, dist.get_rank(), step).backward()
+        loss_of(each, dist.get_rank(), 2).backward()
     assert_gradients(model, stock, rtol=0, atol=0)
     expected = nn.utils.get_total_norm([p.grad.double() for p in model.parameters()])
     torch.testing.assert_close(statistics.grad_norm(), expected)
@@ -131,8 +112,7 @@ class Mixed(nn.Module):
         self.wide, self.narrow = network(), network(torch.bfloat16)
 
     def forward(self, rank, step):
-        narrow = loss_of(self.narrow, rank, step, torch.bfloat16)
-        return loss_of(self.wide, rank, step) + narrow
+        return loss_of(self.wide, rank, step) + loss_of(self.narrow, rank, step)
 
 
 @each_way
@@ -163,18 +143,15 @@ def test_a_compiled_model(way):
     for step in range(3):
         for each in (fast, stock):
             each.zero_grad()
-            loss_of(each, dist.get_rank(), step, torch.float).backward()
+            loss_of(each, dist.get_rank(), step).backward()
         assert_gradients(model, stock)
 
 
-def sums(way, group=None):
+@each_way
+@on_ranks(3)
+def test_the_sum_in_place_of_the_average(way, group=None):
     model, stock = network(), DistributedDataParallel(network(), process_group=group)
     called, _ = WAYS[way](model, group, average=False)
     for each in (called, stock):
         loss_of(each, dist.get_rank(), 0).backward()
     assert_gradients(model, stock, dist.get_world_size())
-
-
-@each_way
-def test_the_sum_in_place_of_the_average(world, way):
-    world(3).run(sums, way)

@@ -44,21 +44,17 @@ HOOKS = {
 }
 
 
-def train_with(name, many_buckets):
+@pytest.mark.parametrize("many_buckets", [False, True], ids=["one_bucket", "many_buckets"])
+@pytest.mark.parametrize("name", HOOKS)
+@on_ranks(3)
+def test_hook(name, many_buckets):
     hook, tolerance = HOOKS[name]
     model = DistributedDataParallel(network(), bucket_cap_mb=0.001 if many_buckets else 25)
     model.register_comm_hook(None, hook)
     losses = train(model, STEPS)
     assert_like(model.module, train_alone(STEPS, dist.get_world_size()), tolerance)
     assert_replicated(model.module)
-    return losses
-
-
-@pytest.mark.parametrize("many_buckets", [False, True], ids=["one_bucket", "many_buckets"])
-@pytest.mark.parametrize("name", HOOKS)
-def test_hook(world, name, many_buckets):
-    losses = world(3).run(train_with, name, many_buckets)
-    assert all(loss[-1] < loss[0] for loss in losses)
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("approximation_rank", [1, 20])

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from world import init_group
-
-from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
+from backend import backend_of, beyond_gloo
+from oracle import assert_alike, bits
+from training import Given
+from ways import hooked, stock
+from world import init_group, on_ranks
 
 pytestmark = beyond_gloo("sums with one rounding")
 
@@ -65,33 +64,12 @@ def rounded_once(given):
     return (functools.reduce(torch.add, given.float()) / len(given)).to(torch.bfloat16)
 
 
-class Given(nn.Module):
-    """Its gradients are its inputs, in several tensors."""
-
-    def __init__(self):
-        super().__init__()
-        parts = [1, 999, 20_000, ELEMENTS - 21_000]
-        self.weights = nn.ParameterList(torch.zeros(n, dtype=torch.bfloat16) for n in parts)
-
-    def forward(self, inputs):
-        return (torch.cat(list(self.weights)) * inputs).sum()
-
-    def gradient(self):
-        return torch.cat([weight.grad for weight in self.weights])
-
-
-def mean_by_ddp(given, hook=True, group=None, **options):
+def mean_by_ddp(given, wrap=hooked, group=None, **options):
     """Return what DDP makes of each rank's row."""
-    model = Given()
-    ddp = DistributedDataParallel(model, process_group=group, **options)
-    if hook:
-        ddp.register_comm_hook(FusedAllreduceState(group), fused_allreduce_hook)
+    model = Given(1, 999, 20_000, ELEMENTS - 21_000, dtype=torch.bfloat16)
+    ddp = wrap(model, group, **options)[0]
     ddp(given[dist.get_rank()]).backward()
     return model.gradient()
-
-
-def bits(tensor):
-    return tensor.view(torch.uint8).numpy().tobytes()
 
 
 def errors_of_ours_and_gloos():
@@ -101,18 +79,17 @@ def errors_of_ours_and_gloos():
     assert found.roundings <= FLOAT32_SUM
     assert found.relative <= nearest(given).relative * (1 + 1e-6)
     assert torch.equal(ours, rounded_once(given))
-    stock = dist.new_group(backend="gloo")
-    theirs = error_of(mean_by_ddp(given, hook=False, group=stock), given)
-    dist.destroy_process_group(stock)
-    return bits(ours), found, theirs
+    gloo = dist.new_group(backend="gloo")
+    theirs = error_of(mean_by_ddp(given, stock, gloo), given)
+    dist.destroy_process_group(gloo)
+    assert_alike(bits(ours))
+    return found, theirs
 
 
 def test_error_is_that_of_one_rounding_where_gloos_grows(world):
     ours, theirs = {}, {}
     for size in (2, 4, 8):
-        answers = world(size).run(errors_of_ours_and_gloos)
-        assert len({answer[0] for answer in answers}) == 1, "the ranks differ"
-        _, ours[size], theirs[size] = answers[0]
+        ours[size], theirs[size] = world(size).run(errors_of_ours_and_gloos)[0]
         assert ours[size].relative <= ONE_ROUNDING
     assert ours[8].not_nearest < 1e-3
     assert theirs[4].relative > 1.15 * theirs[2].relative
@@ -136,28 +113,14 @@ def layouts():
     return found
 
 
-def over(transport):
-    os.environ["FASTCOLL_TRANSPORT"] = transport
-    init_group(transport)
-    try:
-        found = layouts()
-        dist.barrier()
-        assert dist.group.WORLD._get_backend(torch.device("cpu")).transport() == transport
-    finally:
+@on_ranks(3, init=False)
+def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts():
+    found = set()
+    for transport in ("shm", "gloo"):
+        os.environ["FASTCOLL_TRANSPORT"] = transport
+        init_group(transport)
+        found |= layouts()
+        assert backend_of().transport() == transport
+        assert_alike(found)
         dist.destroy_process_group()
-    return found
-
-
-def both_transports():
-    before = os.environ.get("FASTCOLL_TRANSPORT")
-    try:
-        return over("shm") | over("gloo")
-    finally:
-        os.environ.pop("FASTCOLL_TRANSPORT")
-        if before is not None:
-            os.environ["FASTCOLL_TRANSPORT"] = before
-
-
-def test_the_same_bits_on_all_ranks_in_all_runs_and_layouts(world):
-    answers = world(3).run(both_transports, init=False)
-    assert len(set().union(*answers)) == 1
+    assert len(found) == 1

@@ -21,7 +21,7 @@ OPTIMIZERS = {
 
 def step(model, scaler, optimizer, number, max_norm, factor=1.0):
     optimizer.zero_grad()
-    loss = loss_of(model, dist.get_rank(), number, torch.float) * factor
+    loss = loss_of(model, dist.get_rank(), number) * factor
     scaler.scale(loss).backward()
     if max_norm is not None:
         if isinstance(scaler, FusedGradScaler):
@@ -70,7 +70,7 @@ def test_clipping_without_a_step_is_forgotten(name):
     for number, clips in ((0, True), (1, False)):
         for model, scaler, optimizer in zip(models, scalers, optimizers, strict=True):
             optimizer.zero_grad()
-            scaler.scale(loss_of(model, dist.get_rank(), number, torch.float)).backward()
+            scaler.scale(loss_of(model, dist.get_rank(), number)).backward()
             if clips:
                 if model is models[0]:
                     scaler.clip_grad_norm_(optimizer, 1e-3)
@@ -91,7 +91,7 @@ def test_clipping_after_unscaling():
         scaler.clip_grad_norm_(optimizer, 0.1)
     for clip in (True, False):
         optimizer.zero_grad()
-        scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
+        scaler.scale(loss_of(model, dist.get_rank(), 0)).backward()
         scaler.unscale_(optimizer)
         true = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
         assert true > 0.11
@@ -110,7 +110,7 @@ def test_unscaling_and_clipping_touch_no_gradient():
     model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    scaler.scale(loss_of(model, dist.get_rank(), 0, torch.float)).backward()
+    scaler.scale(loss_of(model, dist.get_rank(), 0)).backward()
     addresses = {p.grad.data_ptr() for p in model.parameters()}
     seen = []
 
@@ -136,7 +136,7 @@ def test_disabled():
     model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu", enabled=False)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
-    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    loss_of(model, dist.get_rank(), 0).backward()
     norm = scaler.clip_grad_norm_(optimizer, 0.1)
     clipped = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
     assert norm > 0.1 and clipped.item() == pytest.approx(0.1, rel=1e-3)

@@ -5,19 +5,13 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, network
+from ways import hooked
 from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 
 STEPS = 6
-
-
-def hooked(state, model=None, **options):
-    ddp = DistributedDataParallel(model or network(), **options)
-    ddp.register_comm_hook(state, fused_allreduce_hook)
-    return ddp
 
 
 class Bucket:
@@ -59,7 +53,7 @@ def test_a_last_bucket_without_a_wire_behind_one_of_float8():
 @on_ranks(2, fresh=True)
 def test_a_state_serves_one_module(together):
     state = FusedAllreduceState(gradient_norm=True)
-    one, other = hooked(state, bucket_cap_mb=0.001), hooked(state, bucket_cap_mb=0.001)
+    one, other = (hooked(network(), state=state, bucket_cap_mb=0.001)[0] for _ in range(2))
     for step in range(0 if together else 2):
         loss_of(one, dist.get_rank(), step).backward()
     loss = loss_of(other, dist.get_rank(), 0)
@@ -77,14 +71,14 @@ def test_a_state_goes_on_with_another_wrapper():
     state = FusedAllreduceState(gradient_norm=True)
     model = network()
     for step in range(2):
-        ddp = hooked(state, model, bucket_cap_mb=0.001)
+        ddp, _ = hooked(model, state=state, bucket_cap_mb=0.001)
         for _ in range(2):
             loss_of(ddp, dist.get_rank(), step).backward()
         assert state.grad_norm() > 0
     del model, ddp
     gc.collect()
     for _ in range(2):
-        ddp = hooked(state, bucket_cap_mb=0.001)
+        ddp, _ = hooked(network(), state=state, bucket_cap_mb=0.001)
         for step in range(3):
             loss_of(ddp, dist.get_rank(), step).backward()
         del ddp

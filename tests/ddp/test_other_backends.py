@@ -3,30 +3,48 @@
 import copy
 import functools
 import gc
+import inspect
 import types
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from test_both_ways import sums as summed_over
+from test_both_ways import each_way, test_the_sum_in_place_of_the_average
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import assert_gradients, assert_like, assert_same, network, train, train_alone
+from training import (
+    Given,
+    assert_gradients,
+    assert_like,
+    assert_same,
+    backward_alone,
+    network,
+    train,
+    train_alone,
+)
 from ways import WAYS, synchronized
+from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES
 
 STEPS = 5
 
 
-def on_gloo(name, *arguments):
-    """Runs a function of this file with a group, which all that the function has made is gone before."""
-    group = dist.new_group(backend="gloo")
-    globals()[name](group, *arguments)
-    # DDP's part in C++ ends a group under Python's lock, for which gloo's threads may wait.
-    gc.collect()
-    dist.destroy_process_group(group)
+def on_gloo(function):
+    """Hands a function a group of gloo first, which all that the function has made is gone before."""
+
+    @functools.wraps(function)
+    def call(*arguments):
+        group = dist.new_group(backend="gloo")
+        function(group, *arguments)
+        # DDP's part in C++ ends a group under Python's lock, for which gloo's threads may wait.
+        gc.collect()
+        dist.destroy_process_group(group)
+
+    signature = inspect.signature(function)
+    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return call
 
 
 def reduced(way, model, group, **options):
@@ -35,7 +53,13 @@ def reduced(way, model, group, **options):
     return WAYS[way](model, group, **small, **options)[0]
 
 
-def like_stock(group, way, options):
+@each_way
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.full), {"gradient_norm": True}], ids=str
+)
+@on_ranks(pytest.param(2, marks=pytest.mark.full), 3)
+@on_gloo
+def test_training_is_that_of_stock_ddp(group, way, options):
     """Every bit is that of stock DDP on gloo, which sums more than two ranks in an order that depends on the bucket."""
     stock = DistributedDataParallel(network(torch.float), process_group=group)
     ours = network(torch.float)
@@ -46,29 +70,18 @@ def like_stock(group, way, options):
     assert_like(ours, stock, 1e-5)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.full), 3])
-@pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.full), {"gradient_norm": True}], ids=str
-)
-def test_training_on_gloo_is_that_of_stock_ddp(world, way, options, size):
-    world(size).run(on_gloo, "like_stock", way, options)
-
-
-def learns(group, way, wire):
-    model = network()
-    train(reduced(way, model, group, wire_dtype=wire), STEPS)
-    assert_like(model, train_alone(STEPS, dist.get_world_size()), 0.03)
-
-
-@pytest.mark.parametrize("way", list(WAYS))
+@each_way
 @pytest.mark.parametrize(
     "wire",
     [pytest.param(w, marks=[] if w.itemsize == 1 else pytest.mark.full) for w in WIRE_DTYPES],
     ids=str,
 )
-def test_any_wire_on_gloo(world, way, wire):
-    world(3).run(on_gloo, "learns", way, wire)
+@on_ranks(3)
+@on_gloo
+def test_any_wire(group, way, wire):
+    model = network()
+    train(reduced(way, model, group, wire_dtype=wire), STEPS)
+    assert_like(model, train_alone(STEPS, dist.get_world_size()), 0.03)
 
 
 def reached_from(value):
@@ -88,7 +101,19 @@ def reached_from(value):
         yield from reached_from(each)
 
 
-def frees_no_group(group, way, options):
+@pytest.mark.parametrize(
+    "way, options",
+    [
+        ("hook", {"gradient_norm": True}),
+        ("hook", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
+        ("synchronizer", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
+    ],
+    ids=str,
+)
+@on_ranks(2)
+@on_gloo
+def test_no_callback_frees_the_group_on_gloos_thread(group, way, options):
+    """Whose destructor would wait for that thread: the process aborts."""
     callbacks = []
 
     def recorded(method):
@@ -110,45 +135,20 @@ def frees_no_group(group, way, options):
     assert not any(isinstance(each, dist.ProcessGroup) for each in kept)
 
 
-@pytest.mark.parametrize(
-    "way, options",
-    [
-        ("hook", {"gradient_norm": True}),
-        ("hook", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
-        ("synchronizer", {"gradient_norm": True, "wire_dtype": torch.float8_e5m2}),
-    ],
-    ids=str,
-)
-def test_no_callback_frees_the_group_on_gloos_thread(world, way, options):
-    """Whose destructor would wait for that thread: the process aborts."""
-    world(2).run(on_gloo, "frees_no_group", way, options)
-
-
-class Scaled(nn.Module):
-    """Its gradient is its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(5))
-
-    def forward(self, inputs):
-        return (self.weight * inputs).sum()
-
-
-def near_the_largest(group, way):
+@each_way
+@on_ranks(2)
+@on_gloo
+def test_a_mean_in_float16_does_not_overflow(group, way):
     """The mean of numbers near float16's largest is finite: they are divided before they are added."""
-    model = Scaled()
+    model = Given(5)
     trained = reduced(way, model, group, wire_dtype=torch.float16)
     trained(torch.full((5,), 60000.0)).backward()
-    assert torch.equal(model.weight.grad, torch.full((5,), 60000.0))
+    assert torch.equal(model.gradient(), torch.full((5,), 60000.0))
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_a_mean_in_float16_on_gloo_does_not_overflow(world, way):
-    world(2).run(on_gloo, "near_the_largest", way)
-
-
-def odd_layouts(group):
+@on_ranks(2)
+@on_gloo
+def test_odd_gradients(group):
     """Gradients that are not contiguous, empty, complex, and of several dtypes."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).to(
@@ -158,25 +158,17 @@ def odd_layouts(group):
     model.turn = nn.Parameter(torch.ones(4, dtype=torch.complex64))
     alone = copy.deepcopy(model)
 
-    def loss(model, rank):
+    def loss(model, rank, step):
         hidden = model[1](model[0](torch.full((2, 3, 9, 9), 1.0 + rank))).mean((0, 2, 3))
         return (hidden * model.turn).abs().sum() + model.empty.sum()
 
     synchronized(model, group, gradient_norm=True)
-    loss(model, dist.get_rank()).backward()
-    for rank in range(2):
-        (loss(alone, rank) / 2).backward()
-    assert_gradients(model, alone)
+    loss(model, dist.get_rank(), 0).backward()
+    assert_gradients(model, backward_alone(alone, 2, loss_of=loss))
 
 
-def test_odd_gradients_on_gloo(world):
-    world(2).run(on_gloo, "odd_layouts")
-
-
-def sums(group, way):
-    summed_over(way, group)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_sum_on_gloo(world, way):
-    world(3).run(on_gloo, "sums", way)
+@each_way
+@on_ranks(3)
+@on_gloo
+def test_the_sum(group, way):
+    test_the_sum_in_place_of_the_average.on_each_rank(way, group)

@@ -36,40 +36,24 @@ def test_a_core_is_left_where_threads_are_fewer(ranks, free):
     assert leave_a_core(ranks) is free
 
 
-def agreed(threads, cores):
-    """The ranks differ in what they could say; rank 0 alone would have a core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads[dist.get_rank()])
-    answers = [None] * dist.get_world_size()
-    try:
-        with mock.patch("os.sched_getaffinity", lambda _: set(range(cores))):
-            dist.all_gather_object(answers, can_overlap(None, CPU))
-    finally:
-        torch.set_num_threads(before)
-    return answers
-
-
 @pytest.mark.parametrize(
-    ("threads", "cores", "answer"), [((1,), 2, True), ((1,), 1, False), ((1, 1), 2, False)], ids=str
+    ("size", "cores", "answer"), [(1, 2, True), (1, 1, False), (2, 2, False)], ids=str
 )
-def test_all_ranks_get_one_answer(world, threads, cores, answer):
-    for answers in world(len(threads)).run(agreed, threads, cores):
-        assert answers == [answer] * len(threads)
-
-
-def agreed_where_they_lie():
-    """Of all ranks, of the first alone, of none; and a buffer of which only a part is dense."""
-    backend = dist.group.WORLD._get_backend(CPU)
-    shared = backend.allocate_tensor(64, dtype=torch.float, device=CPU)
-    other = torch.empty(64)
-    first = shared if dist.get_rank() == 0 else other
-    return [are_shared(None, one) for one in (shared, first, other, shared[:8], shared[::2])]
+@on_ranks()
+def test_all_ranks_get_one_answer(cores, answer):
+    """Each has one thread, as all ranks here."""
+    with mock.patch("os.sched_getaffinity", lambda _: set(range(cores))):
+        assert can_overlap(None, CPU) is answer
 
 
 @beyond_gloo("fastcoll's own shared memory")
-def test_all_ranks_know_whether_buffers_are_shared(world):
-    for answers in world(2).run(agreed_where_they_lie):
-        assert answers == [True, False, False, True, False]
+@on_ranks(2)
+def test_all_ranks_know_whether_buffers_are_shared():
+    """Of all ranks, of the first alone, of none; and a buffer of which only a part is dense."""
+    shared, other = fastcoll.empty_shared(64), torch.empty(64)
+    first = shared if dist.get_rank() == 0 else other
+    found = [are_shared(None, one) for one in (shared, first, other, shared[:8], shared[::2])]
+    assert found == [True, False, False, True, False]
 
 
 class Mixed(nn.Module):
@@ -90,31 +74,16 @@ class Mixed(nn.Module):
         return self.last(hidden)
 
 
-def mixed_losses(module):
-    losses = []
-    for step in range(STEPS):
-        module.zero_grad()
-        loss = loss_of(module, dist.get_rank(), step, torch.float)
-        loss.backward()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("how", WAYS)
 @on_ranks(2)
 def test_the_results_do_not_depend_on_it(how, wire):
     for make in (network, lambda: network(torch.float), Mixed):
-        options = {
-            "wire_dtype": wire,
-            "gradient_norm": True,
-            "find_unused_parameters": True,
-            **SMALL,
-        }
-        modules = [WAYS[how](make(), overlap=o, **options) for o in (True, False, None)]
+        options = {"wire_dtype": wire, "gradient_norm": True, "find_unused_parameters": True}
+        modules = [WAYS[how](make(), overlap=o, **options, **SMALL) for o in (True, False, None)]
         losses, norms = [], []
         for module, statistics in modules:
-            losses.append(train(module, STEPS) if make is not Mixed else mixed_losses(module))
+            losses.append(train(module, STEPS))
             norms.append(statistics.grad_norm().item())
         assert losses[0] == losses[1] == losses[2]
         assert norms[0] == pytest.approx(norms[1], rel=1e-12)
@@ -150,22 +119,24 @@ def reductions_of_a_pass(how, overlap, shared=True):
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_it_says_when(world, how):
-    for begun in world(2).run(reductions_of_a_pass, how, True):
-        assert len(begun) > 1
-        assert any(left > 0 for _, left in begun)
-    for begun in world(2).run(reductions_of_a_pass, how, False, False):
-        assert all(left <= (how == "hook") for _, left in begun), begun
-        if how == "hook":  # the last bucket is ready before the pass is over
-            assert len(begun) == 1
-            assert begun[0][0] > 1
+@on_ranks(2)
+def test_it_says_when(how):
+    begun = reductions_of_a_pass(how, True)
+    assert len(begun) > 1
+    assert any(left > 0 for _, left in begun)
+    begun = reductions_of_a_pass(how, False, False)
+    assert all(left <= (how == "hook") for _, left in begun), begun
+    if how == "hook":  # the last bucket is ready before the pass is over
+        assert len(begun) == 1
+        assert begun[0][0] > 1
 
 
 @beyond_gloo("has no shared memory")
-def test_buckets_in_shared_memory_are_messages_of_their_own(world):
-    for begun in world(2).run(reductions_of_a_pass, "hook", False):
-        assert len(begun) > 1
-        assert all(tensors == 1 and left <= 1 for tensors, left in begun), begun
+@on_ranks(2)
+def test_buckets_in_shared_memory_are_messages_of_their_own():
+    begun = reductions_of_a_pass("hook", False)
+    assert len(begun) > 1
+    assert all(tensors == 1 and left <= 1 for tensors, left in begun), begun
 
 
 @on_ranks(2)

@@ -13,10 +13,8 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from ways import hooked, stock, synchronized
 from world import on_ranks
-
-from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
 pytestmark = [pytest.mark.full, beyond_gloo("the hook's average in the all-reduce")]
 
@@ -101,26 +99,6 @@ def sentences(count, generator):
 TASKS = {"resnet-like": (resnet, images, 0.05), "transformer": (Transformer, sentences, 0.03)}
 
 
-def stock(group):
-    return lambda model: DistributedDataParallel(
-        model, process_group=group, bucket_cap_mb=BUCKET_MB
-    )
-
-
-def hooked(wire_dtype=None):
-    def wrap(model):
-        ddp = stock(None)(model)
-        ddp.register_comm_hook(FusedAllreduceState(wire_dtype=wire_dtype), fused_allreduce_hook)
-        return ddp
-
-    return wrap
-
-
-def synchronized(model):
-    GradientSynchronizer(model, bucket_cap_mb=BUCKET_MB)
-    return model
-
-
 class Course(NamedTuple):
     """What a rank saw of a training: losses of its batches, and on the held-out set; all weights at the end."""
 
@@ -134,12 +112,12 @@ class Course(NamedTuple):
         return statistics.mean(self.losses[-tenth:]) < 0.9 * statistics.mean(self.losses[:tenth])
 
 
-def train(name, wrap, order=0):
+def train(name, wrap, group=None, order=0, **options):
     """Trains on data of this rank's own; the model's start is always the same."""
     build, sample, learning_rate = TASKS[name]
     torch.manual_seed(0)
     model = build()
-    ddp = wrap(model)
+    ddp, _ = wrap(model, group, bucket_cap_mb=BUCKET_MB, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     data = torch.Generator().manual_seed(1000 + 100 * order + dist.get_rank())
     fixed = sample(HELD_OUT, torch.Generator().manual_seed(999))
@@ -161,13 +139,13 @@ def train(name, wrap, order=0):
 
 def compared(name):
     gloo = dist.new_group(backend="gloo")
-    orders = [train(name, stock(gloo), order) for order in range(ORDERS)]
+    orders = [train(name, stock, gloo, order) for order in range(ORDERS)]
     dist.destroy_process_group(gloo)
     first = orders[0]
     assert first.learnt, "nothing was learnt, so that nothing is compared"
-    assert train(name, hooked()) == first
+    assert train(name, hooked) == first
     assert train(name, synchronized) == first
-    narrow = train(name, hooked(torch.bfloat16))
+    narrow = train(name, hooked, wire_dtype=torch.bfloat16)
     assert narrow.weights != first.weights, "the bfloat16 wire was not used"
     points = zip(*(course.held_out for course in orders), strict=True)
     noise = statistics.mean(map(statistics.stdev, points))
@@ -186,7 +164,7 @@ def test_training_is_gloos(world, name):
 def test_one_rank():
     """One rank: nothing is summed, and the average of one is itself."""
     gloo = dist.new_group(backend="gloo")
-    first = train("resnet-like", stock(gloo))
+    first = train("resnet-like", stock, gloo)
     dist.destroy_process_group(gloo)
-    for wrap in (hooked(), synchronized):
+    for wrap in (hooked, synchronized):
         assert train("resnet-like", wrap) == first

@@ -1,14 +1,16 @@
 """DDP's buckets of CPU tensors lie in shared memory by default; the user's settings win, and bits are the same."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import backend_of, beyond_gloo
 from torch.nn.parallel import DistributedDataParallel
-from world import Worlds, here, on_ranks
+from world import init_group, on_ranks
 
 import fastcoll
-from fastcoll._group_backend import cpu_backend
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), beyond_gloo("has no shared memory")]
 
@@ -26,8 +28,7 @@ def gradients(group, width=600):
 
 
 def are_shared(group, tensors):
-    backend = cpu_backend(group, torch.device("cpu"))
-    return [backend.is_shared(tensor) for tensor in tensors]
+    return [backend_of(group).is_shared(tensor) for tensor in tensors]
 
 
 @on_ranks(2)
@@ -42,11 +43,6 @@ def test_by_default_and_not_where_the_option_says_so():
         dist.destroy_process_group(group)
 
 
-def in_private_memory():
-    assert are_shared(dist.group.WORLD, gradients(None)) == [False] * 4
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     "environ",
     [
@@ -56,26 +52,20 @@ def in_private_memory():
     ],
     ids=lambda environ: next(iter(environ)),
 )
-def test_not_where_a_variable_says_so_or_nothing_is_shared(tmp_path, environ):
-    worlds = Worlds(tmp_path, environ=environ)
-    try:
-        worlds(2).run(in_private_memory)
-    finally:
-        worlds.close()
-
-
-def beyond_the_arena():
-    found = gradients(None, width=5000)  # 100 MB
-    assert are_shared(dist.group.WORLD, found) == [False] * 4
-    dist.all_reduce(found[-1])
-    return here().rank
+@on_ranks(2, init=False)
+def test_not_where_a_variable_says_so_or_nothing_is_shared(environ):
+    os.environ.update(environ)
+    init_group()
+    assert are_shared(None, gradients(None)) == [False] * 4
 
 
 @pytest.mark.full
-def test_where_shared_memory_is_lacking_buckets_are_private(tmp_path):
-    worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(64 << 20)})
-    try:
-        assert worlds(2).run(beyond_the_arena) == [0, 1]
-        assert "a tensor is not in shared memory" in worlds(2).logs[0].read_text()
-    finally:
-        worlds.close()
+@on_ranks(2, init=False)
+def test_where_shared_memory_is_lacking_buckets_are_private():
+    os.environ["FASTCOLL_ARENA_BYTES"] = str(64 << 20)
+    init_group()
+    found = gradients(None, width=5000)  # 100 MB
+    assert are_shared(None, found) == [False] * 4
+    dist.all_reduce(found[-1])
+    log = Path("/proc/self/fd/2").read_text()  # a rank's stderr is a file
+    assert dist.get_rank() or "a tensor is not in shared memory" in log

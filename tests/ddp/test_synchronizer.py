@@ -6,23 +6,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from oracle import assert_alike, bits
 from torch import nn
-from training import assert_replicated, loss_of, network, sgd
+from training import assert_same, loss_of, network, sgd
 from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
 
 SMALL = {"bucket_cap_mb": 0.0005}
-
-
-@on_ranks(3)
-def test_rank_0_gives_parameters_and_buffers():
-    torch.manual_seed(dist.get_rank())
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    model[1].running_mean.fill_(dist.get_rank())
-    GradientSynchronizer(model)
-    assert_replicated(model)
-    assert model[1].running_mean.tolist() == [0.0] * 4
 
 
 @on_ranks(2)
@@ -47,7 +38,9 @@ def test_buffers_are_those_of_rank_0():
     torch.testing.assert_close(model[1].running_mean, expected)
 
 
-def clips(wire, size):
+@pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
+@on_ranks(1, 2)
+def test_clipping_in_the_step(wire):
     """The norm is that of the reduced gradients, and the step that clips is the step after clipping."""
     models = [network(torch.float), network(torch.float)]
     synchronizers = [
@@ -57,7 +50,7 @@ def clips(wire, size):
     for step in range(3):
         for model in models:
             model.zero_grad()
-            loss_of(model, dist.get_rank(), step, torch.float).backward()
+            loss_of(model, dist.get_rank(), step).backward()
         expected = torch.nn.utils.get_total_norm([p.grad.double() for p in models[0].parameters()])
         torch.testing.assert_close(synchronizers[0].grad_norm(), expected)
         limit = expected.item() / 3
@@ -65,15 +58,8 @@ def clips(wire, size):
         torch.nn.utils.clip_grad_norm_(models[1].parameters(), limit)
         for optimizer in optimizers:
             optimizer.step()
-        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            torch.testing.assert_close(a, b)
-    return synchronizers[0].grad_norm().item()
-
-
-@pytest.mark.parametrize("wire", [None, *WIRE_DTYPES], ids=str)
-@pytest.mark.parametrize("size", [1, 2])
-def test_clipping_in_the_step(world, size, wire):
-    assert len(set(world(size).run(clips, wire, size))) == 1
+        torch.testing.assert_close(*(list(model.parameters()) for model in models))
+    assert_alike(synchronizers[0].grad_norm().item())
 
 
 @on_ranks(2)
@@ -82,14 +68,12 @@ def test_a_step_over_infinite_gradients_does_nothing():
     model = network(torch.float)
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    before = [p.clone() for p in model.parameters()]
-    loss = loss_of(model, dist.get_rank(), 0, torch.float)
+    loss = loss_of(model, dist.get_rank(), 0)
     (loss * (math.inf if dist.get_rank() == 1 else 1.0)).backward()
     synchronizer.clip_in_step(optimizer, 1.0)
     optimizer.step()
     assert synchronizer.found_inf.tolist() == [1.0]
-    for parameter, old in zip(model.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
+    assert_same(model, network(torch.float))
 
 
 @on_ranks(2)
@@ -98,7 +82,7 @@ def test_clipping_holds_for_one_step():
     model = network(torch.float)
     synchronizer = GradientSynchronizer(model, gradient_norm=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
-    loss_of(model, dist.get_rank(), 0, torch.float).backward()
+    loss_of(model, dist.get_rank(), 0).backward()
     with pytest.raises(ValueError, match="expected a max_norm above 0, got -1"):
         synchronizer.clip_in_step(optimizer, -1)
     synchronizer.clip_in_step(optimizer, 1e-6)
@@ -140,29 +124,7 @@ def test_a_bucket_of_float8_overlaps_the_backward_pass():
         hidden.sum().backward()
     assert seen == [0, 0, 1], seen
     assert len(gathers) == 3
-    assert_replicated_gradients(model)
-
-
-def assert_replicated_gradients(model):
-    for parameter in model.parameters():
-        everywhere = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
-        dist.all_gather(everywhere, parameter.grad)
-        assert all(torch.equal(other, parameter.grad) for other in everywhere)
-
-
-@on_ranks(4)
-def test_subgroups():
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    group = groups[dist.get_rank() // 2]
-    model = network()
-    with torch.no_grad():
-        model[0].weight.fill_(dist.get_rank())
-    GradientSynchronizer(model, group)
-    assert (model[0].weight == dist.get_rank() // 2 * 2).all()
-    loss_of(model, dist.get_rank(), 0).backward()
-    summed = model[0].weight.grad.clone()
-    dist.all_reduce(summed, group=group)
-    torch.testing.assert_close(summed, 2 * model[0].weight.grad)
+    assert_alike([bits(parameter.grad) for parameter in model.parameters()])
 
 
 @on_ranks(2)

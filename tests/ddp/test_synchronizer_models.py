@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
-from training import assert_gradients
+from training import assert_gradients, backward_alone
 from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
 
-SMALL = {"bucket_cap_mb": 0.0005}
+
+def inputs_of(rank):
+    return torch.full((2, 4), 1.0 + rank)
 
 
 @pytest.mark.parametrize("part", ["whole", "part"])
@@ -25,7 +27,7 @@ def test_parameters_that_were_replaced(part):
     """Other parameters in the place of those that are reduced: no gradient may stay unreduced in silence."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     synchronizer = GradientSynchronizer(model)
-    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
+    inputs = inputs_of(dist.get_rank())
     model(inputs).sum().backward()
     loaded = model if part == "whole" else model[1]
     state = {name: torch.full_like(value, 0.5) for name, value in loaded.state_dict().items()}
@@ -44,8 +46,7 @@ def test_parameters_that_were_replaced(part):
     model(inputs).square().sum().backward()
     alone = copy.deepcopy(model)
     alone.zero_grad()
-    for rank in range(2):
-        (alone(torch.full((2, 4), 1.0 + rank)).square().sum() / 2).backward()
+    backward_alone(alone, 2, loss_of=lambda model, rank, _: model(inputs_of(rank)).square().sum())
     assert_gradients(model, alone)
 
 
@@ -54,7 +55,7 @@ def test_values_for_a_call_and_pruning():
     """torch.func's values for a call are nobody's parameters, and pruned ones have another name."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
-    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
+    inputs = inputs_of(dist.get_rank())
     values = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     torch.func.functional_call(model, values, inputs).sum().backward()
     assert values["0.weight"].grad is not None and model[0].weight.grad is None
@@ -68,18 +69,19 @@ def test_values_for_a_call_and_pruning():
 @on_ranks(2)
 def test_a_change_of_dtype():
     """Part of the module changes its dtype: buckets follow."""
+
+    def loss(model, rank, step):
+        return model[1](model[0](inputs_of(rank)).to(model[1].weight.dtype)).sum()
+
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     GradientSynchronizer(model)
-    inputs = torch.full((2, 4), 1.0 + dist.get_rank())
-    model(inputs).sum().backward()
+    loss(model, dist.get_rank(), 0).backward()
     model.zero_grad()
     model[1].double()
-    model[1](model[0](inputs).double()).sum().backward()
+    loss(model, dist.get_rank(), 0).backward()
     alone = copy.deepcopy(model)
     alone.zero_grad()
-    for rank in range(2):
-        inputs = torch.full((2, 4), 1.0 + rank)
-        (alone[1](alone[0](inputs).double()).sum() / 2).backward()
+    backward_alone(alone, 2, loss_of=loss)
     assert_gradients(model, alone)
 
 

@@ -1,14 +1,22 @@
 """GradientSynchronizer and backward passes: frozen and unused parameters, several losses, checkpoints."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from training import assert_gradients, assert_replicated, assert_same, loss_of, network, sgd
+from training import (
+    Branches,
+    assert_gradients,
+    assert_same,
+    backward_alone,
+    batch,
+    loss_by_turns,
+    loss_of,
+    network,
+    sgd,
+)
 from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
@@ -29,42 +37,12 @@ def test_parameters_frozen_and_unfrozen():
             model[2].bias.requires_grad_(step % 3 != 0)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss_of(ours, dist.get_rank(), step, torch.float).backward()
+        loss_of(ours, dist.get_rank(), step).backward()
         wrapped = DistributedDataParallel(stock)
-        loss_of(wrapped, dist.get_rank(), step, torch.float).backward()
+        loss_of(wrapped, dist.get_rank(), step).backward()
         for optimizer in optimizers:
             optimizer.step()
         assert_same(ours, stock)
-
-
-class Branches(nn.Module):
-    """Uses one of two layers, and a third never."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two, self.never = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def forward(self, inputs, take_one):
-        return (self.one if take_one else self.two)(inputs).sum()
-
-
-@on_ranks(2)
-def test_unused():
-    model, rank = Branches(), dist.get_rank()
-    GradientSynchronizer(model, find_unused_parameters=True, **SMALL)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
-    kept = model.never.weight.clone()
-    for step in range(4):
-        optimizer.zero_grad()
-        inputs = torch.full((3, 4), 1.0 + rank)
-        model(inputs, (step + rank) % 2 == 0).backward()
-        # Each layer is used by one rank of two: the mean is half of what that rank has.
-        for layer, user in ((model.one, step % 2), (model.two, 1 - step % 2)):
-            assert torch.equal(layer.weight.grad, torch.full((2, 4), 3 * (1.0 + user) / 2))
-        assert model.never.weight.grad is None
-        optimizer.step()
-    assert torch.equal(model.never.weight, kept)
-    assert_replicated(model)
 
 
 class WithInputs(nn.Module):
@@ -124,45 +102,40 @@ def test_a_pass_through_frozen_parameters():
 def test_a_parameter_left_out_is_named():
     model = Branches()
     GradientSynchronizer(model)
-    loss = model(torch.ones(3, 4), True)
+    loss = loss_by_turns(model, 0, 0)
     with pytest.raises(
-        RuntimeError, match=r"got none for .*never\.weight.*find_unused_parameters=True"
+        RuntimeError, match=r"got none for .*heads\.2\.weight.*find_unused_parameters=True"
     ):
         loss.backward()
-    with pytest.raises(RuntimeError, match=r"got none for .*never\.weight"):
-        model(torch.ones(3, 4), True)
+    with pytest.raises(RuntimeError, match=r"got none for .*heads\.2\.weight"):
+        loss_by_turns(model, 0, 0)
 
 
 @on_ranks(2)
 def test_two_losses_of_one_forward_pass():
     """Two losses of one forward pass: what the first has reduced is equal on all ranks, and stays."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
-    alone = copy.deepcopy(model)
+    model = network()
     GradientSynchronizer(model, **SMALL)
-    output = model(torch.full((3, 4), 1.0 + dist.get_rank(), dtype=torch.double))
+    output = model(batch(dist.get_rank(), 0)[0])
     output.sum().backward(retain_graph=True)
     output.square().sum().backward()
-    for rank in range(dist.get_world_size()):
-        output = alone(torch.full((3, 4), 1.0 + rank, dtype=torch.double))
-        ((output.sum() + output.square().sum()) / dist.get_world_size()).backward()
-    assert_gradients(model, alone)
+
+    def both(model, rank, step):
+        output = model(batch(rank, step)[0])
+        return output.sum() + output.square().sum()
+
+    assert_gradients(model, backward_alone(network(), dist.get_world_size(), loss_of=both))
 
 
 @on_ranks(2)
 def test_two_forward_passes():
     """Each with a backward pass of its own: the gradients are added up, as without ranks."""
-    torch.manual_seed(0)
-    model, size = network(), dist.get_world_size()
-    alone = network()
+    model = network()
     GradientSynchronizer(model, **SMALL)
     losses = [loss_of(model, dist.get_rank(), step) for step in range(2)]
     for loss in losses:
         loss.backward()
-    for step in range(2):
-        for rank in range(size):
-            (loss_of(alone, rank, step) / size).backward()
-    assert_gradients(model, alone)
+    assert_gradients(model, backward_alone(network(), dist.get_world_size(), steps=(0, 1)))
 
 
 class Checkpointed(nn.Module):
@@ -219,19 +192,14 @@ def test_a_layer_in_two_reentrant_checkpoints_is_refused(behind, options):
 @on_ranks(2)
 def test_parameters_frozen_from_the_start():
     """As an adapter over a frozen base; the base is unfrozen later."""
-    model = network()
+    model, alone = network(), network()
     model[0].requires_grad_(False)
-    alone = network()
-    alone[0].requires_grad_(False)
     GradientSynchronizer(model, **SMALL)
-    size = dist.get_world_size()
     for step in range(3):
-        if step == 2:
-            for each in (model, alone):
-                each[0].requires_grad_(True)
+        for each in (model, alone):
+            each[0].requires_grad_(step == 2)
         loss_of(model, dist.get_rank(), step).backward()
-        for rank in range(size):
-            (loss_of(alone, rank, step) / size).backward()
+        backward_alone(alone, dist.get_world_size(), [step])
     assert_gradients(model, alone)
 
 

@@ -23,9 +23,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from ways import hooked
 
 from fastcoll.bench.gradients import EmulatedModel
-from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
+from fastcoll.ddp import GradientSynchronizer
 
 pytestmark = pytest.mark.full
 
@@ -148,16 +149,16 @@ def nothing():
     pass
 
 
-def ddp(model, hook=None, state=None, after=lambda model: None, **options):
+def ddp(model, hook=None, after=lambda model: None, **options):
     wrapped = DistributedDataParallel(model, **options)
     if hook is not None:
         # By another name: DDP refuses bf16_compress_hook on CPU tensors, and looks at annotations.
-        wrapped.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
+        wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
     return wrapped, lambda: after(model)
 
 
 def fused(model, wire=None, **options):
-    return ddp(model, fused_allreduce_hook, FusedAllreduceState(wire_dtype=wire), **options)
+    return hooked(model, wire_dtype=wire, **options)[0], nothing
 
 
 def synchronized(model, **options):

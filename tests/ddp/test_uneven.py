@@ -1,11 +1,14 @@
 """DDP where ranks differ: uneven inputs, and gradients with other indices on each rank."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import assert_like, assert_replicated, loss_of, network, sgd
+from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+from ways import hooked, stock
 from world import on_ranks
 
 
@@ -24,31 +27,25 @@ class Words(nn.Module):
         return self.last(self.embedding(words))
 
 
-def words(rank, step):
+def loss_of_words(model, rank, step):
     random = torch.Generator().manual_seed(100 * rank + step)
-    return torch.randint(0, 50, (4, 3), generator=random)
+    return model(torch.randint(0, 50, (4, 3), generator=random)).square().mean()
 
 
+@pytest.mark.parametrize("wrap", [stock, hooked])
 @on_ranks(3)
-def test_join():
+def test_join(wrap):
     size = dist.get_world_size()
-    model = DistributedDataParallel(network(), bucket_cap_mb=0.001)
-    optimizer = sgd(model.parameters())
+    model, _ = wrap(network(), bucket_cap_mb=0.001)
     with model.join():
-        for step in range(steps_of(dist.get_rank())):
-            optimizer.zero_grad()
-            loss_of(model, dist.get_rank(), step).backward()
-            optimizer.step()
+        train(model, steps_of(dist.get_rank()))
     # Ranks without data count with gradients of zero; each rank's own optimizer stops with it,
     # and the last rank's weights are handed to all.
-    alone = network()
-    alone_optimizer = sgd(alone.parameters())
-    for step in range(steps_of(size - 1)):
-        alone_optimizer.zero_grad()
-        for rank in range(size):
-            if step < steps_of(rank):
-                (loss_of(alone, rank, step) / size).backward()
-        alone_optimizer.step()
+    alone = train_alone(
+        steps_of(size - 1),
+        size,
+        loss_of=lambda *call: loss_of(*call) * (call[2] < steps_of(call[1])),
+    )
     assert_like(model.module, alone)
     assert_replicated(model.module)
 
@@ -65,24 +62,15 @@ def test_join_that_raises():
     dist.barrier()
 
 
-@pytest.mark.parametrize("static_graph", [False, True], ids=["plain", "static_graph"])
+@pytest.mark.parametrize(("wrap", "static_graph"), [(stock, False), (stock, True), (hooked, False)])
 @on_ranks(3)
-def test_sparse_embedding(static_graph):
-    size = dist.get_world_size()
-    model = DistributedDataParallel(Words(), static_graph=static_graph)
-    alone = Words()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, alone)]
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        model(words(dist.get_rank(), step)).square().mean().backward()
-        assert model.module.embedding.weight.grad.is_sparse
-        for rank in range(size):
-            (alone(words(rank, step)).square().mean() / size).backward()
-        torch.testing.assert_close(
-            model.module.embedding.weight.grad.to_dense(), alone.embedding.weight.grad.to_dense()
-        )
-        for optimizer in optimizers:
-            optimizer.step()
+def test_sparse_embedding(wrap, static_graph):
+    (model, _), alone = wrap(Words(), static_graph=static_graph), Words()
+    plain = functools.partial(torch.optim.SGD, lr=0.1)
+    train(model, 4, plain(model.parameters()), loss_of_words)
+    train_alone(4, dist.get_world_size(), plain, alone, loss_of_words)
+    gradient = model.module.embedding.weight.grad
+    assert gradient.is_sparse
+    torch.testing.assert_close(gradient.to_dense(), alone.embedding.weight.grad.to_dense())
     assert_like(model.module, alone)
     assert_replicated(model.module)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from training import assert_like, assert_replicated, loss_of, network, train, train_alone
+from training import assert_like, assert_replicated, network, train, train_alone
 from world import on_ranks
 
 STEPS = 5
@@ -42,11 +42,7 @@ def test_consolidated_state():
     if dist.get_rank() == 1:
         alone = network()
         reference = adam(alone.parameters())
-        for step in range(STEPS):
-            reference.zero_grad()
-            for rank in range(dist.get_world_size()):
-                (loss_of(alone, rank, step) / dist.get_world_size()).backward()
-            reference.step()
+        train_alone(STEPS, dist.get_world_size(), lambda _: reference, alone)
         states = optimizer.state_dict()["state"], reference.state_dict()["state"]
         assert set(states[0]) == set(states[1])
         for index, expected in states[1].items():

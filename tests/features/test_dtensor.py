@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from training import batch
+from training import assert_like, batch
 from world import on_ranks
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicate": Replicate()}
@@ -127,6 +127,4 @@ def test_tensor_parallel(sequence_parallel):
         theirs.square().mean().backward()
         for optimizer in optimizers:
             optimizer.step()
-    for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
-        ours = ours.full_tensor() if isinstance(ours, DTensor) else ours
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=name)
+    assert_like(model, alone)

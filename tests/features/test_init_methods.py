@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from oracle import assert_same
-from world import here, on_ranks
-
-BOTH_DEVICES = f"cpu:{BACKEND},cuda:{BACKEND}"
+from world import here, init_group, on_ranks
 
 
 @contextlib.contextmanager
@@ -46,7 +44,6 @@ def use_group():
 
 
 def by_url(url, name):
-    url = url.format(scratch=here().scratch)
     dist.init_process_group(
         name,
         init_method=url,
@@ -74,9 +71,22 @@ def by_environment(*ports):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", [BACKEND, f"cpu:{BACKEND}", BOTH_DEVICES])
-def test_file(world, name):
-    world(2).run(by_url, "file://{scratch}/store", name, init=False)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(BACKEND, f"cpu:{BACKEND}", f"cpu:{BACKEND},cuda:{BACKEND}"),
+        pytest.param(
+            f"cpu:{BACKEND},cuda:nccl",
+            marks=pytest.mark.skipif(
+                not (dist.is_nccl_available() and torch.cuda.is_available()),
+                reason="torch finds no CUDA device, or has no NCCL, which this names",
+            ),
+        ),
+    ],
+)
+@on_ranks(2, init=False)
+def test_file(name):
+    by_url(f"file://{here().scratch}/store", name)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -112,26 +122,12 @@ def test_store(kind):
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(
-    not (dist.is_nccl_available() and torch.cuda.is_available()),
-    reason="torch finds no CUDA device, or has no NCCL, which this names",
-)
-def test_nccl_for_cuda(world):
-    world(2).run(by_url, "file://{scratch}/store", f"cpu:{BACKEND},cuda:nccl", init=False)
-
-
 @beyond_gloo("takes no fastcoll.Options")
 @on_ranks(2, init=False)
 def test_options():
     import fastcoll
 
-    dist.init_process_group(
-        BACKEND,
-        init_method=f"file://{here().scratch}/store",
-        rank=here().rank,
-        world_size=here().size,
-        pg_options=fastcoll.Options(),
-    )
+    init_group(pg_options=fastcoll.Options())
     use_group()
     group = dist.new_group(list(range(here().size)), pg_options=fastcoll.Options())
     dist.barrier(group=group)

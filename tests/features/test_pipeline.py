@@ -12,7 +12,7 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
 )
-from training import batch, network
+from training import assert_gradients, batch, network
 from world import on_ranks
 
 MICROBATCHES = 4
@@ -26,11 +26,6 @@ def stages_of(model, count):
 
 def loss(outputs, labels):
     return nn.functional.cross_entropy(outputs, labels)
-
-
-def check_gradients(stage_model, alone_stage):
-    for ours, theirs in zip(stage_model.parameters(), alone_stage.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
 def alone_with_loss():
@@ -57,7 +52,7 @@ def test_two_stages(schedule):
     else:
         schedule.step(target=labels, losses=losses)
     alone, expected = alone_with_loss()
-    check_gradients(stage_model, stages_of(alone, size)[rank])
+    assert_gradients(stage_model, stages_of(alone, size)[rank], rtol=1e-9, atol=1e-12)
     if rank == size - 1:
         torch.testing.assert_close([one.item() for one in losses], expected)
 
@@ -77,4 +72,4 @@ def test_interleaved():
         schedule.step(target=labels, losses=[])
     alone, _ = alone_with_loss()
     for number in mine:
-        check_gradients(models[number], stages_of(alone, 2 * size)[number])
+        assert_gradients(models[number], stages_of(alone, 2 * size)[number], rtol=1e-9, atol=1e-12)

@@ -5,10 +5,21 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
+from backend import backend_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from training import loss_of, network, sgd, train, train_alone
+from training import (
+    assert_gradients,
+    assert_like,
+    assert_same,
+    loss_of,
+    network,
+    sgd,
+    sharded,
+    train,
+    train_alone,
+)
 from world import on_ranks
 
 import fastcoll.fsdp
@@ -16,17 +27,6 @@ from fastcoll.fsdp import FusedReduceScatter
 from fastcoll.fsdp.staging import Staging
 
 STEPS = 5
-
-
-def sharded(model, **options):
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, **options)
-    return fully_shard(model, **options)
-
-
-def full(model):
-    return [p.full_tensor() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("reshard", [True, False])
@@ -37,18 +37,7 @@ def test_training_is_that_of_fsdp(reshard):
     stock = sharded(network(torch.float), reshard_after_forward=reshard)
     fastcoll.fsdp.apply(ours)
     assert train(ours, STEPS) == train(stock, STEPS)
-    for a, b in zip(full(ours), full(stock), strict=True):
-        assert torch.equal(a, b)
-
-
-@on_ranks(3)
-def test_training_is_that_of_one_process():
-    model = sharded(network())
-    fastcoll.fsdp.apply(model)
-    train(model, STEPS)
-    alone = train_alone(STEPS, dist.get_world_size())
-    for mine, other in zip(full(model), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+    assert_same(ours, stock)
 
 
 @on_ranks(2, 3)
@@ -60,11 +49,14 @@ def test_a_wire_of_16_bits_loses_nothing_of_16_bit_gradients():
     for step in range(STEPS):
         for model in (ours, stock):
             loss_of(model, dist.get_rank(), step, torch.bfloat16).backward()
-        for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-            assert torch.equal(a.grad.to_local(), b.grad.to_local())
+        assert_gradients(ours, stock, rtol=0, atol=0)
 
 
-def reduce_scatters(wire, op, elements):
+@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("elements", [0, 1, 1000, 300_007])
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+@on_ranks(1, 2, 3)
+def test_reduce_scatter(wire, op, elements):
     """Each input is rounded once, and the float32 sum not at all; squares are those of the output."""
     size, mine = dist.get_world_size(), dist.get_rank()
     generator = torch.Generator().manual_seed(elements)
@@ -73,26 +65,18 @@ def reduce_scatters(wire, op, elements):
     message = scatter.allocate((size * elements,), dtype=torch.float32, device=torch.device("cpu"))
     output = scatter.allocate((elements,), dtype=torch.float32, device=torch.device("cpu"))
     message.copy_(given[mine])
-    scatter(output, message, dist.group.WORLD, op)
+    operation = getattr(dist.ReduceOp, op)
+    scatter(output, message, dist.group.WORLD, operation)
     total = torch.zeros(elements)
     for rank in range(size):
         part = given[rank, mine * elements : (mine + 1) * elements]
         total += part if wire is None else part.to(wire).float()
-    if op == dist.ReduceOp.AVG:
+    if op == "AVG":
         total /= size
     assert torch.equal(output, total)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     squares = torch.ones(1, dtype=torch.float64)
-    backend.reduce_scatter_fused(output, message, op, wire, squares)
+    backend_of().reduce_scatter_fused(output, message, operation, wire, squares)
     torch.testing.assert_close(squares.item(), total.double().square().sum().item())
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("wire", [None, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("elements", [0, 1, 1000, 300_007])
-def test_reduce_scatter(world, size, wire, elements):
-    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-        world(size).run(reduce_scatters, wire, op, elements)
 
 
 @on_ranks(2)
@@ -107,7 +91,7 @@ def test_buffers_are_used_again():
     counts = []
     for step in range(5):
         optimizer.zero_grad()
-        loss_of(model, dist.get_rank(), step, torch.float).backward()
+        loss_of(model, dist.get_rank(), step).backward()
         optimizer.step()
         counts.append(len(buffers))
     assert counts[0] > 0 and counts[-1] == counts[1], counts
@@ -147,9 +131,8 @@ def test_gradients_are_accumulated():
     for model in (ours, stock):
         for step in range(3):
             model.set_requires_gradient_sync(step == 2)
-            loss_of(model, dist.get_rank(), step, torch.float).backward()
-    for a, b in zip(ours.parameters(), stock.parameters(), strict=True):
-        assert torch.equal(a.grad.to_local(), b.grad.to_local())
+            loss_of(model, dist.get_rank(), step).backward()
+    assert_gradients(ours, stock, rtol=0, atol=0)
 
 
 @on_ranks(4)
@@ -158,9 +141,7 @@ def test_replicated_shards():
     model = fully_shard(network(), mesh=mesh)
     fastcoll.fsdp.apply(model)
     train(model, STEPS)
-    alone = train_alone(STEPS, 4)
-    for mine, other in zip(full(model), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+    assert_like(model, train_alone(STEPS, 4))
 
 
 def test_bad_arguments() -> None:

@@ -1,9 +1,8 @@
 """No test of PyTorch's own backend suite that gloo passes fails on fastcoll.
 
 The suite is `torch.testing._internal.distributed.distributed_test.DistributedTest`, shipped in torch,
-on 3 ranks and CPU. Every test has an id here. What the suite's own guards skip for gloo is skipped;
-what fails is run on gloo, and is a failure if gloo passes it. FASTCOLL_TEST_BACKEND names another
-backend to try; FASTCOLL_* and TORCH_* reach the ranks.
+on 3 ranks and CPU, with fastcoll in gloo's place. Every test has an id here. What the suite's own
+guards skip for gloo is skipped; what fails is run on gloo, and is a failure if gloo passes it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from suite_cases import BACKEND
-from torch_suite import TorchSuite
+from backend import BACKEND
+from torch_suites.runs import SuiteFiles
 
 SOURCE = Path(torch.__file__).parent / "testing/_internal/distributed/distributed_test.py"
 
@@ -31,9 +30,6 @@ TESTS = sorted(
     )
 )
 
-# Tests that gloo passes and fastcoll cannot, each with the reason. Empty: keep it so.
-NOT_APPLICABLE: dict[str, str] = {}
-
 # Tests that gloo fails and fastcoll must pass: all_to_all of lists whose tensors differ in size.
 BEYOND_GLOO = (
     "test_all_to_all",
@@ -45,15 +41,14 @@ BEYOND_GLOO = (
 # Tests that wait for five seconds.
 SLOW = ("test_barrier_timeout_group",)
 
-# What is changed in the suite to let it run on a name it does not know (see suite_cases.py):
-# - its guards decide as for gloo; its tables of backends with profiling gain the name;
-# - dist.monitored_barrier, which torch refuses to any name but "gloo", goes to the group's own;
-# - test_ddp_logging_data_cpu expects backend_name "custom", as DDP's C++ logger calls every third-party backend;
-# - guards that speak of PyTorch's CI or of old limits of gloo are lifted: "small world size" and "Only MPI supports";
-# - 7 tests that insist on 4 ranks get 4.
+# What suite_loaded.py changes: DDP's logger, which calls every third-party backend "custom", is to call it that;
+# guards that speak of PyTorch's CI or of old limits of gloo are lifted; 7 tests that insist on 4 ranks get 4.
 FEWEST_PASSES = 120
 
-Suites = Callable[[str], TorchSuite]
+SECONDS = 50.0
+"""Limit for one test, below the suite's own 60 s for a collective; gloo's longest test takes 5."""
+
+Run = Callable[[str, str], tuple[str, str]]
 
 
 def _folded(why: str) -> str:
@@ -65,17 +60,24 @@ def _folded(why: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
-    """The suite of a backend; that of gloo is loaded when it is asked for."""
-    made: dict[str, TorchSuite] = {}
+def run() -> Iterator[Run]:
+    """Runs a test on a backend; gloo's suite is loaded when it is asked for."""
+    file = Path(__file__).with_name("suite_loaded.py")
+    made: dict[str, SuiteFiles] = {}
 
-    def suite(backend: str) -> TorchSuite:
+    def load(backend: str) -> SuiteFiles:
         if backend not in made:
-            made[backend] = TorchSuite(backend, tmp_path_factory.mktemp(backend))
+            made[backend] = SuiteFiles(file.parent, backend, SECONDS, preload=[file.stem])
         return made[backend]
 
-    suite(BACKEND)
-    yield suite
+    def run(backend: str, test: str) -> tuple[str, str]:
+        name = f"DistributedSuite.{test}"
+        found, end = load(backend).run(str(file), SECONDS, [name])
+        assert name in found, end
+        return found[name]["outcome"], found[name]["detail"]
+
+    load(BACKEND)
+    yield run
     for each in made.values():
         each.close()
 
@@ -94,29 +96,14 @@ def outcomes() -> Iterator[dict[str, str]]:
     [pytest.param(t, marks=pytest.mark.full) if t in SLOW else t for t in TESTS],
     ids=lambda test: test.removeprefix("test_"),
 )
-def test_backend(suites: Suites, outcomes: dict[str, str], tmp_path: Path, test: str) -> None:
-    outcomes[test] = "skipped"
-    if why := NOT_APPLICABLE.get(test):
-        pytest.skip(f"beyond fastcoll: {why}")
-    if why := suites(BACKEND).skips[test]:
-        pytest.skip(f"gloo skips it too: {_folded(why)}")
-    outcomes[test], detail = suites(BACKEND).run(test, tmp_path)
-    if outcomes[test] == "passed":
-        return
-    if test not in BEYOND_GLOO or BACKEND == "gloo":
-        folder = tmp_path / "gloo"
-        folder.mkdir()
-        on_gloo, told = suites("gloo").run(test, folder)
+def test_backend(run: Run, outcomes: dict[str, str], test: str) -> None:
+    outcomes[test], detail = run(BACKEND, test)
+    if outcomes[test] == "skipped":
+        pytest.skip(f"gloo skips it too: {_folded(detail)}")
+    if outcomes[test] == "failed" and (test not in BEYOND_GLOO or BACKEND == "gloo"):
+        on_gloo, told = run("gloo", test)
         if on_gloo == "skipped":
             pytest.skip(f"gloo skips it too: {_folded(told)}")
         if on_gloo == "failed":
             pytest.skip(f"gloo fails it: {re.findall('.*Error.*', told)[-1:]}")
-    pytest.fail(f"{outcomes[test]} on {BACKEND}, where gloo passes:\n{detail}")
-
-
-def test_every_test_of_the_suite_is_accounted_for(suites: Suites) -> None:
-    skips = suites(BACKEND).skips
-    assert sorted(skips) == TESTS
-    run = {test for test, why in skips.items() if why is None}
-    assert len(run) >= FEWEST_PASSES
-    assert {*BEYOND_GLOO, *NOT_APPLICABLE, *SLOW} <= run
+    assert outcomes[test] == "passed", f"on {BACKEND}, where gloo passes:\n{detail}"

@@ -1,56 +1,31 @@
 """`make suites`: which tests count as failed."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from torch_suites.outcomes import Comparison, first_error
+from torch_suites.outcomes import Comparison
 
 
-def _outcome(outcome: str, detail: str = "") -> dict[str, Any]:
-    return {"outcome": outcome, "detail": detail, "seconds": 1.0}
-
-
-def _compared(gloo: dict[str, Any], peer: dict[str, Any], told: str = "") -> dict[str, Any]:
-    comparison = Comparison("fastcoll")
-    comparison.add("mesh", "test_mesh.py", (gloo, ""), (peer, told))
-    return comparison.record({"test_mesh.py::T.named": "the reason"})
+def _outcome(outcome: str, detail: str = "") -> dict[str, str]:
+    return {"outcome": outcome, "detail": detail}
 
 
 def test_what_gloo_passes_and_fastcoll_does_not_counts() -> None:
     gloo = {f"T.{name}": _outcome("passed") for name in ("good", "bad", "skipped", "lost", "named")}
-    peer = {
+    ours = {
         "T.good": _outcome("passed"),
-        "T.bad": _outcome("failed", "Traceback\nRuntimeError: no such thing"),
+        "T.bad": _outcome(
+            "failed",
+            "ValueError: no\nDuring handling\nRuntimeError: Process 0 exited with error code 10",
+        ),
         "T.skipped": _outcome("skipped", "not for me"),
         "T.named": _outcome("failed"),
+        "T.late": _outcome("failed", "Traceback\nKeyError: 'a'"),
     }
-    record = _compared(gloo, peer, "no end within 600 s")
+    both = {"T.both": _outcome("failed", "ValueError: no")}
+    comparison = Comparison()
+    comparison.add("mesh", "m.py", (gloo | both, ""), (ours | both, "no end within 600 s"))
+    record = comparison.record({"m.py::T.named": "the reason"})
     fails = record["fastcoll_fails"]
-    assert set(fails) == {f"test_mesh.py::T.{name}" for name in ("bad", "skipped", "lost", "named")}
-    assert fails["test_mesh.py::T.bad"]["error"] == "RuntimeError: no such thing"
-    assert fails["test_mesh.py::T.named"]["not_applicable"] == "the reason"
-    assert record["files_ended_early"] == {"test_mesh.py": "no end within 600 s"}
-
-
-def test_what_both_fail_or_skip_is_folded_by_reason() -> None:
-    both = {
-        "T.one": _outcome("failed", "ValueError: at 0x7f12"),
-        "T.two": _outcome("failed", "ValueError: at 0x7f99"),
-        "T.three": _outcome("skipped", "Need at least 4 CUDA devices"),
-    }
-    record = _compared(both, both)
-    assert record["both_fail"] == {"ValueError: at ": 2}
-    assert record["both_skip"] == {"Need at least 4 CUDA devices": 1}
-    assert not record["fastcoll_fails"]
-
-
-def test_a_failure_that_gloo_was_not_in_time_for_is_told() -> None:
-    record = _compared({}, {"T.one": _outcome("failed", "ValueError: no")})
-    assert record["not_compared"] == {"test_mesh.py::T.one": "ValueError: no"}
-    assert not record["fastcoll_fails"] and not record["both_fail"]
-
-
-def test_the_error_is_the_last_one_that_says_something() -> None:
-    detail = "KeyError: 'a'\nDuring handling\nRuntimeError: Process 0 exited with error code 10\n"
-    assert first_error(detail) == "KeyError: 'a'"
+    assert set(fails) == {f"m.py::T.{name}" for name in ("bad", "skipped", "lost", "named")}
+    assert fails["m.py::T.bad"]["error"] == "ValueError: no"
+    assert fails["m.py::T.named"]["not_applicable"] == "the reason"
+    assert record["files_ended_early"] == {"m.py": "no end within 600 s"}
+    assert record["not_compared"] == {"m.py::T.late": "KeyError: 'a'"}

@@ -1,7 +1,7 @@
 """Runs a test file, in a process that is forked for it from one that `runs.SuiteFiles` has started.
 
 It imports the file, forks a process for each test, and these fork the ranks. Each reply is one object: {"test",
-"outcome", "detail", "seconds"} for a test, where outcome is "passed", "failed" or "skipped", then {"end": ""};
+"outcome", "detail"} for a test, where outcome is "passed", "failed" or "skipped", then {"end": ""};
 {"end": why} says why the file gave no more tests.
 """
 
@@ -35,10 +35,6 @@ def _cases(suite: Any) -> Iterator[unittest.TestCase]:
             yield part
 
 
-def _name(case: unittest.TestCase) -> str:
-    return f"{type(case).__qualname__}.{case._testMethodName}"
-
-
 def _outcome(case: unittest.TestCase) -> tuple[str, str]:
     result = unittest.TestResult()
     unittest.TestSuite([case]).run(result)
@@ -68,8 +64,7 @@ def _run_in_child(case: unittest.TestCase, folder: str, pipe: connection.Connect
     pipe.send(told)
 
 
-def _run(case: unittest.TestCase, seconds: float) -> dict[str, Any]:
-    start = time.monotonic()
+def _run(case: unittest.TestCase, seconds: float) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="torch-suites-", ignore_cleanup_errors=True) as folder:
         ours, theirs = connection.Pipe()
         child = os.fork()
@@ -79,25 +74,20 @@ def _run(case: unittest.TestCase, seconds: float) -> dict[str, Any]:
             finally:
                 os._exit(0)
         theirs.close()
-        state = f"no end within {seconds:g} s"
-        outcome, detail = "failed", ""
+        state, told = f"no end within {seconds:g} s", None
         if ours.poll(seconds):
-            try:
-                outcome, detail = ours.recv()
-                state = ""
-            except EOFError:
-                state = "the process died"
+            state = "the process died"
+            with contextlib.suppress(EOFError):
+                told = ours.recv()
         ours.close()
         for kill in (os.killpg, os.kill):  # whatever the test left behind
             with contextlib.suppress(ProcessLookupError):
                 kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         log = Path(folder, "log")
-        if state:
-            printed = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-            detail = f"{printed}\nTestProcessError: {state}"
-    took = round(time.monotonic() - start, 2)
-    return {"test": _name(case), "outcome": outcome, "detail": detail[-8000:], "seconds": took}
+        printed = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+    outcome, detail = told or ("failed", f"{printed}\nTestProcessError: {state}")
+    return outcome, detail[-8000:]
 
 
 def run_file(
@@ -112,22 +102,24 @@ def run_file(
     deadline = time.monotonic() + file_seconds
     signal.alarm(int(file_seconds + seconds) + 1)
     # A rank that a test spawns imports the main module again, and needs the same harness.
-    sys.modules["__main__"] = sys.modules["torch_suites.prepared"]
+    sys.modules["__main__"] = sys.modules["torch_suites.harness"]
     paths = [str(file.parent), *paths]
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ["PYTHONPATH"]])
     sys.argv = [str(file)]
     try:
         module = importlib.import_module(file.stem)
-        cases = list(_cases(unittest.defaultTestLoader.loadTestsFromModule(module)))
+        load = unittest.defaultTestLoader
+        every = only is None
+        suite = load.loadTestsFromModule(module) if every else load.loadTestsFromNames(only, module)
     except (Exception, SystemExit) as error:
         replies.send({"end": f"{type(error).__name__}: {error}"})
         return
-    for case in cases:
-        if only is not None and _name(case) not in only:
-            continue
+    for case in _cases(suite):
         if time.monotonic() > deadline:
             replies.send({"end": f"no end within {file_seconds:g} s"})
             return
-        replies.send(_run(case, seconds))
+        outcome, detail = _run(case, seconds)
+        name = f"{type(case).__qualname__}.{case._testMethodName}"
+        replies.send({"test": name, "outcome": outcome, "detail": detail})
     replies.send({"end": ""})

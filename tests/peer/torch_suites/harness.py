@@ -6,7 +6,7 @@
   GPUs" lets through the tests whose text `cpu_text` has changed.
 - Names that older test files import and torch has renamed since are there under both names.
 
-`serve` then puts a backend in gloo's place.
+All that is done when this module is imported: by a launcher, and by ranks that a test spawns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from torch_suites import cpu_text
 
-__all__ = ["change_harness", "serve", "unguarded"]
+__all__ = ["unguarded"]
 
 _DEVICES = 2
 
@@ -67,8 +67,7 @@ def _add_missing(module: Any, **names: Any) -> None:
             setattr(module, name, value)
 
 
-def change_harness() -> None:
-    """Changes torch's harness in this process, before a test file is imported."""
+def _change_harness() -> None:
     import torch
     from torch.testing._internal import common_distributed
 
@@ -125,31 +124,13 @@ def _init_rpc_without_devices(test_case: Any) -> None:
     )
 
 
-def _what_gloo_gives() -> str:
-    """Returns the name of the backend that carries out what a group made as "gloo" asks for.
+def _check_who_serves(backend: str) -> None:
+    from torch.distributed import Backend
 
-    A process of its own tries it: this one stays without threads. `get_backend` may say "gloo" still.
-    """
-    import torch
-    import torch.distributed as dist
-
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-            carrier = dist.group.WORLD._get_backend(torch.device("cpu"))
-            os.write(write, carrier.name().encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as told:
-        return told.read()
-
-
-def serve(backend: str) -> None:
-    """Raises unless tests that ask for gloo get `backend`: by FASTCOLL_REPLACE=gloo in the environment."""
-    told = _what_gloo_gives()
-    if told != backend:
+    told = str(Backend("gloo"))
+    if told != backend:  # FASTCOLL_REPLACE=gloo in the environment
         raise RuntimeError(f"expected {backend!r} for a group named 'gloo', got {told!r}")
+
+
+_change_harness()
+_check_who_serves(os.environ["TORCH_SUITES_BACKEND"])

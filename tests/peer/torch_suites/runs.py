@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from launcher import Launcher, ending
 
 from torch_suites.files import run_file
-from torch_suites.source import BUILD
 
-__all__ = ["FileOutcomes", "SuiteFiles"]
+__all__ = ["BUILD", "FileOutcomes", "SuiteFiles"]
 
+BUILD = Path(__file__).parents[3] / "build" / "torch_suites"
 _HARNESS_ENDS_EARLIER = 10.0  # seconds
 
 FileOutcomes = dict[str, dict[str, Any]]
@@ -22,30 +23,29 @@ FileOutcomes = dict[str, dict[str, Any]]
 class SuiteFiles:
     """Runs test files, with torch imported once, on one backend."""
 
-    def __init__(self, test: Path, backend: str, test_seconds: float) -> None:
+    def __init__(
+        self, test: Path, backend: str, test_seconds: float, preload: Iterable[str] = ()
+    ) -> None:
         """Starts the launcher.
 
         Args:
             test: folder `test` of PyTorch's source.
-            backend: "gloo", or the backend that is put in its place.
+            backend: "gloo", or "fastcoll" in its place.
             test_seconds: limit for one test.
+            preload: modules with tests that are imported once.
         """
         self.backend = backend
         self._test = test
         self._seconds = test_seconds
         self._scratch = tempfile.TemporaryDirectory(prefix="suites-", ignore_cleanup_errors=True)
-        self._launcher = Launcher(self._environment(), preload=["torch_suites.prepared"])
-
-    def _environment(self) -> dict[str, str]:
-        replaces = {"FASTCOLL_REPLACE": "gloo"} if self.backend == "fastcoll" else {}
-        return {
-            **replaces,
-            "TORCH_SUITES_BACKEND": self.backend,
+        environment = {
+            **({"FASTCOLL_REPLACE": "gloo"} if backend == "fastcoll" else {}),
+            "TORCH_SUITES_BACKEND": backend,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             # torch's harness ends a test before the launcher does, and tells where ranks stand.
-            "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": f"{self._seconds - _HARNESS_ENDS_EARLIER:.0f}",
+            "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": f"{test_seconds - _HARNESS_ENDS_EARLIER:.0f}",
             "MASTER_ADDR": "127.0.0.1",
             # Inductor's tests compile probes of the compiler and the processor when they are imported:
             # the first once for all files, kept here, the second not at all.
@@ -56,6 +56,7 @@ class SuiteFiles:
             "WORLD_SIZE": "4",
             "TMPDIR": self._scratch.name,
         }
+        self._launcher = Launcher(environment, ["torch_suites.harness", *preload]).wait()
 
     def run(
         self, file: str, file_seconds: float, only: list[str] | None = None

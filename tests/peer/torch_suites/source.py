@@ -16,104 +16,79 @@ import tarfile
 from pathlib import Path
 
 from torch_suites import cpu_text
+from torch_suites.runs import BUILD
 
-__all__ = ["SOURCE", "fetch"]
+__all__ = ["fetch"]
 
-BUILD = Path(__file__).parents[3] / "build" / "torch_suites"
-SOURCE = "pytorch"
+APT = BUILD / "apt"
+ARCHIVES = BUILD / "archives"
 _DEBIAN_SUITES = ("unstable", "testing", "stable", "oldstable")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _WANTED = re.compile(r"[^/]+/test/(distributed/.*|inductor/[^/]+\.py|[^/]+\.py)")
+_OPTIONS = {
+    "Dir::Etc::SourceList": APT / "sources.list",
+    "Dir::Etc::SourceParts": "/dev/null",
+    "Dir::State": APT / "state",
+    "Dir::State::status": "/dev/null",
+    "Dir::Cache": APT / "cache",
+    "APT::Sandbox::User": "",
+}
+OWN_LISTS = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
 
 
 class SourceError(RuntimeError):
-    """Debian's source package cannot be had."""
+    """Debian's source package cannot be had; `--source` names a PyTorch tree in its place."""
 
 
-def _apt(*arguments: str) -> list[str]:
-    apt = BUILD / "apt"
-    options = {
-        "Dir::Etc::SourceList": apt / "sources.list",
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State": apt / "state",
-        "Dir::State::status": "/dev/null",
-        "Dir::Cache": apt / "cache",
-        "APT::Sandbox::User": "",
-    }
-    tool, *rest = arguments
-    return [tool, *(f"-o{name}={value}" for name, value in options.items()), *rest]
-
-
-def _say(command: list[str], folder: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def _say(*command: str, folder: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise SourceError(f"expected {command[0]}, found none: use --source") from None
     if done.returncode:
         raise SourceError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 
-def _mirror() -> str:
-    """Returns the address of the Debian mirror that this system uses."""
-    try:
-        told = _say(["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)"])
-    except FileNotFoundError:
-        raise SourceError(
-            "expected apt-get, found none: unpack PyTorch's source yourself and name its folder "
-            "with --source"
-        ) from None
-    mirrors = sorted({line.split()[1] for line in told.splitlines() if line.startswith("Debian ")})
-    plain = [mirror for mirror in mirrors if "security" not in mirror]
-    if not plain:
+def _versions() -> list[str]:
+    told = _say("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)")
+    mirrors = sorted(re.findall(r"^Debian (?!.*security)(\S+)$", told, re.MULTILINE))
+    if not mirrors:
         raise SourceError(
             "expected a Debian mirror in apt's sources, found none: run apt-get update on Debian, "
-            "or unpack PyTorch's source yourself and name its folder with --source"
+            "or use --source"
         )
-    return plain[0]
-
-
-def _versions() -> list[str]:
-    apt = BUILD / "apt"
     for folder in ("state/lists/partial", "cache/archives/partial"):
-        (apt / folder).mkdir(parents=True, exist_ok=True)
+        (APT / folder).mkdir(parents=True, exist_ok=True)
     option = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
-    mirror = _mirror()
-    lines = [f"deb-src {option}{mirror} {suite} main\n" for suite in _DEBIAN_SUITES]
-    (apt / "sources.list").write_text("".join(lines))
-    _say(_apt("apt-get", "update"))
-    told = _say(_apt("apt-cache", "showsrc", SOURCE))
+    lines = [f"deb-src {option}{mirrors[0]} {suite} main\n" for suite in _DEBIAN_SUITES]
+    (APT / "sources.list").write_text("".join(lines))
+    _say("apt-get", *OWN_LISTS, "update")
+    told = _say("apt-cache", *OWN_LISTS, "showsrc", "pytorch")
     return re.findall(r"^Version: (\S+)$", told, re.MULTILINE)
 
 
-def _release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(re.match(r"\d*", minor)[0] or 0)
-
-
 def _nearest_first(versions: list[str], torch_version: str) -> list[str]:
-    major, minor = _release(torch_version)
-
-    def distance(version: str) -> tuple[int, int]:
-        its_major, its_minor = _release(version)
-        return abs(its_major - major), abs(its_minor - minor)
+    def distance(version: str) -> tuple[int, ...]:
+        releases = [re.findall(r"\d+", each)[:2] for each in (version, torch_version)]
+        return tuple(abs(int(a) - int(b)) for a, b in zip(*releases, strict=False))
 
     return sorted(set(versions), key=distance)
 
 
-def _download(versions: list[str]) -> tuple[str, Path]:
+def _download(versions: list[str]) -> None:
     refusals = []
     for version in versions:
-        folder = BUILD / "archives" / version
+        folder = ARCHIVES / version
         folder.mkdir(parents=True, exist_ok=True)
+        package = f"pytorch={version}"
         try:
-            _say(
-                _apt("apt-get", "source", "--download-only", f"{SOURCE}={version}"),
-                folder.resolve(),
-            )
+            _say("apt-get", *OWN_LISTS, "source", "--download-only", package, folder=folder)
+            return
         except SourceError as error:
             refusals.append(f"{version}: {error}")
-            print(f"Debian's {SOURCE} {version} cannot be fetched: trying the next one", flush=True)
+            print(f"Debian's {package} cannot be fetched: trying the next one", flush=True)
             shutil.rmtree(folder)
-            continue
-        return version, next(folder.glob("*.orig.tar.*"))
     raise SourceError("no version of Debian's source package came: " + "; ".join(refusals))
 
 
@@ -136,20 +111,15 @@ def fetch(torch_version: str, source: str | None = None) -> tuple[str, Path]:
         source: folder of a PyTorch source tree to take the files from; by default Debian's package.
     """
     if source is not None:
-        version, original = f"folder {Path(source).name}", Path(source) / "test"
-    else:
-        known = sorted((BUILD / "archives").glob("*/*.orig.tar.*"))
-        if known:
-            nearest = _nearest_first([path.parent.name for path in known], torch_version)
-            version = nearest[0]
-            archive = next(path for path in known if path.parent.name == version)
-        else:
-            version, archive = _download(_nearest_first(_versions(), torch_version))
-        unpacked = BUILD / "original" / version.split("+")[0].split("-")[0]
-        if not unpacked.exists():
-            _unpack(archive, unpacked)
-        original = unpacked / "test"
-    return version, _made_for_cpu(original)
+        return f"folder {Path(source).name}", _made_for_cpu(Path(source) / "test")
+    if not list(ARCHIVES.glob("*/*.orig.tar.*")):
+        _download(_nearest_first(_versions(), torch_version))
+    known = {path.parent.name: path for path in ARCHIVES.glob("*/*.orig.tar.*")}
+    version = _nearest_first(list(known), torch_version)[0]
+    unpacked = BUILD / "original" / re.split(r"[+-]", version)[0]
+    if not unpacked.exists():
+        _unpack(known[version], unpacked)
+    return version, _made_for_cpu(unpacked / "test")
 
 
 def _made_for_cpu(original: Path) -> Path:

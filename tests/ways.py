@@ -1,4 +1,4 @@
-"""The two ways of fastcoll.ddp: a hook of DDP, and a synchronizer of a module."""
+"""Ways to train: stock DDP, and the two of fastcoll.ddp, a hook of DDP and a synchronizer of a module."""
 
 from typing import Any
 
@@ -8,19 +8,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allreduce_hook
 
-__all__ = ["WAYS", "hooked", "synchronized"]
+__all__ = ["ALL_WAYS", "WAYS", "hooked", "stock", "synchronized"]
 
 OWN = ("wire_dtype", "average", "gradient_norm", "overlap")
 """Options of the hook; the others are DDP's."""
 
 
-def hooked(
+def stock(
     model: nn.Module, group: ProcessGroup | None = None, **options: Any
+) -> tuple[nn.Module, None]:
+    """Return DDP's wrapper."""
+    return DistributedDataParallel(model, process_group=group, **options), None
+
+
+def hooked(
+    model: nn.Module,
+    group: ProcessGroup | None = None,
+    state: FusedAllreduceState | None = None,
+    **options: Any,
 ) -> tuple[nn.Module, FusedAllreduceState]:
     """Return what is called in the module's place, and what the hook has found."""
     own = {name: options.pop(name) for name in OWN if name in options}
-    state = FusedAllreduceState(group, **own)
-    ddp = DistributedDataParallel(model, process_group=group, **options)
+    state = state or FusedAllreduceState(group, **own)
+    ddp, _ = stock(model, group, **options)
     ddp.register_comm_hook(state, fused_allreduce_hook)
     return ddp, state
 
@@ -33,3 +43,4 @@ def synchronized(
 
 
 WAYS = {"hook": hooked, "synchronizer": synchronized}
+ALL_WAYS = {"stock": stock, **WAYS}
