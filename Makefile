@@ -82,13 +82,12 @@ suites: $(STAMPS)/test $(STAMPS)/build
 	PYTHONPATH=tests:tests/peer '$(PYTHON)' -m torch_suites --json build/torch_suites/suite_outcomes.jsonl $(SUITES)
 
 FAULTS ?= --kills 200
-FAULT_PATH := tests:tests/faults:tests/faults/soak
 faults: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m fault_table $(FAULTS)
+	PYTHONPATH=tests:tests/faults '$(PYTHON)' -m fault_table $(FAULTS)
 
 SOAK ?= 600
 soak: $(STAMPS)/test $(STAMPS)/build
-	PYTHONPATH=$(FAULT_PATH) '$(PYTHON)' -m soak --seconds $(SOAK)
+	FASTCOLL_TEST_SOAK=$(SOAK) '$(PYTHON)' -m pytest -s --timeout=0 tests/faults/soak -k nothing_grows
 
 MODEL ?=
 model: $(ENVIRONMENT)

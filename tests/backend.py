@@ -15,6 +15,7 @@ __all__ = [
     "beyond_gloo",
     "name_of",
     "reduce_scatter_single",
+    "shared_bytes",
     "since",
 ]
 
@@ -51,3 +52,10 @@ def since(minor: int, feature: str) -> pytest.MarkDecorator:
 def name_of(value: object) -> str | None:
     """Name a parameter in a test's id: ``float`` for ``torch.float``."""
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None
+
+
+def shared_bytes() -> int:
+    """Return the shared memory that the groups of this process have reserved; 0 with other backends."""
+    from fastcoll.info import groups
+
+    return max((group["shared_bytes"] for group in groups()), default=0)

@@ -10,16 +10,15 @@ import errno
 import os
 import platform
 import struct
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fastcoll.bench import namespaces
+
 __all__ = [
     "NOBODY",
-    "Network",
     "enter_network",
     "memory_limit",
     "own_namespaces",
@@ -71,69 +70,23 @@ def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False
         _checked(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", flags, options), "mount")
 
 
-def enter_network(name: str) -> None:
-    """Move this process to a network namespace that ``two_networks`` made."""
-    descriptor = os.open(f"/var/run/netns/{name}", os.O_RDONLY)
+@contextlib.contextmanager
+def two_networks() -> Iterator[tuple[namespaces.Cluster, list[str]]]:
+    """Yield two hosts, as far as the network goes, that are one otherwise, and a process in each's network."""
+    if reason := namespaces.missing():
+        pytest.skip(f"needs {'iproute2' if 'installed' in reason else 'root'}: {reason}")
+    with namespaces.Cluster(2, 0) as cluster:
+        yield cluster, [cluster._inner(host) for host in range(2)]
+
+
+def enter_network(pid: str) -> None:
+    """Move this process to the network of another one; connections that it has stay where they were made."""
+    descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     try:
         _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns")
     finally:
         os.close(descriptor)
-
-
-class Network:
-    """Two network namespaces with a cable between them.
-
-    Attributes:
-        names: of the namespaces.
-        ends: of the network interface in each.
-    """
-
-    def __init__(self) -> None:
-        number = os.getpid() % 100_000
-        self.names = [f"fault{number}a", f"fault{number}b"]
-        self.ends = [f"ft{number}a", f"ft{number}b"]
-
-    def cut(self) -> float:
-        """Take the cable out, without a word to either side; return when."""
-        # Both ends stay up, for an interface that goes down tells its own host at once.
-        now = time.monotonic()
-        for name, end in zip(self.names, self.ends, strict=True):
-            _tool("tc", "-n", name, "qdisc", "add", "dev", end, "root", "tbf",
-                  *["rate", "8bit", "burst", "1", "limit", "1"])  # fmt: skip
-        return now
-
-
-def _tool(*words: str) -> None:
-    if os.geteuid() != 0:
-        pytest.skip(f"needs root: {' '.join(words)}")
-    try:
-        subprocess.run(words, check=True, capture_output=True, timeout=20)
-    except FileNotFoundError:
-        pytest.skip(f"needs iproute2: there is no program {words[0]}")
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.decode().strip()
-        forbidden = "needs root: " if "not permitted" in said else ""
-        pytest.skip(f"{forbidden}{' '.join(words)}: {said}")
-
-
-@contextlib.contextmanager
-def two_networks() -> Iterator[Network]:
-    """Yield two hosts, as far as the network goes, that are one otherwise."""
-    network = Network()
-    a, b = network.names
-    _tool("ip", "netns", "add", a)
-    try:
-        _tool("ip", "netns", "add", b)
-        cable = ["type", "veth", "peer", network.ends[1], "netns", b]
-        _tool("ip", "link", "add", network.ends[0], "netns", a, *cable)
-        for i, (name, end) in enumerate(zip(network.names, network.ends, strict=True)):
-            _tool("ip", "-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", end)
-            _tool("ip", "-n", name, "link", "set", end, "up")
-            _tool("ip", "-n", name, "link", "set", "lo", "up")
-        yield network
-    finally:
-        for name in network.names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+    os.environ["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
 
 
 # System calls by name: numbers of x86-64 and of aarch64.

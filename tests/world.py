@@ -231,8 +231,7 @@ class World:
             prefix = self._kept_prefix = self._kept_prefix or prefix
         else:
             self._kept_prefix = None
-        code = inspect.unwrap(function).__code__
-        name = Function(function.__module__, code.co_filename, function.__qualname__)
+        name = Function.of(function)
         return pickle.dumps(
             Call(name, pickle.dumps(arguments), prefix, keep, str(scratch), tuple(sys.path))
         )

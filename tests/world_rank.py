@@ -7,6 +7,7 @@ to move tensors through shared memory.
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import os
 import pickle
 import sys
@@ -30,6 +31,12 @@ class Function:
     module: str
     file: str
     qualname: str
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Function":
+        """Return what names the function in another process."""
+        code = inspect.unwrap(function).__code__
+        return cls(function.__module__, code.co_filename, function.__qualname__)
 
     def load(self) -> Any:
         """Return the function itself, importing its file if this process has not yet."""

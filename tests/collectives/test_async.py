@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
+from fault_list import plays
 from oracle import assert_same
 from world import on_ranks
 
@@ -78,6 +79,7 @@ def test_groups_in_opposite_orders():
             one.check()
 
 
+@plays(30)
 @on_ranks(3)
 def test_threads_on_own_groups():
     everyone = list(range(dist.get_world_size()))

@@ -30,10 +30,13 @@ def jobs(
     pretended_hosts: int,
 ) -> Iterator[Jobs]:
     """``jobs(size, scenario, *arguments)``: ranks in processes of their own; see fault_job.py."""
-    environment = {"FASTCOLL_TEST_HOSTS": str(pretended_hosts)} if pretended_hosts > 1 else {}
-    jobs = Jobs(launcher, job_store, tmp_path, environment)
+    jobs = Jobs(launcher, job_store, tmp_path, pretended_hosts)
     failed = request.session.testsfailed
-    yield jobs
-    found = jobs.close()
-    if request.session.testsfailed == failed:  # else the ranks were left in the middle of it
+    try:
+        yield jobs
+        if request.session.testsfailed == failed:  # else the ranks were left in the middle of it
+            jobs.ended_well()
+    finally:
+        found = jobs.close()
+    if request.session.testsfailed == failed:
         assert not found, f"left behind: {found}"

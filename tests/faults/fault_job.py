@@ -2,7 +2,8 @@
 
 ``jobs(size, scenario, *arguments)`` starts ``scenario(rank, *arguments)`` in ``size`` processes of
 their own (see fault_rank.py). Every wait has an end; what a rank printed is in the failure. When
-the test is over, no rank, no process of a rank and no file of a rank in /dev/shm may be left.
+the test is over, each rank that was not killed must end with exit code 0; no process of a rank and no file of a rank
+in /dev/shm may be left.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import pickle
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,25 +53,27 @@ class Job:
         ranks: Iterable[int],
         environment: dict[str, str],
         real_exit: bool,
+        hosts: Sequence[str] = (),
         **common: Any,
     ) -> None:
-        code = function.__code__
-        name = Function(function.__module__, code.co_filename, function.__qualname__)
+        name = Function.of(function)
         folder = Path(common["folder"])
         self.ranks = list(ranks)
         self._processes: dict[int, Process] = {}
         self._channels: dict[int, connection.Connection] = {}
         self._logs: dict[int, Path] = {}
         self._killed: set[int] = set()
+        self._seen_end: set[int] = set()
         for index, rank in enumerate(self.ranks):
             ours, theirs = connection.Pipe()
             log = folder / f"process{index}.log"
+            host = {"FASTCOLL_HOST_ID": f"host {hosts[rank]}"} if hosts else {}
             with theirs:
                 process = launcher.start(
                     *(run, Call(name, arguments, rank, **common)),
                     log=log,
                     channel=theirs,
-                    environment=environment,
+                    environment={**host, **environment},
                     real_exit=real_exit,
                 )
             # Two processes may be given one rank; they are told apart by their place in the list.
@@ -81,6 +84,10 @@ class Job:
     def pids(self) -> dict[int, int]:
         """Process id of each rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
+
+    def name(self, rank: int) -> str:
+        """Return the words by which an error names a rank."""
+        return f"rank {rank} (pid {self.pids[rank]}, "
 
     @property
     def processes(self) -> list[Process]:
@@ -105,6 +112,11 @@ class Job:
         end = time.monotonic() + timeout
         return {rank: self._hear(rank, end) for rank in self.pids if rank not in set(but)}
 
+    def go(self) -> None:
+        """Wait until all ranks are ready, and tell them to go on."""
+        self.hear_all()
+        self.tell_all()
+
     def signal(self, rank: int, number: signal.Signals) -> float:
         """Send a signal to a rank; return when."""
         now = time.monotonic()
@@ -120,14 +132,16 @@ class Job:
     def end(self, rank: int, timeout: float = DEADLINE) -> int:
         """Wait for the end of a rank and return its exit code, negative for a signal."""
         code = self._processes[rank].wait(timeout)
+        self._seen_end.add(rank)
         if code is None:
             dump_stacks(self._processes.values())
             self._fail(f"rank {rank} has not ended within {timeout:g} s", "silent")
         return code
 
-    def ended_well(self, but: Iterable[int] = ()) -> None:
-        """Wait for the end of all ranks; each must end by itself with exit code 0."""
-        codes = {rank: self.end(rank) for rank in self.pids if rank not in set(but)}
+    def ended_well(self) -> None:
+        """Wait for the end of the ranks that the test neither killed nor saw end; each must end with exit code 0."""
+        rest = self.pids.keys() - self._killed - self._seen_end
+        codes = {rank: self.end(rank) for rank in sorted(rest)}
         if any(codes.values()):
             self._fail(f"exit codes by rank: {codes}", "ended")
 
@@ -138,7 +152,6 @@ class Job:
             wrong = [what for what, holds in found.items() if not holds]
             assert not wrong, f"rank {rank}: not so: {', '.join(wrong)}"
             assert left == [], f"rank {rank}"
-        self.ended_well()
 
     def logs(self) -> str:
         """Return what the ranks printed."""
@@ -187,6 +200,7 @@ class Job:
         text = f"{text}\n{self.logs()}"
         if reason := re.search(r"^(?:\w+\.)*Skipped: (.*)", text, re.MULTILINE):
             self.close()  # ranks may wait for that one
+            self._seen_end.update(self.pids)
             pytest.skip(reason[1])
         raise JobFailed(text, how)
 
@@ -199,10 +213,10 @@ class Jobs:
         launcher: Launcher,
         store: dist.TCPStore,
         folder: Path,
-        environment: Mapping[str, str] | None = None,
+        pretended_hosts: int = 1,
     ) -> None:
         self._launcher, self._store, self._folder = launcher, store, folder
-        self._environment = environment or {}
+        self._pretended_hosts = pretended_hosts
         self._jobs: list[Job] = []
 
     def __call__(
@@ -211,6 +225,7 @@ class Jobs:
         function: Callable[..., Any],
         *arguments: Any,
         ranks: Iterable[int] | None = None,
+        hosts: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         prefix: str | None = None,
         real_exit: bool = False,
@@ -222,18 +237,23 @@ class Jobs:
             function: at the top of a module.
             arguments: anything that pickles.
             ranks: those that are started, by default all.
+            hosts: the pretended host of each rank, as in "0011"; by default the first half of two hosts' ranks is on
+                one, and so on.
             environment: variables that are set before all else.
             prefix: that of an earlier job, to meet what it left in the store.
             real_exit: whether the ranks end as a Python program does; see ``Launcher.start``.
         """
         folder = self._folder / f"job{len(self._jobs)}"
         folder.mkdir()
+        if not hosts and self._pretended_hosts > 1:
+            hosts = [str(rank * self._pretended_hosts // size) for rank in range(size)]
         job = Job(
             self._launcher,
             function,
             arguments,
             range(size) if ranks is None else ranks,
-            environment={**self._environment, **(environment or {})},
+            environment=environment or {},
+            hosts=hosts,
             real_exit=real_exit,
             size=size,
             prefix=f"{folder}/" if prefix is None else prefix,
@@ -248,17 +268,10 @@ class Jobs:
         """Where the store listens, on this host."""
         return int(self._store.port)
 
-    def settle(self, seconds: float) -> None:
-        """Give the ranks of all jobs that long, in all, to end by themselves."""
-        end = time.monotonic() + seconds
+    def ended_well(self) -> None:
+        """Wait for the end of all ranks; see ``Job.ended_well``."""
         for job in self._jobs:
-            for process in job.processes:
-                process.wait(max(0.0, end - time.monotonic()))
-
-    def stop(self) -> None:
-        """Kill all ranks that still run."""
-        for job in self._jobs:
-            job.close()
+            job.ended_well()
 
     def close(self) -> list[str]:
         """Clean up; return what was left."""

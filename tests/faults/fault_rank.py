@@ -131,9 +131,22 @@ class Rank:
             raise TimeoutError("the test says nothing")
         return pickle.loads(self._channel.recv_bytes())
 
+    def pause(self) -> Any:
+        """Say that this rank is ready, and wait for what the test says."""
+        self.tell("ready")
+        return self.hear()
+
     def store(self, name: str) -> dist.Store:
         """Return a store that the ranks of this job share under that name."""
         return dist.PrefixStore(f"{self._prefix}{name}/", self._store)
+
+    def store_of(self, rank: int, address: str = "127.0.0.1") -> dist.Store:
+        """Return a store that lives in that rank's process, at its host's address."""
+        if self.rank == rank:
+            store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+            self.store("port").set("port", str(store.port))
+            return store
+        return dist.TCPStore(address, int(self.store("port").get("port")), is_master=False)
 
     def init(self, name: str = "first", timeout: float = PATIENT, **other: Any) -> None:
         """Make the default group."""
@@ -172,6 +185,11 @@ class Rank:
             time.sleep(0.02)
         return found
 
+    def leave(self) -> list[str]:
+        """Destroy the group; return what is still held then."""
+        dist.destroy_process_group()
+        return self.left()
+
     def recover(self, others: list[int]) -> dict[str, Any]:
         """Leave the faulty group and make a new one with the ranks that are left.
 
@@ -196,9 +214,6 @@ class Rank:
 
 def run(channel: connection.Connection, call: Call) -> None:
     """Run the scenario and tell the test what came of it."""
-    # The first half of two hosts' ranks on one, and so on.
-    if hosts := int(os.environ.get("FASTCOLL_TEST_HOSTS", "0")):
-        os.environ.setdefault("FASTCOLL_HOST_ID", f"host {call.rank * hosts // call.size}")
     torch.set_num_threads(1)
     rank = Rank(call, channel)
     try:

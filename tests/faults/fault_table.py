@@ -101,11 +101,11 @@ def verdict(call: "pytest.CallInfo[None]") -> str:
         return "not played"
     if isinstance(error, TooSlow):
         return "too slow"
-    if call.when == "teardown":
-        return "left behind"
     text = str(error)
     if isinstance(error, JobFailed) and error.how in ("silent", "ended"):
         return "hang" if error.how == "silent" else "crash"
+    if call.when == "teardown":
+        return "left behind"
     if "wrong result" in text or "success was reported" in text:
         return "wrong result"
     return "not as wanted"

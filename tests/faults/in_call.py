@@ -36,8 +36,7 @@ def tell_in_call(rank: Rank, calls: int = 1) -> None:
 def others_first(rank: Rank, last: int, seconds: float) -> None:
     """Let rank ``last`` wait for the test and time out soon, and the others tell that they are in the call."""
     if rank.rank == last:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
         soon(seconds)
     else:
         tell_in_call(rank)

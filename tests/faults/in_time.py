@@ -1,10 +1,11 @@
-"""How soon a fault is noticed: the bound, and a note of it for the table that ``make faults`` prints."""
+"""What a rank must be told of a fault, and how soon, with a note of it for the table that ``make faults`` prints."""
 
 from dataclasses import dataclass
 
+from fault_rank import Fault
 from suite_rules import bound, slack
 
-__all__ = ["Note", "TooSlow", "in_time", "notes"]
+__all__ = ["Note", "TooSlow", "assert_raised", "cause", "in_time", "notes"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,33 @@ def in_time(seconds: float, within: float, text: str = "") -> None:
     limit = within if slack() <= 1.0 else max(2.0, bound(within))
     if seconds > limit:
         raise TooSlow(f"took {seconds:.3f} s, expected at most {limit:.3f} s: {text}")
+
+
+def assert_raised(
+    fault: Fault | None,
+    *said: str,
+    since: float | None = None,
+    within: float | None = None,
+    kind: str = "DistBackendError",
+) -> None:
+    """Assert that a call raised, and what.
+
+    Args:
+        fault: what ``catch`` returned.
+        said: parts of the text.
+        since: when the time began, by default with the call.
+        within: seconds, at most; see ``in_time``.
+        kind: of the exception.
+    """
+    assert fault is not None, "no error: success was reported"
+    assert fault.kind == kind, fault
+    for part in said:
+        assert part in fault.text, f"{part!r} is not in: {fault.text}"
+    if within is not None:
+        in_time(fault.seconds if since is None else fault.at - since, within, fault.text)
+
+
+def cause(fault: Fault | None) -> str:
+    """Return the text behind the call that raised it."""
+    assert fault is not None, "no error: success was reported"
+    return fault.text.partition("]: ")[2]

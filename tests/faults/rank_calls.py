@@ -1,22 +1,70 @@
 """What ranks of many fault tests do: calls whose results are checked."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from backend import reduce_scatter_single
 from fault_rank import Fault, Rank, catch
-from machine import enter_network
 
-__all__ = ["all_reduce", "enter_host", "finish", "repeated", "transport", "works"]
+__all__ = [
+    "WRONG",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_async",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "finish",
+    "reduce_scatter",
+    "repeated",
+    "transport",
+    "works",
+]
+
+WRONG = "a wrong result was returned as success"
 
 
 def all_reduce(rank: Rank, count: int = 7, group: Any = None) -> None:
-    """One all-reduce, whose result is checked."""
     tensor = torch.ones(count)
     dist.all_reduce(tensor, group=group)
-    assert torch.all(tensor == rank.size), "a wrong result was returned as success"
+    assert torch.all(tensor == rank.size), WRONG
+
+
+def all_reduce_async(rank: Rank, count: int) -> None:
+    tensors = [torch.full((count,), 2.0) for _ in range(4)]
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        work.wait()
+    assert all(torch.all(tensor == 2.0 * rank.size) for tensor in tensors), WRONG
+
+
+def broadcast(rank: Rank, count: int, root: int = 0, group: Any = None) -> None:
+    tensor = torch.full((count,), float(rank.rank))
+    dist.broadcast(tensor, root, group=group)
+    assert torch.all(tensor == root), WRONG
+
+
+def all_gather(rank: Rank, count: int) -> None:
+    tensors = [torch.empty(count) for _ in range(rank.size)]
+    dist.all_gather(tensors, torch.full((count,), float(rank.rank)))
+    assert all(torch.all(tensor == r) for r, tensor in enumerate(tensors)), WRONG
+
+
+def reduce_scatter(rank: Rank, count: int) -> None:
+    tensor = torch.empty(count)
+    reduce_scatter_single(tensor, torch.ones(rank.size * count))
+    assert torch.all(tensor == rank.size), WRONG
+
+
+def all_to_all(rank: Rank, count: int) -> None:
+    tensor = torch.empty(rank.size * count)
+    dist.all_to_all_single(tensor, torch.full((rank.size * count,), float(rank.rank)))
+    assert torch.equal(tensor, torch.arange(float(rank.size)).repeat_interleave(count)), WRONG
+
+
+def barrier(rank: Rank, count: int = 0) -> None:
+    dist.barrier()
 
 
 def repeated(call: Callable[..., None], *arguments: Any) -> Fault | None:
@@ -35,9 +83,9 @@ def works(rank: Rank, count: int = 300_000) -> None:
         tensor = torch.full((elements,), rank.rank + 1.0)
         dist.all_reduce(tensor)
         whole = rank.size * (rank.size + 1) / 2
-        assert torch.all(tensor == whole), "a wrong result was returned as success"
+        assert torch.all(tensor == whole), WRONG
         dist.all_reduce(tensor, async_op=True).wait()
-        assert torch.all(tensor == whole * rank.size), "a wrong result was returned as success"
+        assert torch.all(tensor == whole * rank.size), WRONG
         if rank.size > 1:
             right, left = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
             into = torch.empty(elements)
@@ -45,22 +93,15 @@ def works(rank: Rank, count: int = 300_000) -> None:
             dist.recv(into, left)
             if work is not None:
                 work.wait()
-            assert torch.all(into == left), "a wrong message was returned as success"
+            assert torch.all(into == left), WRONG
 
 
 def finish(rank: Rank, **checks: bool) -> dict[str, Any]:
     """Leave a group in which everything must have worked; return what ``Job.all_hold`` looks at."""
-    dist.destroy_process_group()
-    return {"left": rank.left(), **checks}
+    return {"left": rank.leave(), **checks}
 
 
 def transport() -> str:
     """Return what moves the bytes of the default group: "shm" or "gloo"; "" of another backend."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     return backend.transport() if hasattr(backend, "transport") else ""
-
-
-def enter_host(rank: Rank, names: list[str], ends: list[str]) -> None:
-    """Move this process to its host; the connection to the store stays where it was made."""
-    enter_network(names[rank.rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = ends[rank.rank]

@@ -11,12 +11,21 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from backend import reduce_scatter_single
 from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import tell_in_call
-from in_time import in_time
-from over_hosts import apart, over_hosts
+from in_time import assert_raised, cause
+from over_hosts import over_hosts
+from rank_calls import (
+    all_gather,
+    all_reduce,
+    all_reduce_async,
+    all_to_all,
+    barrier,
+    broadcast,
+    reduce_scatter,
+    repeated,
+)
 from suite_rules import bound
 
 NOTICED = 0.25
@@ -27,127 +36,80 @@ LARGE = 8 << 20  # elements: 32 MiB of float
 VICTIM = 1
 
 
-def assert_names(fault: Fault, since: float, victim: int, pid: int, collective: str) -> None:
-    assert fault is not None, "no error: success was reported"
-    in_time(fault.at - since, NOTICED, fault.text)
-    assert fault.kind == "DistBackendError", fault
+def assert_names(
+    fault: Fault, since: float | None, job, collective: str, victim: int = VICTIM
+) -> None:
+    assert_raised(fault, collective, job.name(victim), since=since, within=NOTICED)
     assert "RuntimeError" in fault.bases
-    assert collective in fault.text and re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
-    assert re.search(rf"rank {victim} \(pid {pid}\b", fault.text), fault.text
+    assert re.search(r", seq [1-9]\d*\]: ", fault.text), fault.text
     assert re.search("connection closed by peer|process died", fault.text, re.I), fault.text
 
 
 def assert_recovered(after: dict, fault: Fault) -> None:
     """Sticky, with the same cause, and maybe the call in which it was met; nothing left; a new group works."""
     assert after["again"] is not None and after["again"].seconds < bound(0.5), after
-    assert cause(after["again"].text).startswith(cause(fault.text))
+    assert cause(after["again"]).startswith(cause(fault))
     assert after["state"] == "COMM_ERROR"
     assert after["destroy"] < bound(ENDED)
     assert after["left"] == []
 
 
-def cause(text: str) -> str:
-    return text.partition("]: ")[2]
-
-
-def others(rank: Rank, victims=(VICTIM,)) -> list[int]:
-    return [r for r in range(rank.size) if r not in (rank.rank, *victims)]
+def others(rank: Rank, victim: int = VICTIM) -> list[int]:
+    return [r for r in range(rank.size) if r not in (rank.rank, victim)]
 
 
 # --- in the middle of a collective ---------------------------------------------------------------
 
 
-def repeat(rank: Rank, call) -> None:
-    """Run a collective until it fails, and check each result."""
-    while True:
-        call(rank)
-
-
-def all_reduce(rank, count=LARGE):
-    tensor = torch.ones(count)
-    dist.all_reduce(tensor)
-    assert torch.all(tensor == rank.size), "a wrong result was returned as success"
-
-
-def all_reduce_small(rank):
-    all_reduce(rank, 7)
-
-
-def all_reduce_async(rank):
-    tensors = [torch.full((100_000,), 2.0) for _ in range(4)]
-    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-        work.wait()
-    assert all(torch.all(tensor == 2.0 * rank.size) for tensor in tensors)
-
-
-def broadcast(rank):
-    tensor = torch.full((LARGE,), float(rank.rank))
-    dist.broadcast(tensor, 2)
-    assert torch.all(tensor == 2.0)
-
-
-def all_gather(rank):
-    tensors = [torch.empty(LARGE // 4) for _ in range(rank.size)]
-    dist.all_gather(tensors, torch.full((LARGE // 4,), float(rank.rank)))
-    assert all(torch.all(tensor == r) for r, tensor in enumerate(tensors))
-
-
-def reduce_scatter(rank):
-    tensor = torch.empty(LARGE // 4)
-    reduce_scatter_single(tensor, torch.ones(rank.size * LARGE // 4))
-    assert torch.all(tensor == rank.size)
-
-
-def all_to_all(rank):
-    tensor = torch.empty(3 * LARGE // 4)
-    dist.all_to_all_single(tensor, torch.full((3 * LARGE // 4,), float(rank.rank)))
-    assert torch.equal(tensor[:: LARGE // 4], torch.arange(3.0))
-
-
-def barrier(rank):
-    dist.barrier()
-
-
-def dies_in(rank: Rank, call):
+def dies_in(rank: Rank, call, victim: int, *arguments: int):
     rank.used()
     tell_in_call(rank, 3)
-    fault = catch(repeat, rank, call)
-    return fault, rank.recover(others(rank))
+    fault = repeated(call, rank, *arguments)
+    return fault, rank.recover(others(rank, victim))
 
 
 @pytest.mark.parametrize(
-    "call",
+    "hosts, victim, call, arguments",
     [
-        pytest.param(all_reduce, marks=plays(1)),
-        *[
-            pytest.param(call, marks=pytest.mark.full)
-            for call in (all_reduce_small, broadcast, all_gather, reduce_scatter, barrier)
-        ],
-        all_reduce_async,
-        all_to_all,
+        pytest.param("000", 1, all_reduce, [LARGE], marks=plays(1)),
+        pytest.param("000", 1, all_reduce, [], marks=pytest.mark.full),
+        pytest.param("000", 1, broadcast, [LARGE, 2], marks=pytest.mark.full),
+        pytest.param("000", 1, all_gather, [LARGE // 4], marks=pytest.mark.full),
+        pytest.param("000", 1, reduce_scatter, [LARGE // 4], marks=pytest.mark.full),
+        pytest.param("000", 1, barrier, [], marks=pytest.mark.full),
+        ("000", 1, all_reduce_async, [100_000]),
+        ("000", 1, all_to_all, [LARGE // 4]),
+        # The leader of either host, and the other rank.
+        pytest.param("0011", 0, all_reduce, [100_000], marks=pytest.mark.full),
+        pytest.param("0011", 1, all_reduce, [100_000], marks=pytest.mark.full),
+        ("0011", 2, all_reduce, [100_000]),
+        ("0011", 3, all_reduce, [100_000]),
+        # Within a long message, and among those that pass by the leaders.
+        ("01", 1, all_reduce, [20_000_000]),
+        ("0011", 1, all_to_all, [300_000]),
+        ("0011", 3, all_to_all, [300_000]),
     ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_killed_in_the_middle(jobs, call):
-    job = jobs(3, dies_in, call)
+def test_killed_in_the_middle(jobs, hosts, victim, call, arguments):
+    job = jobs(len(hosts), dies_in, call, victim, *arguments, hosts=hosts)
     job.hear_all()
-    killed = job.kill(VICTIM)
-    answers = job.hear_all(but=[VICTIM])
+    killed = job.kill(victim)
+    answers = job.hear_all(but=[victim])
     for fault, after in answers.values():
-        name = call.__name__.removesuffix("_small").removesuffix("_async")
-        assert_names(fault, killed, VICTIM, job.pids[VICTIM], name)
+        assert_names(fault, killed, job, call.__name__.removesuffix("_async"), victim)
         assert_recovered(after, fault)
-    assert len({cause(fault.text) for fault, _ in answers.values()}) == 1, "one cause for all"
-    job.ended_well(but=[VICTIM])
+    if len(set(hosts)) == 1:
+        assert len({cause(fault) for fault, _ in answers.values()}) == 1, "one cause for all"
 
 
 # --- before it arrives ---------------------------------------------------------------------------
 
 
-def dies_before(rank: Rank, use_before: bool, nonblocking: bool):
-    (rank.used if use_before else rank.init)()
-    if rank.rank == VICTIM or not use_before:
-        rank.tell("ready")
-        rank.hear()
+def dies_before(rank: Rank, victim: int, away: list[int], used: bool, nonblocking: bool):
+    (rank.used if used else rank.init)()
+    if rank.rank in (victim, *away):
+        rank.pause()
     else:
         tell_in_call(rank)
     if nonblocking:
@@ -156,39 +118,41 @@ def dies_before(rank: Rank, use_before: bool, nonblocking: bool):
         assert work.is_completed() and not work.is_success()
     else:
         fault = catch(dist.all_reduce, torch.ones(5))
-    return fault, rank.recover(others(rank))
+    rank.tell(fault)
+    return rank.recover(others(rank, victim))
 
 
 @plays(2)
-@apart
-@pytest.mark.parametrize("nonblocking", [False, True], ids=["sync", "async"])
-def test_killed_before_it_arrives(jobs, nonblocking, pretended_hosts):
+@pytest.mark.parametrize(
+    "hosts, victim, away, used, nonblocking",
+    [
+        *[(hosts, VICTIM, [], True, late) for hosts in ("000", "012") for late in (False, True)],
+        ("0011", 3, [2], True, False),  # a host that calls nothing
+        # Before the first collective: nobody is connected, or rank 0, which gathers who the ranks are, has not come.
+        *[(hosts, VICTIM, [0, 2], False, False) for hosts in ("000", "012")],
+        *[(hosts, 2, [0], False, False) for hosts in ("000", "012")],
+    ],
+)
+def test_killed_before_it_arrives(jobs, hosts, victim, away, used, nonblocking):
     # Over the network a death may be noticed before the call is looked at.
-    call = "all_reduce(seq 2, float32[5], SUM)" if pretended_hosts == 1 else "all_reduce"
-    job = jobs(3, dies_before, True, nonblocking)
+    call = "all_reduce(seq 2, float32[5], SUM)" if hosts == "000" and used else "all_reduce"
+    job = jobs(len(hosts), dies_before, victim, away, used, nonblocking, hosts=hosts)
     job.hear_all()
-    killed = job.kill(VICTIM)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, VICTIM, job.pids[VICTIM], call)
-        assert_recovered(after, fault)
-    job.ended_well(but=[VICTIM])
-
-
-@plays(2)
-@apart
-def test_killed_before_the_first_collective(jobs):
-    """Nobody is connected yet."""
-    job = jobs(3, dies_before, False, False)
-    job.hear_all()
-    killed = job.kill(VICTIM)
-    job.end(VICTIM)
-    for rank in (0, 2):
+    killed = job.kill(victim)
+    faults = job.hear_all(but=[victim, *away])
+    job.end(victim)
+    for rank in away:
         job.tell(rank)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert fault.kind == "DistBackendError" and f"rank {VICTIM}" in fault.text, fault
-        in_time(fault.at - killed, NOTICED, fault.text)
-        assert after["destroy"] < bound(ENDED) and after["left"] == []
-    job.ended_well(but=[VICTIM])
+    late = {rank: job.hear(rank) for rank in away}
+    after = job.hear_all(but=[victim])
+    for rank, fault in (faults | late).items():
+        since = None if rank in late else killed
+        if used:
+            assert_names(fault, since, job, call, victim)
+            assert_recovered(after[rank], fault)
+        else:
+            assert_raised(fault, job.name(victim), "process died", since=since, within=NOTICED)
+            assert after[rank]["destroy"] < bound(ENDED) and after[rank]["left"] == []
 
 
 def sends_then_dies(rank: Rank):
@@ -198,8 +162,7 @@ def sends_then_dies(rank: Rank):
         dist.send(tensor, 0)
         dist.send(tensor, 2)
         os.kill(os.getpid(), 9)
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     dist.recv(tensor, VICTIM)
     return tensor.tolist()
 
@@ -212,49 +175,55 @@ def test_message_of_the_dead_is_delivered(jobs):
     for rank in (0, 2):
         job.tell(rank)
         assert job.hear(rank) == [7.0] * 4
-    job.ended_well(but=[VICTIM])
 
 
 # --- point-to-point ------------------------------------------------------------------------------
 
 
-def send_forever(rank):
-    while True:
-        dist.send(torch.ones(1 << 20), VICTIM)
+def send(rank, count):
+    dist.send(torch.ones(count), VICTIM)
 
 
-def receive(rank):
-    dist.recv(torch.ones(5), VICTIM)
+def receive(rank, count):
+    dist.recv(torch.ones(count), VICTIM)
 
 
-def receive_from_any(rank):
-    dist.recv(torch.ones(5))
+def receive_from_any(rank, count):
+    dist.recv(torch.ones(count))
 
 
-def message_to_the_dead(rank: Rank, call):
-    rank.used()
+def message_to_the_dead(rank: Rank, call, count: int, used: bool):
+    (rank.used if used else rank.init)()
+    if not used:  # the two have met all the same
+        for source in (0, VICTIM):
+            turn = dist.send if rank.rank == source else dist.recv
+            turn(torch.ones(10), VICTIM - rank.rank)
     if rank.rank == VICTIM:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     tell_in_call(rank)
-    fault = catch(call, rank)
+    fault = repeated(call, rank, count)
     return fault, rank.recover(others(rank))
 
 
 @pytest.mark.parametrize(
-    ("call", "name"),
-    [(send_forever, "send"), (receive, "recv"), (receive_from_any, "recv")],
-    ids=["send", "recv", "recv from any"],
+    "hosts, call, count, used",
+    [
+        *[
+            (hosts, call, count, True)
+            for hosts in ("000", "012")
+            for call, count in ((send, 1 << 20), (receive, 5), (receive_from_any, 5))
+        ],
+        # A group without collectives, short and long messages.
+        *[("01", *call, False) for call in ((receive, 8), (receive, 3_000_000), (send, 3_000_000))],
+    ],
 )
-@apart
-def test_killed_partner_of_a_message(jobs, call, name):
-    job = jobs(3, message_to_the_dead, call)
+def test_killed_partner_of_a_message(jobs, hosts, call, count, used):
+    job = jobs(len(hosts), message_to_the_dead, call, count, used, hosts=hosts)
     job.hear_all()
     killed = job.kill(VICTIM)
     for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, VICTIM, job.pids[VICTIM], name)
+        assert_names(fault, killed, job, "send" if call is send else "recv")
         assert_recovered(after, fault)
-    job.ended_well(but=[VICTIM])
 
 
 # --- at any moment -------------------------------------------------------------------------------
@@ -263,15 +232,17 @@ def test_killed_partner_of_a_message(jobs, call, name):
 def anything(rank: Rank, victim: int):
     rank.used()
     rank.tell("ready")
-    calls = [all_reduce_small, all_reduce, broadcast, all_reduce_async, all_gather, barrier]
 
-    def forever():
-        while True:
-            for call in calls:
-                call(rank)
+    def calls():
+        all_reduce(rank)
+        all_reduce(rank, LARGE)
+        broadcast(rank, LARGE, 2)
+        all_reduce_async(rank, 100_000)
+        all_gather(rank, LARGE // 4)
+        barrier(rank)
 
-    fault = catch(forever)
-    return fault, rank.recover(others(rank, (victim,)))
+    fault = repeated(calls)
+    return fault, rank.recover(others(rank, victim))
 
 
 KILLS = range(int(os.environ.get("FASTCOLL_TEST_KILLS", "20")))
@@ -291,6 +262,5 @@ def test_killed_at_some_moment(jobs, seed):
     time.sleep(chance.uniform(0.0, 0.5))
     killed = job.kill(victim)
     for fault, after in job.hear_all(but=[victim]).values():
-        assert_names(fault, killed, victim, job.pids[victim], "")
+        assert_names(fault, killed, job, "", victim)
         assert_recovered(after, fault)
-    job.ended_well(but=[victim])

@@ -8,7 +8,7 @@ import pytest
 from fault_job import JobFailed
 from fault_list import FAULTS
 from fault_rank import Rank
-from fault_table import numbers, table, verdict, worst
+from fault_table import verdict
 from in_time import TooSlow
 
 TESTS = Path(__file__).parents[1]
@@ -17,14 +17,7 @@ TESTS = Path(__file__).parents[1]
 def test_each_fault_has_a_test():
     texts = [path.read_text() for path in TESTS.rglob("test_*.py")]
     marked = {int(n) for text in texts for n in re.findall(r"plays\((\d+)\)", text)}
-    marked |= {int(n) for n in re.findall(r": (\d+),\n", in_mismatch(texts))}
     assert marked == FAULTS.keys()
-
-
-def in_mismatch(texts):
-    """Return the table by which test_mismatch.py marks its cases."""
-    (found,) = re.findall(r"^FAULTS = \{.*?^\}", "\n".join(texts), re.S | re.M)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -61,28 +54,3 @@ def test_a_fault_that_a_rank_cannot_inject_skips_the_test(jobs):
     job = jobs(2, cannot_inject)
     with pytest.raises(pytest.skip.Exception, match=r"^needs root: the machine forbids it$"):
         job.hear(0, timeout=3.0)
-
-
-def test_the_worst_test_is_the_fault_s():
-    outcomes = [
-        {"verdict": said, "seconds": seconds, "took": 1.0}
-        for said, seconds in (("as wanted", 0.5), ("crash", None), ("hang", 9.0))
-    ]
-    assert worst(outcomes) == {"verdict": "crash", "seconds": None, "took": 3.0}
-    good = [{"verdict": "as wanted", "seconds": t, "took": 1.0} for t in (0.1, 0.7, 0.2)]
-    assert worst(good)["seconds"] == 0.7
-
-
-def test_numbers_of_faults():
-    assert numbers("1-3,23") == [1, 2, 3, 23]
-    assert numbers("3-") == [3]
-    for text in ("0", "61", "69", "a"):
-        with pytest.raises(Exception, match="faults"):
-            numbers(text)
-
-
-def test_table_has_all_backends():
-    found = {"verdict": "as wanted", "seconds": 0.1}
-    case = {"row": 1, "fault": "a", "wanted": "b", "backends": {"fastcoll": found, "gloo": found}}
-    made = table([case], ["fastcoll", "gloo"])
-    assert len(made.columns) == 5 and made.row_count == 1

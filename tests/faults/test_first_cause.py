@@ -9,23 +9,28 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
-from in_call import tell_in_call
+from in_call import soon, tell_in_call
+from in_time import cause
 from suite_rules import bound
 
 NOTICED = 1.0
 OVER_GLOO = {"FASTCOLL_TRANSPORT": "gloo"}
 
-
-def cause(fault) -> str:
-    assert fault is not None, "no error"
-    return fault.text.partition("]: ")[2]
+transports = pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
 
 
-def assert_one_cause(faults, *patterns: str) -> None:
+def assert_one_cause(faults, *patterns: str, since: float | None = None) -> None:
+    faults = list(faults)
     causes = {cause(fault) for fault in faults}
     assert len(causes) == 1, "\n".join(sorted(causes))
     for pattern in patterns:
         assert re.search(pattern, *causes), f"{pattern!r} is not in {causes}"
+    if since is not None:
+        assert max(fault.at for fault in faults) - since < bound(NOTICED)
+
+
+def died(job, rank: int) -> str:
+    return rf"{re.escape(job.name(rank))}.*died"
 
 
 # --- noticed by all at once ----------------------------------------------------------------------
@@ -47,16 +52,13 @@ def disagree(rank: Rank, rounds: int):
 
 def test_ranks_that_all_disagree_name_one_pair(jobs):
     """Four ranks with four sizes: each compares with another one first."""
-    job = jobs(4, disagree, 60)
-    for faults in zip(*job.hear_all(timeout=60.0).values(), strict=True):
+    for faults in zip(*jobs(4, disagree, 60).hear_all(timeout=60.0).values(), strict=True):
         assert_one_cause(faults, r"rank \d.* runs all_reduce.*rank \d \(pid \d+.* runs all_reduce")
-    job.ended_well()
 
 
 def dies_or_disagrees(rank: Rank):
     rank.used()
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     rank.tell(catch(dist.all_reduce, torch.ones(8 + (rank.rank == 3))))
     dist.destroy_process_group()
 
@@ -69,11 +71,10 @@ def test_a_death_and_a_mismatch_at_once(jobs):
             job.tell(rank)
         time.sleep(0.0005 * attempt)
         job.kill(1)
-        faults = job.hear_all(but=[1]).values()
         assert_one_cause(
-            faults, r"rank 1 \(pid \d+.*died|rank 3.*float32\[9\]|float32\[9\].*rank 3"
+            job.hear_all(but=[1]).values(),
+            r"rank 1 \(pid \d+.*died|rank 3.*float32\[9\]|float32\[9\].*rank 3",
         )
-        job.ended_well(but=[1])
 
 
 # --- noticed by some, who go at once -------------------------------------------------------------
@@ -93,16 +94,13 @@ def aborts_at_once(rank: Rank):
     rank.tell(fault)
 
 
-@pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
+@transports
 def test_killed_and_the_others_abort(jobs, environment):
     for _ in range(4):
         job = jobs(4, aborts_at_once, environment=environment)
         job.hear_all()
         killed = job.kill(2)
-        faults = job.hear_all(but=[2]).values()
-        assert_one_cause(faults, rf"rank 2 \(pid {job.pids[2]}\b.*died")
-        assert max(fault.at for fault in faults) - killed < bound(NOTICED)
-        job.ended_well(but=[2])
+        assert_one_cause(job.hear_all(but=[2]).values(), died(job, 2), since=killed)
 
 
 def goes_at_once(rank: Rank, uses_before: bool):
@@ -110,14 +108,13 @@ def goes_at_once(rank: Rank, uses_before: bool):
     if uses_before:
         dist.all_reduce(torch.ones(3))
     if rank.rank == 1:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     tell_in_call(rank)
     rank.tell(catch(dist.all_reduce, torch.ones(3)))
     os._exit(0)
 
 
-@pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
+@transports
 @pytest.mark.parametrize("uses_before", [False, True], ids=["first", "later"])
 def test_who_looks_late_hears_who_died_first(jobs, environment, uses_before):
     """Rank 0 notices and goes, before rank 2 looks: both processes are gone then."""
@@ -128,9 +125,7 @@ def test_who_looks_late_hears_who_died_first(jobs, environment, uses_before):
     faults = [job.hear(0)]
     assert job.end(0) == 0
     job.signal(2, signal.SIGCONT)
-    faults.append(job.hear(2))
-    assert_one_cause(faults, rf"rank 1 \(pid {job.pids[1]}\b.*died")
-    job.ended_well(but=[1])
+    assert_one_cause([*faults, job.hear(2)], died(job, 1))
 
 
 # --- ranks that do not know each other -----------------------------------------------------------
@@ -144,51 +139,83 @@ def waits_for_the_one_before(rank: Rank):
     if rank.rank > 0:
         dist.recv(tensor, rank.rank - 1)
     if rank.rank == 0:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     tell_in_call(rank)
     fault = catch(dist.recv, tensor, rank.rank - 1)
     rank.tell(fault)
     rank.hear()  # nobody leaves before all have heard
-    dist.destroy_process_group()
-    return rank.left()
+    return rank.leave()
 
 
 def test_a_chain_of_receivers_hears_of_its_head(jobs):
     job = jobs(5, waits_for_the_one_before)
     job.hear_all()
     killed = job.kill(0)
-    faults = job.hear_all(but=[0]).values()
-    assert_one_cause(faults, rf"rank 0 \(pid {job.pids[0]}\b.*died")
-    assert max(fault.at for fault in faults) - killed < bound(NOTICED)
+    assert_one_cause(job.hear_all(but=[0]).values(), died(job, 0), since=killed)
     for rank in range(1, 5):
         job.tell(rank)
-    assert set(map(tuple, job.hear_all(but=[0]).values())) == {()}
-    job.ended_well(but=[0])
+    assert job.hear_all(but=[0]) == {rank: [] for rank in range(1, 5)}
 
 
 # --- one rank gives up ---------------------------------------------------------------------------
 
 
-def one_aborts(rank: Rank):
+def one_aborts(rank: Rank, aborts: int, away: list[int]):
     rank.used()
-    if rank.rank == 1:
-        rank.tell("ready")
-        rank.hear()
+    if rank.rank in (aborts, *away):
+        rank.pause()
+    else:
+        tell_in_call(rank)
+    if rank.rank == aborts:
         dist.distributed_c10d._abort_process_group()
         return None
-    tell_in_call(rank)
     return catch(dist.all_reduce, torch.ones(3))
 
 
-@pytest.mark.parametrize("environment", [{}, OVER_GLOO], ids=["shm", "gloo"])
-def test_an_abort_is_told_to_those_who_wait(jobs, environment):
-    job = jobs(3, one_aborts, environment=environment)
+@pytest.mark.parametrize(
+    "hosts, aborts, away",
+    # Last, a host whose leader calls nothing.
+    [("000", 1, []), ("012", 1, []), ("0011", 3, []), ("0011", 3, [2])],
+)
+def test_an_abort_is_told_to_those_who_wait(jobs, hosts, aborts, away):
+    job = jobs(len(hosts), one_aborts, aborts, away, hosts=hosts)
     job.hear_all()
     since = time.monotonic()
-    job.tell(1)
-    answers = job.hear_all()
-    faults = [answers[0], answers[2]]
-    assert_one_cause(faults, "rank 1 aborted the group")
-    assert max(fault.at for fault in faults) - since < bound(NOTICED)
-    job.ended_well()
+    job.tell(aborts)
+    waiting = job.hear_all(but=[aborts, *away]).values()
+    assert_one_cause(waiting, f"rank {aborts} aborted the group", since=since)
+    for rank in away:
+        job.tell(rank)
+        assert_one_cause([*waiting, job.hear(rank)])
+    assert job.hear(aborts) is None
+
+
+# --- a fault of an earlier group of the same name ------------------------------------------------
+
+
+def two_lives(rank: Rank, first: int):
+    """The first ends with a fault that rank 0 tells; the second has the same name and store."""
+    rank.init()
+    soon(0.5)
+    fault = catch(dist.all_reduce, torch.ones(10)) if rank.rank == 0 else None
+    dist.destroy_process_group()
+    rank.tell(fault)
+    rank.hear()
+    if rank.rank == first:
+        tell_in_call(rank)
+    rank.init()
+    tensor = torch.ones(10)
+    fault = catch(dist.all_reduce, tensor)
+    dist.destroy_process_group()
+    return fault, tensor[0].item()
+
+
+@transports
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_fault_of_an_earlier_life_is_not_this_one_s(jobs, first, environment):
+    job = jobs(2, two_lives, first, environment=environment)
+    assert "Timed out after 500 ms" in job.hear_all()[0].text
+    job.tell(first)
+    assert job.hear(first) == "in call"
+    job.tell(1 - first)
+    assert set(job.hear_all().values()) == {(None, 2.0)}

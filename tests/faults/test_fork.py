@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.data
+from backend import BACKEND
 from fault_list import plays
 from fault_rank import Rank, catch
 
@@ -64,40 +65,28 @@ def forks(rank: Rank, how: str):
         said = pipe.read()
     code = wait_for(child)
     check(rank)
-    dist.destroy_process_group()
-    return said, code, rank.left()
+    return said, code, rank.leave()
 
 
-@plays(20)
-@pytest.mark.full
-def test_child_that_only_exits(jobs):
-    job = jobs(2, forks, "exits", real_exit=True)
-    for said, code, left in job.hear_all(timeout=40).values():
-        assert said == "nothing: None" and code == 0, (said, code, job.logs())
-        assert left == []
-    job.ended_well()
-
-
-@plays(20)
-def test_child_that_uses_the_group(jobs):
-    job = jobs(2, forks, "uses", real_exit=True)
-    for said, code, left in job.hear_all(timeout=40).values():
-        assert code == 0, (said, code, job.logs())
-        lines = said.split("\n")
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        pytest.param("exits", "nothing: None", marks=[plays(20), pytest.mark.full]),
+        pytest.param("destroys", "destroy: None", marks=pytest.mark.full),
+        pytest.param("uses", None, marks=plays(20)),
+    ],
+)
+def test_a_forked_child(jobs, how, said):
+    job = jobs(2, forks, how, real_exit=True)
+    for found, code, left in job.hear_all(timeout=40).values():
+        assert code == 0 and left == [], (found, code, left, job.logs())
+        if said is not None:
+            assert found == said
+            continue
+        lines = found.split("\n")
         assert len(lines) == 5
-        for line in lines:
-            assert "fork" in line and "Create process groups after the fork" in line, said
-        assert left == []
-    job.ended_well()
-
-
-@pytest.mark.full
-def test_child_that_destroys_the_group(jobs):
-    job = jobs(2, forks, "destroys", real_exit=True)
-    for said, code, left in job.hear_all(timeout=40).values():
-        assert said == "destroy: None" and code == 0, (said, code, job.logs())
-        assert left == []
-    job.ended_well()
+        assert all("fork" in line for line in lines), found
+        assert all("Create process groups after the fork" in line for line in lines), found
 
 
 def forks_with_its_own_group(rank: Rank):
@@ -110,7 +99,7 @@ def forks_with_its_own_group(rank: Rank):
         dist.distributed_c10d.GroupMember.WORLD = None
         store = dist.PrefixStore(f"children{rank.folder}", store)
         dist.init_process_group(
-            dist_name(), store=store, rank=rank.rank, world_size=2, timeout=timedelta(seconds=8)
+            BACKEND, store=store, rank=rank.rank, world_size=2, timeout=timedelta(seconds=8)
         )
         tensor = torch.full((4,), rank.rank + 1.0)
         dist.all_reduce(tensor)
@@ -120,17 +109,10 @@ def forks_with_its_own_group(rank: Rank):
     return code
 
 
-def dist_name() -> str:
-    from backend import BACKEND
-
-    return BACKEND
-
-
 def test_children_with_a_group_of_their_own(jobs):
     job = jobs(2, forks_with_its_own_group, real_exit=True)
     codes = job.hear_all(timeout=40)
     assert codes == {0: 0, 1: 0}, job.logs()
-    job.ended_well()
 
 
 class Squares(torch.utils.data.Dataset):
@@ -163,4 +145,3 @@ def test_data_loader_with_forked_workers(jobs):
     job = jobs(2, loads_data, real_exit=True)
     expected = 2.0 * sum(i * i for i in range(40))
     assert job.hear_all(timeout=60) == dict.fromkeys(range(2), [expected] * 2)
-    job.ended_well()

@@ -1,29 +1,51 @@
-"""A rank that leaves a group of several hosts is named as one that has left, whatever its peers notice first."""
+"""A group of several hosts that fails while two connect, or while one leaves, who is named as one that has left."""
 
-import os
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from fault_rank import Rank, catch
+from in_time import assert_raised
+from odd_stores import HidesLinks
 from suite_rules import bound
 
 
-def start(rank: Rank, hosts: str, name: str = "first") -> None:
-    os.environ["FASTCOLL_HOST_ID"] = hosts[rank.rank]
-    rank.used(name)
+def aborts(rank: Rank):
+    rank.hear()
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
 
 
-def assert_has_left(fault, victim: int) -> None:
-    assert fault is not None and fault.kind == "DistBackendError", fault
-    assert f"rank {victim} (pid " in fault.text, fault.text
-    assert "left the group (goodbye sent)" in fault.text, fault.text
-    assert fault.seconds < bound(1.5), fault
+def connects(rank: Rank, gives_up: int):
+    """Rank ``gives_up`` has told the other one where to connect, and does not find it, when rank 2 aborts the group."""
+    store = rank.store("first")
+    if rank.rank == gives_up:
+        store = HidesLinks(store)
+        threading.Thread(target=lambda: rank.tell(store.found.wait(20)), daemon=True).start()
+    rank.init(store=store)
+    if rank.rank == 2:
+        threading.Thread(target=aborts, args=(rank,), daemon=True).start()
+    fault = catch(dist.all_reduce, torch.ones(3))
+    return fault, rank.leave(), rank.rank != gives_up or store.given_up.is_set()
+
+
+@pytest.mark.parametrize("gives_up", [0, 1])
+def test_a_rank_that_gives_up_connects_first_if_the_other_one_has_begun(jobs, gives_up):
+    job = jobs(3, connects, gives_up, hosts="012")
+    assert job.hear(gives_up) is True
+    job.tell(2)
+    for fault, left, gave_up in job.hear_all().values():
+        assert_raised(fault, "rank 2 aborted the group")
+        assert left == [] and gave_up
+
+
+def assert_has_left(job, fault, victim: int) -> None:
+    assert_raised(fault, job.name(victim), "left the group (goodbye sent)", within=1.5)
 
 
 def calls_after_an_end(rank: Rank, victim: int):
-    start(rank, "0011")
+    rank.used()
     rank.meet()
     if rank.rank == victim:
         return dist.destroy_process_group()
@@ -33,22 +55,21 @@ def calls_after_an_end(rank: Rank, victim: int):
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["leader0", "other0", "leader1", "other1"])
 def test_the_end_of_a_process_that_left_is_no_death(jobs, victim):
-    job = jobs(4, calls_after_an_end, victim)
+    job = jobs(4, calls_after_an_end, victim, hosts="0011")
     assert job.hear(victim) is None and job.end(victim) == 0
     others = [rank for rank in range(4) if rank != victim]
     for rank in others:
         job.tell(rank)
     for rank in others:
-        assert_has_left(job.hear(rank), victim)
-    job.ended_well()
+        assert_has_left(job, job.hear(rank), victim)
 
 
-def leaves_amid_calls(rank: Rank, hosts: str, count: int, rounds: int):
+def leaves_amid_calls(rank: Rank, count: int, rounds: int):
     """Each round another rank leaves in the middle of the others' collectives."""
     found = []
     for round_ in range(rounds):
         victim = round_ % rank.size
-        start(rank, hosts, f"round{round_}")
+        rank.used(f"round{round_}")
         rank.meet(f"meet{round_}")
         tensor = torch.ones(count)
         end = time.monotonic() + 0.02 * (1 + round_ % 5) if rank.rank == victim else float("inf")
@@ -72,11 +93,10 @@ def leaves_amid_calls(rank: Rank, hosts: str, count: int, rounds: int):
     ],
 )
 def test_a_rank_that_leaves_amid_calls(jobs, hosts, count, rounds):
-    job = jobs(len(hosts), leaves_amid_calls, hosts, count, rounds)
+    job = jobs(len(hosts), leaves_amid_calls, count, rounds, hosts=hosts)
     for rank, found in job.hear_all(timeout=bound(15)).items():
         for victim, fault in found:
             if rank == victim:
                 assert fault is None, fault
             else:
-                assert_has_left(fault, victim)
-    job.ended_well()
+                assert_has_left(job, fault, victim)

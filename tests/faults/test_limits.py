@@ -10,7 +10,7 @@ import torch.distributed as dist
 from backend import IS_GLOO, beyond_gloo
 from fault_list import plays
 from fault_rank import Rank, catch
-from in_time import in_time
+from in_time import assert_raised, in_time
 from machine import memory_limit, refuse_calls, remount_shared_memory
 from over_hosts import over_hosts
 from rank_calls import finish, transport, works
@@ -24,17 +24,6 @@ def with_shared_memory(rank: Rank, size: str, fill: bool, read_only: bool):
     rank.used()
     works(rank)
     return finish(rank)
-
-
-@plays(32)
-@over_hosts
-@pytest.mark.parametrize(
-    "way",
-    [("64k", False, False), ("1m", True, False), ("1m", False, True)],
-    ids=["tiny", "full", "read-only"],
-)
-def test_nothing_lies_in_dev_shm(jobs, way):
-    jobs(2, with_shared_memory, *way).all_hold()
 
 
 def among_garbage(rank: Rank):
@@ -56,10 +45,26 @@ def among_garbage(rank: Rank):
     )
 
 
-@plays(35)
+def without_placement(rank: Rank):
+    refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
+    rank.used()
+    works(rank, 1 << 20)
+    return finish(rank)
+
+
 @over_hosts
-def test_squatted_names_are_not_touched(jobs):
-    jobs(2, among_garbage).all_hold()
+@pytest.mark.parametrize(
+    "scenario, arguments",
+    [
+        pytest.param(with_shared_memory, ["64k", False, False], marks=plays(32), id="tiny"),
+        pytest.param(with_shared_memory, ["1m", True, False], marks=plays(32), id="full"),
+        pytest.param(with_shared_memory, ["1m", False, True], marks=plays(32), id="read-only"),
+        pytest.param(among_garbage, [], marks=plays(35), id="squatted names"),
+        pytest.param(without_placement, [], marks=plays(64), id="no placement"),
+    ],
+)
+def test_a_group_works(jobs, scenario, arguments):
+    jobs(2, scenario, *arguments).all_hold()
 
 
 def in_its_own_world(rank: Rank, value: float):
@@ -103,8 +108,7 @@ def refused_later(rank: Rank):
     rank.used()
     if rank.rank == 1:
         refuse_calls("fallocate")
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     rank.tell(catch(dist.all_reduce, torch.ones(1 << 20)))
     dist.destroy_process_group()
 
@@ -114,15 +118,9 @@ def refused_later(rank: Rank):
 @beyond_gloo("reserves no memory")
 def test_memory_that_is_refused_later_is_an_error_on_all_ranks(jobs):
     job = jobs(3, refused_later)
-    job.hear_all()
-    job.tell_all()
+    job.go()
     for fault in job.hear_all().values():
-        assert fault is not None and fault.kind == "DistBackendError", fault
-        for said in ("rank 1", "cannot reserve", "free memory"):
-            assert said in fault.text, fault.text
-        in_time(fault.seconds, 1.0, fault.text)
-    job.hear_all()
-    job.ended_well()
+        assert_raised(fault, "rank 1", "cannot reserve", "free memory", within=1.0)
 
 
 def beyond_the_limit(rank: Rank, cgroup: str):
@@ -150,9 +148,8 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(jobs):
         job.tell(1)
         assert job.end(1) == -9
     fault, after = job.hear(0), job.hear(0)
-    assert fault is not None and re.search(r"rank 1 \(pid \d+.*died", fault.text), fault
+    assert_raised(fault, job.name(1), "died")
     assert after["left"] == []
-    job.end(0)
 
 
 # --- descriptors and placement -------------------------------------------------------------------
@@ -187,22 +184,20 @@ def few_descriptors(rank: Rank, room: int):
     return fault, finish(rank, named=said)
 
 
-ROOMS = [pytest.param(room, marks=[] if room == 1 else pytest.mark.full) for room in range(5)]
-
-
-@plays(46)
-@over_hosts
-@pytest.mark.parametrize("room", ROOMS)
-def test_descriptors_run_out(jobs, room):
-    told_of_no_descriptors(jobs(2, few_descriptors, room))
-
-
 def told_of_no_descriptors(job):
     for fault, found in job.hear_all().values():
         assert found == {"left": [], "named": True}, fault
         if fault is not None:
             in_time(fault.seconds, 2.0, fault.text)
-    job.ended_well()
+
+
+@plays(46)
+@over_hosts
+@pytest.mark.parametrize(
+    "room", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (0, 2, 3, 4))]
+)
+def test_descriptors_run_out(jobs, room):
+    told_of_no_descriptors(jobs(2, few_descriptors, room))
 
 
 @pytest.mark.full
@@ -211,16 +206,3 @@ def test_descriptors_that_run_out_between_connections(jobs, room):
     """Of 8 ranks that are alone on their hosts each has seven connections, of two sockets."""
     environment = {"FASTCOLL_TRANSPORT": "gloo"}
     told_of_no_descriptors(jobs(8, few_descriptors, room, environment=environment))
-
-
-def without_placement(rank: Rank):
-    refuse_calls("mbind", "set_mempolicy", "get_mempolicy", "madvise", error=1)
-    rank.used()
-    works(rank, 1 << 20)
-    return finish(rank)
-
-
-@plays(64)
-@over_hosts
-def test_placement_of_memory_is_refused(jobs):
-    jobs(2, without_placement).all_hold()

@@ -1,23 +1,18 @@
 """A link between two hosts that goes down, with real namespaces: noticed within FASTCOLL_LINK_SECONDS, or mended."""
 
-import json
-import os
-import subprocess
-import sys
+import threading
 import time
-from pathlib import Path
 
 import pytest
-from backend import BACKEND, beyond_gloo
+import torch
+import torch.distributed as dist
+from backend import beyond_gloo
+from fault_rank import Rank, catch
+from in_time import assert_raised
+from machine import enter_network, two_networks
 from suite_rules import bound
 
-from fastcoll.bench import namespaces
-
-pytestmark = [
-    pytest.mark.full,
-    beyond_gloo("the bound on a silent host"),
-    pytest.mark.skipif(namespaces.missing() != "", reason=namespaces.missing() or "-"),
-]
+pytestmark = [pytest.mark.full, beyond_gloo("the bound on a silent host")]
 
 BOUND = 3
 """Seconds of silence."""
@@ -26,114 +21,88 @@ LATE = bound(2 * BOUND + 2)
 """Seconds after which a silence is noticed too late: the kernel's own retries lie up to half the bound apart."""
 
 
-def run_rank(call: str, folder: Path) -> None:
-    """Repeat the call until it fails or the ranks agree that the file "enough" is there; write what came."""
-    import torch
-    import torch.distributed as dist
-
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(BACKEND)
+def repeats(rank: Rank, networks: list[str], address: str, call: str):
+    """Repeat the call until it fails or the test tells rank 0 that it is enough; return the error and the rounds."""
+    enter_network(networks[rank.rank // 2])
+    rank.init(store=rank.store_of(0, address))
     # Four ranks on two hosts: the last of one host talks with the first of the other.
     ends = (1, 2)
+    peer = ends[1 - ends.index(rank.rank)] if rank.rank in ends else None
     large, small = torch.ones(3_000_000), torch.ones(3)
+    enough = threading.Event()
+    if rank.rank == 0:
+        threading.Thread(target=lambda: (rank.hear(), enough.set()), daemon=True).start()
 
-    def repeat() -> bool:
-        """Return whether any rank has seen the file: then all leave after the same round."""
+    def once() -> bool:
+        """Return whether rank 0 has enough: then all leave after the same round."""
         if call == "all_reduce":
             large.fill_(1.0)
-            large[0] = float((folder / "enough").exists())
+            large[0] = float(enough.is_set())
             dist.all_reduce(large)
             return large[0].item() > 0
-        if call == "idle" and rank == ends[0]:
-            dist.recv(small, ends[1])  # nobody sends
-        elif call == "send" and rank in ends:
-            peer = ends[1 - ends.index(rank)]
-            pair = [
-                dist.P2POp(dist.isend, large, peer),
-                dist.P2POp(dist.irecv, torch.empty_like(large), peer),
-            ]
-            for work in dist.batch_isend_irecv(pair):
-                work.wait()
+        if call == "idle" and rank.rank == ends[0]:
+            dist.recv(small, peer)  # nobody sends
+        elif call == "send" and peer is not None:
+            work = dist.isend(large, peer)
+            dist.recv(torch.empty_like(large), peer)
+            work.wait()
         else:
             time.sleep(0.05)
         return False
 
-    def meet() -> None:
-        for turn in [dist.send, dist.recv] if rank == ends[0] else [dist.recv, dist.send]:
-            turn(small, ends[1 - ends.index(rank)])
+    rounds = 0
 
-    error, rounds = "", 0
-    try:
-        dist.barrier()
-        if rank in ends:
-            meet()
-        (folder / f"ready{rank}").touch()
+    def forever():
+        nonlocal rounds
         over = False
         while not over:
-            over = repeat()
+            over = once()
             rounds += 1
+
+    dist.barrier()
+    if peer is not None:
+        for turn in [dist.send, dist.recv] if rank.rank == ends[0] else [dist.recv, dist.send]:
+            turn(small, peer)
+    rank.tell("ready")
+    fault = catch(forever)
+    if fault is None:
         dist.destroy_process_group()
-    except Exception as caught:
-        error = f"{type(caught).__name__}: {caught}"
-    told = {"error": error, "at": time.monotonic(), "rounds": rounds}
-    (folder / f"told{rank}.json").write_text(json.dumps(told))
-    os._exit(0)
+    return fault, rounds
 
 
-def start(cluster: namespaces.Cluster, call: str, folder: Path) -> list["subprocess.Popen[bytes]"]:
-    common = {
-        "FASTCOLL_LINK_SECONDS": str(BOUND),
-        "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
-        "MASTER_ADDR": cluster.address(0),
-        "MASTER_PORT": "29533",
-        "WORLD_SIZE": "4",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, str(Path(__file__).resolve()), call, str(folder)]
-    ranks = [cluster.spawn(r // 2, command, {**common, "RANK": str(r)}) for r in range(4)]
-    while not all((folder / f"ready{r}").exists() for r in range(4)):
-        assert all(rank.poll() is None for rank in ranks), "a rank has ended"
-        time.sleep(0.02)
-    return ranks
-
-
-def told(folder: Path, rank: int, until: float):
-    file = folder / f"told{rank}.json"
-    while time.monotonic() < until:
-        if file.exists() and (text := file.read_text()):
-            return json.loads(text)
-        time.sleep(0.02)
-    raise AssertionError(f"rank {rank} says nothing")
+def start(jobs, cluster, networks, call: str):
+    environment = {"FASTCOLL_LINK_SECONDS": str(BOUND)}
+    job = jobs(4, repeats, networks, cluster.address(0), call, environment=environment)
+    job.hear_all()
+    return job
 
 
 @pytest.mark.parametrize(
     "call, waiting", [("all_reduce", [0, 1, 2, 3]), ("send", [1, 2]), ("idle", [1])]
 )
-def test_a_link_that_stays_down_is_noticed(tmp_path, call, waiting):
-    with namespaces.Cluster(2, 0) as cluster:
-        start(cluster, call, tmp_path)
+def test_a_link_that_stays_down_is_noticed(jobs, call, waiting):
+    with two_networks() as (cluster, networks):
+        job = start(jobs, cluster, networks, call)
         cut = time.monotonic()
         cluster.cut(1)
-        found = {rank: told(tmp_path, rank, cut + 2 * LATE) for rank in waiting}
-    for rank, one in found.items():
-        assert "connection closed by peer" in one["error"], one
+        found = {rank: job.hear(rank, 2 * LATE) for rank in waiting}
+        for rank in job.pids.keys() - set(waiting):
+            job.kill(rank)
+    for rank, (fault, _) in found.items():
+        assert_raised(fault, "connection closed by peer")
         other = [2, 3] if rank < 2 else [0, 1]
-        assert any(f"rank {r} (pid" in one["error"] for r in other), (rank, one)
-        assert BOUND - 1 < one["at"] - cut < LATE, one["at"] - cut
+        assert any(job.name(r) in fault.text for r in other), (rank, fault)
+        assert BOUND - 1 < fault.at - cut < LATE, fault
 
 
-def test_a_link_that_comes_back_costs_nothing_but_time(tmp_path):
-    with namespaces.Cluster(2, 0) as cluster:
-        start(cluster, "all_reduce", tmp_path)
+def test_a_link_that_comes_back_costs_nothing_but_time(jobs):
+    with two_networks() as (cluster, networks):
+        job = start(jobs, cluster, networks, "all_reduce")
         cluster.cut(1)
         time.sleep(BOUND / 3)
         cluster.mend(1)
         time.sleep(BOUND)
-        (tmp_path / "enough").touch()
-        found = [told(tmp_path, rank, time.monotonic() + bound(10)) for rank in range(4)]
-    assert [one["error"] for one in found] == [""] * 4
-    assert len({one["rounds"] for one in found}) == 1 and found[0]["rounds"] > 3, found
-
-
-if __name__ == "__main__":
-    run_rank(sys.argv[1], Path(sys.argv[2]))
+        job.tell(0)
+        found = list(job.hear_all(bound(10)).values())
+    assert [fault for fault, _ in found] == [None] * 4
+    assert len({rounds for _, rounds in found}) == 1 and found[0][1] > 3, found

@@ -6,9 +6,11 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from backend import shared_bytes
 from fault_list import plays
 from fault_rank import Rank, catch, footprint
 from in_time import in_time
+from rank_calls import WRONG
 from suite_rules import bound
 
 
@@ -33,30 +35,6 @@ def in_threads(*functions) -> list[BaseException]:
 # --- threads -------------------------------------------------------------------------------------
 
 
-def two_groups_crossed(rank: Rank):
-    rank.used(timeout=15)
-    groups = [dist.new_group([0, 1]) for _ in range(2)]
-
-    def use(group, value, count):
-        for _ in range(200):
-            tensor = torch.full((count,), value)
-            dist.all_reduce(tensor, group=group)
-            assert torch.all(tensor == 2 * value)
-
-    raised = in_threads(
-        lambda: use(groups[rank.rank], 1.0 + rank.rank, 1000 * (1 + rank.rank)),
-        lambda: use(groups[1 - rank.rank], 2.0 - rank.rank, 1000 * (2 - rank.rank)),
-    )
-    return [str(error) for error in raised]
-
-
-@plays(30)
-def test_two_threads_on_two_groups(jobs):
-    job = jobs(2, two_groups_crossed)
-    assert job.hear_all(timeout=40) == {0: [], 1: []}
-    job.ended_well()
-
-
 def one_group_unordered(rank: Rank):
     """Two threads whose collectives can be told apart: of other sizes, and of other kinds."""
     rank.used(timeout=5)
@@ -65,13 +43,13 @@ def one_group_unordered(rank: Rank):
         for _ in range(300):
             tensor = torch.full((10,), 1.0)
             dist.all_reduce(tensor)
-            assert tensor.tolist() == [2.0] * 10, "a wrong result was returned as success"
+            assert tensor.tolist() == [2.0] * 10, WRONG
 
     def second():
         for _ in range(300):
             tensor = torch.full((70_000,), 5.0 if rank.rank else 3.0)
             dist.broadcast(tensor, 0)
-            assert torch.all(tensor == 3.0), "a wrong result was returned as success"
+            assert torch.all(tensor == 3.0), WRONG
 
     start = time.monotonic()
     raised = in_threads(first, second)
@@ -81,13 +59,11 @@ def one_group_unordered(rank: Rank):
 @plays(29)
 def test_two_threads_on_one_group(jobs):
     """An error or the right result, never a crash, a hang or a wrong number."""
-    job = jobs(2, one_group_unordered)
-    for raised, seconds in job.hear_all(timeout=40).values():
+    for raised, seconds in jobs(2, one_group_unordered).hear_all(timeout=40).values():
         in_time(seconds, 5.0, raised[0][1] if raised else "")
         for kind, text in raised:
             assert kind == "DistBackendError", text
             assert "mismatch between collectives" in text or "left the group" in text, text
-    job.ended_well()
 
 
 def messages_from_threads(rank: Rank):
@@ -104,12 +80,6 @@ def messages_from_threads(rank: Rank):
             assert torch.equal(out, into)
 
     return [str(e) for e in in_threads(*[lambda t=t: exchange(t) for t in range(4)])]
-
-
-def test_threads_that_send_and_receive(jobs):
-    job = jobs(2, messages_from_threads)
-    assert job.hear_all(timeout=40) == {0: [], 1: []}
-    job.ended_well()
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -138,20 +108,8 @@ def many_groups(rank: Rank, count, use):
     after = footprint().beyond(one)
     kept = shared_bytes()
     dist.destroy_process_group()
-    return {
-        "made": made,
-        "more": more,
-        "after": after,
-        "memory": memory,
-        "kept": kept,
-        "left": rank.left(),
-    }
-
-
-def shared_bytes() -> int:
-    from fastcoll.info import groups
-
-    return max((group["shared_bytes"] for group in groups()), default=0)  # of gloo: none
+    found = {"made": made, "more": more, "after": after, "memory": memory, "kept": kept}
+    return {**found, "left": rank.left()}
 
 
 @plays(43)
@@ -165,17 +123,14 @@ def test_300_groups_in_use(jobs, held):
         assert found["after"] == [] and found["left"] == []
         assert found["memory"] < 301 * (128 << 10), found
         assert found["kept"] < 4 << 20, found
-    job.ended_well()
 
 
 def test_1000_groups_unused(jobs):
     """Target: 1 ms each, most of it torch's own; no file, no thread, no memory."""
-    job = jobs(2, many_groups, 1000, False)
-    for found in job.hear_all(timeout=60).values():
+    for found in jobs(2, many_groups, 1000, False).hear_all(timeout=60).values():
         assert found["more"] == [] and found["after"] == [] and found["left"] == []
         assert found["made"] < bound(2.5), found
         assert found["memory"] < 1 << 20, found
-    job.ended_well()
 
 
 # --- works ---------------------------------------------------------------------------------------
@@ -190,36 +145,10 @@ def many_works(rank: Rank, count):
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):  # in any order
         work.wait()
-    ok = all(tensor[0] == 2.0 * i for i, tensor in enumerate(tensors))
+    assert all(tensor[0] == 2.0 * i for i, tensor in enumerate(tensors)), WRONG
     del work, works
     dist.barrier()
-    dist.destroy_process_group()
-    return ok, rank.left()
-
-
-@plays(44)
-def test_2000_outstanding_works(jobs):
-    job = jobs(2, many_works, 2000)
-    assert job.hear_all(timeout=40) == dict.fromkeys(range(2), (True, []))
-    job.ended_well()
-
-
-def many_messages(rank: Rank, count):
-    rank.used()
-    other = 1 - rank.rank
-    into = [torch.empty(300) for _ in range(count)]
-    out = [torch.full((300,), float(i)) for i in range(count)]
-    works = [dist.irecv(into[i], other, tag=i) for i in range(count)]
-    works += [dist.isend(out[i], other, tag=i) for i in reversed(range(count))]
-    for work in works:
-        work.wait()
-    return all(tensor[0] == i for i, tensor in enumerate(into))
-
-
-def test_500_outstanding_messages(jobs):
-    job = jobs(2, many_messages, 500)
-    assert job.hear_all(timeout=40) == {0: True, 1: True}
-    job.ended_well()
+    return rank.leave()
 
 
 def dropped_works(rank: Rank):
@@ -229,16 +158,22 @@ def dropped_works(rank: Rank):
     for tensor in tensors:
         dist.all_reduce(tensor, async_op=True)
     dist.barrier()
-    ok = all(tensor[0] == 2.0 for tensor in tensors)
-    fault = catch(dist.all_reduce, torch.ones(2))
-    dist.destroy_process_group()
-    return ok, fault, rank.left()
+    assert all(tensor[0] == 2.0 for tensor in tensors), WRONG
+    assert catch(dist.all_reduce, torch.ones(2)) is None
+    return rank.leave()
 
 
-def test_works_that_nobody_waits_for(jobs):
-    job = jobs(2, dropped_works)
-    assert job.hear_all() == dict.fromkeys(range(2), (True, None, []))
-    job.ended_well()
+@pytest.mark.parametrize(
+    "scenario, arguments",
+    [
+        (messages_from_threads, []),
+        pytest.param(many_works, [2000], marks=plays(44)),
+        (dropped_works, []),
+    ],
+)
+def test_all_is_right(jobs, scenario, arguments):
+    """Each rank returns what went wrong, or was left."""
+    assert jobs(2, scenario, *arguments).hear_all(timeout=40) == {0: [], 1: []}
 
 
 # --- for a long time -----------------------------------------------------------------------------
@@ -273,4 +208,3 @@ def test_init_and_destroy_over_and_over(jobs, count):
     for grown, memory in job.hear_all(timeout=30 + 0.5 * count).values():
         assert grown == []
         assert memory < 16 << 20, f"{memory >> 20} MiB more after {count} rounds"
-    job.ended_well()

@@ -3,7 +3,6 @@
 Target: as soon as both have called.
 """
 
-import os
 import re
 import time
 
@@ -13,7 +12,8 @@ import torch.distributed as dist
 from backend import reduce_scatter_single
 from fault_list import plays
 from fault_rank import Rank, catch
-from in_time import in_time
+from in_time import assert_raised, cause
+from odd_stores import Slow
 from suite_rules import bound
 
 SOON = 1.0
@@ -21,8 +21,9 @@ ODD = 1
 """The rank that calls something else."""
 
 
-def all_reduce(count=10, dtype=torch.float32, op="SUM"):
-    dist.all_reduce(torch.ones(count, dtype=dtype), op=getattr(dist.ReduceOp, op))
+def all_reduce(count, dtype="float32", op="SUM"):
+    tensor = torch.ones(count, dtype=getattr(torch, dtype))
+    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
 
 
 def fused(wire):
@@ -38,7 +39,7 @@ def all_reduce_async(count):
     dist.all_reduce(torch.ones(count), async_op=True).wait()
 
 
-def broadcast(root, count=10):
+def broadcast(count, root):
     dist.broadcast(torch.ones(count), root)
 
 
@@ -46,12 +47,12 @@ def reduce(root):
     dist.reduce(torch.ones(10), root)
 
 
-def gather(root, count=4):
+def gather(count, root):
     lists = [torch.ones(count) for _ in range(3)] if dist.get_rank() == root else None
     dist.gather(torch.ones(count), lists, root)
 
 
-def scatter(root, count=4):
+def scatter(count, root):
     lists = [torch.ones(count) for _ in range(3)] if dist.get_rank() == root else None
     dist.scatter(torch.ones(count), lists, root)
 
@@ -72,216 +73,190 @@ def all_to_all(send, receive):
     dist.all_to_all_single(torch.ones(sum(receive)), torch.ones(sum(send)), receive, send)
 
 
+def two(call, others, odd, shown):
+    """Return a call with the arguments of the others and of the odd rank, whose last ones the text must show."""
+    return (call, *others), (call, *odd), shown.format(others[-1]), shown.format(odd[-1])
+
+
 CASES = {
     # name: (what the others call, what the odd rank calls, the two as the text must show them)
-    "small shapes": ((all_reduce, 10), (all_reduce, 11), "float32[10], SUM", "float32[11], SUM"),
-    "large shapes": (
-        (all_reduce, 1_000_000),
-        (all_reduce, 1_000_001),
-        "float32[1000000], SUM",
-        "float32[1000001], SUM",
-    ),
-    "small and large": (
-        (all_reduce, 10),
-        (all_reduce, 1_000_000),
-        "float32[10], SUM",
-        "float32[1000000], SUM",
-    ),
-    "empty and not": ((all_reduce, 0), (all_reduce, 5), "float32[0], SUM", "float32[5], SUM"),
-    "async": ((all_reduce_async, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
+    "small shapes": two(all_reduce, [10], [11], "float32[{}], SUM"),
+    "large shapes": two(all_reduce, [1_000_000], [1_000_001], "float32[{}], SUM"),
+    "small and large": two(all_reduce, [10], [1_000_000], "float32[{}], SUM"),
+    "empty and not": two(all_reduce, [0], [5], "float32[{}], SUM"),
+    "async": two(all_reduce_async, [10], [20], "float32[{}]"),
     "sync and async": ((all_reduce, 10), (all_reduce_async, 20), "float32[10]", "float32[20]"),
-    "dtypes of one size": (
-        (all_reduce, 10, torch.float32),
-        (all_reduce, 10, torch.int32),
-        "float32[10]",
-        "int32[10]",
-    ),
-    "dtypes of two sizes": (
-        (all_reduce, 10, torch.float32),
-        (all_reduce, 10, torch.float64),
-        "float32[10]",
-        "float64[10]",
-    ),
+    "dtypes of one size": two(all_reduce, [10, "float32"], [10, "int32"], "{}[10]"),
+    "dtypes of two sizes": two(all_reduce, [10, "float32"], [10, "float64"], "{}[10]"),
     "dtypes with equal bytes": (
-        (all_reduce, 10, torch.float32),
-        (all_reduce, 20, torch.bfloat16),
-        "float32[10]",
-        "bfloat16[20]",
+        *((all_reduce, 10, "float32"), (all_reduce, 20, "bfloat16")),
+        *("float32[10]", "bfloat16[20]"),
     ),
-    "ops": (
-        (all_reduce, 10, torch.float32, "SUM"),
-        (all_reduce, 10, torch.float32, "MAX"),
-        "float32[10], SUM",
-        "float32[10], MAX",
-    ),
-    "factors": ((premul, 2.0), (premul, 3.0), "PREMUL_SUM by 2", "PREMUL_SUM by 3"),
+    "ops": two(all_reduce, [10, "float32", "SUM"], [10, "float32", "MAX"], "float32[10], {}"),
+    "factors": two(premul, [2.0], [3.0], "PREMUL_SUM by {:g}"),
     "wire dtypes": ((fused, None), (fused, torch.bfloat16), "float32[10]", "bfloat16[10]"),
-    "roots of broadcast": ((broadcast, 0), (broadcast, 1), "root 0", "root 1"),
-    "roots of large broadcast": (
-        (broadcast, 0, 1_000_000),
-        (broadcast, 1, 1_000_000),
-        "root 0",
-        "root 1",
-    ),
-    "roots of reduce": ((reduce, 0), (reduce, 1), "root 0", "root 1"),
-    "roots of gather": ((gather, 0), (gather, 1), "root 0", "root 1"),
-    "roots of scatter": ((scatter, 0), (scatter, 1), "root 0", "root 1"),
-    "roots of large gather": ((gather, 0, 100_000), (gather, 1, 100_000), "root 0", "root 1"),
-    "roots of large scatter": ((scatter, 0, 100_000), (scatter, 1, 100_000), "root 0", "root 1"),
-    "sizes of all_gather": ((all_gather, 5), (all_gather, 6), "float32[5]", "float32[6]"),
-    "sizes of reduce_scatter": (
-        (reduce_scatter, 5),
-        (reduce_scatter, 6),
-        "float32[5]",
-        "float32[6]",
-    ),
+    "roots of broadcast": two(broadcast, [10, 0], [10, 1], "root {}"),
+    "roots of large broadcast": two(broadcast, [1_000_000, 0], [1_000_000, 1], "root {}"),
+    "roots of reduce": two(reduce, [0], [1], "root {}"),
+    "roots of gather": two(gather, [4, 0], [4, 1], "root {}"),
+    "roots of scatter": two(scatter, [4, 0], [4, 1], "root {}"),
+    "roots of large gather": two(gather, [100_000, 0], [100_000, 1], "root {}"),
+    "roots of large scatter": two(scatter, [100_000, 0], [100_000, 1], "root {}"),
+    "sizes of all_gather": two(all_gather, [5], [6], "float32[{}]"),
+    "sizes of reduce_scatter": two(reduce_scatter, [5], [6], "float32[{}]"),
     "all_reduce and barrier": ((all_reduce, 10), (barrier,), "all_reduce(seq 2", "barrier(seq 2"),
     "all_reduce and broadcast": (
-        (all_reduce, 10),
-        (broadcast, 0),
-        "all_reduce(seq 2",
-        "broadcast(seq 2",
+        *((all_reduce, 10), (broadcast, 10, 0)),
+        *("all_reduce(seq 2", "broadcast(seq 2"),
     ),
     "all_gather and reduce_scatter": (
-        (all_gather, 100_000),
-        (reduce_scatter, 100_000),
-        "all_gather(seq 2",
-        "reduce_scatter(seq 2",
+        *((all_gather, 100_000), (reduce_scatter, 100_000)),
+        *("all_gather(seq 2", "reduce_scatter(seq 2"),
     ),
-    "broadcast and gather": ((broadcast, 0), (gather, 0), "broadcast(seq 2", "gather(seq 2"),
+    "broadcast and gather": (
+        *((broadcast, 10, 0), (gather, 4, 0)),
+        *("broadcast(seq 2", "gather(seq 2"),
+    ),
 }
 
-
-IN_SHORT = {
-    "small shapes",
-    "large shapes",
-    "small and large",
-    "empty and not",
-    "sync and async",
-    "dtypes of one size",
-    "ops",
-    "factors",
-    "wire dtypes",
-    "roots of broadcast",
-    "sizes of all_gather",
-    "all_reduce and barrier",
-    "all_reduce and broadcast",
-    "all_gather and reduce_scatter",
+MARKS = {
+    "small shapes": plays(23),
+    "small and large": plays(23),
+    "dtypes of one size": plays(24),
+    "dtypes of two sizes": plays(24),
+    "ops": plays(25),
+    "roots of broadcast": plays(26),
+    "roots of reduce": plays(26),
+    "all_reduce and broadcast": plays(27),
+    "broadcast and gather": plays(27),
 }
 
-
-FAULTS = {
-    "small shapes": 23,
-    "small and large": 23,
-    "dtypes of one size": 24,
-    "dtypes of two sizes": 24,
-    "ops": 25,
-    "roots of broadcast": 26,
-    "roots of reduce": 26,
-    "all_reduce and broadcast": 27,
-    "broadcast and gather": 27,
+FULL = {
+    "async",
+    "dtypes of two sizes",
+    "dtypes with equal bytes",
+    "roots of large broadcast",
+    "roots of reduce",
+    "roots of gather",
+    "roots of scatter",
+    "roots of large gather",
+    "roots of large scatter",
+    "sizes of reduce_scatter",
+    "broadcast and gather",
 }
 
-
-def tiered(cases, short):
-    """Return the names of cases, of which those not in ``short`` are full."""
-    return [pytest.param(n, marks=[] if n in short else pytest.mark.full) for n in cases]
+BETWEEN_HOSTS = ["large shapes", "roots of gather", "all_reduce and barrier"]
 
 
-def of_faults(params):
-    """Return the parameters, those that play a listed fault with its mark."""
-    return [
-        pytest.param(name, marks=[*param.marks, *([plays(FAULTS[name])] if name in FAULTS else [])])
-        for param in params
-        for name in param.values
-    ]
+def one_host():
+    for name in CASES:
+        marks = [MARKS[name]] if name in MARKS else []
+        yield pytest.param(name, "000", marks=[*marks, *([pytest.mark.full] * (name in FULL))])
 
 
-def differ(rank: Rank, others, odd):
+def each_alone():
+    for name in CASES:
+        short = name in BETWEEN_HOSTS or (name in MARKS and name not in FULL)
+        yield pytest.param(name, "012", marks=[] if short else pytest.mark.full)
+
+
+def differ(rank: Rank, others, odd, later: int):
+    """Return the error of the call, or of one of so many ``later`` ones."""
     rank.used()
-    function, *arguments = odd if rank.rank == ODD else others
-    rank.tell("ready")
-    rank.hear()
-    fault = catch(function, *arguments)
-    return fault, rank.recover([r for r in range(rank.size) if r != rank.rank])
-
-
-@pytest.mark.parametrize("case", of_faults(tiered(CASES, IN_SHORT)))
-def test_mismatch(jobs, case):
-    others, odd, one, other = CASES[case]
-    job = jobs(3, differ, others, odd)
-    job.hear_all()
-    start = time.monotonic()
-    job.tell_all()
-    for rank, (fault, after) in job.hear_all().items():
-        assert fault is not None, f"rank {rank} has no error: success was reported"
-        in_time(fault.at - start, SOON, fault.text)
-        assert fault.kind == "DistBackendError", fault
-        assert "mismatch between collectives on ranks" in fault.text, fault.text
-        assert one in fault.text and other in fault.text, fault.text
-        assert re.search(r"seq 2\b", fault.text)
-        assert re.search(rf"\brank {ODD}\b", fault.text.partition("]: ")[2]), fault.text
-        assert "same collectives in the same order" in fault.text, "what to do"
-        assert after["again"] is not None and after["again"].seconds < bound(0.5)
-        assert after["state"] == "COMM_ERROR"
-        assert after["destroy"] < bound(1.0) and after["left"] == []
-    job.ended_well()
-
-
-def differ_between_hosts(rank: Rank, others, odd):
-    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
-    rank.used()
-    function, *arguments = odd if rank.rank == ODD else others
-    rank.tell("ready")
-    rank.hear()
-    faults = (catch(*call) for call in [(function, *arguments), (dist.barrier,), (dist.barrier,)])
+    call = odd if rank.rank == ODD else others
+    rank.pause()
+    faults = (catch(*one) for one in [call, *[(dist.barrier,)] * later])
     return next(filter(None, faults), None), rank.recover([r for r in range(3) if r != rank.rank])
 
 
-@pytest.mark.parametrize(
-    "case",
-    tiered(
-        [name for name in CASES if "broadcast" in name or "root" in name],
-        {"roots of gather", "all_reduce and broadcast"},
-    ),
-)
-def test_between_hosts_a_rank_may_hear_of_it_in_its_next_calls(jobs, case):
+@pytest.mark.parametrize("case, hosts", [*one_host(), *each_alone()])
+def test_mismatch(jobs, case, hosts):
     others, odd, one, other = CASES[case]
-    job = jobs(3, differ_between_hosts, others, odd)
+    # Between hosts a root waits for no other rank.
+    later = 2 if hosts != "000" and ("broadcast" in case or "root" in case) else 0
+    job = jobs(3, differ, others, odd, later, hosts=hosts)
     job.hear_all()
     start = time.monotonic()
     job.tell_all()
-    for rank, (fault, after) in job.hear_all().items():
-        assert fault is not None, f"rank {rank} has no error"
-        assert fault.kind == "DistBackendError" and fault.at - start < bound(SOON), fault
-        assert "mismatch between collectives on ranks" in fault.text, fault.text
-        assert one in fault.text and other in fault.text, fault.text
-        assert re.search(rf"\brank {ODD}\b", fault.text.partition("]: ")[2]), fault.text
-        assert after["again"] is not None and after["left"] == []
-    job.ended_well()
+    for fault, after in job.hear_all().values():
+        what_to_do = "same collectives in the same order"
+        said = "mismatch between collectives on ranks", one, other, what_to_do
+        assert_raised(fault, *said, since=start, within=SOON)
+        assert later or re.search(r"seq 2\b", fault.text)
+        assert re.search(rf"\brank {ODD}\b", cause(fault)), fault.text
+        assert after["again"] is not None and after["again"].seconds < bound(0.5)
+        assert after["state"] == "COMM_ERROR"
+        assert after["destroy"] < bound(1.0) and after["left"] == []
 
 
-def differ_behind_an_answer(rank: Rank):
-    os.environ["FASTCOLL_HOST_ID"] = str(rank.rank)
+# --- calls between hosts, in which ranks do not all wait for each other --------------------------
+
+
+def gathers_after_a_short_one(rank: Rank):
+    """What rank 0 says to the other root lies before what tells of the long one."""
+    gather(4, 0)
+    return catch(gather, 100_000, 1 if rank.rank == 2 else 0) or catch(dist.barrier)
+
+
+def scatters(rank: Rank):
+    """One rank gives another part than the others expect."""
+    parts = [torch.ones(100_001 if rank.rank == 3 else 100_000) for _ in range(rank.size)]
+    return catch(dist.scatter, torch.empty_like(parts[0]), parts if rank.rank == 3 else None, 3)
+
+
+def has_other_roots(rank: Rank):
+    """Each host has its own root, which is not its leader: so both leaders give, and the roots wait."""
+    root = 1 if rank.rank < 2 else 3
+    tensor = torch.empty(100_000)
+    parts = [tensor] * rank.size if rank.rank == root else None
+    return catch(dist.scatter, tensor, parts, root) or catch(dist.barrier)
+
+
+def scatters_or_broadcasts(rank: Rank):
+    """One host broadcasts from a rank of its own, and waits for nobody; the other scatters."""
+    tensor = torch.empty(100_000)
+    if rank.rank >= 2:
+        return catch(dist.broadcast, tensor, 3) or catch(dist.barrier)
+    parts = [tensor] * rank.size if rank.rank == 1 else None
+    return catch(dist.scatter, tensor, parts, 1) or catch(dist.barrier)
+
+
+def splits_differ_at_first(rank: Rank):
+    """In the group's first long messages, when ranks are not connected yet."""
+    sizes = [[50_000 + ((s, r) == (0, 3)) for r in range(4)] for s in range(4)]
+    inputs = [torch.ones(size) for size in sizes[rank.rank]]
+    return catch(dist.all_to_all, [torch.empty(50_000) for _ in range(4)], inputs)
+
+
+def uses_long_messages(rank: Rank, calls):
     rank.used()
-    gather(0)  # what rank 0 says to it lies before what tells of the next
-    fault = catch(gather, 1 if rank.rank == 2 else 0, 100_000) or catch(dist.barrier)
-    return fault, rank.recover([r for r in range(3) if r != rank.rank])
+    fault = calls(rank)
+    return fault, rank.recover([r for r in range(rank.size) if r != rank.rank])
 
 
-def test_another_root_in_a_long_gather_after_a_short_one(jobs):
-    job = jobs(3, differ_behind_an_answer)
-    for rank, (fault, after) in job.hear_all().items():
-        assert fault is not None, f"rank {rank} has no error"
-        assert fault.kind == "DistBackendError" and fault.seconds < bound(SOON), fault
-        assert "mismatch between collectives on ranks" in fault.text, fault.text
+@pytest.mark.parametrize(
+    "hosts, calls",
+    [
+        ("012", gathers_after_a_short_one),
+        ("0011", scatters),
+        ("0011", has_other_roots),
+        ("0011", scatters_or_broadcasts),
+        ("0011", splits_differ_at_first),
+    ],
+)
+def test_calls_with_long_messages_that_differ_are_named(jobs, hosts, calls):
+    job = jobs(len(hosts), uses_long_messages, calls, hosts=hosts)
+    for fault, after in job.hear_all().values():
+        assert_raised(fault, "mismatch between collectives on ranks", within=1.5)
         assert after["left"] == []
-    job.ended_well()
+
+
+# --- splits and messages -------------------------------------------------------------------------
 
 
 def splits_differ(rank: Rank, rows):
     rank.used()
-    send, receive = [rows] * 3, [rows] * 3
+    send, receive = [rows] * rank.size, [rows] * rank.size
     if rank.rank == 0:
         send[1] = rows + 1  # rank 1 expects `rows`
     fault = catch(all_to_all, send, receive)
@@ -289,57 +264,60 @@ def splits_differ(rank: Rank, rows):
 
 
 @plays(28)
-@pytest.mark.parametrize("rows", [2, 100_000], ids=["small", "large"])
-def test_splits_of_all_to_all(jobs, rows):
-    job = jobs(3, splits_differ, rows)
-    answers = job.hear_all()
-    for rank, (fault, after) in answers.items():
-        assert fault is not None, f"rank {rank} has no error: success was reported"
-        in_time(fault.seconds, SOON, fault.text)
-        assert fault.kind == "DistBackendError", fault
-        cause = fault.text.partition("]: ")[2]
-        assert "mismatch" in cause and "all_to_all" in fault.text, fault.text
-        assert re.search(r"rank 0\b", cause) and re.search(r"rank 1\b", cause), fault.text
-        assert str(4 * rows) in cause and str(4 * (rows + 1)) in cause, fault.text
+@pytest.mark.parametrize("hosts, rows", [("000", 2), ("000", 100_000), ("01", 2), ("01", 100_000)])
+def test_splits_of_all_to_all(jobs, hosts, rows):
+    for fault, after in jobs(len(hosts), splits_differ, rows, hosts=hosts).hear_all().values():
+        assert_raised(fault, "all_to_all", within=SOON)
+        told = cause(fault)
+        assert "mismatch" in told, fault.text
+        assert re.search(r"rank 0\b", told) and re.search(r"rank 1\b", told), fault.text
+        assert str(4 * rows) in told and str(4 * (rows + 1)) in told, fault.text
         assert after["left"] == []
-    job.ended_well()
 
 
-def message_differs(rank: Rank, sent, expected):
-    rank.used()
+def message_differs(rank: Rank, sent, expected, used: bool, slow: float):
+    store = Slow(rank.store("first"))
+    (rank.used if used else rank.init)(store=store)
+    store.seconds = slow if rank.rank == 0 else 0.0
+    count, dtype = sent if rank.rank == 0 else expected
+    tensor = torch.ones(count, dtype=dtype)
     if rank.rank == 0:
-        fault = catch(lambda: dist.send(torch.ones(sent[0], dtype=sent[1]), 1, tag=9))
-        later = catch(dist.all_reduce, torch.ones(3))
+        work = dist.isend(tensor, 1, tag=9)
+        fault = catch(work.wait) if used else None
     else:
-        fault = catch(dist.recv, torch.ones(expected[0], dtype=expected[1]), 0, tag=9)
-        later = catch(dist.all_reduce, torch.ones(3))
+        fault = catch(dist.recv, tensor, 0, tag=9)
+    tensor = torch.ones(1)
+    later = catch(dist.all_reduce, tensor) if used else catch(dist.recv, tensor, 1 - rank.rank)
     return fault, later
 
 
+F32, I32 = torch.float32, torch.int32
+
+
 @pytest.mark.parametrize(
-    ("sent", "expected", "texts"),
+    "hosts, sent, expected, used, slow",
     [
-        ((10, torch.float32), (11, torch.float32), ("float32[10]", "float32[11]")),
-        ((10, torch.float32), (10, torch.int32), ("float32[10]", "int32[10]")),
-        ((1 << 20, torch.float32), (1 << 19, torch.float32), ("1048576", "524288")),
+        ("00", (10, F32), (11, F32), True, 0.0),
+        ("00", (10, F32), (10, I32), True, 0.0),
+        ("00", (1 << 20, F32), (1 << 19, F32), True, 0.0),
+        ("01", (8, F32), (9, F32), False, 0.0),
+        # Rank 1 has told of it and ended before rank 0 has an answer from its store.
+        ("01", (8, F32), (9, F32), False, 0.07),
+        ("01", (3_000_000, F32), (8, F32), False, 0.0),
+        ("01", (8, F32), (3_000_000, F32), False, 0.0),
     ],
-    ids=["size", "dtype", "large"],
 )
-def test_message_of_another_size_or_dtype(jobs, sent, expected, texts):
-    job = jobs(2, message_differs, sent, expected)
-    answers = job.hear_all()
+def test_message_of_another_size_or_dtype(jobs, hosts, sent, expected, used, slow):
+    answers = jobs(2, message_differs, sent, expected, used, slow, hosts=hosts).hear_all()
+    (count, dtype), (room, other) = sent, expected
     fault, _ = answers[1]
-    assert fault is not None and fault.kind == "DistBackendError" and fault.seconds < bound(SOON), (
-        fault
-    )
-    assert "mismatch" in fault.text and "tag 9" in fault.text, fault.text
-    assert all(text in fault.text for text in texts), fault.text
+    shown = f"sends {str(dtype)[6:]}[{count}]", f"{str(other)[6:]}[{room}]", "tag 9"
+    assert_raised(fault, "Detected mismatch", *shown, within=SOON)
     # A small message is sent when it is posted; a large one shows the fault to its sender, too.
-    if sent[0] > 1000:
+    if used and count > 1000:
         assert answers[0][0] is not None
     for _, later in answers.values():
-        assert later is not None and "mismatch" in later.text
-    job.ended_well()
+        assert_raised(later, "mismatch", within=SOON)
 
 
 def bad_arguments(rank: Rank):
@@ -357,9 +335,7 @@ def bad_arguments(rank: Rank):
 
 @plays(53)
 def test_bad_arguments_are_local(jobs):
-    job = jobs(2, bad_arguments)
-    answers = job.hear_all()
+    answers = jobs(2, bad_arguments).hear_all()
     for fault in answers[ODD][:2]:
         assert fault is not None and {"ValueError", "TypeError"} & set(fault.bases), fault
     assert [answer[2] for answer in answers.values()] == [[2.0] * 3] * 2
-    job.ended_well()

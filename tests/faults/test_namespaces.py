@@ -14,9 +14,17 @@ from fault_list import plays
 from fault_rank import Rank
 from in_call import soon, tell_in_call
 from in_time import in_time
-from machine import CLONE_NEWIPC, CLONE_NEWNS, CLONE_NEWPID, NOBODY, own_namespaces, two_networks
+from machine import (
+    CLONE_NEWIPC,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    NOBODY,
+    enter_network,
+    own_namespaces,
+    two_networks,
+)
 from over_hosts import over_hosts
-from rank_calls import all_reduce, enter_host, finish, repeated, transport, works
+from rank_calls import all_reduce, finish, repeated, transport, works
 
 # --- another user --------------------------------------------------------------------------------
 
@@ -24,8 +32,7 @@ from rank_calls import all_reduce, enter_host, finish, repeated, transport, work
 def is_attacked(rank: Rank):
     rank.used()
     dist.all_reduce(torch.ones(1 << 20))
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     works(rank)
     return finish(rank)
 
@@ -148,7 +155,6 @@ def test_other_pid_namespaces_and_a_death_in_one(jobs):
     fault = job.hear(0)
     assert fault is not None and "rank 1" in fault.text and "died" in fault.text, fault
     in_time(fault.at - when, 0.25, fault.text)
-    jobs.settle(5.0)
 
 
 # --- a link --------------------------------------------------------------------------------------
@@ -156,8 +162,8 @@ def test_other_pid_namespaces_and_a_death_in_one(jobs):
 TIMEOUT = 2.0
 
 
-def over_the_link(rank: Rank, names, ends):
-    enter_host(rank, names, ends)
+def over_the_link(rank: Rank, networks):
+    enter_network(networks[rank.rank])
     rank.used()
     soon(TIMEOUT)
     tell_in_call(rank, 3)
@@ -167,11 +173,12 @@ def over_the_link(rank: Rank, names, ends):
 @plays(10)
 @pytest.mark.full
 def test_a_link_between_two_hosts_is_cut(jobs):
-    with two_networks() as network:
-        job = jobs(2, over_the_link, network.names, network.ends)
+    with two_networks() as (cluster, networks):
+        job = jobs(2, over_the_link, networks)
         job.hear_all()
-        since = network.cut()
+        since = time.monotonic()
+        cluster.cut(1)
         for fault in job.hear_all().values():
             assert fault is not None and "timed out" in fault.text.lower(), fault
             in_time(fault.at - since, TIMEOUT + 0.5, fault.text)
-        jobs.settle(5.0)
+        jobs.ended_well()

@@ -11,7 +11,7 @@ from backend import BACKEND, IS_GLOO
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_call import tell_in_call
-from in_time import in_time
+from in_time import assert_raised, in_time
 from over_hosts import over_hosts
 from rank_calls import all_reduce, finish, repeated
 from rank_calls import works as group_works
@@ -30,15 +30,15 @@ def busy(rank: Rank):
         tensor.fill_(1.0)
 
 
-def works(rank: Rank):
+def works(rank: Rank, apart: float):
+    time.sleep(apart * rank.rank)
     start = time.monotonic()
     rank.used("same", timeout=15)
     tensor = torch.ones(1 << 21)
     dist.all_reduce(tensor)
     seconds = time.monotonic() - start
     assert torch.all(tensor == rank.size)
-    dist.destroy_process_group()
-    return seconds, rank.left()
+    return seconds, rank.leave()
 
 
 def shared_memory(pid: int) -> set[str]:
@@ -52,7 +52,7 @@ def shared_memory(pid: int) -> set[str]:
 @plays(34)
 def test_all_killed_and_run_again_under_the_same_name(jobs):
     """The store still holds what the dead ranks wrote. Nothing else may be left of them."""
-    for _ in range(2):
+    for apart in (0.0, 0.4):  # seconds between the ranks' starts
         job = jobs(3, busy, prefix="rerun/")
         job.hear_all()
         memory = {inode for pid in job.pids.values() for inode in shared_memory(pid)}
@@ -62,42 +62,11 @@ def test_all_killed_and_run_again_under_the_same_name(jobs):
         assert [job.end(rank) for rank in job.pids] == [-9] * 3
         processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
         assert [pid for pid in processes if memory & shared_memory(pid)] == [], "held by others"
-        again = jobs(3, works, prefix="rerun/")
+        again = jobs(3, works, apart, prefix="rerun/")
         for seconds, left in again.hear_all().values():
             # Target: as fast as the first time, but for what is stale in the store.
-            in_time(seconds, 2.0)
+            in_time(seconds, 2.0 + apart)
             assert left == []
-        again.ended_well()
-
-
-def started_at_different_times(rank: Rank):
-    time.sleep(0.4 * rank.rank)
-    return works(rank)
-
-
-def test_run_again_with_ranks_that_come_one_by_one(jobs):
-    job = jobs(3, busy, prefix="one by one/")
-    job.hear_all()
-    for rank in job.pids:
-        job.kill(rank)
-        job.end(rank)
-    again = jobs(3, started_at_different_times, prefix="one by one/")
-    for seconds, left in again.hear_all().values():
-        assert seconds < bound(2.5) and left == []
-    again.ended_well()
-
-
-def same_name_twice(rank: Rank):
-    for _ in range(3):
-        rank.used("same", timeout=10)
-        dist.destroy_process_group()
-    return rank.left()
-
-
-def test_init_and_destroy_again_under_the_same_name(jobs):
-    job = jobs(3, same_name_twice)
-    assert job.hear_all() == {rank: [] for rank in range(3)}
-    job.ended_well()
 
 
 # --- one rank killed, and back again -------------------------------------------------------------
@@ -135,8 +104,6 @@ def test_a_group_shrinks_and_grows(jobs):
     for found in (*late.hear_all().values(), *job.hear_all(but=[1]).values()):
         assert found == {"left": []}
     in_time(max(seconds), 0.1)  # until the smaller group has worked
-    job.ended_well(but=[1])
-    late.ended_well()
 
 
 # --- a bad beginning -----------------------------------------------------------------------------
@@ -155,14 +122,12 @@ def begins(rank: Rank, sizes, timeout):
 @plays(31)
 def test_a_rank_is_missing(jobs):
     job = jobs(3, begins, [3, 3, 3], 1.0, ranks=[0, 2])
-    job.hear_all()
-    job.tell_all()
+    job.go()
     for fault, left in job.hear_all().values():
         assert fault is not None and "Dist" in fault.kind, fault
         assert "rank(s) 1 have not created the group" in fault.text, fault.text
         assert "Timed out after 1000 ms" in fault.text
         assert fault.seconds < 1.0 + bound(0.5) and left == []
-    job.ended_well()
 
 
 @plays(31)
@@ -170,8 +135,7 @@ def test_a_rank_is_missing(jobs):
 def test_a_rank_has_another_world_size(jobs, sizes):
     """Two processes; one believes in three."""
     job = jobs(2, begins, sizes, 3.0)
-    job.hear_all()
-    job.tell_all()
+    job.go()
     for rank, (fault, left) in job.hear_all().items():
         assert fault is not None and "Dist" in fault.kind, fault
         assert fault.seconds < 3.0 + bound(0.5) and left == []
@@ -179,13 +143,11 @@ def test_a_rank_has_another_world_size(jobs, sizes):
         assert f"rank {other} (pid {job.pids[other]}" in fault.text, fault.text
         assert f"says it is rank {other} of {sizes[other]}" in fault.text, fault.text
         assert "same world size" in fault.text
-    job.ended_well()
 
 
 def begins_as_duplicate(rank: Rank):
     fault = catch(rank.init, timeout=3.0)
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     tensor = torch.full((3,), rank.rank + 1.0)
     if fault is None:
         fault = catch(dist.all_reduce, tensor)
@@ -195,28 +157,25 @@ def begins_as_duplicate(rank: Rank):
     return rank.left()
 
 
+def begun(job) -> list:
+    job.go()
+    return list(job.hear_all().values())
+
+
 @plays(31)
 @pytest.mark.parametrize("order", ["together", "late"])
 def test_two_processes_with_one_rank(jobs, order):
     """One of the two is told, within the timeout; who gets a result gets the right one."""
     if order == "together":
-        job = jobs(2, begins_as_duplicate, ranks=[0, 1, 1])
-        job.hear_all()
-        job.tell_all()
-        answers = [(job, key, answer) for key, answer in job.hear_all().items()]
-        both = [job]
+        both = [jobs(2, begins_as_duplicate, ranks=[0, 1, 1])]
     else:  # the group has met when another rank 1 comes
-        first = jobs(2, begins_as_duplicate, prefix="duplicate/")
-        first.hear_all()
-        first.tell_all()
-        answers = [(first, key, answer) for key, answer in first.hear_all().items()]
-        late = jobs(2, begins_as_duplicate, ranks=[1], prefix="duplicate/")
-        late.hear_all()
-        late.tell_all()
-        answers.append((late, 1, late.hear(1)))
-        both = [first, late]
-    told = [fault for _, _, (fault, _) in answers if fault is not None]
-    for _, _, (fault, value) in answers:
+        both = [jobs(2, begins_as_duplicate, prefix="duplicate/")]
+    answers = begun(both[0])
+    if order == "late":
+        both.append(jobs(2, begins_as_duplicate, ranks=[1], prefix="duplicate/"))
+        answers += begun(both[1])
+    told = [fault for fault, _ in answers if fault is not None]
+    for fault, value in answers:
         if fault is None:
             assert value == [3.0] * 3
         else:
@@ -226,7 +185,6 @@ def test_two_processes_with_one_rank(jobs, order):
     for job in both:
         job.tell_all()
         assert all(left == [] for left in job.hear_all().values())
-        job.ended_well()
 
 
 # --- the store dies ------------------------------------------------------------------------------
@@ -234,24 +192,16 @@ def test_two_processes_with_one_rank(jobs, order):
 
 def loses_its_store(rank: Rank, message):
     """Rank 2 is the store and no member of the group."""
-    file = rank.folder / "port"
+    store = rank.store_of(2)
     if rank.rank == 2:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        file.with_suffix(".new").write_text(str(store.port))
-        file.with_suffix(".new").rename(file)
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
         return None
-    while not file.exists():
-        time.sleep(0.01)
-    store = dist.TCPStore("127.0.0.1", int(file.read_text()), is_master=False)
     dist.init_process_group(BACKEND, store=store, rank=rank.rank, world_size=2)
     dist.all_reduce(torch.ones(3))
     used = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(3), group=used)
     unused = dist.new_group([0, 1])
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     dist.all_reduce(tensor, group=used)
@@ -279,7 +229,5 @@ def test_the_store_dies(jobs, message):
         if IS_GLOO:
             assert faults.pop(0) is None, "gloo connects a group when it is made"
         for fault in faults:
-            assert fault is not None and fault.kind == "DistNetworkError", fault
-            in_time(fault.seconds, 2.0, fault.text)
+            assert_raised(fault, kind="DistNetworkError", within=2.0)
         assert "the rendezvous store failed" in faults[0].text or IS_GLOO, faults[0].text
-    job.ended_well(but=[2])

@@ -17,8 +17,9 @@ from backend import IS_GLOO
 from fault_list import plays
 from fault_rank import Fault, Rank, catch
 from in_call import others_first, soon, tell_in_call
-from in_time import in_time
-from over_hosts import apart
+from in_time import assert_raised, in_time
+from over_hosts import apart, over_hosts
+from rank_calls import all_reduce, all_reduce_async, all_to_all, barrier, broadcast, repeated
 from suite_rules import bound
 
 TIMEOUT = 0.5
@@ -26,12 +27,9 @@ LATE = 0.5
 ABSENT = 1
 
 
-def assert_timed_out(fault: Fault, collective: str, timeout: float = TIMEOUT) -> None:
-    assert fault is not None, "no error"
-    assert fault.kind == "DistBackendError" and "RuntimeError" in fault.bases, fault
-    assert "timed out" in fault.text.lower(), fault.text
-    assert f"{timeout * 1000:.0f} ms" in fault.text, fault.text
-    assert collective in fault.text, fault.text
+def assert_timed_out(fault: Fault, collective: str, *said: str, timeout: float = TIMEOUT) -> None:
+    assert_raised(fault, f"imed out after {timeout * 1000:.0f} ms", collective, *said)
+    assert "RuntimeError" in fault.bases, fault
 
 
 def assert_in_time(fault: Fault, timeout: float = TIMEOUT) -> None:
@@ -42,43 +40,16 @@ def assert_in_time(fault: Fault, timeout: float = TIMEOUT) -> None:
 # --- a rank that never calls ---------------------------------------------------------------------
 
 
-def all_reduce(rank):
-    dist.all_reduce(torch.ones(10))
-
-
-def all_reduce_large(rank):
-    dist.all_reduce(torch.ones(1 << 20))
-
-
-def all_reduce_async(rank):
-    dist.all_reduce(torch.ones(10), async_op=True).wait()
-
-
-def broadcast_to(rank):
-    dist.broadcast(torch.ones(10), 0)
-
-
-def broadcast_from(rank):
-    dist.broadcast(torch.ones(10), ABSENT)
-
-
-def all_to_all(rank):
-    dist.all_to_all_single(torch.ones(3), torch.ones(3))
-
-
-def barrier(rank):
-    dist.barrier()
-
-
-def misses(rank: Rank, call, absent: list[int]):
+def misses(rank: Rank, absent: list[int], short: list[int], call, *arguments: int):
+    """Ranks ``short`` have the short timeout."""
     rank.used()
     dist.all_reduce(torch.ones(3))
     if rank.rank in absent:
-        rank.tell("away")
-        rank.hear()  # until the others have their error
-        return catch(call, rank), None
-    others_first(rank, 0, TIMEOUT)
-    fault = catch(call, rank)
+        rank.pause()  # until the others have their error
+        # Between hosts the first call may have the others' data already, and their fault be still on its way here.
+        return catch(call, rank, *arguments) or catch(call, rank, *arguments), None
+    others_first(rank, rank.rank if rank.rank in short else short[0], TIMEOUT)
+    fault = catch(call, rank, *arguments)
     return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, *absent)])
 
 
@@ -87,8 +58,7 @@ def misses_the_first(rank: Rank, absent: list[int]):
     first = min(set(range(rank.size)) - set(absent))
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT if rank.rank == first else 30.0))
     if rank.rank in absent or rank.rank == first:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     else:
         tell_in_call(rank)
     fault = catch(dist.all_reduce, torch.ones(10), group=group)
@@ -102,72 +72,70 @@ def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
     job.hear_all()
     job.tell(min(set(job.pids) - set(absent)))
     for fault in job.hear_all(but=absent).values():
-        assert_timed_out(fault, "fastcoll.init")
-        for rank in absent:
-            assert f"rank {rank} (pid {job.pids[rank]}" in fault.text, fault.text
-            assert "has not arrived at the group's first collective" in fault.text
+        missing = "has not arrived at the group's first collective"
+        assert_timed_out(fault, "fastcoll.init", missing, *map(job.name, absent))
         assert re.search(r"state [SRD]\b", fault.text), fault.text
     for rank in absent:
         job.tell(rank)
     for rank in absent:
         late = job.hear(rank)
-        assert late is not None and late.kind == "DistBackendError", late
-        assert "this rank came to the group's first collective" in late.text, late.text
+        came = "this rank came to the group's first collective"
+        assert_raised(late, came, "after the others had given up")
         _, idle, before = map(float, re.findall(r"(\d+\.\d) s", late.text)[:3])
         assert idle >= TIMEOUT and before >= 0, late.text
-        assert "after the others had given up" in late.text
-    job.ended_well()
 
 
 @pytest.mark.parametrize(
-    ("call", "text"),
+    "hosts, absent, text, call, arguments",
     [
-        pytest.param(all_reduce, "all_reduce(seq 3, float32[10], SUM)", marks=plays(6)),
-        (all_reduce_large, "all_reduce(seq 3, float32[1048576], SUM)"),
-        (all_reduce_async, "all_reduce(seq 3, float32[10], SUM)"),
-        (broadcast_to, "broadcast(seq 3, float32[10], root 0)"),
-        (broadcast_from, "broadcast(seq 3, float32[10], root 1)"),
-        (all_to_all, "all_to_all(seq 3, float32[3])"),
-        (barrier, "barrier(seq 3)"),
+        pytest.param(
+            *("000", [1], "all_reduce(seq 3, float32[10], SUM)", all_reduce, [10]), marks=plays(6)
+        ),
+        ("000", [1], "all_reduce(seq 3, float32[1048576], SUM)", all_reduce, [1 << 20]),
+        ("000", [1], "all_reduce(seq 3, float32[10], SUM)", all_reduce_async, [10]),
+        ("000", [1], "broadcast(seq 3, float32[10], root 0)", broadcast, [10, 0]),
+        ("000", [1], "broadcast(seq 3, float32[10], root 1)", broadcast, [10, 1]),
+        ("000", [1], "all_to_all(seq 3, float32[3])", all_to_all, [1]),
+        ("000", [1], "barrier(seq 3)", barrier, []),
+        ("000", [1, 2], "all_reduce(seq 3", all_reduce, [10]),
+        ("01", [1], "all_reduce(seq 3", all_reduce, [10]),
+        pytest.param("01", [1], "all_reduce(seq 3", all_reduce_async, [10], marks=pytest.mark.full),
+        ("0011", [1], "all_reduce(seq 3", all_reduce, [10]),
+        pytest.param("0011", [2], "all_reduce(seq 3", all_reduce, [10], marks=pytest.mark.full),
+        ("0011", [3], "all_reduce(seq 3", all_reduce, [10]),
+        ("0011", [2, 3], "all_reduce(seq 3", all_reduce, [10]),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_rank_never_calls(jobs, call, text):
-    job = jobs(3, misses, call, [ABSENT])
+def test_a_rank_never_calls(jobs, hosts, absent, text, call, arguments):
+    waiting = [rank for rank in range(len(hosts)) if rank not in absent]
+    # Between hosts all that wait have it: one that waits for a rank of its own host does not look at other hosts.
+    short = waiting[:1] if hosts == "000" else waiting
+    job = jobs(len(hosts), misses, absent, short, call, *arguments, hosts=hosts)
     job.hear_all()
-    job.tell(0)
-    answers = job.hear_all(but=[ABSENT])
+    for rank in short:
+        job.tell(rank)
+    answers = job.hear_all(but=absent)
     for fault, after in answers.values():
         assert_timed_out(fault, text)
-        assert f"not arrived: rank {ABSENT} (pid {job.pids[ABSENT]}" in fault.text, fault.text
-        assert "last completed seq 2" in fault.text, fault.text
-        assert re.search(r"state [SRD]\b", fault.text), fault.text
+        missing = fault.text[fault.text.index("not arrived") :]
+        assert all(job.name(rank) in missing for rank in absent), fault.text
+        if hosts == "000":
+            assert missing.startswith("not arrived: ") and "last completed seq 2" in missing
+            assert re.search(r"state [SRD]\b", missing), fault.text
         assert after["again"].seconds < bound(0.5) and "Timed out" in after["again"].text
         assert after["state"] == "TIMEOUT"
         assert after["destroy"] < bound(1.0) and after["left"] == []
-    first, told = answers[0][0], answers[2][0]
+    first = answers[waiting[0]][0]
     assert_in_time(first)
-    assert told.at - first.at < bound(LATE), (first, told)
+    for told, _ in answers.values():
+        assert told.at - first.at < bound(LATE), (first, told)
     # The late rank must not mistake what the others left for an answer.
-    job.tell(ABSENT)
-    late, _ = job.hear(ABSENT)
-    assert late is not None and late.kind == "DistBackendError", late
-    assert late.seconds < bound(1.0), late
-    job.ended_well()
-
-
-def test_two_ranks_never_call(jobs):
-    job = jobs(3, misses, all_reduce, [1, 2])
-    job.hear_all()
-    job.tell(0)
-    fault, _ = job.hear(0)
-    assert_timed_out(fault, "all_reduce(seq 3")
-    assert_in_time(fault)
-    for rank in (1, 2):
-        assert f"rank {rank} (pid {job.pids[rank]}" in fault.text, fault.text
+    for rank in absent:
         job.tell(rank)
-        assert job.hear(rank)[0] is not None
-    job.ended_well()
+    for rank in absent:
+        late, _ = job.hear(rank)
+        assert_raised(late, within=1.0)
 
 
 # --- a rank that is stopped ----------------------------------------------------------------------
@@ -176,8 +144,7 @@ def test_two_ranks_never_call(jobs):
 def stopped(rank: Rank, call):
     rank.used()
     if rank.rank == ABSENT:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     else:
         others_first(rank, 0, TIMEOUT)
     fault = catch(call, rank)
@@ -193,56 +160,53 @@ def test_a_rank_is_stopped(jobs, call):
     answers = job.hear_all(but=[ABSENT])
     for fault, state in answers.values():
         assert_timed_out(fault, f"{call.__name__}(seq 2")
-        assert re.search(
-            rf"rank {ABSENT} \(pid {job.pids[ABSENT]}.*state T \(stopped\)", fault.text
-        )
+        assert re.search(re.escape(job.name(ABSENT)) + r".*state T \(stopped\)", fault.text)
         assert state == "TIMEOUT"
     assert_in_time(answers[0][0])
     job.signal(ABSENT, signal.SIGCONT)
     job.tell(ABSENT)
     fault, _ = job.hear(ABSENT)
     assert fault is not None and fault.seconds < bound(1.0), fault
-    job.ended_well()
 
 
 LONG = 4.0
 """Seconds of a timeout that covers calls of all ranks, which may be slow."""
 
 
-def stopped_in_the_middle(rank: Rank):
+def stopped_in_the_middle(rank: Rank, stops: int, call, count: int):
     rank.used()
     soon(LONG)
     tell_in_call(rank, 3)
-
-    def repeat():
-        while True:
-            tensor = torch.ones(4 << 20)
-            dist.all_reduce(tensor)
-            assert torch.all(tensor == rank.size), "a wrong result was returned as success"
-
-    return catch(repeat)
+    fault = repeated(call, rank, count)
+    if rank.rank == stops:
+        return fault, None
+    return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, stops)])
 
 
 @plays(5)
 @pytest.mark.full
-def test_a_rank_is_stopped_in_the_middle(jobs):
-    job = jobs(3, stopped_in_the_middle)
+@pytest.mark.parametrize(
+    "hosts, stops, call, count", [("000", 1, all_reduce, 4 << 20), ("0011", 3, all_to_all, 300_000)]
+)
+def test_a_rank_is_stopped_in_the_middle(jobs, hosts, stops, call, count):
+    job = jobs(len(hosts), stopped_in_the_middle, stops, call, count, hosts=hosts)
     job.hear_all()
-    when = job.signal(ABSENT, signal.SIGSTOP)
-    for fault in job.hear_all(but=[ABSENT]).values():
-        assert_timed_out(fault, "all_reduce(seq ", LONG)
-        assert "state T (stopped)" in fault.text, fault.text
+    when = job.signal(stops, signal.SIGSTOP)
+    for fault, after in job.hear_all(but=[stops]).values():
+        assert after["left"] == []
+        assert_timed_out(fault, f"{call.__name__}(seq ", job.name(stops), timeout=LONG)
+        assert hosts != "000" or "state T (stopped)" in fault.text, fault.text
         in_time(fault.at - when, LONG + LATE, fault.text)
-    job.signal(ABSENT, signal.SIGCONT)
-    assert job.hear(ABSENT).kind == "DistBackendError"
-    job.ended_well()
+    job.signal(stops, signal.SIGCONT)
+    assert_raised(job.hear(stops)[0])
 
 
 # --- point-to-point ------------------------------------------------------------------------------
 
 
-def no_message(rank: Rank, source: int | None):
-    rank.used()
+def no_message(rank: Rank, source: int | None, used: bool):
+    (rank.used if used else rank.init)()
+    rank.meet()
     fault = None
     if rank.rank == 0:
         soon(TIMEOUT)
@@ -252,18 +216,18 @@ def no_message(rank: Rank, source: int | None):
 
 
 @pytest.mark.parametrize("source", [ABSENT, None], ids=["from one", "from any"])
-def test_no_message_comes(jobs, source):
-    job = jobs(2, no_message, source)
+@pytest.mark.parametrize("hosts, used", [("00", True), ("01", True), ("01", False)])
+def test_no_message_comes(jobs, source, hosts, used):
+    job = jobs(2, no_message, source, used, hosts=hosts)
     fault = job.hear_all()[0]
-    assert_timed_out(fault, "recv(seq 1, float32[10], from ")
-    assert "tag 5" in fault.text
+    assert_timed_out(fault, "recv(seq 1, float32[10], from ", "tag 5")
     assert_in_time(fault)
-    if source is not None:
-        assert f"rank {ABSENT} (pid {job.pids[ABSENT]}" in fault.text, fault.text
-        assert re.search(r"state [SRD]\b", fault.text), fault.text
+    if source is None:
+        assert "any rank" in fault.text, fault.text
+    else:
+        assert job.name(ABSENT) in fault.text, fault.text
+        assert hosts == "01" or re.search(r"state [SRD]\b", fault.text), fault.text
     job.tell_all()
-    job.hear_all()
-    job.ended_well()
 
 
 # --- monitored barrier, which names without ending the group -------------------------------------
@@ -274,8 +238,7 @@ def monitored(rank: Rank):
     if rank.rank == 2:
         tell_in_call(rank)
     else:
-        rank.tell("ready")
-        rank.hear()
+        rank.pause()
     if rank.rank != ABSENT:
         # torch.distributed.monitored_barrier itself refuses every name but "gloo".
         group = dist.group.WORLD
@@ -296,7 +259,6 @@ def test_monitored_barrier_names_the_rank_and_spares_the_group(jobs):
     assert faults[2] is not None and faults[2].seconds < TIMEOUT + bound(LATE)
     job.tell_all()
     assert job.hear_all() == {rank: [3.0, 3.0] for rank in range(3)}
-    job.ended_well()
 
 
 # --- a wait of one's own choice ------------------------------------------------------------------
@@ -335,7 +297,6 @@ def test_wait_with_a_timeout_raises_and_the_work_goes_on(jobs, kind):
     first = [2.0] * 10 if kind == "recv" else [3.0] * 10
     for result in job.hear_all().values():
         assert result == (first, [2 * x for x in first], "" if IS_GLOO else "SUCCESS")
-    job.ended_well()
 
 
 # --- a rank that has come, and stands still ------------------------------------------------------
@@ -365,10 +326,39 @@ def test_a_rank_is_stopped_within_a_call_to_which_all_have_come(jobs):
     job.signal(ABSENT, signal.SIGSTOP)
     job.tell(2)
     for fault in job.hear_all(but=[ABSENT]).values():
-        assert_timed_out(fault, "all_reduce(seq ")
-        assert "all ranks arrived, still waiting for" in fault.text, fault.text
-        assert f"rank {ABSENT} (pid {job.pids[ABSENT]}" in fault.text, fault.text
-        assert "state T (stopped)" in fault.text, fault.text
+        said = "all ranks arrived, still waiting for", job.name(ABSENT), "state T (stopped)"
+        assert_timed_out(fault, "all_reduce(seq ", *said)
     job.signal(ABSENT, signal.SIGCONT)
-    assert job.hear(ABSENT).kind == "DistBackendError"
-    job.ended_well()
+    assert_raised(job.hear(ABSENT))
+
+
+# --- after a timeout: the same error at once, and no stale data ----------------------------------
+
+
+def too_late(rank: Rank):
+    rank.used()
+    soon(1.0)
+    rank.tell("ready")
+    tensor = torch.full((1000,), 5.0)
+    if rank.rank == 0:
+        rank.tell(catch(dist.all_reduce, tensor))
+        rank.tell(catch(dist.all_reduce, torch.full((1000,), 6.0)))
+    rank.hear()
+    if rank.rank == ABSENT:
+        rank.tell(catch(dist.all_reduce, tensor))
+    dist.destroy_process_group()
+
+
+@plays(17)
+@over_hosts
+def test_a_second_call_and_a_late_rank_get_the_error_at_once(jobs):
+    job = jobs(2, too_late)
+    job.hear_all()
+    first, second = job.hear(0), job.hear(0)
+    assert first is not None and "timed out" in first.text.lower() and first.seconds > 0.8, first
+    job.tell(ABSENT)
+    late = job.hear(ABSENT)
+    for fault, within in ((first, 1.5), (second, 0.2), (late, 1.5)):
+        assert fault is not None and "RuntimeError" in fault.bases, fault
+        in_time(fault.seconds, within, fault.text)
+    job.tell(0)

@@ -62,8 +62,7 @@ def differs(rank: Rank):
 
 def test_a_mismatch(jobs, folder, capsys, tmp_path):
     job = jobs(3, differs, environment=environment(folder))
-    job.hear_all()
-    job.tell_all()
+    job.go()
     assert all(fault is not None for fault in job.hear_all().values())
     job.ended_well()
     status, report, text = said(folder, capsys)
@@ -83,8 +82,7 @@ def test_a_mismatch(jobs, folder, capsys, tmp_path):
 def does_not_come(rank: Rank):
     does_five_steps(rank)
     if rank.rank == ODD:
-        rank.tell("away")
-        rank.hear()
+        rank.pause()
         return None
     others_first(rank, 0, 1.0)
     return catch(dist.broadcast, torch.ones(7), 0)
@@ -114,8 +112,7 @@ def test_a_rank_that_does_not_come_dumps_too(jobs, folder, capsys, tmp_path):
 
 def dies(rank: Rank):
     does_five_steps(rank)
-    rank.tell("ready")
-    rank.hear()
+    rank.pause()
     return catch(dist.all_reduce, torch.ones(8))
 
 
@@ -126,7 +123,7 @@ def test_a_rank_that_died_has_no_dump(jobs, folder, capsys):
     for rank in (0, 2):
         job.tell(rank)
         assert "died" in job.hear(rank).text
-    job.ended_well(but=[ODD])
+    job.ended_well()
     status, report, text = said(folder, capsys)
     assert status == 1
     assert report["absent"] == report["guilty"] == [ODD]
@@ -163,8 +160,6 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
     # Both go on.
     job.tell(ODD)
     assert job.hear(ODD) == "calls"
-    job.hear_all()
-    job.ended_well()
 
 
 def receives_for_ever(rank: Rank, *source: int):
@@ -232,8 +227,7 @@ def fails_and_goes_on(rank: Rank):
 
 
 def test_a_failed_call_has_its_error_and_the_first_refused_one_too(jobs):
-    job = jobs(2, fails_and_goes_on)
-    for records in job.hear_all().values():
+    for records in jobs(2, fails_and_goes_on).hear_all().values():
         states = [(r["collective_seq_id"], r["fastcoll"]["state"]) for r in records]
         assert states == [(1, "completed"), (2, "failed"), (3, "failed")]
         assert "Detected mismatch" in records[1]["fastcoll"]["error"]
@@ -241,7 +235,6 @@ def test_a_failed_call_has_its_error_and_the_first_refused_one_too(jobs):
         assert records[1]["time_discovered_completed_ns"] is None
         assert "Detected mismatch" in records[2]["fastcoll"]["error"]
         assert records[2]["state"] == "scheduled"
-    job.ended_well()
 
 
 def fails_without_a_folder(rank: Rank):

@@ -52,7 +52,6 @@ def healthy(request, jobs, tmp_path):
         3, calls_every_kind, f"{folder}/t_", environment={"FASTCOLL_TRANSPORT": request.param}
     )
     answers = job.hear_all()
-    job.ended_well()
     return folder, answers
 
 
@@ -109,9 +108,7 @@ def overfills(rank: Rank):
 
 @pytest.mark.parametrize("size", [1, 7, 16])
 def test_only_the_last_calls_are_kept(jobs, size):
-    job = jobs(1, overfills, environment={"FASTCOLL_TRACE_SIZE": str(size)})
-    dump = job.hear(0)
-    job.ended_well()
+    dump = jobs(1, overfills, environment={"FASTCOLL_TRACE_SIZE": str(size)}).hear(0)
     last = list(range(1, 50))[-size:]
     assert [entry["collective_seq_id"] for entry in dump["entries"]] == last
     assert [entry["input_sizes"] for entry in dump["entries"]] == [[[count]] for count in last]
@@ -130,7 +127,6 @@ def test_it_can_be_switched_off(jobs):
         assert records == []
         assert fault.kind == "RuntimeError"
         assert "FASTCOLL_TRACE_SIZE above 0" in fault.text
-    job.ended_well()
 
 
 def gathers_much(rank: Rank):
@@ -143,9 +139,7 @@ def gathers_much(rank: Rank):
 
 
 def test_what_does_not_fit_is_counted(jobs):
-    job = jobs(1, gathers_much)
-    fits, cut = job.hear(0)
-    job.ended_well()
+    fits, cut = jobs(1, gathers_much).hear(0)
     assert fits["fastcoll"]["tensors_left_out"] == 0
     assert cut["fastcoll"]["tensors_left_out"] == 32
     assert cut["input_sizes"] == [[1, 2, 3, 4]] * 8
@@ -171,15 +165,13 @@ def calls_in_threads(rank: Rank):
 
 
 def test_threads_write_at_once(jobs):
-    job = jobs(2, calls_in_threads)
-    for records in job.hear_all().values():
+    for records in jobs(2, calls_in_threads).hear_all().values():
         assert len(records) == 400
         assert {record["state"] for record in records} == {"completed"}
         for group in {record["process_group"][0] for record in records}:
             mine = [r for r in records if r["process_group"][0] == group]
             assert [r["collective_seq_id"] for r in mine] == list(range(1, 101))
             assert len({str(r["input_sizes"]) for r in mine}) == 1
-    job.ended_well()
 
 
 def has_work_under_way(rank: Rank):
@@ -205,7 +197,6 @@ def test_asynchronous_calls_are_scheduled_then_started_then_completed(jobs):
     assert job.hear(0) == ["started", "scheduled"]
     job.tell(1)
     assert job.hear_all() == {0: ["completed"] * 2, 1: ["completed"] * 2}
-    job.ended_well()
 
 
 def the_line_that_calls():
@@ -231,7 +222,6 @@ def test_stacks_are_kept_on_request(jobs, wanted):
             expected = [{"name": "the_line_that_calls", "filename": __file__, "line": line}]
             assert found == (expected if wanted else [])
             assert bool(record["frames"]) == wanted
-    job.ended_well()
 
 
 def forks(rank: Rank):
@@ -250,9 +240,7 @@ def forks(rank: Rank):
 
 
 def test_a_fork_has_no_trace_of_its_parent(jobs, tmp_path):
-    job = jobs(2, forks)
-    assert job.hear_all() == {0: 1, 1: 1}
-    job.ended_well()
+    assert jobs(2, forks).hear_all() == {0: 1, 1: 1}
     files = list(tmp_path.rglob("child*"))
     assert len(files) == 2
     for file in files:
@@ -273,9 +261,7 @@ def makes_groups_again(rank: Rank, prefix: str):
 
 
 def test_groups_of_one_name_are_told_apart(jobs, tmp_path):
-    job = jobs(2, makes_groups_again, f"{tmp_path}/t_")
-    job.hear_all()
-    job.ended_well()
+    jobs(2, makes_groups_again, f"{tmp_path}/t_").hear_all()
     dumps = read(f"{tmp_path}/t_")
     assert set(dumps[0].lanes) == {"0", "0 earlier 1"}
     assert set(dumps[1].lanes) == {"0"}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from suite_rules import bound
-from test_trace_reading import entry
+from test_trace_reading import entry, raw
 
 from fastcoll.trace.__main__ import main
 
@@ -25,18 +25,7 @@ def good() -> dict[str, Any]:
     frames = [{"name": "step", "filename": "/train.py", "line": 7}]
     failed = entry(2, state="failed", error="a fault", root=1) | {"frames": frames}
     message = entry(1, "1", lane="message", sends=True, to=1, tag=3, **{"from": 0})
-    return {
-        "entries": [entry(1), failed, message],
-        "pg_config": {name: {"desc": "default_pg", "ranks": "[0, 1]"} for name in ("0", "1")},
-        "fastcoll": {
-            "rank": 0,
-            "reason": "asked for",
-            "host": "h",
-            "pid": 1,
-            "recorded": 3,
-            "size": 100,
-        },
-    }
+    return raw(0, [entry(1), failed, message], 2)
 
 
 def report(content: bytes) -> tuple[int, str]:

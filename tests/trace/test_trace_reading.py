@@ -38,23 +38,22 @@ def entry(seq: int, group: str = "0", **ours: Any) -> dict[str, Any]:
     }
 
 
-def dump(rank: int, entries: list[dict[str, Any]], world: int = 3, wrapped: bool = False) -> Dump:
+def raw(
+    rank: int, entries: list[dict[str, Any]], world: int = 3, wrapped: bool = False
+) -> dict[str, Any]:
     groups = {e["process_group"][0] for e in entries} or {"0"}
     ranks = str(list(range(world)))
-    return parse(
-        {
-            "entries": entries,
-            "pg_config": {name: {"desc": "default_pg", "ranks": ranks} for name in groups},
-            "fastcoll": {
-                "rank": rank,
-                "reason": "asked for",
-                "host": "h",
-                "pid": 1,
-                "recorded": 200 if wrapped else len(entries),
-                "size": 100,
-            },
-        }
-    )
+    recorded = 200 if wrapped else len(entries)
+    ours = {"rank": rank, "reason": "asked for", "host": "h", "pid": 1, "size": 100}
+    return {
+        "entries": entries,
+        "pg_config": {name: {"desc": "default_pg", "ranks": ranks} for name in groups},
+        "fastcoll": {**ours, "recorded": recorded},
+    }
+
+
+def dump(*arguments: Any, **named: Any) -> Dump:
+    return parse(raw(*arguments, **named))
 
 
 def test_one_of_many_that_differs_is_outvoted() -> None:

@@ -42,8 +42,8 @@ def reduce_and_report():
     return group
 
 
-def log_of(world, rank: int) -> str:
-    return world.logs[rank].read_text()
+def log_of(world, *ranks: int) -> str:
+    return "".join(world.logs[rank].read_text() for rank in ranks)
 
 
 # --- what it says --------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_transport_and_reason_are_told(own_worlds, transport, by):
 def test_nothing_is_logged_when_all_is_well(own_worlds):
     own_worlds(2).run(chosen, "auto", "WARN", "options", init=False)
     own_worlds(2).run(chosen, "gloo", "WARN", "options", init=False)
-    assert "[fastcoll]" not in log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+    assert "[fastcoll]" not in log_of(own_worlds(2), 0, 1)
 
 
 def one_asks_for_gloo(others):
@@ -150,7 +150,7 @@ def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
     for transport, reason in own_worlds(2).run(other_user, "auto", init=False):
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host .*\) runs as another user \(uid (0|65534)\)", reason)
-    logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+    logs = log_of(own_worlds(2), 0, 1)
     warnings = re.findall(r"\[fastcoll\].*", logs)
     assert len(warnings) == 1, logs
     assert "the ranks are on 2 hosts, with Gloo between them, because" in warnings[0]
@@ -167,9 +167,8 @@ def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
 # --- two hosts -----------------------------------------------------------------------------------
 
 
-def on_two_hosts(spaces, ends):
-    enter_network(spaces[here().rank])
-    os.environ["GLOO_SOCKET_IFNAME"] = ends[here().rank]
+def on_two_hosts(networks):
+    enter_network(networks[here().rank])
     init_group()
     group = reduce_and_report()
     mine, other = here().rank, 1 - here().rank
@@ -179,18 +178,18 @@ def on_two_hosts(spaces, ends):
     work.wait()
     assert torch.all(into == other)
     gathered = [None, None]
-    dist.all_gather_object(gathered, ends[mine])
-    assert gathered == ends
+    dist.all_gather_object(gathered, f"rank {mine}")
+    assert gathered == ["rank 0", "rank 1"]
     dist.destroy_process_group()
     return group["transport"], group["reason"]
 
 
 @plays(41)
 def test_two_hosts(own_worlds):
-    with two_networks() as network:
-        answers = own_worlds(2).run(on_two_hosts, network.names, network.ends, init=False)
+    with two_networks() as (_, networks):
+        answers = own_worlds(2).run(on_two_hosts, networks, init=False)
     for transport, reason in answers:
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host \S+\) runs in another network namespace", reason)
-    logs = log_of(own_worlds(2), 0) + log_of(own_worlds(2), 1)
+    logs = log_of(own_worlds(2), 0, 1)
     assert logs.count("the ranks are on 2 hosts, with Gloo between them") == 1, logs

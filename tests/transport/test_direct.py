@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
-from backend import all_gather_single, beyond_gloo, reduce_scatter_single
+from backend import all_gather_single, beyond_gloo, reduce_scatter_single, shared_bytes
 from collective_cases import Case, Runner
 from oracle import (
     FLOATS,
@@ -22,17 +22,13 @@ from oracle import (
 )
 from world import here
 
-import fastcoll.info
+import fastcoll
 from fastcoll import tuning
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
 COUNT = 300_001  # elements of each rank; several segments, the last one odd
 RING = 2 << 20
-
-
-def shared_bytes() -> int:
-    return max(group["shared_bytes"] for group in fastcoll.info.groups())
 
 
 def place(tensor: torch.Tensor, shared: bool) -> torch.Tensor:
@@ -127,7 +123,7 @@ def test_one_message_elsewhere(world, call, size):
     world(size).run(mixed, call, torch.float, fresh=True)
 
 
-def same_bits():
+def same_bits_as_through_the_ring():
     inputs = [sample(rank, (COUNT,), torch.float) for rank in range(here().size)]
     results = []
     for shared in (True, False):
@@ -137,22 +133,13 @@ def same_bits():
     assert_same(*results)
 
 
-def test_same_bits_as_through_the_ring(world):
-    world(3).run(same_bits)
-
-
-def below_the_limit():
+def sizes_around_the_limit():
     """Messages too small for it, on the way from one path to the other."""
     for count in (1, 8191, 8192, 8193, (1 << 20) - 1, 1 << 20, (1 << 20) + 1):
         inputs = [sample(rank, (count,), torch.float) for rank in range(here().size)]
         tensor = place(inputs[here().rank], True)
         dist.all_reduce(tensor)
         assert_reduced(tensor, inputs, "SUM")
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_sizes_around_the_limit(world, size):
-    world(size).run(below_the_limit)
 
 
 def reductions_in_place():
@@ -172,11 +159,6 @@ def reductions_in_place():
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(5, marks=pytest.mark.full)])
-def test_every_reduction_has_the_bits_of_the_ring(world, size):
-    world(size).run(reductions_in_place)
-
-
 def parts_of_a_tensor():
     """Pieces that begin within a cache line, next to bytes that are none of the message."""
     for dtype in (torch.uint8, torch.bfloat16, torch.float):
@@ -189,6 +171,15 @@ def parts_of_a_tensor():
             assert_same(there[-4:], inputs[here().rank][-4:])
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_part_of_a_shared_tensor(world, size):
-    world(size).run(parts_of_a_tensor)
+@pytest.mark.parametrize(
+    "job, size",
+    [
+        (same_bits_as_through_the_ring, 3),
+        *((sizes_around_the_limit, size) for size in (2, 3)),
+        (reductions_in_place, 2),
+        pytest.param(reductions_in_place, 5, marks=pytest.mark.full),
+        *((parts_of_a_tensor, size) for size in (2, 3, 4)),
+    ],
+)
+def test_all_reduce(world, job, size):
+    world(size).run(job)

@@ -1,58 +1,169 @@
 """Groups on several hosts, pretended by FASTCOLL_HOST_ID: the same calls give the same bits as on one."""
 
+import itertools
 import os
+import random
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+import training
 from backend import beyond_gloo, reduce_scatter_single
-from collective_cases import Case, Runner
-from oracle import assert_same, reduced, sample
-from test_gloo import messages, movements, over, reductions, training, used
-from world import here
+from collective_cases import (
+    MOVED,
+    MOVING,
+    REDUCED,
+    REDUCING,
+    Case,
+    Runner,
+    answers,
+    operations,
+)
+from oracle import assert_same, bits, reduced, sample
+from torch.nn.parallel import DistributedDataParallel
+from training import network
+from world import here, init_group
+
+import fastcoll
+import fastcoll.info
+from fastcoll._load import C
 
 pytestmark = beyond_gloo("fastcoll's own hosts")
 
 # The host of each rank: one aside, in halves, in turns, of different sizes.
 PLACEMENTS = ["001", "0011", "0101", "00112", "011000", "012012", "001122", "00001111"]
-IN_SHORT = {"001", "0101", "012012"}
-CASES = [
-    *[(function, placement) for function in (reductions, movements) for placement in PLACEMENTS],
-    *[(messages, "001"), (messages, "010"), (training, "0011"), (training, "012012")],
-]
+IN_SHORT = {"001", "0101", "012012", "gloo"}
+COUNT = itertools.count()
+"""Of the groups that this process has started."""
 
 
-def tiered(*cases):
-    """Return the cases, of which those whose placement is not in IN_SHORT are full."""
-    return [
-        pytest.param(*case, marks=[] if IN_SHORT & set(case) else pytest.mark.full)
-        for case in cases
-    ]
+def reductions():
+    """Every dtype with every op it has, small and past one frame."""
+    mine = here().rank
+    found = answers(
+        Case("all_reduce", op, dtype, (count,))
+        for dtype in REDUCED
+        for op in operations("all_reduce", dtype)
+        for count in ((0, 5, 4001) if op == "SUM" else (5, 4001))
+    )
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for wire in (None, torch.bfloat16, torch.float16):
+        for counts in ((5,), (4001, 0, 700_000)):
+            tensors = [sample(mine, (count,), torch.float32) for count in counts]
+            squares = torch.zeros(1, dtype=torch.float64)
+            backend.all_reduce_fused(tensors, dist.ReduceOp.AVG, wire, squares)
+            found[f"all_reduce_fused {wire} {counts}"] = b"".join(map(bits, tensors))
+            # The share of a rank is its transport's affair; their sum is not, but for the order of its additions.
+            dist.all_reduce(squares)
+            total = sum(tensor.double().square().sum() for tensor in tensors)
+            torch.testing.assert_close(squares, total.reshape(1), rtol=1e-12, atol=0)
+    return found
+
+
+def movements():
+    """Every collective."""
+    mine, size = here().rank, here().size
+    # Row r of the table says what rank r sends to each.
+    rows = tuple(tuple((i * j + i + 3) % 7 for j in range(size)) for i in range(size))
+    found = answers(
+        Case(collective, dtype=dtype, shape=(count,), root=2, splits=rows if count == 3 else ())
+        for collective in MOVING
+        for dtype in MOVED
+        for count in (3, 3001)
+    )
+    for dtype in [torch.float32, torch.bfloat16, torch.int16]:
+        found |= answers(
+            Case(collective, dtype=dtype, shape=(1001,), root=1) for collective in REDUCING
+        )
+        tensors = [sample(mine + i, (10 + i,), dtype) for i in range(4)]
+        dist.all_reduce_coalesced(tensors)
+        found[f"all_reduce_coalesced {dtype}"] = b"".join(map(bits, tensors))
+    entries = torch.arange(mine + 1).view(1, -1)  # more on each rank
+    sparse = torch.sparse_coo_tensor(entries, sample(mine, (mine + 1,), torch.float32), (size,))
+    dist.all_reduce(sparse)
+    found["sparse"] = bits(sparse.to_dense())
+    odd = Case("all_reduce", shape=(20, 15), output_layout="transposed")
+    found |= answers([odd, Case("all_reduce", shape=(9,), members=(0, 2))])
+    tensors = [sample(mine, (50,), torch.float32) for _ in range(9)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    found["async"] = b"".join(map(bits, tensors))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": mine, "text": "x" * mine})
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(size)]
+    dist.barrier()
+    return found
+
+
+def messages():
+    mine = here().rank
+    found = answers(Case("ring", dtype=dtype, shape=(70_001,)) for dtype in MOVED)
+    if mine == 0:
+        sources = set()
+        for _ in range(2):
+            into = torch.empty(6, dtype=torch.int16)
+            source = dist.recv(into, tag=7)
+            assert into.tolist() == [source] * 6
+            sources.add(source)
+        assert sources == {1, 2}
+    else:
+        dist.send(torch.full((6,), mine, dtype=torch.int16), 0, tag=7)
+    dist.barrier()
+    return found
+
+
+def trains():
+    model = DistributedDataParallel(network(torch.float))
+    losses = training.train(model, 3)
+    found = {name: bits(p.detach()) for name, p in model.named_parameters()}
+    return found | {"losses": repr(losses).encode()}
+
+
+def transport() -> str:
+    dist.barrier()
+    return dist.group.WORLD._get_backend(torch.device("cpu")).transport()
 
 
 def on_hosts(placement, function):
-    os.environ["FASTCOLL_HOST_ID"] = f"host {placement[here().rank]}"
-    return over("auto", function, "shm+gloo" if len(set(placement)) > 1 else "shm")
+    if placement == "gloo":
+        os.environ["FASTCOLL_TRANSPORT"] = expected = "gloo"
+    else:
+        os.environ["FASTCOLL_HOST_ID"] = f"host {placement[here().rank]}"
+        expected = "shm+gloo" if len(set(placement)) > 1 else "shm"
+    init_group(f"group{next(COUNT)}", 20.0)
+    found = function()
+    assert transport() == expected
+    dist.destroy_process_group()
+    return found
 
 
-@pytest.mark.parametrize("function, placement", tiered(*CASES))
+CASES = [
+    *[(function, placement) for function in (reductions, movements) for placement in PLACEMENTS],
+    *[(messages, "001"), (messages, "010"), (trains, "0011"), (trains, "012012")],
+    *[(function, "gloo") for function in (reductions, movements, messages, trains)],
+]
+
+
+@pytest.mark.parametrize(
+    "function, placement",
+    [pytest.param(*case, marks=[] if case[1] in IN_SHORT else pytest.mark.full) for case in CASES],
+)
 def test_same_bits_as_on_one_host(world, placement, function):
-    size = len(placement)
+    size = 3 if placement == "gloo" else len(placement)
     alone = world(size).run(on_hosts, "0" * size, function, init=False)
     for rank, found in enumerate(world(size).run(on_hosts, placement, function, init=False)):
         assert found.keys() == alone[rank].keys()
         differ = [name for name in found if found[name] != alone[rank][name]]
-        # A wire rounds the sum of each host: see test_a_wire_narrows_what_hosts_send_each_other.
-        differ = [name for name in differ if not name.startswith("all_reduce_fused torch.")]
+        if placement != "gloo":
+            # A wire rounds the sum of each host: see test_a_wire_narrows_what_hosts_send_each_other.
+            differ = [name for name in differ if not name.startswith("all_reduce_fused torch.")]
         assert not differ, f"rank {rank}: {differ}"
 
 
 def chunks(placement, ring_bytes):
     """Messages of many segments, over two steps where there are more than two hosts."""
-    import fastcoll
-
-    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
     size = here().size
     group = dist.new_group(pg_options=fastcoll.Options(ring_bytes=ring_bytes))
     for dtype, op in [(torch.float, "SUM"), (torch.bfloat16, "AVG"), (torch.half, "PREMUL_SUM")]:
@@ -62,60 +173,31 @@ def chunks(placement, ring_bytes):
             ("reduce_scatter_single", 30_001),
         ]:
             Runner(Case(name, op, dtype, (count,), root=-1, exact=True), group).check()
-    for name, roots in [
-        ("broadcast", range(size)),
-        ("all_gather", [0]),
-        ("all_to_all", [0]),
-        ("scatter", [1]),
-        ("gather", [0]),
-    ]:
-        for root in roots:
-            Runner(Case(name, dtype=torch.int32, shape=(150_001,), root=root), group).check()
+    rooted = [*(("broadcast", root) for root in range(size)), ("scatter", 1), ("gather", 0)]
+    for name, root in [*rooted, ("all_gather", 0), ("all_to_all", 0)]:
+        Runner(Case(name, dtype=torch.int32, shape=(150_001,), root=root), group).check()
     dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("ring_bytes", [16 << 10, 2 << 20])
-@pytest.mark.parametrize(
-    "placement", tiered(*([placement] for placement in ["0011", "0101", "0012", "012345"]))
-)
-def test_many_chunks(world, placement, ring_bytes):
-    world(len(placement)).run(chunks, placement, ring_bytes)
 
 
 def large(placement):
     """Messages of many chunks, where a host's operand is its partial result, and those that lie in pieces."""
-    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
     rank, size = here().rank, here().size
     group = dist.new_group()
-    count = 3 * size * 400_001
+    count = 3 * size * 200_001
+    for name in ("all_reduce", "reduce"):
+        for layout in ("contiguous", "step"):
+            case = Case(name, shape=(count,), root=1, output_layout=layout, exact=True)
+            Runner(case, group).check()
     given = [sample(r, (count,), torch.float) for r in range(size)]
     expected = reduced(given, "SUM")
-    apart = torch.zeros(count // 3, 6)
-    for tensor in (given[rank].clone(), apart[:, ::2]):
-        tensor.copy_(given[rank].view_as(tensor))
-        dist.all_reduce(tensor, group=group)
-        assert_same(tensor.flatten(), expected)
-        tensor.copy_(given[rank].view_as(tensor))
-        dist.reduce(tensor, 1, group=group)
-        if rank == 1:
-            assert_same(tensor.flatten(), expected)
     part = given[rank].chunk(size)[rank]  # in place
     reduce_scatter_single(part, given[rank], group=group)
     assert_same(part, expected.chunk(size)[rank])
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("placement", ["01", "012", "0012"])
-def test_long_messages(world, placement):
-    world(len(placement)).run(large, placement)
-
-
 def links(placement):
     """Whatever the link is thought to be: sizes around the parts and frames that messages are cut into."""
-    import fastcoll
-    from fastcoll._load import C
-
-    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
     size = here().size
     for link_bytes in (0, 20 << 10, 1 << 62):
         table = C.Tuning()
@@ -132,17 +214,8 @@ def links(placement):
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize(
-    "placement",
-    ["0102", *(pytest.param(p, marks=pytest.mark.full) for p in ["0011", "012", "01234"])],
-)
-def test_no_link_changes_a_bit(world, placement):
-    world(len(placement)).run(links, placement)
-
-
 def wires(placement):
-
-    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    """An all_reduce rounds each host's sum to the wire; hosts are equal here, so that they are the tree's leaves."""
     rank, size = here().rank, here().size
     group = dist.new_group()
     backend = group._get_backend(torch.device("cpu"))
@@ -167,18 +240,11 @@ def wires(placement):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize(
-    "placement",
-    ["0011", *(pytest.param(p, marks=pytest.mark.full) for p in ["00001111", "00112233"])],
-)
-def test_a_wire_narrows_what_hosts_send_each_other(world, placement):
-    """An all_reduce rounds each host's sum to it; hosts are equal here, so that they are the tree's leaves."""
-    world(len(placement)).run(wires, placement)
+def reduces_by_parts(placement):
+    """An uneven reduce_scatter, which is a reduce to each rank: all of one number, some of no concern to a host.
 
-
-def reduces_by_parts():
-    """An uneven reduce_scatter, which is a reduce to each rank: all of one number, some of no concern to a host."""
-    os.environ["FASTCOLL_HOST_ID"] = str(here().rank)
+    A late rank in a call of several parts is no mismatch.
+    """
     rank, size = here().rank, here().size
     group = dist.new_group()
     for late in range(size):
@@ -192,14 +258,80 @@ def reduces_by_parts():
     dist.destroy_process_group(group)
 
 
-@pytest.mark.full
-def test_a_late_rank_in_a_call_of_several_parts_is_no_mismatch(world):
-    world(3).run(reduces_by_parts, fresh=True)
+# Bytes around the least of a long message, which passes by the leaders, 32 KiB, and far from it.
+SIZES = [0, 1, 300, 32 << 10, (32 << 10) + 1, 200_003]
+
+
+def piece(sender, receiver, size):
+    return torch.arange(size).add(sender * 31 + receiver * 7).to(torch.uint8)
+
+
+def long_and_short(placement):
+    """Long and short messages in one call, beside point-to-point messages of the same lengths between the same."""
+    rank, size = here().rank, here().size
+    group = dist.new_group()
+    other = size - 1 - rank
+    for round_ in range(6):
+        drawn = random.Random(round_)
+        sizes = tuple(tuple(drawn.choice(SIZES) for _ in range(size)) for _ in range(size))
+        given, got = piece(rank, other, sizes[rank][other]), piece(other, rank, sizes[other][rank])
+        beside = torch.zeros_like(got)
+        works = [dist.isend(given, other, group=group), dist.irecv(beside, other, group=group)]
+        options = {"dtype": torch.uint8, "shape": (), "async_op": True, "seed": round_}
+        runner = Runner(Case("all_to_all", splits=sizes, **options), group)
+        for work in works:
+            work.wait()
+        runner.check()
+        assert torch.equal(beside, got)
+    dist.destroy_process_group(group)
+
+
+def long_with_a_root(placement):
+    """The first one of a group may find the root late, or the others."""
+    rank, size = here().rank, here().size
+    for count in (SIZES[3], SIZES[4], SIZES[5]):
+        for root in (0, size - 1):
+            group = dist.new_group()
+            if rank == root:
+                time.sleep(0.2)
+            for seed in range(3):
+                for name in ("scatter", "gather"):
+                    case = Case(name, dtype=torch.uint8, shape=(count,), root=root, seed=seed)
+                    Runner(case, group).check()
+            dist.destroy_process_group(group)
+
+
+def placed(placement, function, *arguments):
+    os.environ["FASTCOLL_HOST_ID"] = placement[here().rank]
+    function(placement, *arguments)
+
+
+def of(function, short, full=(), *arguments):
+    """Return the cases of a function on the placements of either tier."""
+    return [
+        pytest.param(p, function, arguments, marks=[] if p in short else pytest.mark.full)
+        for p in [*short, *full]
+    ]
+
+
+@pytest.mark.parametrize(
+    "placement, function, arguments",
+    [
+        *of(chunks, ["0101"], ["0011", "0012", "012345"], 16 << 10),
+        *of(chunks, ["0101"], ["0011", "0012", "012345"], 2 << 20),
+        *of(large, ["01", "012", "0012"]),
+        *of(links, ["0102"], ["0011", "012", "01234"]),
+        *of(wires, ["0011"], ["00001111", "00112233"]),
+        *of(long_and_short, ["0011", "0123"], ["0101", "0012"]),
+        *of(long_with_a_root, ["0102"], ["0011", "0123"]),
+        *of(reduces_by_parts, [], ["012"]),
+    ],
+)
+def test_on_hosts(world, placement, function, arguments):
+    world(len(placement)).run(placed, placement, function, *arguments)
 
 
 def told():
-    import fastcoll.info
-
     os.environ["FASTCOLL_HOST_ID"] = f"rack {here().rank}"
     group = dist.new_group([0, 1])
     dist.barrier(group=group)
@@ -238,15 +370,11 @@ def subgroups():
     across = dist.new_group()
     inside = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][here().rank // 2]
     leaders = dist.new_group([0, 2])
-    for _ in range(3):
-        for group, members in ((across, range(4)), (inside, dist.get_process_group_ranks(inside))):
-            tensor = torch.tensor([float(here().rank)])
-            dist.all_reduce(tensor, group=group)
-            assert tensor.item() == sum(members)
-    if here().rank in (0, 2):
+    groups = [across, inside, *([leaders] if here().rank in (0, 2) else [])]
+    for group in groups * 3:
         tensor = torch.tensor([float(here().rank)])
-        dist.all_reduce(tensor, group=leaders)
-        assert tensor.item() == 2
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == sum(dist.get_process_group_ranks(group))
     cpu = torch.device("cpu")
     return across._get_backend(cpu).transport(), inside._get_backend(cpu).transport()
 
@@ -257,4 +385,4 @@ def test_groups_inside_and_across(world):
 
 
 def test_default_group_of_one_host_is_not_spanning(world):
-    assert world(2).run(used, fresh=True) == ["shm", "shm"]
+    assert world(2).run(transport, fresh=True) == ["shm", "shm"]

@@ -1,4 +1,7 @@
-"""Options.shared_tensors, FASTCOLL_SHARED_TENSORS: torch's own tensors are in shared memory; nothing else changes."""
+"""Options.shared_tensors, FASTCOLL_SHARED_TENSORS: torch's own tensors are in shared memory; nothing else changes.
+
+Tests have processes of their own: what is switched on stays on.
+"""
 
 import gc
 import io
@@ -7,7 +10,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, shared_bytes
 from oracle import assert_same
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,20 +32,8 @@ def shared(tensor: torch.Tensor) -> bool:
     return cpu_backend(dist.group.WORLD, CPU).is_shared(tensor)
 
 
-def shared_bytes() -> int:
-    return max(group["shared_bytes"] for group in fastcoll.info.groups())
-
-
 def begin() -> dist.ProcessGroup:
     return dist.new_group(pg_options=fastcoll.Options(shared_tensors=True))
-
-
-@pytest.fixture
-def processes(tmp_path):
-    """Processes of their own: what is switched on stays on."""
-    worlds = Worlds(tmp_path)
-    yield worlds
-    worlds.close()
 
 
 def tensors_are_shared_only_when_asked():
@@ -69,8 +60,8 @@ def by_variable(value: str, option: bool):
 
 
 @pytest.mark.parametrize(("value", "option", "expected"), [("1", False, True), ("0", True, False)])
-def test_the_variable_wins_over_the_option(processes, value, option, expected):
-    assert processes(2).run(by_variable, value, option) == [expected] * 2
+def test_the_variable_wins_over_the_option(own_worlds, value, option, expected):
+    assert own_worlds(2).run(by_variable, value, option) == [expected] * 2
 
 
 def a_wrong_value_is_refused():
@@ -120,8 +111,8 @@ def lives_on():
     return tensor
 
 
-def test_tensors_outlive_all_groups(processes):
-    processes(3).run(lives_on, fresh=True)
+def test_tensors_outlive_all_groups(own_worlds):
+    own_worlds(3).run(lives_on, fresh=True)
 
 
 def a_forked_child_and_its_parent_change_nothing_of_each_others():
@@ -174,22 +165,12 @@ def forks_come_and_go():
     assert shared_bytes() < 30 * tensors[0].nbytes + (4 << 20)
 
 
-@pytest.mark.full
-def test_forks_leave_nothing(processes):
-    processes(2).run(forks_come_and_go)
-
-
-def loaders():
+def loads_data_with_workers():
     begin()
     rows = torch.arange(40.0 * LEAST).view(40, LEAST)
     loader = DataLoader(TensorDataset(rows), batch_size=4, num_workers=2)
     found = torch.cat([batch for (batch,) in loader])
     assert_same(found, rows)
-
-
-@pytest.mark.full
-def test_workers_of_a_data_loader(processes):
-    processes(2).run(loaders)
 
 
 def storages_are_resized_saved_and_moved():
@@ -256,14 +237,6 @@ def trains(share: bool):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_training_has_the_same_bits(processes):
-    world = processes(2)
-    private = world.run(trains, False)
-    for rank, weights in enumerate(world.run(trains, True)):
-        for one, other in zip(weights, private[rank], strict=True):
-            assert_same(one, other)
-
-
 def synchronizes(share: bool, wire: torch.dtype | None):
     """Large gradients are messages of their own then, small ones one message."""
     if share:
@@ -286,12 +259,14 @@ def synchronizes(share: bool, wire: torch.dtype | None):
     return [gradient.clone() for gradient in gradients]
 
 
-@pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_synchronized_gradients_have_the_same_bits(processes, wire):
-    world = processes(2)
-    private = world.run(synchronizes, False, wire)
-    for rank, gradients in enumerate(world.run(synchronizes, True, wire)):
-        for one, other in zip(gradients, private[rank], strict=True):
+@pytest.mark.parametrize(
+    "job, arguments", [(trains, []), (synchronizes, [None]), (synchronizes, [torch.bfloat16])]
+)
+def test_training_has_the_same_bits(own_worlds, job, arguments):
+    world = own_worlds(2)
+    private = world.run(job, False, *arguments)
+    for rank, tensors in enumerate(world.run(job, True, *arguments)):
+        for one, other in zip(tensors, private[rank], strict=True):
             assert_same(one, other)
 
 
@@ -304,7 +279,9 @@ def test_synchronized_gradients_have_the_same_bits(processes, wire):
         (freed_blocks_are_used_again_and_bounded, 2),
         (a_forked_child_and_its_parent_change_nothing_of_each_others, 2),
         (storages_are_resized_saved_and_moved, 2),
+        pytest.param(forks_come_and_go, 2, marks=pytest.mark.full),
+        pytest.param(loads_data_with_workers, 2, marks=pytest.mark.full),
     ],
 )
-def test_between_ranks(processes, job, size):
-    processes(size).run(job)
+def test_between_ranks(own_worlds, job, size):
+    own_worlds(size).run(job)

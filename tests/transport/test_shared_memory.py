@@ -8,21 +8,18 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo
+from backend import beyond_gloo, shared_bytes
 from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
+from oracle import assert_same
 from world import here
+
+import fastcoll
 
 pytestmark = beyond_gloo("fastcoll's own shared memory")
 
 RETIREMENT = 2.5
 """Seconds after which memory of a group that is gone is used again: kRetirement of arena.cpp, and some."""
-
-
-def shared_bytes() -> int:
-    import fastcoll.info
-
-    return max((group["shared_bytes"] for group in fastcoll.info.groups()), default=0)
 
 
 def backend():
@@ -89,23 +86,63 @@ def allocated():
     assert empty.numel() == 0
     with pytest.raises(ValueError, match="at least 0"):
         backend().allocate_tensor(-1, dtype=torch.float32, device=cpu)
-    outlives = backend().allocate_tensor(1000, dtype=torch.float32, device=cpu).fill_(3.0)
-    dist.barrier()
+
+
+def shapes_and_types():
+    shared = backend().is_shared
+    for size in [((),), (0,), (5,), (3, 0, 2), (4, 5, 6), ([2, 3],), (torch.Size([7]),)]:
+        tensor = fastcoll.empty_shared(*size)
+        assert tensor.shape == torch.empty(*size).shape and tensor.dtype is torch.float
+        assert tensor.is_contiguous() and (tensor.numel() == 0 or shared(tensor))
+    for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.complex128, torch.float8_e4m3fn):
+        tensor = fastcoll.empty_shared(11, dtype=dtype)
+        assert tensor.dtype is dtype and shared(tensor)
+    assert not shared(torch.empty(11))
+
+
+def used_by_every_group_and_outlives_all():
+    everyone = list(range(dist.get_world_size()))
+    group = dist.new_group(everyone)
+    tensor = fastcoll.empty_shared(100, 200, group=group).fill_(1.0)
+    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group(group)
+    gc.collect()
     dist.destroy_process_group()
-    assert outlives.sum() == 3000.0
-    outlives += 1
-    assert outlives.sum() == 4000.0
+    assert_same(tensor + 1, torch.full((100, 200), float(len(everyone)) ** 2 + 1))
 
 
-def test_tensors_in_shared_memory(world):
-    world(2).run(allocated, fresh=True)
+def refusals():
+    with pytest.raises(ValueError, match=r"sizes of at least 0, got \(3, -1\)"):
+        fastcoll.empty_shared(3, -1)
+    with pytest.raises(TypeError):
+        fastcoll.empty_shared(2.5)
+    # Of one rank each: Gloo's connections at times fail on a busy machine.
+    other = [dist.new_group([rank], backend="gloo") for rank in range(2)][dist.get_rank()]
+    with pytest.raises(ValueError, match=f"got group '{other.group_name}'"):
+        fastcoll.empty_shared(3, group=other)
+    dist.destroy_process_group(other)
+
+
+@pytest.mark.parametrize(
+    "job, size",
+    [
+        (allocated, 2),
+        (shapes_and_types, 1),
+        (used_by_every_group_and_outlives_all, 3),
+        (refusals, 2),
+    ],
+)
+def test_tensors_in_shared_memory(world, job, size):
+    world(size).run(job, fresh=True)
+
+
+def test_without_a_group():
+    with pytest.raises(ValueError, match="got no group"):
+        fastcoll.empty_shared(3)
 
 
 # --- nothing grows -------------------------------------------------------------------------------
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def mapped_bytes() -> int:
@@ -118,6 +155,10 @@ def mapped_bytes() -> int:
             elif ours and line.startswith("Rss:"):
                 total += 1024 * int(line.split()[1])
     return total
+
+
+def held() -> tuple[int, int, int]:
+    return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped_bytes()
 
 
 def groups_come_and_go(rounds):
@@ -140,14 +181,14 @@ def groups_come_and_go(rounds):
         use(300_000)
     gc.collect()
     dist.barrier()
-    before = shared_bytes(), open_files(), mapped_bytes()
+    before = held()
     for _ in range(rounds):
         use(300_000)
     time.sleep(RETIREMENT)  # what a peer may still look at is given back some time later
     use(300_000)
     gc.collect()
     dist.barrier()
-    return before, (shared_bytes(), open_files(), mapped_bytes())
+    return before, held()
 
 
 @pytest.mark.full  # waits for the retirement

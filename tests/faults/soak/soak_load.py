@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 
 import torch
 import torch.distributed as dist
-from backend import reduce_scatter_single
+from backend import shared_bytes
 from fault_rank import Rank
+from rank_calls import WRONG, all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 
 __all__ = ["Sample", "sampled"]
 
@@ -85,28 +86,14 @@ def allocated_bytes() -> int:
     return int(from_system.attrib["size"]) + mapped - free
 
 
-def shared_bytes() -> int:
-    """Return the shared memory reserved by the groups of this process; 0 for other backends."""
-    from fastcoll.info import groups
-
-    return max((group["shared_bytes"] for group in groups()), default=0)
-
-
 class Load:
     """A mixed load, drawn from a seed that all ranks share."""
 
     def __init__(self, rank: Rank) -> None:
-        self.rank, self.size = rank.rank, rank.size
+        self.rank, self.mine, self.size = rank, rank.rank, rank.size
         self.chance = random.Random(45)
-        self.kinds = [
-            self.all_reduces,
-            self.gathers,
-            self.scatters,
-            self.works,
-            self.messages,
-            self.group,
-            self.objects,
-        ]
+        self.kinds = [self.all_reduces, self.gathers, self.scatters, self.works]
+        self.kinds += [self.messages, self.group, self.objects]
         if hasattr(dist.group.WORLD._get_backend(torch.device("cpu")), "transport"):
             self.kinds.append(self.in_shared_memory)
 
@@ -116,29 +103,18 @@ class Load:
             kind(self.chance.choice([0, 1, 100, 1000, 40_000, 300_000]))
 
     def all_reduces(self, count: int, group: dist.ProcessGroup | None = None) -> None:
-        tensor = torch.full((count,), self.rank + 1.0)
-        dist.all_reduce(tensor, group=group)
-        self.check(tensor, self.size * (self.size + 1) / 2)
-        dist.broadcast(tensor.fill_(float(self.rank)), self.size - 1, group=group)
-        self.check(tensor, self.size - 1.0)
+        all_reduce(self.rank, count, group)
+        broadcast(self.rank, count, self.size - 1, group)
 
     def gathers(self, count: int) -> None:
-        mine = torch.full((count,), float(self.rank))
-        parts = [torch.empty(count) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
-        for peer, part in enumerate(parts):
-            self.check(part, float(peer))
+        all_gather(self.rank, count)
         root = self.chance.randrange(self.size)
-        dist.gather(mine, parts if self.rank == root else None, root)
+        parts = [torch.empty(count) for _ in range(self.size)] if self.mine == root else None
+        dist.gather(torch.ones(count), parts, root)
 
     def scatters(self, count: int) -> None:
-        whole = torch.ones(self.size * count)
-        part = torch.empty(count)
-        reduce_scatter_single(part, whole)
-        self.check(part, float(self.size))
-        out = torch.empty(self.size * count)
-        dist.all_to_all_single(out, whole.fill_(float(self.rank)))
-        self.check(out[:count], 0.0)
+        reduce_scatter(self.rank, count)
+        all_to_all(self.rank, count)
 
     def works(self, count: int) -> None:
         tensors = [torch.ones(count) for _ in range(12)]
@@ -153,8 +129,8 @@ class Load:
     def messages(self, count: int) -> None:
         into = torch.empty(count)
         tag = self.chance.randrange(5)
-        work = dist.isend(torch.full((count,), 7.0), (self.rank + 1) % self.size, tag=tag)
-        dist.recv(into, (self.rank - 1) % self.size, tag=tag)
+        work = dist.isend(torch.full((count,), 7.0), (self.mine + 1) % self.size, tag=tag)
+        dist.recv(into, (self.mine - 1) % self.size, tag=tag)
         work.wait()
         self.check(into, 7.0)
 
@@ -172,10 +148,10 @@ class Load:
     def objects(self, count: int) -> None:
         gathered = [None] * self.size
         dist.all_gather_object(gathered, "x" * (count % 5000))
-        assert len(set(gathered)) == 1, "a wrong object was returned as success"
+        assert len(set(gathered)) == 1, WRONG
 
     def check(self, tensor: torch.Tensor, value: float) -> None:
-        assert torch.all(tensor == value), "a wrong result was returned as success"
+        assert torch.all(tensor == value), WRONG
 
 
 def sampled(rank: Rank, seconds: float) -> list[Sample]:

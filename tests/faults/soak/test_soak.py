@@ -1,44 +1,63 @@
-"""A short soak; `make soak` is a long one. And that its verdict finds a leak."""
+"""A soak: a mixed load, in which nothing may grow. And that its verdict finds a leak.
+
+make soak SOAK=600              for so many seconds; FASTCOLL_TEST_SOAK_JSON names a file for the samples
+"""
+
+import dataclasses
+import os
+from pathlib import Path
 
 import pytest
+import torch
 from fault_list import plays
 from soak_load import Sample, sampled
-from soak_verdict import growths
+from soak_verdict import THRESHOLDS, growths
 
-SECONDS = 9.0
+from fastcoll.bench.machine import describe_machine, describe_run
+from fastcoll.bench.record import write_record
+
+SECONDS = float(os.environ.get("FASTCOLL_TEST_SOAK", "9"))
+RECORD = os.environ.get("FASTCOLL_TEST_SOAK_JSON")
 
 
 @plays(45)
 @pytest.mark.full
 def test_nothing_grows(jobs):
-    job = jobs(3, sampled, SECONDS)
-    for samples in job.hear_all(timeout=SECONDS + 40.0).values():
-        assert samples[-1].rounds > 20
-        assert growths(samples) == []
-    job.ended_well()
+    answers = jobs(3, sampled, SECONDS).hear_all(timeout=SECONDS + 60.0)
+    for rank, samples in answers.items():
+        first, last = samples[len(samples) // 4], samples[-1]
+        print(f"rank {rank}: {last.rounds} rounds in {last.at:.0f} s, {len(samples)} samples")
+        for name in THRESHOLDS:
+            values = getattr(first, name), getattr(last, name)
+            print("  {:12} {:>12} after the warm-up, {:>12} at the end".format(name, *values))
+    grown = {rank: growths(samples) for rank, samples in answers.items()}
+    if RECORD:
+        record = describe_run(["make", "soak", f"SOAK={SECONDS:g}"]) | {
+            "command": f"make soak SOAK={SECONDS:g}",
+            "machine": describe_machine(torch.device("cpu")),
+            "thresholds": THRESHOLDS,
+            "grown": grown,
+            "cases": [
+                {"rank": rank, **dataclasses.asdict(sample)}
+                for rank, samples in answers.items()
+                for sample in samples[:: max(1, len(samples) // 60)]
+            ],
+        }
+        write_record(Path(RECORD), record)
+    assert all(samples[-1].rounds > 20 for samples in answers.values())
+    assert grown == {rank: [] for rank in answers}
 
 
 def steady(count=90, **leaks):
     """Samples of a process that leaks so much a second."""
-    start = {
-        "allocated": 1e8,
-        "resident": 2e8,
-        "shared": 4e6,
-        "descriptors": 20,
-        "threads": 5,
-        "mappings": 3,
-    }
-    return [
-        Sample(
-            at=float(i),
-            rounds=10 * i,
-            **{
-                name: int(value + leaks.get(name, 0.0) * i + (value * 0.01 if i % 7 == 0 else 0))
-                for name, value in start.items()
-            },
-        )
-        for i in range(count)
-    ]
+    start = {"allocated": 1e8, "resident": 2e8, "shared": 4e6}
+    start |= {"descriptors": 20, "threads": 5, "mappings": 3}
+
+    def held(i):
+        burst = 0.01 if i % 7 == 0 else 0.0
+        return {n: int(v + leaks.get(n, 0.0) * i + v * burst) for n, v in start.items()}
+
+    return [Sample(at=float(i), rounds=10 * i, **held(i)) for i in range(count)]
 
 
 def test_bursts_are_no_growth():

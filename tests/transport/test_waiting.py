@@ -1,0 +1,130 @@
+"""How a rank waits: it spins only if each rank has a core, and sleeps when the wait is long."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from backend import BACKEND, beyond_gloo
+from fault_list import plays
+from world import here
+
+import fastcoll
+import fastcoll.info
+
+pytestmark = beyond_gloo("fastcoll's own waiting")
+
+SPIN_US = 50
+"""By default, where each rank has a core."""
+
+many_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="needs two cores: ranks of one core each"
+)
+
+
+def spin(cores_of_ranks, spin_us=-1):
+    """Makes a group while this rank is bound to its cores, and returns what the group says of its waits."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores_of_ranks[here().rank])
+    known = {group["name"] for group in fastcoll.info.groups()}
+    try:
+        group = dist.new_group(backend=BACKEND, pg_options=fastcoll.Options(spin_us=spin_us))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert "spin_us" not in told(known), "it is decided with the transport"
+    dist.all_reduce(torch.ones(3), group=group)
+    return told(known)["spin_us"]
+
+
+def told(known):
+    """Returns what fastcoll.info tells of the one group that is not known."""
+    (new,) = [group for group in fastcoll.info.groups() if group["name"] not in known]
+    return new
+
+
+# Cores of each rank, of those that this process may use; what the ranks then spin.
+A, B, BOTH, ALL = {0}, {1}, {0, 1}, None
+
+
+@pytest.mark.parametrize(
+    "cores, expected",
+    [
+        pytest.param([A, B], [SPIN_US] * 2, id="a core each", marks=many_cores),
+        pytest.param([BOTH, BOTH], [SPIN_US] * 2, id="two cores for both", marks=many_cores),
+        pytest.param([A, A], [0, 0], id="one core for both"),
+        pytest.param([A, B, A], [0, SPIN_US, 0], id="two meet on a core", marks=many_cores),
+        pytest.param([A, BOTH, B], [0] * 3, id="one joins two others", marks=many_cores),
+        # Ranks 0 and 1 have one core, though the three of them, and with more cores all together, have as many.
+        pytest.param([A, A, ALL], [0] * 3, id="a core is counted once", marks=many_cores),
+    ],
+)
+def test_ranks_spin_where_each_has_a_core(world, cores, expected):
+    known = sorted(os.sched_getaffinity(0))
+    sets = [set(known) if own is ALL else {known[core] for core in own} for own in cores]
+    assert world(len(cores)).run(spin, sets) == expected
+
+
+def test_the_option_decides(world):
+    (core,) = sorted(os.sched_getaffinity(0))[:1]
+    assert world(2).run(spin, [{core}, {core}], 7) == [7, 7]
+
+
+# --- a rank that waits for a long time sleeps: it leaves its core to others ----------------------
+
+SECONDS = 1.5
+MOST = 0.05
+"""Share of a core that a waiting rank may use, of all its threads together."""
+
+
+def all_reduce():
+    dist.all_reduce(torch.ones(3))
+
+
+def large_all_reduce():
+    dist.all_reduce(torch.ones(1 << 20))
+
+
+def asynchronous():
+    dist.all_reduce(torch.ones(3), async_op=True).wait()
+
+
+def barrier():
+    dist.barrier()
+
+
+def receive():
+    if here().rank == 0:
+        for peer in range(1, here().size):
+            dist.send(torch.ones(3), peer)
+    else:
+        dist.recv(torch.ones(3), 0)
+
+
+def waits(call):
+    call()  # connected
+    dist.barrier()
+    began, used = time.perf_counter(), time.process_time()
+    if here().rank == 0:
+        time.sleep(SECONDS)
+        call()
+        return 0.0
+    call()
+    waited = time.perf_counter() - began
+    assert waited > SECONDS / 2, "it did not wait for rank 0"
+    return (time.process_time() - used) / waited
+
+
+CASES = [
+    pytest.param(
+        call, size, marks=plays(42) if (call, size) == (all_reduce, 2) else pytest.mark.full
+    )
+    for call in (all_reduce, large_all_reduce, asynchronous, barrier, receive)
+    for size in (2, 4)
+]
+
+
+@pytest.mark.parametrize(("call", "size"), CASES)
+def test_waiting_takes_no_core(world, call, size):
+    shares = world(size).run(waits, call)
+    assert max(shares) < MOST, shares
