@@ -22,6 +22,7 @@ __all__ = [
     "enter_network",
     "memory_limit",
     "own_namespaces",
+    "own_process_ids",
     "refuse_calls",
     "remount_shared_memory",
     "two_networks",
@@ -54,6 +55,15 @@ def own_namespaces(flags: int) -> None:
     _checked(_libc.unshare(flags), "unshare")
     if flags & CLONE_NEWNS:
         _checked(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
+
+
+def own_process_ids(number: int) -> None:
+    """Go on as process ``number`` of a namespace of its own; those before it wait for it."""
+    own_namespaces(CLONE_NEWPID)  # of its children
+    for _ in range(number):
+        if child := os.fork():
+            os.waitpid(child, 0)
+            os._exit(0)
 
 
 def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False) -> None:

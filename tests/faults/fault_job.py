@@ -17,6 +17,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 import torch.distributed as dist
 from fault_rank import Call, run
@@ -59,6 +60,7 @@ class Job:
         name = Function.of(function)
         folder = Path(common["folder"])
         self.ranks = list(ranks)
+        self.prefix: str = common["prefix"]
         self._processes: dict[int, Process] = {}
         self._channels: dict[int, connection.Connection] = {}
         self._logs: dict[int, Path] = {}
@@ -215,7 +217,7 @@ class Jobs:
         folder: Path,
         pretended_hosts: int = 1,
     ) -> None:
-        self._launcher, self._store, self._folder = launcher, store, folder
+        self._launcher, self.store, self._folder = launcher, store, folder
         self._pretended_hosts = pretended_hosts
         self._jobs: list[Job] = []
 
@@ -257,16 +259,21 @@ class Jobs:
             real_exit=real_exit,
             size=size,
             prefix=f"{folder}/" if prefix is None else prefix,
-            store=("127.0.0.1", self._store.port),
+            store=("127.0.0.1", self.store.port),
             folder=str(folder),
         )
         self._jobs.append(job)
         return job
 
-    @property
-    def port(self) -> int:
-        """Where the store listens, on this host."""
-        return int(self._store.port)
+    def key(self, job: Job, pattern: str) -> str:
+        """Wait until a rank of the job has set a key of the store that matches; return the whole key."""
+        end = time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            for key in self.store.list_keys():
+                if job.prefix in key and re.search(pattern, key):
+                    return key
+            time.sleep(0.01)
+        raise JobFailed(f"expected a key like {pattern}, got none in {DEADLINE:g} s", "silent")
 
     def ended_well(self) -> None:
         """Wait for the end of all ranks; see ``Job.ended_well``."""
@@ -293,9 +300,8 @@ class Jobs:
 
 def _processes_of_sessions(sessions: set[int]) -> list[int]:
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (process / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) in sessions and fields[0] != "Z":
-                found.append(int(process.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getsid(pid) in sessions and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
     return found

@@ -190,8 +190,8 @@ class Rank:
         dist.destroy_process_group()
         return self.left()
 
-    def recover(self, others: list[int]) -> dict[str, Any]:
-        """Leave the faulty group and make a new one with the ranks that are left.
+    def recover(self, *lost: int) -> dict[str, Any]:
+        """Leave the faulty group and make a new one of all ranks but the lost.
 
         Returns:
             ``again``: what the next collective of the faulty group raised; ``state``: its error;
@@ -203,7 +203,7 @@ class Rank:
         dist.destroy_process_group()
         destroy = time.monotonic() - start
         left = self.left()
-        everyone = sorted([*others, self.rank])
+        everyone = [rank for rank in range(self.size) if rank not in lost]
         self.init("recovered", rank=everyone.index(self.rank), world_size=len(everyone))
         tensor = torch.full((5,), self.rank + 1.0)
         dist.all_reduce(tensor)

@@ -19,6 +19,7 @@ __all__ = [
     "finish",
     "reduce_scatter",
     "repeated",
+    "swap",
     "transport",
     "works",
 ]
@@ -65,6 +66,12 @@ def all_to_all(rank: Rank, count: int) -> None:
 
 def barrier(rank: Rank, count: int = 0) -> None:
     dist.barrier()
+
+
+def swap(tensor: torch.Tensor, peer: int, first: bool) -> None:
+    """Send to a rank and receive from it; one of the two goes ``first``."""
+    for turn in (dist.send, dist.recv) if first else (dist.recv, dist.send):
+        turn(tensor, peer)
 
 
 def repeated(call: Callable[..., None], *arguments: Any) -> Fault | None:

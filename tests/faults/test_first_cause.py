@@ -11,6 +11,7 @@ import torch.distributed as dist
 from fault_rank import Rank, catch
 from in_call import soon, tell_in_call
 from in_time import cause
+from rank_calls import all_reduce, repeated
 from suite_rules import bound
 
 NOTICED = 1.0
@@ -84,12 +85,7 @@ def aborts_at_once(rank: Rank):
     """What programs do that give up: they abort the group, so that others do not wait."""
     rank.used()
     tell_in_call(rank, 3)
-
-    def forever():
-        while True:
-            dist.all_reduce(torch.ones(50_000))
-
-    fault = catch(forever)
+    fault = repeated(all_reduce, rank, 50_000)
     dist.distributed_c10d._abort_process_group()
     rank.tell(fault)
 

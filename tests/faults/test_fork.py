@@ -1,10 +1,9 @@
 """A process forks after init: the child may not use the group, and the parent goes on."""
 
 import os
-import signal
-import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,20 +11,6 @@ import torch.utils.data
 from backend import BACKEND
 from fault_list import plays
 from fault_rank import Rank, catch
-
-
-def wait_for(child: int, timeout: float = 8.0) -> int | None:
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGUSR1)  # its stacks go to the log
-    time.sleep(0.5)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
 
 
 def check(rank: Rank) -> None:
@@ -63,7 +48,7 @@ def forks(rank: Rank, how: str):
     os.close(write)
     with os.fdopen(read) as pipe:
         said = pipe.read()
-    code = wait_for(child)
+    code = psutil.Process(child).wait(8.0)
     check(rank)
     return said, code, rank.leave()
 
@@ -104,7 +89,7 @@ def forks_with_its_own_group(rank: Rank):
         tensor = torch.full((4,), rank.rank + 1.0)
         dist.all_reduce(tensor)
         raise SystemExit(0 if tensor.tolist() == [3.0] * 4 else 3)
-    code = wait_for(child)
+    code = psutil.Process(child).wait(8.0)
     check(rank)
     return code
 

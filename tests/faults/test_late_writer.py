@@ -32,18 +32,6 @@ def destroy(groups: list[dist.ProcessGroup]) -> None:
     gc.collect()
 
 
-def all_gather(group: dist.ProcessGroup) -> None:
-    dist.all_gather([torch.empty_like(LARGE), torch.empty_like(LARGE)], LARGE, group=group)
-
-
-def all_reduce(group: dist.ProcessGroup) -> None:
-    dist.all_reduce(LARGE.clone(), group=group)
-
-
-def small_all_reduce(group: dist.ProcessGroup) -> None:
-    dist.all_reduce(SMALL.clone(), group=group)
-
-
 def swap(group: dist.ProcessGroup) -> None:
     other = 1 - dist.get_rank()
     works = [dist.isend(SMALL, other, group), dist.irecv(torch.empty_like(SMALL), other, group)]
@@ -53,9 +41,12 @@ def swap(group: dist.ProcessGroup) -> None:
 
 # Each call, and the bytes that its peers may write into.
 CALLS = {
-    "all_reduce": (all_reduce, RING),
-    "all_gather": (all_gather, RING),
-    "small all_reduce": (small_all_reduce, BLOCK),
+    "all_reduce": (lambda group: dist.all_reduce(LARGE.clone(), group=group), RING),
+    "all_gather": (
+        lambda group: dist.all_gather([LARGE.clone(), LARGE.clone()], LARGE, group=group),
+        RING,
+    ),
+    "small all_reduce": (lambda group: dist.all_reduce(SMALL.clone(), group=group), BLOCK),
     "isend and irecv": (swap, BLOCK + CHANNEL),
 }
 

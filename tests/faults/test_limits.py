@@ -136,7 +136,7 @@ def beyond_the_limit(rank: Rank, cgroup: str):
         held.fill_(1)
         return None
     rank.tell(catch(dist.all_reduce, torch.ones(3)))
-    return rank.recover([])
+    return rank.recover(1)
 
 
 @plays(33)
@@ -184,25 +184,18 @@ def few_descriptors(rank: Rank, room: int):
     return fault, finish(rank, named=said)
 
 
-def told_of_no_descriptors(job):
-    for fault, found in job.hear_all().values():
+ROOMS = [
+    pytest.param("00", 1, marks=plays(46)),
+    *(pytest.param("00", room, marks=[plays(46), pytest.mark.full]) for room in (0, 2, 3, 4)),
+    *(pytest.param("01", room, marks=[plays(46), pytest.mark.full]) for room in range(5)),
+    # Of 8 ranks that are alone on their hosts each has seven connections, of two sockets.
+    *(pytest.param("01234567", room, marks=pytest.mark.full) for room in (7, 13, 15, 17, 21)),
+]
+
+
+@pytest.mark.parametrize("hosts, room", ROOMS)
+def test_descriptors_run_out(jobs, hosts, room):
+    for fault, found in jobs(len(hosts), few_descriptors, room, hosts=hosts).hear_all().values():
         assert found == {"left": [], "named": True}, fault
         if fault is not None:
             in_time(fault.seconds, 2.0, fault.text)
-
-
-@plays(46)
-@over_hosts
-@pytest.mark.parametrize(
-    "room", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (0, 2, 3, 4))]
-)
-def test_descriptors_run_out(jobs, room):
-    told_of_no_descriptors(jobs(2, few_descriptors, room))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("room", [7, 13, 15, 17, 21])
-def test_descriptors_that_run_out_between_connections(jobs, room):
-    """Of 8 ranks that are alone on their hosts each has seven connections, of two sockets."""
-    environment = {"FASTCOLL_TRANSPORT": "gloo"}
-    told_of_no_descriptors(jobs(8, few_descriptors, room, environment=environment))

@@ -10,6 +10,7 @@ from backend import beyond_gloo
 from fault_rank import Rank, catch
 from in_time import assert_raised
 from machine import enter_network, two_networks
+from rank_calls import swap
 from suite_rules import bound
 
 pytestmark = [pytest.mark.full, beyond_gloo("the bound on a silent host")]
@@ -61,8 +62,7 @@ def repeats(rank: Rank, networks: list[str], address: str, call: str):
 
     dist.barrier()
     if peer is not None:
-        for turn in [dist.send, dist.recv] if rank.rank == ends[0] else [dist.recv, dist.send]:
-            turn(small, peer)
+        swap(small, peer, rank.rank == ends[0])
     rank.tell("ready")
     fault = catch(forever)
     if fault is None:

@@ -13,6 +13,7 @@ from backend import beyond_gloo
 from fault_rank import PATIENT, Rank, catch
 from in_call import tell_in_call
 from odd_stores import Slow
+from rank_calls import swap
 from suite_rules import bound
 
 import fastcoll
@@ -75,12 +76,7 @@ def one_is_stopped(rank: Rank):
     work = dist.irecv(late, 1) if rank.rank == 0 else None
     peer = 2 - rank.rank
     for _ in range(300):
-        if rank.rank == 0:
-            dist.send(x, peer)
-            dist.recv(x, peer)
-        else:
-            dist.recv(x, peer)
-            dist.send(x, peer)
+        swap(x, peer, rank.rank == 0)
     rank.tell("done")
     rank.hear()
     if rank.rank == 2:
@@ -121,15 +117,13 @@ def one_is_late(rank: Rank):
         store.seconds = 0.3
         work = dist.irecv(late, 1)
         for _ in range(100):
-            dist.send(x, 2)
-            dist.recv(x, 2)
+            swap(x, 2, True)
         rank.tell("done")
         work.wait()
     else:
         dist.send(x, 0)
         for _ in range(100):
-            dist.recv(x, 0)
-            dist.send(x, 0)
+            swap(x, 0, False)
     rank.meet()
     return late.tolist()
 

@@ -11,7 +11,7 @@ from backend import beyond_gloo
 from fault_rank import Rank, catch
 from in_call import soon, tell_in_call
 from in_time import assert_raised
-from machine import CLONE_NEWPID, own_namespaces
+from machine import own_process_ids
 from odd_stores import HidesLinks
 from suite_rules import bound
 
@@ -268,10 +268,7 @@ def test_the_sender_of_a_message_that_was_announced_is_named(jobs):
 def first_message(rank: Rank, hosts: str, used: bool, idle: bool):
     """Rank 0 dies, whose first message others await; rank 1 is of its host, and calls nothing if ``idle``."""
     if hosts[rank.rank] != hosts[0]:
-        own_namespaces(CLONE_NEWPID)  # of its children
-        if child := os.fork():
-            os.waitpid(child, 0)
-            os._exit(0)
+        own_process_ids(1)
     rank.init()
     if used:
         dist.all_reduce(torch.ones(3))

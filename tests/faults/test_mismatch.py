@@ -166,7 +166,7 @@ def differ(rank: Rank, others, odd, later: int):
     call = odd if rank.rank == ODD else others
     rank.pause()
     faults = (catch(*one) for one in [call, *[(dist.barrier,)] * later])
-    return next(filter(None, faults), None), rank.recover([r for r in range(3) if r != rank.rank])
+    return next(filter(None, faults), None), rank.recover()
 
 
 @pytest.mark.parametrize("case, hosts", [*one_host(), *each_alone()])
@@ -231,7 +231,7 @@ def splits_differ_at_first(rank: Rank):
 def uses_long_messages(rank: Rank, calls):
     rank.used()
     fault = calls(rank)
-    return fault, rank.recover([r for r in range(rank.size) if r != rank.rank])
+    return fault, rank.recover()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def splits_differ(rank: Rank, rows):
     if rank.rank == 0:
         send[1] = rows + 1  # rank 1 expects `rows`
     fault = catch(all_to_all, send, receive)
-    return fault, rank.recover([r for r in range(rank.size) if r != rank.rank])
+    return fault, rank.recover()
 
 
 @plays(28)

@@ -17,10 +17,10 @@ from in_time import in_time
 from machine import (
     CLONE_NEWIPC,
     CLONE_NEWNS,
-    CLONE_NEWPID,
     NOBODY,
     enter_network,
     own_namespaces,
+    own_process_ids,
     two_networks,
 )
 from over_hosts import over_hosts
@@ -125,15 +125,7 @@ def test_other_mount_and_ipc_namespaces(jobs):
 
 def with_other_pids(rank: Rank):
     """The rank is process 2 of a namespace of its own, on both sides."""
-    own_namespaces(CLONE_NEWPID)
-    first = os.fork()
-    if first:
-        os.waitpid(first, 0)
-        os._exit(0)
-    second = os.fork()
-    if second:
-        os.waitpid(second, 0)
-        os._exit(0)
+    own_process_ids(2)
     rank.used()
     works(rank)
     rank.tell((os.getpid(), transport()))

@@ -3,12 +3,10 @@
 import os
 import random
 import re
-import time
 
 import pytest
 import torch.distributed as dist
 from backend import IS_GLOO, beyond_gloo
-from fault_job import DEADLINE, JobFailed
 from fault_list import plays
 from fault_rank import Rank, catch
 from in_time import assert_raised, in_time
@@ -21,17 +19,6 @@ def begins_alone(rank: Rank):
     if dist.is_initialized():
         dist.destroy_process_group()
     return rank.left()
-
-
-def published(store: dist.TCPStore, prefix: str, pattern: str) -> str:
-    """Wait for a key under the prefix that matches; return the whole key."""
-    end = time.monotonic() + DEADLINE
-    while time.monotonic() < end:
-        for key in store.list_keys():
-            if prefix in key and re.search(pattern, key):
-                return key
-        time.sleep(0.01)
-    raise JobFailed(f"expected a key like {pattern}, got none in {DEADLINE:g} s", "silent")
 
 
 def garbled(record: bytes, chance: random.Random) -> list[bytes]:
@@ -54,12 +41,11 @@ def garbled(record: bytes, chance: random.Random) -> list[bytes]:
 @over_hosts
 @pytest.mark.parametrize("case", range(8))
 def test_garbage_where_a_record_should_be(jobs, case):
-    store = dist.TCPStore("127.0.0.1", jobs.port, is_master=False)
-    job = jobs(2, begins_alone, ranks=[0], prefix=(prefix := f"garbled {time.monotonic()}/"))
+    job = jobs(2, begins_alone, ranks=[0])
     # The first record of rank 0; its neighbour's has the same name with another number.
-    key = published(store, prefix, r"/0(/\d+)?$" if IS_GLOO else r"/r/0$")
-    record = b"\0" * 100 if IS_GLOO else store.get(key)
-    store.set(re.sub(r"0((/\d+)?)$", r"1\1", key), garbled(record, random.Random(58))[case])
+    key = jobs.key(job, r"/0(/\d+)?$" if IS_GLOO else r"/r/0$")
+    record = b"\0" * 100 if IS_GLOO else jobs.store.get(key)
+    jobs.store.set(re.sub(r"0((/\d+)?)$", r"1\1", key), garbled(record, random.Random(58))[case])
     fault = job.hear(0)
     assert fault is not None, "no error: success was reported"
     assert IS_GLOO or fault.kind in ("DistStoreError", "DistBackendError"), fault
@@ -90,14 +76,13 @@ def assert_told(job, *words: str):
 @over_hosts
 @beyond_gloo("its ranks do not compare versions")
 def test_another_version(jobs):
-    store = dist.TCPStore("127.0.0.1", jobs.port, is_master=False)
-    job = jobs(2, of_some_version, prefix=(prefix := f"versions {time.monotonic()}/"))
+    job = jobs(2, of_some_version)
     job.hear_all()
     for rank in (0, 1):
-        key = published(store, prefix, rf"/r/{rank}$")
-        record = bytearray(store.get(key))
+        key = jobs.key(job, rf"/r/{rank}$")
+        record = bytearray(jobs.store.get(key))
         record[-32:] = b"0.0.1-other".ljust(32, b"\0")
-        store.set(key, bytes(record))
+        jobs.store.set(key, bytes(record))
     assert_told(job, "0.0.1-other", "same version")
 
 

@@ -50,7 +50,7 @@ def misses(rank: Rank, absent: list[int], short: list[int], call, *arguments: in
         return catch(call, rank, *arguments) or catch(call, rank, *arguments), None
     others_first(rank, rank.rank if rank.rank in short else short[0], TIMEOUT)
     fault = catch(call, rank, *arguments)
-    return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, *absent)])
+    return fault, rank.recover(*absent)
 
 
 def misses_the_first(rank: Rank, absent: list[int]):
@@ -180,7 +180,7 @@ def stopped_in_the_middle(rank: Rank, stops: int, call, count: int):
     fault = repeated(call, rank, count)
     if rank.rank == stops:
         return fault, None
-    return fault, rank.recover([r for r in range(rank.size) if r not in (rank.rank, stops)])
+    return fault, rank.recover(stops)
 
 
 @plays(5)

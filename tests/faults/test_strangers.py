@@ -9,15 +9,13 @@ import random
 import re
 import socket
 import struct
-import time
-from pathlib import Path
 
+import psutil
 import pytest
 import torch.distributed as dist
 from fault_list import plays
 from fault_rank import Rank
 from rank_calls import all_reduce, finish, works
-from test_odd_records import published
 
 MAGIC = 0x314C4C4F43545346
 SIZE = 1 << 20
@@ -57,12 +55,10 @@ def says_hello(address: object, layout: int, receiver: bytes) -> tuple[bytes, li
 
 @pytest.mark.parametrize("knows", [False, True], ids=["has not read the store", "has read it"])
 def test_only_who_has_read_the_store_gets_memory(jobs, knows):
-    prefix = f"strangers {time.monotonic()}/"
-    job = jobs(2, is_visited, prefix=prefix)
+    job = jobs(2, is_visited)
     job.hear_all()
-    store = dist.TCPStore("127.0.0.1", jobs.port, is_master=False)
     for rank, pid in job.pids.items():
-        record = store.get(published(store, prefix, rf"/r/{rank}$"))
+        record = jobs.store.get(jobs.key(job, rf"/r/{rank}$"))
         (layout,) = struct.unpack_from("<I", record, 8)
         known = record[RECORD_OF_PROCESS : RECORD_OF_PROCESS + 16]
         (address,) = [place for family, _, place in listening(pid) if family == socket.AF_UNIX]
@@ -83,32 +79,19 @@ def test_only_who_has_read_the_store_gets_memory(jobs, knows):
 
 def listening(pid: int) -> list[tuple[int, int, object]]:
     """Return family, type and address of all sockets on which the process listens."""
-    inodes = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            link = os.readlink(f"/proc/{pid}/fd/{name}")
-            if link.startswith("socket:["):
-                inodes.add(link[8:-1])
-    found: list[tuple[int, int, object]] = []
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                port = int(fields[1].rpartition(":")[2], 16)
-                host = "127.0.0.1" if family == socket.AF_INET else "::1"
-                found.append((family, socket.SOCK_STREAM, (host, port)))
-    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[3], 16) & 0x10000 and fields[6] in inodes and len(fields) > 7:
-            name = fields[7].encode()
-            address = b"\0" + name[1:] if name.startswith(b"@") else name
-            found.append((socket.AF_UNIX, int(fields[4]), address))
-    return found
+    found: set[tuple[int, int, object]] = set()
+    for one in psutil.Process(pid).net_connections("all"):
+        if one.status == psutil.CONN_LISTEN:
+            host = "127.0.0.1" if one.family == socket.AF_INET else "::1"
+            found.add((one.family, one.type, (host, one.laddr.port)))
+        elif one.family == socket.AF_UNIX and one.laddr:  # of connections too, by the same name
+            found.add((one.family, one.type, one.laddr.replace("@", "\0", 1).encode()))
+    return sorted(found, key=repr)
 
 
 def pelt(family: int, kind: int, address: object, chance: random.Random) -> None:
     """Send what does not belong there, with and without descriptors, and leave."""
-    magic = (0x314C4C4F43545346).to_bytes(8, "little")  # of a hello
+    magic = MAGIC.to_bytes(8, "little")  # of a hello
     for attempt in range(60):
         with socket.socket(family, kind) as connection, contextlib.suppress(OSError):
             connection.settimeout(1.0)

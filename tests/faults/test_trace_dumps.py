@@ -27,17 +27,31 @@ def folder(tmp_path):
     return folder
 
 
-def environment(folder, **other):
-    return {"FASTCOLL_TRACE_DUMP": f"{folder}/t_", "FASTCOLL_TRACE_STACKS": "1", **other}
+@pytest.fixture
+def traced(jobs, folder):
+    """Starts a job whose ranks dump into the folder."""
+
+    def start(size, function, *arguments, **environment):
+        environment |= {"FASTCOLL_TRACE_DUMP": f"{folder}/t_", "FASTCOLL_TRACE_STACKS": "1"}
+        return jobs(size, function, *arguments, environment=environment)
+
+    return start
 
 
-def said(folder, capsys):
-    """Return our report, as JSON and as text."""
-    capsys.readouterr()
-    status = main([f"{folder}/t_", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert main([f"{folder}/t_"]) == status
-    return status, report, capsys.readouterr().out
+@pytest.fixture
+def said(jobs, folder, capsys):
+    """Returns our report of a job, by default one that has ended, as JSON and as text, and the exit status."""
+
+    def report(ended: bool = True):
+        if ended:
+            jobs.ended_well()
+        capsys.readouterr()
+        status = main([f"{folder}/t_", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert main([f"{folder}/t_"]) == status
+        return status, found, capsys.readouterr().out
+
+    return report
 
 
 def wait_for(path, seconds=10.0):
@@ -60,12 +74,11 @@ def differs(rank: Rank):
     return catch(dist.all_reduce, torch.ones(8 + (rank.rank == ODD)))
 
 
-def test_a_mismatch(jobs, folder, capsys, tmp_path):
-    job = jobs(3, differs, environment=environment(folder))
+def test_a_mismatch(traced, said, folder, tmp_path):
+    job = traced(3, differs)
     job.go()
     assert all(fault is not None for fault in job.hear_all().values())
-    job.ended_well()
-    status, report, text = said(folder, capsys)
+    status, report, text = said()
     assert status == 1
     assert report["guilty"] == [ODD]
     finding = report["findings"][0]
@@ -88,17 +101,15 @@ def does_not_come(rank: Rank):
     return catch(dist.broadcast, torch.ones(7), 0)
 
 
-def test_a_rank_that_does_not_come_dumps_too(jobs, folder, capsys, tmp_path):
-    job = jobs(3, does_not_come, environment=environment(folder))
+def test_a_rank_that_does_not_come_dumps_too(traced, said, folder, tmp_path):
+    job = traced(3, does_not_come)
     job.hear_all()
     job.tell(0)
     assert "imed out" in job.hear(0).text
     assert "imed out" in job.hear(2).text
     wait_for(folder / "t_1")
     job.tell(ODD)
-    job.hear(ODD)
-    job.ended_well()
-    status, report, text = said(folder, capsys)
+    status, report, text = said()
     assert status == 1
     assert report["guilty"] == [ODD]
     assert report["findings"][0]["kind"] == "missing"
@@ -116,15 +127,14 @@ def dies(rank: Rank):
     return catch(dist.all_reduce, torch.ones(8))
 
 
-def test_a_rank_that_died_has_no_dump(jobs, folder, capsys):
-    job = jobs(3, dies, environment=environment(folder))
+def test_a_rank_that_died_has_no_dump(traced, said, folder):
+    job = traced(3, dies)
     job.hear_all()
     job.kill(ODD)
     for rank in (0, 2):
         job.tell(rank)
         assert "died" in job.hear(rank).text
-    job.ended_well()
-    status, report, text = said(folder, capsys)
+    status, report, text = said()
     assert status == 1
     assert report["absent"] == report["guilty"] == [ODD]
     assert "there is no dump of rank 1" in text
@@ -139,8 +149,8 @@ def hangs(rank: Rank):
     dist.all_reduce(torch.ones(8))
 
 
-def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
-    job = jobs(2, hangs, environment=environment(folder, FASTCOLL_TRACE_SIGNAL="USR2"))
+def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
+    job = traced(2, hangs, FASTCOLL_TRACE_SIGNAL="USR2")
     assert job.hear(0) == "calls"
     calls: list[int] = []
     end = time.monotonic() + 20
@@ -153,7 +163,7 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(jobs, folder, capsys):
         calls = [entry["collective_seq_id"] for entry in entries]
     job.signal(ODD, signal.SIGUSR2)
     wait_for(folder / f"t_{ODD}")
-    status, report, text = said(folder, capsys)
+    status, report, text = said(ended=False)
     assert (status, report["guilty"]) == (1, [ODD])
     assert "rank 1 has not come to all_reduce(float32[8], op SUM), seq 6" in text
     assert report["first_error"] is None
@@ -174,28 +184,20 @@ def receives_for_ever(rank: Rank, *source: int):
     return catch(dist.recv, torch.ones(5), *source)
 
 
-def said_of_receives(jobs, folder, capsys, *source):
-    job = jobs(2, receives_for_ever, *source, environment=environment(folder))
+@pytest.mark.parametrize("source", [[ODD], []], ids=["from one", "from any"])
+def test_a_message_that_is_not_sent(traced, said, folder, source):
+    job = traced(2, receives_for_ever, *source)
     assert "imed out" in job.hear(0).text
     wait_for(folder / "t_1")
     job.tell(ODD)
-    job.hear(ODD)
-    job.ended_well()
-    return said(folder, capsys)
-
-
-def test_a_message_that_is_not_sent(jobs, folder, capsys):
-    _, report, text = said_of_receives(jobs, folder, capsys, ODD)
-    assert report["guilty"] == [ODD]
-    assert report["findings"][0]["seq"] == 2
-    assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
-
-
-def test_a_message_that_nobody_sends(jobs, folder, capsys):
-    """Nobody is guilty, and nothing is well."""
-    status, report, text = said_of_receives(jobs, folder, capsys)
-    assert status == 1 and "imed out" in report["first_error"][1]
-    assert "No divergence" not in text
+    status, report, text = said()
+    if source:
+        assert report["guilty"] == [ODD]
+        assert report["findings"][0]["seq"] == 2
+        assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
+    else:  # nobody is guilty, and nothing is well
+        assert status == 1 and "imed out" in report["first_error"][1]
+        assert "No divergence" not in text
 
 
 def fails_at_last(rank: Rank, path: str):
@@ -211,11 +213,10 @@ def fails_at_last(rank: Rank, path: str):
     return catch(dist.all_reduce, torch.ones(2 + rank.rank))
 
 
-def test_a_harmless_fault_leaves_the_dump_to_the_real_one(jobs, folder, capsys):
-    job = jobs(2, fails_at_last, str(folder / "t_0"), environment=environment(folder))
+def test_a_harmless_fault_leaves_the_dump_to_the_real_one(traced, said, folder):
+    job = traced(2, fails_at_last, str(folder / "t_0"))
     assert all("Detected mismatch" in fault.text for fault in job.hear_all().values())
-    job.ended_well()
-    _, report, _ = said(folder, capsys)
+    _, report, _ = said()
     assert report["findings"][0]["kind"] == "mismatch"
 
 

@@ -5,7 +5,6 @@ a vote, or an error of the store on all ranks; and no vote makes a rank use memo
 """
 
 import struct
-import time
 from datetime import timedelta
 
 import pytest
@@ -19,7 +18,6 @@ from machine import refuse_calls
 from odd_stores import HidesLinks
 from rank_calls import transport
 from suite_rules import bound
-from test_odd_records import published
 
 pytestmark = beyond_gloo("how fastcoll's ranks agree")
 
@@ -60,33 +58,9 @@ def encoded(*texts: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
-class Forger:
-    """Somebody who reaches the store of two ranks."""
-
-    def __init__(self, jobs, job, prefix: str) -> None:
-        self.store = dist.TCPStore("127.0.0.1", jobs.port, is_master=False)
-        job.hear_all()
-        keys = [published(self.store, prefix, rf"/r/{rank}$") for rank in (0, 1)]
-        self.folder = keys[0].removesuffix("r/0")
-        records = [self.store.get(key) for key in keys]
-        found = 0xCBF29CE484222325
-        for byte in encoded(*records):
-            found = (found ^ byte) * 0x100000001B3 % (1 << 64)
-        self.hash = f"{found:016x}"
-
-    def path(self, key: str) -> str:
-        return f"{self.folder}{key.replace('H', self.hash)}"
-
-    def write(self, key: str, value: bytes) -> None:
-        self.store.set(self.path(key), value)
-
-    def wait_for(self, key: str) -> None:
-        self.store.wait([self.path(key)], timedelta(seconds=bound(2.0)))
-
-
 @pytest.fixture
 def forged(jobs):
-    """Start two ranks and forge; return what came of both.
+    """Start two ranks and set a key of their group, in which H is the hash of both records; return what came of both.
 
     Rank ``first`` calls before the other, until it has failed, or the key ``until`` is there; None: both at once.
     """
@@ -94,15 +68,20 @@ def forged(jobs):
     def play(
         key, value, *, first=None, until="", publishes=True, environment=None, has_memory=True
     ):
-        prefix = f"votes {time.monotonic()}/"
-        job = jobs(2, begins, has_memory, publishes, prefix=prefix, environment=environment)
-        forger = Forger(jobs, job, prefix)
-        forger.write(key, value)
+        job = jobs(2, begins, has_memory, publishes, environment=environment)
+        job.hear_all()
+        records = [jobs.key(job, rf"/r/{rank}$") for rank in (0, 1)]
+        found = 0xCBF29CE484222325
+        for byte in encoded(*map(jobs.store.get, records)):
+            found = (found ^ byte) * 0x100000001B3 % (1 << 64)
+        path = records[0].removesuffix("r/0")
+        jobs.store.set(path + key.replace("H", f"{found:016x}"), value)
         answers = {}
         for rank in [0, 1] if first is None else [first, 1 - first]:
             job.tell(rank)
             if rank == first and until:
-                forger.wait_for(until)
+                awaited = path + until.replace("H", f"{found:016x}")
+                jobs.store.wait([awaited], timedelta(seconds=bound(2.0)))
             elif rank == first:
                 answers[rank] = job.hear(rank)
         answers |= job.hear_all(but=answers)

@@ -1,4 +1,4 @@
-"""How a rank can end: with much memory, by an exception, with a core dump, with its store, in a thread of its own."""
+"""How a rank can end: by an exception, with a core dump, with its store, in a thread of its own."""
 
 import contextlib
 import ctypes
@@ -20,32 +20,10 @@ from machine import refuse_calls
 from over_hosts import over_hosts
 from rank_calls import all_reduce, repeated
 from suite_rules import bound
-from test_death import VICTIM, assert_names, assert_recovered, others, receive
+from test_death import VICTIM, assert_names, assert_recovered, receive
 
 LEFT = 1.0
 """Seconds in which the others notice that a rank has left."""
-
-
-def large_process(rank: Rank):
-    rank.used()
-    ballast = torch.ones(1 << 28) if rank.rank == VICTIM else None  # 1 GiB, touched
-    tell_in_call(rank, 3)
-    fault = repeated(all_reduce, rank)
-    assert ballast is None
-    return fault, rank.recover(others(rank))
-
-
-@plays(3)
-@pytest.mark.full
-def test_killed_with_a_large_memory(jobs):
-    """The kernel takes its time to free the memory, and closes files only after it."""
-    job = jobs(3, large_process)
-    job.hear_all()
-    killed = job.kill(VICTIM)
-    for fault, after in job.hear_all(but=[VICTIM]).values():
-        assert_names(fault, killed, job, "all_reduce")
-        assert_recovered(after, fault)
-    assert job.end(VICTIM) == -9  # only now is it gone
 
 
 def leaves(rank: Rank, how):
@@ -60,7 +38,7 @@ def leaves(rank: Rank, how):
             rank.hear()
         return time.monotonic()
     fault = catch(*((receive, rank, 5) if how == "in recv" else (all_reduce, rank)))
-    return fault, rank.recover(others(rank))
+    return fault, rank.recover(VICTIM)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +73,7 @@ def first_dies_with_its_store(rank: Rank):
     rank.before.files["socket"] += 1
     tell_in_call(rank, 3)
     fault = repeated(all_reduce, rank, 8 << 20)
-    return fault, rank.recover(others(rank, 0))
+    return fault, rank.recover(0)
 
 
 @plays(8)
@@ -127,7 +105,7 @@ def dumps_core(rank: Rank):
     with contextlib.suppress(FileNotFoundError):
         for core in (rank.folder / "core").iterdir():
             core.unlink()
-    return rank.recover(others(rank))
+    return rank.recover(VICTIM)
 
 
 @plays(11)

@@ -6,40 +6,28 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from backend import BACKEND, beyond_gloo
+from backend import beyond_gloo
 from fault_list import plays
 from machine import NOBODY, enter_network, two_networks
 from world import here, init_group
+
+import fastcoll
+import fastcoll.info
 
 pytestmark = beyond_gloo("fastcoll's own choice of a transport")
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changing the user")
 
 
-def shared_store() -> dist.Store:
-    """A store that needs no file that another user may not read."""
-    if here().rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        new = here().scratch / "port.new"
-        new.write_text(str(store.port))
-        new.rename(here().scratch / "port")
-        return store
-    while not (here().scratch / "port").exists():
-        os.sched_yield()
-    return dist.TCPStore("127.0.0.1", int((here().scratch / "port").read_text()), is_master=False)
-
-
-def reduce_and_report():
-    import fastcoll.info
-
+def reduce_and_report(group=None):
     tensor = torch.full((2000,), here().rank + 1.0)
     for _ in range(3):
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
         tensor /= here().size
     whole = sum(range(1, here().size + 1)) / here().size
     assert torch.allclose(tensor, torch.full((2000,), whole))
-    (group,) = [g for g in fastcoll.info.groups() if g["size"] == here().size]
-    return group
+    name = (group or dist.group.WORLD).group_name
+    return next(g for g in fastcoll.info.groups() if g["name"] == name)
 
 
 def log_of(world, *ranks: int) -> str:
@@ -55,13 +43,9 @@ def chosen(transport, debug, by):
     if by != "options":
         os.environ["FASTCOLL_TRANSPORT"] = transport
     if by != "environment":
-        import fastcoll
-
         outdone = "shm" if transport == "gloo" else "gloo"
         named["pg_options"] = fastcoll.Options(transport=outdone if by == "both" else transport)
     init_group(**named)
-    import fastcoll.info
-
     before = fastcoll.info.groups()
     after = reduce_and_report()
     dist.destroy_process_group()
@@ -120,23 +104,19 @@ def test_ranks_that_demand_different_transports(own_worlds):
 
 def other_user(transport):
     os.environ["FASTCOLL_TRANSPORT"] = transport
-    import fastcoll._backend  # now: the other user may not be allowed to read the files
-    import fastcoll.info  # noqa: F401
-
-    store = shared_store()
     if here().rank == 1:
         os.seteuid(NOBODY)
     try:
-        dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
+        everyone = dist.new_group()
         if transport == "shm":
             with pytest.raises(dist.DistBackendError) as caught:
-                dist.all_reduce(torch.ones(3))
+                dist.all_reduce(torch.ones(3), group=everyone)
             return str(caught.value)
-        group = reduce_and_report()
+        group = reduce_and_report(everyone)
         if here().rank == 0:
-            dist.send(torch.ones(4), 1)
+            dist.send(torch.ones(4), 1, everyone)
         else:
-            dist.recv(torch.ones(4), 0)
+            dist.recv(torch.ones(4), 0, everyone)
         return group["transport"], group["reason"]
     finally:
         dist.destroy_process_group()
@@ -147,7 +127,7 @@ def other_user(transport):
 @plays(38)
 @as_root
 def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
-    for transport, reason in own_worlds(2).run(other_user, "auto", init=False):
+    for transport, reason in own_worlds(2).run(other_user, "auto", fresh=True):
         assert transport == "gloo"
         assert re.search(r"rank [01] \(host .*\) runs as another user \(uid (0|65534)\)", reason)
     logs = log_of(own_worlds(2), 0, 1)
@@ -159,7 +139,7 @@ def test_ranks_of_two_users_take_gloo_and_warn_once(own_worlds):
 
 @as_root
 def test_shared_memory_that_is_demanded_and_cannot_be(own_worlds):
-    for text in own_worlds(2).run(other_user, "shm", init=False):
+    for text in own_worlds(2).run(other_user, "shm", fresh=True):
         assert "shared memory was demanded (FASTCOLL_TRANSPORT=shm)" in text, text
         assert "another user" in text and "Unset it" in text, text
 

@@ -10,10 +10,12 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+import training
 from backend import beyond_gloo, shared_bytes
 from oracle import assert_same
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from training import network
 from world import Worlds, here
 
 import fastcoll
@@ -224,16 +226,8 @@ def test_without_shared_memory_a_tensor_is_an_ordinary_one(tmp_path):
 def trains(share: bool):
     if share:
         begin()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
-    )
-    optimizer = torch.optim.AdamW(model.parameters())
-    torch.manual_seed(1 + here().rank)
-    for _ in range(10):
-        model(torch.randn(16, 64)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model = DistributedDataParallel(network(torch.float, width=512))
+    training.train(model, 10, torch.optim.AdamW(model.parameters()))
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
@@ -241,21 +235,16 @@ def synchronizes(share: bool, wire: torch.dtype | None):
     """Large gradients are messages of their own then, small ones one message."""
     if share:
         begin()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 64)
-    )
+    model = network(torch.float, width=512)
     synchronizer = GradientSynchronizer(model, gradient_norm=True, wire_dtype=wire)
     assert synchronizer.settings.alone is share
-    torch.manual_seed(1 + here().rank)
-    norms = []
-    for _ in range(3):
+    for step in range(3):
         model.zero_grad()
-        model(torch.randn(16, 64)).square().mean().backward()
-        norms.append(synchronizer.grad_norm())
+        training.loss_of(model, here().rank, step, torch.float).backward()
+        norm = synchronizer.grad_norm()
         gradients = [parameter.grad for parameter in model.parameters()]
         exact = torch.linalg.vector_norm(torch.cat([g.double().reshape(-1) for g in gradients]))
-        torch.testing.assert_close(norms[-1].double(), exact, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(norm.double(), exact, rtol=1e-6, atol=0.0)
     return [gradient.clone() for gradient in gradients]
 
 

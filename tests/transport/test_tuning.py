@@ -120,20 +120,19 @@ def test_where_to_change():
     assert fastest(slow) == never and fastest(fast) == always
 
 
-def tables() -> list[dict[str, int]]:
-    return [
-        {},
-        {"one_shot_bytes": 0},
-        {"one_shot_bytes": NEVER},
-        {"segment_bytes": 1, "long_segment_bytes": 1},
-        {"segment_bytes": NEVER, "long_segment_bytes": NEVER},
-        {"long_bytes": 0, "long_segment_bytes": 4096},
-        {"streaming_bytes": 0, "direct_bytes": 0, "direct_all_reduce_bytes": 0},
-    ]
+TABLES = [
+    {},
+    {"one_shot_bytes": 0},
+    {"one_shot_bytes": NEVER},
+    {"segment_bytes": 1, "long_segment_bytes": 1},
+    {"segment_bytes": NEVER, "long_segment_bytes": NEVER},
+    {"long_bytes": 0, "long_segment_bytes": 4096},
+    {"streaming_bytes": 0, "direct_bytes": 0, "direct_all_reduce_bytes": 0},
+]
 
 
 def any_table_gives_the_same_bits():
-    for changed in tables():
+    for changed in TABLES:
         table = fastcoll.Options().tuning or type(tuning.load().table)()
         for name, value in changed.items():
             setattr(table, name, value)
