@@ -1,4 +1,4 @@
-"""Tests that every rank of a world runs, in place of pytest's process: ``@on_ranks("nccl_world", 3)``."""
+"""Tests that every rank of a world runs, in place of pytest's process: ``@on_ranks(3)``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,9 @@ class on_ranks(list[pytest.MarkDecorator]):
     """A decorator, or the ``pytestmark`` of a module whose tests all run on ranks.
 
     Args:
+        sizes: how many ranks there are. If several are given, the test runs with each; if none is, its
+            parameter ``size`` says it.
         world: the fixture that gives the ranks.
-        size: how many there are; the test's parameter ``size`` if it is not given.
         around: a function of a module that is called with the test and its arguments, and calls it.
         kill: whether the ranks end with the test, which has changed what cannot be put back.
         options: of ``World.run``: ``init``, ``fresh``, ``deadline``, ``dying``.
@@ -21,15 +22,17 @@ class on_ranks(list[pytest.MarkDecorator]):
 
     def __init__(
         self,
-        world: str,
-        size: int | None = None,
-        *,
+        *sizes: Any,
+        world: str = "world",
         around: Callable[..., Any] | None = None,
         kill: bool = False,
         **options: Any,
     ) -> None:
-        mark = pytest.mark.ranks(world, size, around, kill, **options)
-        super().__init__([pytest.mark.usefixtures(world), mark])
+        size = sizes[0] if len(sizes) == 1 else None
+        super().__init__([pytest.mark.ranks(world, size, around, kill, **options)])
+        self.append(pytest.mark.usefixtures(world, *([] if size else ["size"])))
+        if sizes[1:]:
+            self.append(pytest.mark.parametrize("size", sizes))
 
     def __call__(self, test: Callable[..., None]) -> Callable[..., None]:
         for mark in self:
@@ -44,12 +47,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if mark is None:
         return None
     world, size, around, kill = mark.args
-    names = pyfuncitem._fixtureinfo.argnames
-    given = {name: pyfuncitem.funcargs[name] for name in names}
-    ranks = pyfuncitem.funcargs[world](size or given["size"])
+    given = [pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames]
+    ranks = pyfuncitem.funcargs[world](size or pyfuncitem.funcargs["size"])
     call = [function for function in (around, pyfuncitem.obj) if function is not None]
     try:
-        ranks.run(*call, *given.values(), **mark.kwargs)
+        ranks.run(*call, *given, **mark.kwargs)
     finally:
         if kill:
             ranks.kill()

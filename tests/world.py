@@ -4,13 +4,10 @@
 three return values in rank order. Ranks are forked by a launcher (launcher.py); a world starts when a
 test first asks for its size and serves all later ones. A rank that raises, dies or stays silent past the
 deadline fails the test with traceback, stacks and log, and ends its world; the next test gets a new
-one. Only processes started here are ever killed. ``@on_ranks(3)`` makes a test of a function that
-only ranks run.
+one. Only processes started here are ever killed.
 """
 
 import contextlib
-import functools
-import inspect
 import os
 import pickle
 import sys
@@ -23,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import launcher
-import pytest
 import torch.distributed as dist
 from backend import BACKEND
 from world_rank import Call, Function, here, serve
 
-__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here", "init_group", "on_ranks"]
+__all__ = ["DEADLINE", "RanksFailed", "World", "Worlds", "here", "init_group"]
 
 DEADLINE = 90.0
 """Seconds that a call may take."""
@@ -61,39 +57,6 @@ def init_group(
         timeout=timedelta(seconds=seconds),
         **options,
     )
-
-
-def on_ranks(*sizes: Any, **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of a function that each rank of a world runs; the test's parameters are the function's.
-
-    As pytest has it, those with a default are none of the test's.
-
-    Args:
-        sizes: numbers of ranks; unless it is one, the test has one more parameter, ``size``, to which
-            none leaves it to the test to give values.
-        options: of :meth:`World.run`.
-    """
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        parameters = inspect.signature(function).parameters
-        own = [name for name, each in parameters.items() if each.default is each.empty]
-        several = len(sizes) != 1
-
-        @functools.wraps(function)
-        def test(world: "Worlds", **arguments: Any) -> None:
-            __tracebackhide__ = True
-            size = arguments["size"] if several else sizes[0]
-            world(size).run(function, *(arguments[name] for name in own), **options)
-
-        # The name by which a rank finds the function: the test has its own.
-        function.__qualname__ += ".on_each_rank"
-        test.on_each_rank = function  # type: ignore[attr-defined]
-        given = ["world", *(["size"] if several else []), *own]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        test.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in given])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("size", sizes)(test) if sizes[1:] else test
-
-    return decorate
 
 
 class RanksFailed(AssertionError):

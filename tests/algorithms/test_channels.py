@@ -28,7 +28,7 @@ def test_what_another_rank_does_not_have_goes_back():
     assert Share(device, 64).programs == (BUDGET - 6) // 2
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl():
     """A rank whose process has other groups besides; a group here has a use for 3 programs."""
     dist.all_reduce(torch.ones(10, device=DEVICE))

@@ -23,7 +23,7 @@ SIZES = (5, 0, 300, 4097, 1, 33)
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("device", ["cpu", peer_memory.DEVICE])
 @pytest.mark.parametrize(("size", "wire"), [(2, None), (2, torch.float16), (3, torch.bfloat16)])
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_the_same_bits_on_cpu_and_device(size, device, wire, async_op):
     """The factor is a power of two, so that it does not matter where it comes in."""
     lists = lists_of(torch.float32, 3, SIZES)
@@ -39,7 +39,7 @@ def test_the_same_bits_on_cpu_and_device(size, device, wire, async_op):
     assert_reduced_lists(tensors, lists, "avg", 0.5, wire)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_is_kept_for_lists_of_its_kind():
     """A list that comes again is not prepared again, wherever it lies."""
     lists = lists_of(torch.float32, 4)
@@ -59,7 +59,7 @@ def test_a_plan_is_kept_for_lists_of_its_kind():
     assert_reduced_lists(moved, lists)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_serves_all_tensors_of_its_kind():
     """One plan serves all tensors of a kind; those that begin elsewhere than at 16 bytes are of another."""
     whole = torch.zeros(70 * 60, device=peer_memory.DEVICE)
@@ -78,7 +78,7 @@ def test_a_plan_serves_all_tensors_of_its_kind():
     assert reduces.plans.built == 3 and len(reduces.plans.lists) == 3
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_plan_keeps_no_workspace_of_its_own():
     """A workspace that was replaced by a larger one is freed, with the plans that held it."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
@@ -97,7 +97,7 @@ def test_a_plan_keeps_no_workspace_of_its_own():
     assert largest is last is not None and len(reduces.plans) == 2
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_lists_that_overlap_are_refused():
     """Lists whose tensors overlap are refused, also when such a list was reduced before; the group lives on."""
     whole = torch.ones(2000, device=peer_memory.DEVICE)
@@ -109,7 +109,7 @@ def test_lists_that_overlap_are_refused():
     assert whole.cpu().eq(torch.tensor([2.0] * 1800 + [1.0] * 200)).all()
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_few_tensors_are_not_copied():
     """Few tensors go each for itself, with no copy."""
     inputs = [inputs_of(3000, torch.float32, seed) for seed in range(3)]
@@ -121,7 +121,7 @@ def test_few_tensors_are_not_copied():
         assert torch.equal(tensor.cpu(), kernel_oracle.all_reduce(given))
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_lists_that_go_to_nccl_are_decided_once():
     """What NCCL does as it is, tensor by tensor, is decided once for lists too, wherever they lie."""
     os.environ["FASTCOLL_ALGO"] = "nccl"
@@ -144,7 +144,7 @@ def test_lists_that_go_to_nccl_are_decided_once():
     assert all(tensor.cpu().eq(12).all() for tensor in tensors)
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_lists_of_all_kinds():
     """Several dtypes, integers among them, and tensors with gaps."""
     me, device = dist.get_rank(), peer_memory.DEVICE
@@ -165,7 +165,7 @@ def test_lists_of_all_kinds():
         assert tensors[-1].cpu().eq(5.0).all()
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_what_cannot_be_is_refused_before_anything_travels():
     x, half, doubles = torch.ones(3), torch.bfloat16, torch.ones(3, dtype=torch.float64)
     there = peer_memory.DEVICE

@@ -40,7 +40,7 @@ def end(call):
     call.result()
 
 
-@on_ranks("device_world", 1)
+@on_ranks(1, world="device_world")
 def test_a_peer_that_does_not_come_freezes_nobody():
     with recording_device.held_rendezvous():
         call = begin("held")
@@ -51,7 +51,7 @@ def test_a_peer_that_does_not_come_freezes_nobody():
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-@on_ranks("device_world", 1)
+@on_ranks(1, world="device_world")
 def test_ranks_that_see_one_gpu_each_map_and_the_users_environment_comes_back(before):
     """ "0" is the default; a variable that is removed would move others, which threads may be reading."""
     getenv = ctypes.CDLL(None).getenv
@@ -75,7 +75,7 @@ def environment():
     return ctypes.addressof(entries.contents), names
 
 
-@on_ranks("device_world", 1)
+@on_ranks(1, world="device_world")
 def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     """A group is made where there are GPUs, and later maps memory, while other threads read the environment."""
     for name in C.SYMMETRIC_SWITCHES:
@@ -98,7 +98,7 @@ def test_no_variable_of_the_environment_moves_while_memory_is_mapped():
     assert recording_device.switches_seen() == ["1", "1"]
 
 
-@on_ranks("device_world", 1)
+@on_ranks(1, world="device_world")
 def test_memory_is_given_back_without_the_gil():
     """torch waits for the device then, and so for kernels of other groups."""
     recording_device.add_symmetric_memory()
@@ -115,7 +115,7 @@ def test_memory_is_given_back_without_the_gil():
     assert freed.count(address) == 1
 
 
-@on_ranks("device_world", 1)
+@on_ranks(1, world="device_world")
 def test_groups_of_a_process_map_one_after_the_other():
     with recording_device.held_rendezvous():
         first = begin("first")

@@ -55,7 +55,7 @@ def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, re
     assert found == "" if not reason else found.startswith(reason)
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_a_triton_that_does_not_work_on_one_rank():
     """On one rank alone: none has kernels, and NCCL serves."""
     if dist.get_rank() == 1:
@@ -135,7 +135,7 @@ def broken(change):
         ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
     ],
 )
-@on_ranks("peer_world", 3)
+@on_ranks(3, world="peer_world")
 def test_all_ranks_fall_back_together_and_say_why(change, expected):
     """One rank alone cannot: none does, and all can say why."""
     changes = {}
@@ -188,7 +188,7 @@ def test_all_ranks_fall_back_together_and_say_why(change, expected):
     assert reasons == [reason] * 3
 
 
-@on_ranks("peer_world", 3)
+@on_ranks(3, world="peer_world")
 def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout():
     """One rank's mapping hangs for longer than the group's timeout; the others still hear that it cannot."""
     changes = {"refuses": {"hangs"}, "hangs_for": 8.0} if dist.get_rank() == 1 else {}
@@ -203,7 +203,7 @@ def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout():
 
 @pytest.mark.parametrize("algorithm", ["nccl", "one_shot", "two_shot", "ring"])
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_an_algorithm_is_forced_or_refused_by_name(size, algorithm):
     os.environ["FASTCOLL_ALGO"] = algorithm
     group, before = dist.new_group(), called("allReduce")
@@ -239,7 +239,7 @@ def test_an_algorithm_is_forced_or_refused_by_name(size, algorithm):
     assert x.cpu().eq(ranks * ranks).all()
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_a_forced_algorithm_without_its_memory_is_an_error():
     os.environ["FASTCOLL_ALGO"] = "two_shot"
     with peer_memory.MAPPER.changed(refuses={"missing"}):
@@ -252,7 +252,7 @@ def test_a_forced_algorithm_without_its_memory_is_an_error():
         dist.broadcast(x, 0, group=group)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_ranks_with_different_orders_are_told():
     os.environ["FASTCOLL_ALGO"] = "ring" if dist.get_rank() == 1 else "auto"
     group = dist.new_group()
@@ -263,7 +263,7 @@ def test_ranks_with_different_orders_are_told():
         dist.all_reduce(torch.ones(4, device=DEVICE), group=group)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_of_different_tables_that_of_rank_0_counts():
     """Ranks on devices of other names, of which each has a section of its own or an estimate, start too."""
     limits = [dict.fromkeys(Thresholds.names(), 7 + rank) for rank in range(2)]
@@ -274,7 +274,7 @@ def test_of_different_tables_that_of_rank_0_counts():
     assert peer_memory.reduces_of(group).region.thresholds == Thresholds(**limits[0])
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_table_counts_on_the_devices_that_it_names():
     """Which of a host's devices a group is on is known when it makes its region, not when it is made."""
     limits, found = dict.fromkeys(Thresholds.names(), 7), []

@@ -34,7 +34,7 @@ def test_every_call(peer_world, size, async_op):
     peer_world(size).run(every_call, async_op)
 
 
-@on_ranks("peer_world", 2, init=False)
+@on_ranks(2, world="peer_world", init=False)
 def test_every_call_at_level_detail_with_peers():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:
@@ -53,7 +53,7 @@ def test_every_call_at_level_detail_with_peers():
         dist.set_debug_level(dist.DebugLevel.OFF)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_fsdp_with_peers():
     expected = expected_parameters()
     recording_device.clear()
@@ -66,7 +66,7 @@ def test_fsdp_with_peers():
 
 
 @pytest.mark.full
-@on_ranks("peer_world", 8)
+@on_ranks(8, world="peer_world")
 def test_eight_ranks():
     """More ranks than cores, and more pieces than channels."""
     for seed, (algorithm, dtype, wire, count) in enumerate(
@@ -84,7 +84,7 @@ def test_eight_ranks():
         assert_reduced_lists(tensors, lists, "avg", 1.0, wire)
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_odd_inputs():
     """Empty tensors, tensors with gaps or out of order, scalars, and one tensor beside itself."""
     device, me = peer_memory.DEVICE, dist.get_rank()

@@ -16,7 +16,7 @@ from test_device_capture import driver
 import fastcoll
 from fastcoll import buckets
 
-pytestmark = on_ranks("peer_world", 2, kill=True, fresh=True)  # with its driver
+pytestmark = on_ranks(2, world="peer_world", kill=True, fresh=True)  # with its driver
 
 
 class Capture:

@@ -39,7 +39,7 @@ EACH = [
         pytest.param(3, True, id="3-async"),
     ],
 )
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_every_algorithm_gives_the_oracles_bits(size, algorithm, async_op):
     reduces = None
     recording_device.clear()
@@ -93,7 +93,7 @@ def assert_reduced_lists(tensors, lists, *arguments):
         (1, "all_to_all"),
     ],
 )
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_lists_are_fused(size, algorithm):
     sizes = SHORT if algorithm == "ring" else LIST
     recording_device.clear()
@@ -147,7 +147,7 @@ def _bucket(lists):
     "size",
     [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)],
 )
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_a_sum_over_nccl_with_one_rounding(size):
     with peer_memory.MAPPER.changed(refuses={"missing"}):  # it needs no memory of the peers
         group = dist.new_group()
@@ -173,7 +173,7 @@ def test_a_sum_over_nccl_with_one_rounding(size):
     assert size != 1 or launches == {0, 2, 3, 5}
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_timeout_that_is_set_later_counts_on_the_device_too():
     from fastcoll.cuda.engine import engine_of
 
@@ -191,7 +191,7 @@ def test_a_timeout_that_is_set_later_counts_on_the_device_too():
     assert engine_of(dist.group.WORLD.group_name)._timeout == timedelta(seconds=17)
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_code_is_made_outside_the_order_of_calls_and_before_their_time_begins():
     """The code of a call's kernel takes long to make; a call of another thread goes on meanwhile."""
     from fastcoll.cuda.algorithms.one_shot import OneShot

@@ -30,7 +30,7 @@ def error_of_next_call(group):
 @pytest.mark.parametrize(
     "algorithm", ["one_shot", pytest.param("two_shot", marks=pytest.mark.full), "ring"]
 )
-@on_ranks("peer_world", 3)
+@on_ranks(3, world="peer_world")
 def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     """The limit of polls is reached before the group's timeout."""
     group = dist.new_group(timeout=timedelta(seconds=30))
@@ -52,7 +52,7 @@ def test_a_kernel_that_gives_up_fails_the_group_on_all_ranks(algorithm):
     assert dist.get_rank() != 1 or "another rank met a fault: rank " in text
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     """As on a GPU: the kernel would wait for longer than the group's timeout, and is let go."""
     group = dist.new_group(timeout=timedelta(seconds=1.5))
@@ -73,7 +73,7 @@ def test_the_watchdogs_deadline_ends_a_kernel_that_waits():
     assert time.monotonic() - start < bound(5)
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_the_memory_goes_with_the_group():
     group = dist.new_group()
     x = torch.ones(700, device=DEVICE)
@@ -98,7 +98,7 @@ def waits_end(buffers):
     return int(buffers.words[0]) == 1
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_the_memory_of_an_aborted_group_stays():
     """What a kernel may still read stays mapped."""
     group = dist.new_group()
@@ -117,7 +117,7 @@ def test_the_memory_of_an_aborted_group_stays():
     assert memory() is not None
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_a_kernel_that_waits_is_let_go_when_its_group_is_destroyed_at_once():
     """A kernel that waits ends with its group, and so does one that is launched later."""
     group = dist.new_group()

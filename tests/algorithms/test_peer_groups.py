@@ -10,7 +10,7 @@ from peer_memory import DEVICE
 from world import here, init_group
 
 
-@on_ranks("peer_world", 3, init=False)
+@on_ranks(3, world="peer_world", init=False)
 def test_a_part_of_a_group_maps_memory_of_its_own():
     init_group(seconds=40, backend="fastcoll", device_id=torch.device(DEVICE))
     rank = here().rank
@@ -26,7 +26,7 @@ def test_a_part_of_a_group_maps_memory_of_its_own():
     dist.destroy_process_group()
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_a_group_is_made_anew():
     """The same name and store again, as after a restart: nothing of the earlier life is read."""
     size = dist.get_world_size()
@@ -39,7 +39,7 @@ def test_a_group_is_made_anew():
         dist.destroy_process_group(group)
 
 
-@on_ranks("peer_world", 2, init=False)
+@on_ranks(2, world="peer_world", init=False)
 def test_lives_of_the_default_group():
     """One store for several lives of the default group."""
     store = dist.FileStore(str(here().scratch / "store"), here().size)
@@ -53,7 +53,7 @@ def test_lives_of_the_default_group():
         dist.destroy_process_group()
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_two_groups_on_one_device():
     """Two groups in turns on one device, each with its own region."""
     first, second = dist.new_group(), dist.new_group()
@@ -67,7 +67,7 @@ def test_two_groups_on_one_device():
     assert regions[0].buffers.memory.data_ptr() != regions[1].buffers.memory.data_ptr()
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_memory_is_given_back_unless_a_kernel_may_work_in_it():
     """Memory of a group that ends is given back; that of an aborted one stays, as a kernel may still work in it."""
     memories = []

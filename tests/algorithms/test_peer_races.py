@@ -54,7 +54,7 @@ def sides(found):
     return {(violation.kind, violation.first.what, violation.second.what) for violation in found}
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_launches_that_do_not_follow():
     assert not two_streams(singles) and not two_streams(lists())
     with mock.patch.object(AllReduces, "_follow"):
@@ -62,7 +62,7 @@ def test_launches_that_do_not_follow():
         assert ("race", "bucket_kernel", "flatten_kernel") in sides(two_streams(lists()))
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_another_stream():
     placed = AllReduces._placed
 
@@ -76,7 +76,7 @@ def test_tables_of_another_stream():
     assert ("race", "aten::copy_", "flatten_kernel") in found, found
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_one_workspace_for_all_streams():
     os.environ["FASTCOLL_ALGO"] = "nccl"
     workspace = AllReduces._workspace
@@ -93,7 +93,7 @@ def test_one_workspace_for_all_streams():
     assert any(second == "flatten_kernel" for _, _, second in found), found
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_tables_of_a_layout_outlive_their_readers():
     """More lists than layouts are kept: tables of one that is dropped are freed behind the kernels that read them."""
     _flat.layout_of.cache_clear()

@@ -63,7 +63,7 @@ def hooked(device, wire, options):
         pytest.param(2, torch.float16, "two_shot", {}, marks=pytest.mark.full),
     ],
 )
-@on_ranks("peer_world", fresh=True)
+@on_ranks(world="peer_world", fresh=True)
 def test_the_hook_comes_to_the_bits_of_the_cpu(size, wire, algorithm, options):
     """Over NCCL too: its sums have one rounding."""
     if algorithm != "auto":
@@ -78,7 +78,7 @@ def test_the_hook_comes_to_the_bits_of_the_cpu(size, wire, algorithm, options):
     assert wire is None or peer_memory.reduces_of().plans.built > 1
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_bucket_takes_at_most_two_launches():
     """One for a flat bucket: average and casts are in it."""
     x = torch.randn(700, device=DEVICE)
@@ -120,7 +120,7 @@ def steps_by_list(device):
     return seen
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_plans_give_no_wrong_result_when_gradients_change():
     os.environ["FASTCOLL_ALGO"] = "two_shot"
     expected = steps_by_list("cpu")
@@ -132,7 +132,7 @@ def test_plans_give_no_wrong_result_when_gradients_change():
     assert peer_memory.reduces_of().plans.built >= 4
 
 
-@on_ranks("peer_world", 2, fresh=True)
+@on_ranks(2, world="peer_world", fresh=True)
 def test_a_launch_follows_the_last_of_its_kind():
     """The second of two launches follows the first, though a graph has captured one in between."""
     x, y, z = (torch.ones(500, device=DEVICE) for _ in range(3))

@@ -36,7 +36,7 @@ GATHERED = [(torch.float32, 1), (torch.bfloat16, 1001), (torch.uint8, 7), (torch
 @pytest.mark.parametrize(
     ("size", "async_op"), [pytest.param(2, False, marks=pytest.mark.full), (3, True)]
 )
-@on_ranks("peer_world")
+@on_ranks(world="peer_world")
 def test_reduce_scatter_and_all_gather(size, async_op):
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
     reduces = peer_memory.reduces_of(group)
@@ -70,7 +70,7 @@ def test_reduce_scatter_and_all_gather(size, async_op):
     assert served >= {("all_gather", dtype) for dtype, _ in GATHERED}
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_plans_are_of_an_alignment():
     """A second call of the same kind, at another address of the same alignment, is prepared no more."""
     group, ranks = ring_group(), dist.get_world_size()
@@ -90,7 +90,7 @@ def test_plans_are_of_an_alignment():
     assert plans.built == built + 2
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_what_the_ring_does_not_do():
     group, rank, ranks = ring_group(), dist.get_rank(), dist.get_world_size()
     x, out = torch.ones(4 * ranks, device=DEVICE), torch.empty(4, device=DEVICE)
@@ -105,7 +105,7 @@ def test_what_the_ring_does_not_do():
     assert out.cpu().eq(ranks).all()
 
 
-@on_ranks("peer_world", 2)
+@on_ranks(2, world="peer_world")
 def test_other_algorithms_leave_them_to_nccl():
     with mock.patch.dict(os.environ, FASTCOLL_ALGO="one_shot"):
         group, ranks = dist.new_group(), dist.get_world_size()

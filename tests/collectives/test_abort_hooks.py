@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo, since
+from on_ranks import on_ranks
 from suite_rules import bound
 from words import await_word, eventually, say
-from world import on_ranks
 
 pytestmark = [since(14, "abort hooks"), beyond_gloo("it calls none")]
 

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import MOVED, REDUCED, Case, operations, run
 from fault_list import plays
+from on_ranks import on_ranks
 from oracle import FLOATS, OPS, allows, assert_alike, assert_same, bits, reduce_op, reduced, sample
-from world import Worlds, on_ranks
+from world import Worlds
 
 from fastcoll._load import C
 

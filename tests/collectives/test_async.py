@@ -8,8 +8,8 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
+from on_ranks import on_ranks
 from oracle import assert_same
-from world import on_ranks
 
 
 def issued(seed, group=None):

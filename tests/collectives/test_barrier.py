@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of
+from on_ranks import on_ranks
 from suite_rules import bound
 from words import await_word, say
-from world import here, on_ranks
+from world import here
 
 
 @on_ranks(1, 2, 3, 5)

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import Case, Runner
+from on_ranks import on_ranks
 from oracle import assert_reduced, assert_same, sample
-from world import on_ranks
 
 SHAPES = [(3, 5), (1,), (4097,), (64,), (0,)]
 

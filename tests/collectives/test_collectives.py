@@ -18,8 +18,8 @@ from collective_cases import (
     operations,
     run_all,
 )
+from on_ranks import on_ranks
 from oracle import GLOO_MOVES, GLOO_REDUCES, assert_reduced, assert_same, sample
-from world import on_ranks
 
 import fastcoll
 

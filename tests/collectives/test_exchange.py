@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
 from collective_cases import Case, Runner, run_all
-from world import on_ranks
+from on_ranks import on_ranks
 
 LINE, BLOCK, LEAST = 64, 8192 - 64, 8192
 SEGMENT, MOST = 512 << 10, 8 << 20

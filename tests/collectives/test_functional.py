@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from on_ranks import on_ranks
 from oracle import assert_reduced, assert_same, sample
-from world import here, on_ranks
+from world import here
 
 ALL_REDUCE_OPS = ["sum", "avg", "max", "product"]
 

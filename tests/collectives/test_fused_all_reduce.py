@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo
+from on_ranks import on_ranks
 from oracle import assert_same, reduced, sample
-from world import on_ranks
 
 import fastcoll
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, TORCH, backend_of, beyond_gloo, since
+from on_ranks import on_ranks
 from oracle import assert_alike, assert_same
 from own_threads import thread_names
 from words import await_word, eventually, say
-from world import Worlds, here, init_group, on_ranks
+from world import Worlds, here, init_group
 
 
 def sum_over(group, members):

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_list import plays
-from world import on_ranks
+from on_ranks import on_ranks
 
 ELEMENTS = 2**31 + 70_003
 MARKS = [0, 1, 2**31 - 1, 2**31, ELEMENTS - 1]

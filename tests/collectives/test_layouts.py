@@ -7,8 +7,8 @@ from backend import beyond_gloo, reduce_scatter_single
 from collective_cases import MOVING, REDUCING, Case, run_all
 from fault_list import plays
 from layouts import DENSE, FLAT, LAYOUTS
+from on_ranks import on_ranks
 from oracle import assert_same, sample
-from world import on_ranks
 
 ONE_TENSOR = ["reduce_scatter_single", "all_gather_single", "all_to_all_single", "ring"]
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
-from world import on_ranks
+from on_ranks import on_ranks
 
 
 @dataclasses.dataclass

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
+from on_ranks import on_ranks
 from oracle import assert_same, sample
 from words import await_word, eventually, say
-from world import on_ranks
 
 import fastcoll
 

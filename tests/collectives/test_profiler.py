@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run
+from on_ranks import on_ranks
 from torch.profiler import ProfilerActivity, profile
-from world import on_ranks
 
 
 def profiled(collective):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import all_gather_single, beyond_gloo, name_of, reduce_scatter_single
+from on_ranks import on_ranks
 from oracle import FLOATS, assert_alike, assert_same, bits, reduced, sample
-from world import on_ranks
 
 ELEMENTS = 200_003
 CUTS = [1, 2, 4, 8, 19, 61, 1023, 4099, 65535, 65536, 100_000, 150_001]

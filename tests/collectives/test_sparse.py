@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
+from on_ranks import on_ranks
 from oracle import assert_alike
-from world import on_ranks
 
 
 def sparse(rank, entries, dtype, dense_dims, coalesced):

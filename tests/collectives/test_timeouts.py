@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, since
+from on_ranks import on_ranks
 from words import await_word, say
-from world import here, on_ranks
+from world import here
 
 pytestmark = [
     since(14, "timeout of a work"),

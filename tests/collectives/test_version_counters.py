@@ -13,7 +13,8 @@ import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
 from fault_list import plays
-from world import Worlds, on_ranks
+from on_ranks import on_ranks
+from world import Worlds
 
 
 def changed(later: bool, group: dist.ProcessGroup | None = None) -> dict[str, list[bool]]:
@@ -57,7 +58,7 @@ def test_what_autograd_saved_may_be_reduced_in_place() -> None:
 
 def seen_under_trace() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        test_what_autograd_saved_may_be_reduced_in_place.on_each_rank()
+        test_what_autograd_saved_may_be_reduced_in_place()
 
 
 @beyond_gloo("has no FASTCOLL_DEBUG")

@@ -10,11 +10,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from backend import TORCH, beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, Runner
+from on_ranks import on_ranks
 from oracle import assert_same
 from suite_rules import bound
 from torch._C._distributed_c10d import _get_work_registry_size as get_work_registry_size
 from words import await_word, eventually, say
-from world import on_ranks
 
 PATIENCE = 20.0
 

@@ -131,7 +131,7 @@ def test_pools_while_communicators_are_made() -> None:
     engine.close()
 
 
-@on_ranks("stand_in_world", 2, around=cleared, kill=True, fresh=True)  # with its torch
+@on_ranks(2, world="stand_in_world", around=cleared, kill=True, fresh=True)  # with its torch
 def test_the_allocator_is_nccls() -> None:
     given = []
 

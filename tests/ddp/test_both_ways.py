@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from oracle import assert_alike
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +19,6 @@ from training import (
     train,
 )
 from ways import WAYS
-from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES
 

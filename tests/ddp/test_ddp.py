@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import (
@@ -23,7 +24,6 @@ from training import (
     train_alone,
 )
 from ways import ALL_WAYS
-from world import on_ranks
 
 STEPS = 5
 MANY_BUCKETS = {"bucket_cap_mb": 0.001}

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo
+from on_ranks import on_ranks
 from oracle import assert_alike, bits
 from training import Given
 from ways import hooked, stock
-from world import init_group, on_ranks
+from world import init_group
 
 pytestmark = beyond_gloo("sums with one rounding")
 

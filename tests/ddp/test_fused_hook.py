@@ -5,12 +5,12 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from oracle import assert_alike, bits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import Given, assert_gradients, assert_replicated, loss_of, network, train
 from ways import hooked
-from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES, FusedAllreduceState
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_same, loss_of, network
 from ways import WAYS, synchronized
-from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, FusedGradScaler
 

@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from training import loss_of, network
 from ways import hooked
-from world import on_ranks
 
 from fastcoll.ddp import FusedAllreduceState, fused_allreduce_hook
 

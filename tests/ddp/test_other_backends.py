@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from test_both_ways import each_way, test_the_sum_in_place_of_the_average
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,7 +25,6 @@ from training import (
     train_alone,
 )
 from ways import WAYS, synchronized
-from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES
 
@@ -171,4 +171,4 @@ def test_odd_gradients(group):
 @on_ranks(3)
 @on_gloo
 def test_the_sum(group, way):
-    test_the_sum_in_place_of_the_average.on_each_rank(way, group)
+    test_the_sum_in_place_of_the_average(way, group)

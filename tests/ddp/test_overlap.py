@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import IS_GLOO, beyond_gloo
+from on_ranks import on_ranks
 from torch import nn
 from training import loss_of, network, train
 from ways import WAYS, hooked
-from world import on_ranks
 
 import fastcoll
 from fastcoll.ddp.overlap import are_shared, can_overlap, leave_a_core

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo
+from on_ranks import on_ranks
 from torch import nn
 from ways import hooked, stock, synchronized
-from world import on_ranks
 
 pytestmark = [pytest.mark.full, beyond_gloo("the hook's average in the all-reduce")]
 

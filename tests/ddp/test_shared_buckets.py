@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo
+from on_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
-from world import init_group, on_ranks
+from world import init_group
 
 import fastcoll
 

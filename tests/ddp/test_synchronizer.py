@@ -6,10 +6,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from oracle import assert_alike, bits
 from torch import nn
 from training import assert_same, loss_of, network, sgd
-from world import on_ranks
 
 from fastcoll.ddp import WIRE_DTYPES, GradientSynchronizer
 

@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 from training import assert_gradients, backward_alone
-from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +18,6 @@ from training import (
     network,
     sgd,
 )
-from world import on_ranks
 
 from fastcoll.ddp import GradientSynchronizer
 

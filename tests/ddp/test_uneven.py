@@ -5,11 +5,11 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, loss_of, network, train, train_alone
 from ways import hooked, stock
-from world import on_ranks
 
 
 def steps_of(rank):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, network, train, train_alone
-from world import on_ranks
 
 STEPS = 5
 

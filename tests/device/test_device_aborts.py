@@ -19,7 +19,7 @@ from suite_rules import bound
 from fastcoll.cuda.all_reduce import AllReduces
 from fastcoll.cuda.nccl_life import ABORT_SECONDS
 
-pytestmark = on_ranks("nccl_world", 2, fresh=True)
+pytestmark = on_ranks(2, world="nccl_world", fresh=True)
 
 DEVICE = "recording:0"
 

@@ -19,7 +19,7 @@ def bound():
     return here().rank, here().size
 
 
-@on_ranks("nccl_world", 3, init=False)
+@on_ranks(3, world="nccl_world", init=False)
 def test_a_group_is_divided():
     device_ranks.stand_in().fakeNcclClearCalls()
     rank, size = bound()
@@ -43,7 +43,7 @@ def test_a_group_is_divided():
     dist.destroy_process_group()
 
 
-@on_ranks("nccl_world", 4, init=False)
+@on_ranks(4, world="nccl_world", init=False)
 def test_a_mesh():
     """Two dimensions, as tensor and data parallel training makes them."""
     rank, _ = bound()
@@ -55,7 +55,7 @@ def test_a_mesh():
     dist.destroy_process_group()
 
 
-@on_ranks("nccl_world", 3, init=False)
+@on_ranks(3, world="nccl_world", init=False)
 def test_messages():
     """Sends and receives by themselves make no communicator of their own."""
     device_ranks.stand_in().fakeNcclClearCalls()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fault_list import plays
 from on_ranks import on_ranks
 
-pytestmark = on_ranks("nccl_world", 2, kill=True, fresh=True)  # with its driver
+pytestmark = on_ranks(2, world="nccl_world", kill=True, fresh=True)  # with its driver
 
 DEVICE = "recording:0"
 

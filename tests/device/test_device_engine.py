@@ -27,14 +27,14 @@ def test_results_and_order(nccl_world, case, async_op):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("collective", [*REDUCING, *MOVING[:-1]])
-@on_ranks("nccl_world", around=in_order)
+@on_ranks(world="nccl_world", around=in_order)
 def test_every_type(size, collective):
     pairs = nccl_pairs() if collective in REDUCING else [("SUM", dtype) for dtype in MOVED]
     for op, dtype in pairs:
         run(Case(collective, op, dtype, (37,), root=-1, device=DEVICE))
 
 
-@on_ranks("nccl_world", 3, around=in_order)
+@on_ranks(3, world="nccl_world", around=in_order)
 def test_small_floats():
     """Sums and products of these are exact, or halfway between none."""
     values = torch.tensor([0.0, 0.5, 1.0, -1.0, 1.5, -2.0, 3.0])
@@ -49,7 +49,7 @@ def test_small_floats():
             assert torch.equal(tensor.cpu().float(), expected.float()), (dtype, op)
 
 
-@on_ranks("nccl_world", 2, around=in_order)
+@on_ranks(2, world="nccl_world", around=in_order)
 def test_what_nccl_does_not_reduce_is_refused():
     for dtype, op in [
         (torch.int16, "SUM"),
@@ -62,7 +62,7 @@ def test_what_nccl_does_not_reduce_is_refused():
     dist.all_reduce(torch.ones(3, device=DEVICE))  # the ranks are in step
 
 
-@on_ranks("nccl_world", 3, around=in_order)
+@on_ranks(3, world="nccl_world", around=in_order)
 def test_a_list_goes_in_one_call():
     """Tensors of a list, one a rank, go in one call: in place where they lie in a row, else by copies."""
     rank, size = here().rank, here().size
@@ -95,7 +95,7 @@ def test_a_list_goes_in_one_call():
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
-@on_ranks("nccl_world", 3, around=in_order)
+@on_ranks(3, world="nccl_world", around=in_order)
 def test_a_list_may_hold_the_ranks_own_tensor(step):
     """What a rank gives or gets is one of the list's tensors, also another than the rank's own."""
     rank, size = here().rank, here().size
@@ -115,7 +115,7 @@ def test_a_list_may_hold_the_ranks_own_tensor(step):
         ], row
 
 
-@on_ranks("nccl_world", 2)
+@on_ranks(2, world="nccl_world")
 def test_the_check_finds_a_missing_wait():
     x = torch.ones(100, device=DEVICE)
     work = dist.all_reduce(x, async_op=True)
@@ -125,7 +125,7 @@ def test_the_check_finds_a_missing_wait():
     recording_device.clear()
 
 
-@on_ranks("nccl_world", 2, init=False)
+@on_ranks(2, world="nccl_world", init=False)
 def test_every_call_at_level_detail():
     """torch wraps the backend and checks every collective by a gloo group of its own."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)

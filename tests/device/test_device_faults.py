@@ -13,7 +13,7 @@ from fault_list import plays
 from on_ranks import on_ranks
 from suite_rules import bound
 
-pytestmark = on_ranks("nccl_world", 2, fresh=True)
+pytestmark = on_ranks(2, world="nccl_world", fresh=True)
 
 DEVICE = "recording:0"
 

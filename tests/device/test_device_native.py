@@ -36,7 +36,7 @@ def waited_for(x):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("nccl_world")
+@on_ranks(world="nccl_world")
 def test_no_call_takes_the_gil(size):
     """Calls go on beside a thread that keeps it."""
     library = ctypes.PyDLL(str(build_stand_in()))  # whose functions keep the GIL
@@ -67,7 +67,7 @@ def test_no_call_takes_the_gil(size):
     assert waited_for(x).cpu().tolist() == [(1 + size) / 2] * 8
 
 
-@on_ranks("nccl_world", 2)
+@on_ranks(2, world="nccl_world")
 def test_calls_run_no_line_of_python():
     seen: list[str] = []
 

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import fastcoll
 
-pytestmark = on_ranks("nccl_world", 3, around=in_order)
+pytestmark = on_ranks(3, world="nccl_world", around=in_order)
 
 DEVICE = "recording:0"
 

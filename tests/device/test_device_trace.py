@@ -28,7 +28,7 @@ def ours(group):
     ]
 
 
-@on_ranks("nccl_world", 3)
+@on_ranks(3, world="nccl_world")
 def test_calls_are_recorded():
     own = dist.new_group()
     me, size = dist.get_rank(), dist.get_world_size()

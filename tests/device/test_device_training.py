@@ -54,7 +54,7 @@ WIRES = [(None, 1e-5), (torch.bfloat16, 1e-2), (torch.float8_e4m3fn, 5e-2)]
         *((fsdp, {"wire": wire}, tolerance) for wire, tolerance in WIRES[:2]),
     ],
 )
-@on_ranks("nccl_world", 2, fresh=True)
+@on_ranks(2, world="nccl_world", fresh=True)
 def test_training(make, options, tolerance):
     expected = expected_parameters()
     recording_device.clear()

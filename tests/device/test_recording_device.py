@@ -15,7 +15,7 @@ from on_ranks import on_ranks
 DEVICE = "recording:0"
 BYTES = 4 * 1000
 
-pytestmark = on_ranks("device_world", 1, init=False)
+pytestmark = on_ranks(1, world="device_world", init=False)
 
 
 def new():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 from training import (
     assert_gradients,
@@ -16,7 +17,6 @@ from training import (
     train,
     train_alone,
 )
-from world import on_ranks
 
 STEPS = 4
 

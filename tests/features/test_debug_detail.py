@@ -5,8 +5,9 @@ import torch
 import torch.distributed as dist
 from backend import beyond_gloo
 from collective_cases import MOVING, REDUCING, Case, run_all
+from on_ranks import on_ranks
 from oracle import assert_same
-from world import init_group, on_ranks
+from world import init_group
 
 
 class Detail:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from oracle import assert_same
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -14,7 +15,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from training import assert_like, batch
-from world import on_ranks
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicate": Replicate()}
 

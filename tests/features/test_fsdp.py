@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import beyond_gloo, name_of
+from on_ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
@@ -23,7 +24,6 @@ from training import (
     train,
     train_alone,
 )
-from world import on_ranks
 
 STEPS = 4
 TOLERANCE = {torch.double: 1e-10, torch.float: 1e-5, torch.bfloat16: 2e-2}

@@ -7,12 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of, beyond_gloo
+from on_ranks import on_ranks
 from test_fsdp import mesh_of, second_generation
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from training import assert_like, assert_replicated, network, sharded, train, train_alone
 from ways import WAYS
-from world import here, init_group, on_ranks
+from world import here, init_group
 
 import fastcoll.fsdp
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import BACKEND, beyond_gloo
+from on_ranks import on_ranks
 from oracle import assert_same
-from world import here, init_group, on_ranks
+from world import here, init_group
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import IS_GLOO
+from on_ranks import on_ranks
 from torchrun import torchrun
-from world import on_ranks
 
 from fastcoll import names
 
@@ -25,7 +25,7 @@ HEAD = "import os, sys, torch, torch.distributed as dist\n"
 
 END = """
 import fastcoll.info
-from world import on_ranks
+from on_ranks import on_ranks
 for group in fastcoll.info.groups():
     print(group["name"], sorted(group["backends"].items()), group.get("transport"))
 dist.destroy_process_group()

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -13,7 +14,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 from training import assert_gradients, batch, network
-from world import on_ranks
 
 MICROBATCHES = 4
 

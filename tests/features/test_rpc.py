@@ -2,9 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from on_ranks import on_ranks
 from oracle import assert_same
 from torch.distributed import rpc
-from world import here, on_ranks
+from world import here
 
 
 def doubled(tensor):

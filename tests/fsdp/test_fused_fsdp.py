@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from backend import backend_of
+from on_ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -20,7 +21,6 @@ from training import (
     train,
     train_alone,
 )
-from world import on_ranks
 
 import fastcoll.fsdp
 from fastcoll.fsdp import FusedReduceScatter

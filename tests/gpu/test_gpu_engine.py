@@ -26,7 +26,7 @@ DEVICE = "cuda:0"
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@on_ranks("gpu_world")
+@on_ranks(world="gpu_world")
 def test_every_call(size, async_op):
     """One call of the fixture for all cases: starting NCCL takes longer than they do."""
     for case in CASES:
@@ -36,7 +36,7 @@ def test_every_call(size, async_op):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_world")
+@on_ranks(world="gpu_world")
 def test_types(size):
     kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8,
              torch.int32, torch.int64, torch.uint32, torch.uint64, torch.complex64]  # fmt: skip
@@ -57,7 +57,7 @@ def test_types(size):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_world", fresh=True)
+@on_ranks(world="gpu_world", fresh=True)
 def test_training(size):
     expected = expected_parameters()
     ddp = DistributedDataParallel(network().to(DEVICE), bucket_cap_mb=0.1)
@@ -72,7 +72,7 @@ def test_training(size):
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_world")
+@on_ranks(world="gpu_world")
 def test_graphs(size, async_op):
     """A graph replays the calls; the watchdog asks nothing of it, and calls of other kinds go on."""
     x = torch.ones(1000, device=DEVICE)
@@ -96,7 +96,7 @@ def test_graphs(size, async_op):
     assert x.cpu().eq(expected * size).all()
 
 
-@on_ranks("gpu_world", 1)
+@on_ranks(1, world="gpu_world")
 def test_profiler_and_times():
     x = torch.ones(1000, device=DEVICE)
     dist.all_reduce(x, dist.ReduceOp.AVG)
@@ -115,7 +115,7 @@ def test_profiler_and_times():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_world")
+@on_ranks(world="gpu_world")
 def test_memory(size):
     """Tensors that nobody holds and nobody waits for are not given to others while they are in use."""
     stream = torch.cuda.Stream()
@@ -131,7 +131,7 @@ def test_memory(size):
         assert y.eq(float(index)).all()
 
 
-@on_ranks("gpu_world", 2, fresh=True)
+@on_ranks(2, world="gpu_world", fresh=True)
 def test_a_rank_that_never_arrives():
     own = dist.new_group(timeout=timedelta(seconds=3))
     x = torch.ones(3, device=DEVICE)
@@ -156,7 +156,7 @@ def test_a_rank_that_never_arrives():
     return took
 
 
-@on_ranks("gpu_world", 1)
+@on_ranks(1, world="gpu_world")
 def test_blocking_wait():
     own = dist.new_group(pg_options=fastcoll.Options(blocking_wait=True))
     x = torch.ones(1 << 24, device=DEVICE)

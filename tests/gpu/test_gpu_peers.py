@@ -41,7 +41,7 @@ def forced_group(algorithm, **options):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [1, 2, 3])
-@on_ranks("gpu_peer_world")
+@on_ranks(world="gpu_peer_world")
 def test_calls_are_the_oracle(size, algorithm):
     group = forced_group(algorithm)
     me = dist.get_rank()
@@ -68,7 +68,7 @@ def test_calls_are_the_oracle(size, algorithm):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@on_ranks("gpu_peer_world")
+@on_ranks(world="gpu_peer_world")
 def test_one_rounding_over_nccl(size):
     group = forced_group("nccl")
     for seed, (dtype, wire, count) in enumerate(
@@ -88,7 +88,7 @@ SIZES = (5, 300, 9001, 1, 16, 70_000)
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "nccl"])
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_peer_world")
+@on_ranks(world="gpu_peer_world")
 def test_lists_are_planned(size, algorithm):
     """Tensors that stay where they are share a plan; others that lie elsewhere get one of their own."""
     group = forced_group(algorithm)
@@ -122,7 +122,7 @@ def test_lists_are_planned(size, algorithm):
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("size", [1, 2])
-@on_ranks("gpu_peer_world")
+@on_ranks(world="gpu_peer_world")
 def test_in_a_graph_of_the_users(size, algorithm):
     group = forced_group(algorithm)
     x, many = torch.ones(3000, device=DEVICE), [torch.ones(50, device=DEVICE) for _ in range(8)]
@@ -158,7 +158,7 @@ def test_in_a_graph_of_the_users(size, algorithm):
 
 @pytest.mark.parametrize("algorithm", ["two_shot", "nccl"])
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
-@on_ranks("gpu_peer_world", 2)
+@on_ranks(2, world="gpu_peer_world")
 def test_the_hook(wire, algorithm):
     """Ranks end with the same parameters, near those without the hook."""
     group = forced_group(algorithm)
@@ -189,7 +189,7 @@ def test_the_hook(wire, algorithm):
         assert all(torch.equal(other, a) for other in others)
 
 
-@on_ranks("gpu_peer_world", 2, fresh=True)
+@on_ranks(2, world="gpu_peer_world", fresh=True)
 def test_a_rank_that_never_arrives_on_peers():
     """The watchdog's deadline ends it, and the kernel that waits is let go."""
     group = forced_group("two_shot", timeout=timedelta(seconds=8))
@@ -215,7 +215,7 @@ def test_a_rank_that_never_arrives_on_peers():
         assert "rank 1 completed call 2 of 2, under way: nothing" in text
 
 
-@on_ranks("gpu_peer_world", 2, fresh=True)
+@on_ranks(2, world="gpu_peer_world", fresh=True)
 def test_a_kernel_that_waits_when_its_group_is_destroyed():
     """The kernel ends soon, and with it what waits for the device: not at its own limit of polls."""
     group = forced_group("two_shot", timeout=timedelta(seconds=60))
@@ -232,7 +232,7 @@ def test_a_kernel_that_waits_when_its_group_is_destroyed():
     assert time.monotonic() - start < bound(8)
 
 
-@on_ranks("gpu_peer_world", 2)
+@on_ranks(2, world="gpu_peer_world")
 def test_ranks_on_one_device_fall_back():
     """Without the variable ranks that share a GPU map nothing, and say why."""
     del os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"]

@@ -60,7 +60,7 @@ def test_no_kernel_fuses_a_product_and_a_sum() -> None:
     assert all(each.options["enable_fp_fusion"] is False for each in reducing)
 
 
-@on_ranks("interpreted", 1, init=False)
+@on_ranks(1, world="interpreted", init=False)
 def test_every_launch_is_of_a_listed_configuration():
     peers = peer_ranks.open_buffers()
     from fastcoll.kernels import _launch

@@ -57,7 +57,7 @@ PAIRS = [
         *(pytest.param(2, 3, *pair, marks=pytest.mark.full) for pair in PAIRS[2:]),
     ],
 )
-@on_ranks("interpreted", init=False)
+@on_ranks(world="interpreted", init=False)
 def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: torch.dtype) -> None:
     buffers, messages, begins = opened(channels)
     ranks, rank = size, here().rank
@@ -98,7 +98,7 @@ def test_the_oracles_bits(size: int, channels: int, wire: torch.dtype, dtype: to
 
 
 @pytest.mark.parametrize("shares", [False, True])
-@on_ranks("interpreted", 3, init=False)
+@on_ranks(3, world="interpreted", init=False)
 def test_a_rank_that_never_launches_is_named(shares: bool) -> None:
     absent = 2
     buffers, messages, begins = opened(2, 300)
@@ -117,7 +117,7 @@ def test_a_rank_that_never_launches_is_named(shares: bool) -> None:
     barrier("noticed")
 
 
-@on_ranks("interpreted", 1, init=False)
+@on_ranks(1, world="interpreted", init=False)
 def test_closed_buffers_are_refused() -> None:
     buffers, _, begins = opened()
     reduce = BucketAllReduce(

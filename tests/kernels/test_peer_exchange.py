@@ -75,7 +75,7 @@ def test_any_calls_in_any_order_on_the_same_buffers(
     "size",
     [3, pytest.param(2, marks=pytest.mark.full), pytest.param(4, marks=pytest.mark.full)],
 )
-@on_ranks("interpreted", init=False)
+@on_ranks(world="interpreted", init=False)
 def test_every_type_and_operation(size: int) -> None:
     kinds = [kind for kind in KINDS if kind[0] != "all_gather"]
     cases = [
@@ -97,7 +97,7 @@ def test_every_type_and_operation(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(2, marks=pytest.mark.full)])
-@on_ranks("interpreted", init=False)
+@on_ranks(world="interpreted", init=False)
 def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
     """Some ranks have no share, no chunk or no whole block; a call of nothing moves no counter."""
     cases = [
@@ -110,7 +110,7 @@ def test_messages_of_nothing_and_around_16_elements(size: int) -> None:
 
 @pytest.mark.parametrize("calls", [6, pytest.param(24, marks=pytest.mark.full)])
 @pytest.mark.parametrize("collective, algorithm", KINDS)
-@on_ranks("interpreted", 3, init=False)
+@on_ranks(3, world="interpreted", init=False)
 def test_buffers_serve_many_calls_with_no_barrier(
     collective: str, algorithm: str, calls: int
 ) -> None:

@@ -30,7 +30,7 @@ def fill(source: torch.Tensor, out: torch.Tensor, seed: int) -> None:
     ("collective", "algorithm"),
     [pytest.param(*kind, marks=pytest.mark.full if kind in OTHER_RINGS else ()) for kind in KINDS],
 )
-@on_ranks("interpreted", 3, init=False)
+@on_ranks(3, world="interpreted", init=False)
 def test_a_prepared_launch_is_repeated_among_others(collective: str, algorithm: str) -> None:
     """It counts on where the last launch on the buffers ended, of whichever kind that was."""
     buffers = peer_ranks.open_buffers()

@@ -48,7 +48,7 @@ def call(*arguments: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("algorithm, collective", SHOTS + RINGS)
-@on_ranks("interpreted", 3, init=False)
+@on_ranks(3, world="interpreted", init=False)
 def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) -> None:
     import quick_interpreter
 
@@ -80,7 +80,7 @@ def test_a_rank_that_never_launches_is_named(algorithm: str, collective: str) ->
 
 
 @pytest.mark.parametrize("algorithm, collective", SHOTS + RINGS)
-@on_ranks("interpreted", 3, init=False)
+@on_ranks(3, world="interpreted", init=False)
 def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
     import quick_interpreter
 
@@ -112,7 +112,7 @@ def test_the_host_ends_waits(algorithm: str, collective: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm, collective", [SHOTS[1], RINGS[0]])
-@on_ranks("interpreted", 3, init=False, dying={1})
+@on_ranks(3, world="interpreted", init=False, dying={1})
 def test_a_rank_killed_in_a_launch_is_noticed_by_all_others(
     algorithm: str, collective: str
 ) -> None:
@@ -159,7 +159,7 @@ def wait_for_end(pid: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm, collective", [*SHOTS, RINGS[0]])
-@on_ranks("interpreted", 2, init=False)
+@on_ranks(2, world="interpreted", init=False)
 def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
     algorithm: str, collective: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_a_flag_that_is_set_too_early_shows_as_a_wrong_result(
     barrier("first")
 
 
-@on_ranks("interpreted", 2, init=False)
+@on_ranks(2, world="interpreted", init=False)
 def test_counters_beyond_32_bits_work() -> None:
     """All flags and counters as after 2^32 - 3 rounds; the next ones pass the end of 32 bits."""
     buffers = open_buffers()
