@@ -158,5 +158,5 @@ class Tensors:
         self.made.receive(tensor.data_ptr(), tensor.numel(), tensor.dtype, peer, self.STREAM)
 
 
-on_stand_in = functools.partial(on_ranks, "stand_in_world", around=cleared, init=False)
+on_stand_in = functools.partial(on_ranks, world="stand_in_world", around=cleared, init=False)
 """Marks a test that ranks run, which have the stand-in and no faults."""
