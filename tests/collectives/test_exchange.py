@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, name_of
+from backend import beyond_gloo
 from collective_cases import Case, Runner, run_all
 from on_ranks import on_ranks
 
@@ -54,16 +54,21 @@ def everything() -> list[Case]:
     return [*exchanges(sizes), *gathers(lengths), *reductions(lengths, torch.bfloat16)]
 
 
-def test_all_to_all(world):
-    world(2).run(run_all, exchanges([(length, length) for length in LENGTHS]))
+EDGES = {
+    "all_to_all": exchanges([(length, length) for length in LENGTHS]),
+    "all_to_all of unlike lengths": exchanges(BOTH_WAYS),
+    "all_gather": gathers(LENGTHS),
+    **{
+        f"reduce_scatter of {dtype}": reductions(LENGTHS[:-5], dtype)
+        for dtype in (torch.uint8, torch.bfloat16, torch.float, torch.complex128)
+    },
+}
 
 
-def test_all_to_all_of_unlike_lengths(world):
-    world(2).run(run_all, exchanges(BOTH_WAYS))
-
-
-def test_all_gather(world):
-    world(2).run(run_all, gathers(LENGTHS))
+@pytest.mark.parametrize("name", EDGES)
+@on_ranks(2)
+def test_at_every_edge(name):
+    run_all(EDGES[name])
 
 
 @beyond_gloo("has no fastcoll.Options")
@@ -80,10 +85,3 @@ def test_small_rings_and_segments() -> None:
         for case in everything():
             Runner(case, group).check()
         dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.bfloat16, torch.float, torch.complex128], ids=name_of
-)
-def test_reduce_scatter(world, dtype):
-    world(2).run(run_all, reductions(LENGTHS[:-5], dtype))

@@ -18,13 +18,11 @@ def fused(tensors, op=dist.ReduceOp.AVG, **options):
     return backend_of().all_reduce_fused(tensors, op, **options)
 
 
-def inputs_of(rank, sizes, dtype):
-    return [sample(100 * i + rank, (size,), dtype) for i, size in enumerate(sizes)]
-
-
-def like_the_oracle(sizes, dtype, wire, op):
-    ranks = range(dist.get_world_size())
-    given = [inputs_of(rank, sizes, dtype) for rank in ranks]
+def like_the_oracle(sizes, dtype, wire=None, op="AVG"):
+    given = [
+        [sample(100 * i + rank, (size,), dtype) for i, size in enumerate(sizes)]
+        for rank in range(dist.get_world_size())
+    ]
     mine = [tensor.clone() for tensor in given[dist.get_rank()]]
     squares = torch.full((1,), 7.0, dtype=torch.float64)
     work = fused(
@@ -43,19 +41,20 @@ def like_the_oracle(sizes, dtype, wire, op):
     torch.testing.assert_close(squares.item(), total, rtol=1e-12, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize(("dtype", "wire"), [
     (torch.float32, None), (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
     (torch.bfloat16, None), (torch.bfloat16, torch.bfloat16), (torch.float64, None),
 ], ids=str)  # fmt: skip
-def test_lists_wires_and_squares(world, size, dtype, wire):
+@on_ranks(1, 2, 3)
+def test_lists_wires_and_squares(dtype, wire):
     for sizes in LISTS:
-        world(size).run(like_the_oracle, sizes, dtype, wire, "AVG")
+        like_the_oracle(sizes, dtype, wire)
 
 
 @pytest.mark.parametrize("op", ["SUM", "MAX"])
-def test_other_operations(world, op):
-    world(3).run(like_the_oracle, LISTS[2], torch.float32, torch.bfloat16, op)
+@on_ranks(3)
+def test_other_operations(op):
+    like_the_oracle(LISTS[2], torch.float32, torch.bfloat16, op)
 
 
 @on_ranks(3)
@@ -131,4 +130,4 @@ def test_bad_arguments(text):
     with pytest.raises(error, match=text) as caught:
         fused([torch.zeros(size, dtype=dtype) for size, dtype in tensors], **options)
     assert "fastcoll.all_reduce_fused [group '" in str(caught.value)
-    like_the_oracle([100], torch.float32, None, "AVG")  # the group goes on
+    like_the_oracle([100], torch.float32)  # the group goes on

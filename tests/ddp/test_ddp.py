@@ -93,7 +93,7 @@ def test_unused_parameters(way):
     """Every rank goes through another head; the third is used by nobody, and does not decay."""
     decaying = functools.partial(torch.optim.SGD, lr=0.2, weight_decay=0.5)
     model = Branches()
-    called, _ = ALL_WAYS[way](model, find_unused_parameters=True)
+    called, _ = ALL_WAYS[way](model, **OPTIONS["find_unused_parameters"])
     train(called, STEPS, decaying(model.parameters()), loss_by_turns)
     assert model.heads[2].weight.grad is None
     assert_like(model, train_alone(STEPS, 2, decaying, Branches(), loss_by_turns))

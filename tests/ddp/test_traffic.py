@@ -10,8 +10,6 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -191,19 +189,15 @@ def unscaled_and_clipped(model):
     scaler.update()
 
 
-class Way(NamedTuple):
-    """A way to average gradients, with what is expected: S are the bytes of all gradients, P tensors, B buckets."""
-
-    name: str
-    attach: Callable
-    passes: float  # S
-    launches: int | None
-    kind: type = Immediate
-    kept: bool = False  # gradients are zeroed before the step, and not set to None
-
-
 def way(name, attach, passes, launches, kind=Immediate, kept=False, **options):
-    return Way(name, functools.partial(attach, **options), passes, launches, kind, kept)
+    """A way to average gradients, with what is expected: S are the bytes of all gradients, P tensors, B buckets.
+
+    Args:
+        passes: over the gradients, in S.
+        kept: whether gradients are zeroed before the step, and not set to None.
+    """
+    attach = functools.partial(attach, **options)
+    return pytest.param(attach, passes, launches, kind, kept, id=name)
 
 
 VIEWS = {"gradient_as_bucket_view": True}
@@ -251,14 +245,14 @@ def step(model, module, after, kept):
     return traffic
 
 
-@pytest.mark.parametrize("way", [*STOCK, *OURS], ids=lambda way: way.name)
-def test_passes_over_the_gradients(way):
+@pytest.mark.parametrize(("attach", "passes", "launches", "kind", "kept"), [*STOCK, *OURS])
+def test_passes_over_the_gradients(attach, passes, launches, kind, kept):
     memory = torch.zeros(SIZE // 4)
-    with group_of(way.kind):
+    with group_of(kind):
         alone, model = (EmulatedModel(SHAPES, memory, 1.0, 0.0) for _ in range(2))
-        base = step(alone, alone, nothing, way.kept)
-        found = step(model, *way.attach(model), way.kept)
+        base = step(alone, alone, nothing, kept)
+        found = step(model, *attach(model), kept)
     # Norms and flags are a few bytes; shares are rounded up.
-    assert (found.bytes - base.bytes) / SIZE == pytest.approx(way.passes, abs=1e-3)
-    if way.launches is not None:
-        assert found.launches - base.launches == way.launches
+    assert (found.bytes - base.bytes) / SIZE == pytest.approx(passes, abs=1e-3)
+    if launches is not None:
+        assert found.launches - base.launches == launches

@@ -242,18 +242,15 @@ def test_a_served_name_is_both():
     assert pickle.loads(pickle.dumps(name)) == "gloo"
 
 
-def compare_in_compiled_code():
+@on_ranks(1, init=False)
+def test_a_served_name_is_compared_in_compiled_code():
     name = names.ServedName("fastcoll", "gloo")
 
     @torch.compile(backend="eager", fullgraph=True)
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x if name == "gloo" else x
 
-    return double(torch.ones(1)).item()
-
-
-def test_a_served_name_is_compared_in_compiled_code(world):
-    assert world(1).run(compare_in_compiled_code, init=False) == [2]
+    assert double(torch.ones(1)).item() == 2
 
 
 @on_ranks(1, init=False, fresh=True)
