@@ -32,6 +32,7 @@ SHAPED = ["all_reduce", "broadcast", "reduce", "all_gather", "gather", "all_to_a
         pytest.param("reduce_scatter", ["reduce_scatter"], marks=beyond_gloo("has no title")),
         ("ring", ["send", "recv"]),
     ],
+    ids=lambda value: value if isinstance(value, str) else " and ".join(value),
 )
 @on_ranks(2)
 def test_titles_and_shapes(collective, titles):

@@ -8,10 +8,10 @@ import types
 from unittest import mock
 
 import pytest
+import test_both_ways
 import torch
 import torch.distributed as dist
 from on_ranks import on_ranks
-from test_both_ways import each_way, test_the_sum_in_place_of_the_average
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from training import (
@@ -53,7 +53,7 @@ def reduced(way, model, group, **options):
     return WAYS[way](model, group, **small, **options)[0]
 
 
-@each_way
+@test_both_ways.each_way
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.full), {"gradient_norm": True}], ids=str
 )
@@ -70,7 +70,7 @@ def test_training_is_that_of_stock_ddp(group, way, options):
     assert_like(ours, stock, 1e-5)
 
 
-@each_way
+@test_both_ways.each_way
 @pytest.mark.parametrize(
     "wire",
     [pytest.param(w, marks=[] if w.itemsize == 1 else pytest.mark.full) for w in WIRE_DTYPES],
@@ -135,7 +135,7 @@ def test_no_callback_frees_the_group_on_gloos_thread(group, way, options):
     assert not any(isinstance(each, dist.ProcessGroup) for each in kept)
 
 
-@each_way
+@test_both_ways.each_way
 @on_ranks(2)
 @on_gloo
 def test_a_mean_in_float16_does_not_overflow(group, way):
@@ -167,8 +167,8 @@ def test_odd_gradients(group):
     assert_gradients(model, backward_alone(alone, 2, loss_of=loss))
 
 
-@each_way
+@test_both_ways.each_way
 @on_ranks(3)
 @on_gloo
 def test_the_sum(group, way):
-    test_the_sum_in_place_of_the_average(way, group)
+    test_both_ways.test_the_sum_in_place_of_the_average(way, group)

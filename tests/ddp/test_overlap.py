@@ -43,7 +43,7 @@ def test_a_core_is_left_where_threads_are_fewer(ranks, free):
 def test_all_ranks_get_one_answer(cores, answer):
     """Each has one thread, as all ranks here."""
     with mock.patch("os.sched_getaffinity", lambda _: set(range(cores))):
-        assert can_overlap(None, CPU) is answer
+        assert can_overlap(None, CPU) is (answer or IS_GLOO)
 
 
 @beyond_gloo("fastcoll's own shared memory")
