@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from backend import beyond_gloo, since
+from backend import backend_of, beyond_gloo, since
 from on_ranks import on_ranks
 from words import await_word, say
 from world import here
@@ -16,7 +16,6 @@ pytestmark = [
     beyond_gloo("its works have none, and it takes no extension"),
 ]
 
-CPU = torch.device("cpu")
 GROUP = timedelta(seconds=40)
 MORE = timedelta(seconds=7)
 
@@ -52,7 +51,7 @@ def test_of_works():
 def test_extension_ends_with_the_first_work():
     """It holds for all works until the first of them has ended."""
     group = dist.new_group([0, 1], timeout=GROUP)
-    group._get_backend(CPU)._add_ephemeral_timeout(MORE)
+    backend_of(group)._add_ephemeral_timeout(MORE)
     if dist.get_rank() == 1:
         await_word("all are made")
     first, extended = made(group)

@@ -41,11 +41,11 @@ def test_join(wrap):
         train(model, steps_of(dist.get_rank()))
     # Ranks without data count with gradients of zero; each rank's own optimizer stops with it,
     # and the last rank's weights are handed to all.
-    alone = train_alone(
-        steps_of(size - 1),
-        size,
-        loss_of=lambda *call: loss_of(*call) * (call[2] < steps_of(call[1])),
-    )
+
+    def loss_while_there_is_data(model, rank, step):
+        return loss_of(model, rank, step) * (step < steps_of(rank))
+
+    alone = train_alone(steps_of(size - 1), size, loss_of=loss_while_there_is_data)
     assert_like(model.module, alone)
     assert_replicated(model.module)
 

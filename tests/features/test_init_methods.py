@@ -101,26 +101,22 @@ def test_environment(world):
         world(3).run(by_environment, *ports, init=False)
 
 
-@pytest.mark.parametrize("kind", ["file", "tcp"])
-@on_ranks(2, init=False)
-def test_store(kind):
+def by_store(kind, port):
     if kind == "file":
         store = dist.FileStore(str(here().scratch / "store"), here().size)
     else:
-        port = here().scratch / "port"
-        if here().rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            port.with_suffix(".new").write_text(str(store.port))
-            port.with_suffix(".new").rename(port)
-        else:
-            while not port.exists():
-                os.sched_yield()
-            store = dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
     store = dist.PrefixStore("mine", store)
     dist.init_process_group(BACKEND, store=store, rank=here().rank, world_size=here().size)
     use_group()
     dist.barrier()
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_store(world, kind):
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world(2).run(by_store, kind, server.port, init=False)
 
 
 @beyond_gloo("takes no fastcoll.Options")

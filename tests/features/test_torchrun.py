@@ -28,16 +28,11 @@ def test_training_with_the_variables_of_torchrun(launcher, tmp_path):
 
 @pytest.mark.full
 @exits_cleanly
-def test_training(tmp_path):
-    printed = torchrun("train.py", tmp_path / "model", STEPS, "destroy")
+@pytest.mark.parametrize("ending", ["destroy", "leave"])
+def test_training(tmp_path, ending):
+    """The group is destroyed, or the interpreter ends with it alive."""
+    printed = torchrun("train.py", tmp_path / "model", STEPS, ending)
     assert "rank 0 of 2" in printed and "rank 1 of 2" in printed
-    assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
-
-
-@pytest.mark.full
-@exits_cleanly
-def test_interpreter_ends_with_the_group_alive(tmp_path):
-    torchrun("train.py", tmp_path / "model", STEPS, "leave")
     assert_like(trained(tmp_path / "model"), train_alone(STEPS, 2))
 
 

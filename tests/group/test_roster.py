@@ -19,26 +19,21 @@ class Watched(dist.Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: dict[str, bytes] = {}
+        self.kept = dist.HashStore()
         self.asked: dict[int, set[str]] = {}
-        self.lock = threading.Lock()
 
     def set(self, key: str, value: str | bytes) -> None:
-        with self.lock:
-            self.values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self.kept.set(key, value)
 
     def get(self, key: str) -> bytes:
-        with self.lock:
-            return self.values[key]
+        return self.kept.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        with self.lock:
-            self.asked.setdefault(threading.get_ident(), set()).update(keys)
-            return all(key in self.values for key in keys)
+        self.asked.setdefault(threading.get_ident(), set()).update(keys)
+        return self.kept.check(list(keys))
 
     def delete_key(self, key: str) -> bool:
-        with self.lock:
-            return self.values.pop(key, None) is not None
+        return self.kept.delete_key(key)
 
 
 def roster(store: dist.Store, rank: int, size: int) -> C.Roster:
