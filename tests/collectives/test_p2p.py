@@ -10,14 +10,12 @@ from words import await_word, eventually, say
 
 import fastcoll
 
-SHAPES = [(1,), (3, 5), (4097,), (0,), ()]
-
 
 @on_ranks(2, 3, 4, 5)
 def test_ring():
     mine, size = dist.get_rank(), dist.get_world_size()
     before, after = (mine - 1) % size, (mine + 1) % size
-    for seed, shape in enumerate(SHAPES):
+    for seed, shape in enumerate([(1,), (3, 5), (4097,), (0,), ()]):
         given, output = sample(mine, shape, torch.float, seed), torch.empty(shape)
         if mine % 2 == 0:
             dist.send(given, after)

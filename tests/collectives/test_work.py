@@ -172,7 +172,7 @@ def test_future_and_result(name):
 @pytest.mark.parametrize("name", COLLECTIVES)
 @on_ranks(2)
 def test_result_code(name):
-    work, _ = issue(name)
+    work = issue(name)[0]
     assert work.get_future_result().wait() == 0  # WorkResult::SUCCESS
     work.wait()
 
