@@ -91,11 +91,6 @@ class Job:
         """Return the words by which an error names a rank."""
         return f"rank {rank} (pid {self.pids[rank]}, "
 
-    @property
-    def processes(self) -> list[Process]:
-        """The process of each rank."""
-        return list(self._processes.values())
-
     def tell(self, rank: int, value: Any = None) -> None:
         """Say something to a rank."""
         self._channels[rank].send_bytes(pickle.dumps(value))
@@ -282,7 +277,7 @@ class Jobs:
 
     def close(self) -> list[str]:
         """Clean up; return what was left."""
-        pids = {process.pid for job in self._jobs for process in job.processes}
+        pids = {pid for job in self._jobs for pid in job.pids.values()}
         found = [
             f"job {i} left ranks {r} running" for i, j in enumerate(self._jobs) if (r := j.close())
         ]

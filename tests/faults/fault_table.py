@@ -75,15 +75,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
         notes.clear()
     found = verdict(call)
     if found != "as wanted" or call.when == "call":
-        slowest = max(notes, key=lambda note: note.seconds, default=None)
-        text = slowest.text if slowest else ""
+        seconds, text = max(notes, default=(None, ""))
         if call.excinfo and not (found in ("not as wanted", "too slow") and text):
             text = str(call.excinfo.value)
         line = {
             "fault": _number(item),
             "test": item.nodeid.removeprefix("tests/"),
             "verdict": found,
-            "seconds": round(slowest.seconds, 4) if slowest else None,
+            "seconds": None if seconds is None else round(seconds, 4),
             "detail": impersonal(text)[:600],
             "took": round(call.duration, 2),
         }

@@ -1,23 +1,13 @@
 """What a rank must be told of a fault, and how soon, with a note of it for the table that ``make faults`` prints."""
 
-from dataclasses import dataclass
-
 from fault_rank import Fault
 from suite_rules import bound, slack
 
-__all__ = ["Note", "TooSlow", "assert_raised", "cause", "in_time", "notes"]
+__all__ = ["TooSlow", "assert_raised", "cause", "in_time", "notes"]
 
 
-@dataclass(frozen=True)
-class Note:
-    """How many seconds something took in the running test, and the error that came."""
-
-    seconds: float
-    text: str
-
-
-notes: list[Note] = []
-"""Of the running test; cleared before the next."""
+notes: list[tuple[float, str]] = []
+"""How many seconds something took in the running test, and the error that came; cleared before the next."""
 
 
 class TooSlow(AssertionError):
@@ -29,7 +19,7 @@ def in_time(seconds: float, within: float, text: str = "") -> None:
 
     In the suite two seconds are always allowed, for there a rank may not run for a second.
     """
-    notes.append(Note(seconds, text))
+    notes.append((seconds, text))
     limit = within if slack() <= 1.0 else max(2.0, bound(within))
     if seconds > limit:
         raise TooSlow(f"took {seconds:.3f} s, expected at most {limit:.3f} s: {text}")

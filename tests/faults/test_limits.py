@@ -155,13 +155,6 @@ def test_a_rank_that_the_kernel_kills_for_its_memory(jobs):
 # --- descriptors and placement -------------------------------------------------------------------
 
 
-NO_DESCRIPTORS = (
-    r"rank 1 \(pid \d+, host ",
-    "Too many open files",
-    "Raise the limit on open files",
-)
-
-
 def few_descriptors(rank: Rank, room: int):
     """Rank 1 may open ``room`` more; each rank either succeeds, or has an error that tells it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,10 +168,9 @@ def few_descriptors(rank: Rank, room: int):
     if dist.is_initialized():
         dist.destroy_process_group()
     # Both failed or both worked: else one waits for ever. fastcoll names rank 1 and why on both.
-    said = fault is None or all(
-        re.search(pattern, fault.text)
-        for pattern in (("open files|Too many",) if IS_GLOO else NO_DESCRIPTORS)
-    )
+    told = r"rank 1 \(pid \d+, host ", "Too many open files", "Raise the limit on open files"
+    patterns = ("open files|Too many",) if IS_GLOO else told
+    said = fault is None or all(re.search(pattern, fault.text) for pattern in patterns)
     rank.used("again")
     works(rank)
     return fault, finish(rank, named=said)

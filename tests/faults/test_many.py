@@ -1,7 +1,7 @@
 """Many groups, many works, many threads."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -17,20 +17,9 @@ from suite_rules import bound
 
 def in_threads(*functions) -> list[BaseException]:
     """Run the functions at once; return what they raised."""
-    raised: list[BaseException] = []
-
-    def guard(function):
-        try:
-            function()
-        except Exception as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=guard, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
+    with ThreadPoolExecutor(len(functions)) as pool:
+        running = [pool.submit(function) for function in functions]
+    return [error for one in running if (error := one.exception())]
 
 
 # --- threads -------------------------------------------------------------------------------------

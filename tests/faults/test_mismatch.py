@@ -145,18 +145,16 @@ FULL = {
     "broadcast and gather",
 }
 
-BETWEEN_HOSTS = ["large shapes", "roots of gather", "all_reduce and barrier"]
+SHORT_BETWEEN_HOSTS = {"large shapes", "all_reduce and barrier", *MARKS} - FULL | {
+    "roots of gather"
+}
 
 
-def one_host():
+def cases():
     for name in CASES:
-        marks = [MARKS[name]] if name in MARKS else []
-        yield pytest.param(name, "000", marks=[*marks, *([pytest.mark.full] * (name in FULL))])
-
-
-def each_alone():
-    for name in CASES:
-        short = name in BETWEEN_HOSTS or (name in MARKS and name not in FULL)
+        full = [pytest.mark.full] * (name in FULL)
+        yield pytest.param(name, "000", marks=[*full, *([MARKS[name]] if name in MARKS else [])])
+        short = name in SHORT_BETWEEN_HOSTS
         yield pytest.param(name, "012", marks=[] if short else pytest.mark.full)
 
 
@@ -169,7 +167,7 @@ def differ(rank: Rank, others, odd, later: int):
     return next(filter(None, faults), None), rank.recover()
 
 
-@pytest.mark.parametrize("case, hosts", [*one_host(), *each_alone()])
+@pytest.mark.parametrize("case, hosts", list(cases()))
 def test_mismatch(jobs, case, hosts):
     others, odd, one, other = CASES[case]
     # Between hosts a root waits for no other rank.

@@ -10,12 +10,12 @@ from fault_rank import Fault, Rank, catch, footprint
 from over_hosts import over_hosts
 from rank_calls import finish
 
-BAD_ARGUMENT = {"ValueError", "TypeError"}
 
-
-def refused(fault) -> bool:
-    """Whether the call raised as bad arguments must."""
-    return fault is not None and bool(BAD_ARGUMENT & set(fault.bases))
+def refused(fault: Fault | None, *words: str) -> bool:
+    """Whether the call raised as bad arguments must, in these words."""
+    if fault is None or not {"ValueError", "TypeError"} & set(fault.bases):
+        return False
+    return all(word in fault.text for word in words)
 
 
 def done(rank: Rank, **checks: bool):
@@ -42,11 +42,6 @@ def unaligned(rank: Rank):
     return done(rank, **right)
 
 
-def named(fault: Fault | None, *words: str) -> bool:
-    """Whether the call was refused as bad arguments are, in these words."""
-    return fault is not None and refused(fault) and all(word in fault.text for word in words)
-
-
 def without_data(rank: Rank):
     """Tensors of device meta. Most calls with them torch answers itself, on all ranks alike."""
     rank.used()
@@ -64,28 +59,20 @@ def without_data(rank: Rank):
     for name, (call, *arguments) in calls.items():
         if name == "scatter" and rank.rank != 0:
             continue  # the root alone has what is wrong, and knows before anything is sent
-        right[f"meta in the list of {name}"] = named(
+        right[f"meta in the list of {name}"] = refused(
             catch(call, *arguments), "device meta", "expected a CPU or CUDA tensor"
         ) or (IS_GLOO and catch(call, *arguments) is not None)
-    if not IS_GLOO:
-        right |= asked_of_the_backend(rank, there)
+    if not IS_GLOO:  # past torch, which would answer such calls itself
+        backend, other = dist.group.WORLD._get_backend(torch.device("cpu")), 1 - rank.rank
+        for name, call in {
+            "allreduce": lambda: backend.allreduce([there]),
+            "broadcast": lambda: backend.broadcast(there, 0),
+            "send": lambda: backend.send([there], other, 0),
+            "recv": lambda: backend.recv([there], other, 0),
+        }.items():
+            right[f"{name} asked of the backend"] = refused(catch(call), "device meta")
+        backend = None  # it keeps the group
     return done(rank, **right)
-
-
-def asked_of_the_backend(rank: Rank, there: torch.Tensor) -> dict[str, bool]:
-    """Past torch, which would answer such calls itself."""
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    other = 1 - rank.rank
-    calls = {
-        "allreduce": lambda: backend.allreduce([there]),
-        "broadcast": lambda: backend.broadcast(there, 0),
-        "send": lambda: backend.send([there], other, 0),
-        "recv": lambda: backend.recv([there], other, 0),
-    }
-    return {
-        f"{name} asked of the backend": named(catch(call), "device meta")
-        for name, call in calls.items()
-    }
 
 
 def on_two_devices(rank: Rank):
@@ -110,7 +97,7 @@ def on_two_devices(rank: Rank):
         "reduce_scatter_single": (reduce_scatter_single, there(), torch.ones(8)),
     }.items():
         fault = catch(call, *arguments)
-        right[name] = named(fault, "all tensors on one device", "cpu", f"{DEVICE}:0")
+        right[name] = refused(fault, "all tensors on one device", "cpu", f"{DEVICE}:0")
     return done(rank, **right)
 
 

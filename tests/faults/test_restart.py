@@ -13,8 +13,7 @@ from fault_rank import Rank, catch
 from in_call import tell_in_call
 from in_time import assert_raised, in_time
 from over_hosts import over_hosts
-from rank_calls import all_reduce, finish, repeated
-from rank_calls import works as group_works
+from rank_calls import all_reduce, finish, repeated, works
 from suite_rules import bound
 
 # --- all ranks killed, then the same job again ---------------------------------------------------
@@ -30,7 +29,7 @@ def busy(rank: Rank):
         tensor.fill_(1.0)
 
 
-def works(rank: Rank, apart: float):
+def runs_again(rank: Rank, apart: float):
     time.sleep(apart * rank.rank)
     start = time.monotonic()
     rank.used("same", timeout=15)
@@ -62,7 +61,7 @@ def test_all_killed_and_run_again_under_the_same_name(jobs):
         assert [job.end(rank) for rank in job.pids] == [-9] * 3
         processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
         assert [pid for pid in processes if memory & shared_memory(pid)] == [], "held by others"
-        again = jobs(3, works, apart, prefix="rerun/")
+        again = jobs(3, runs_again, apart, prefix="rerun/")
         for seconds, left in again.hear_all().values():
             # Target: as fast as the first time, but for what is stale in the store.
             in_time(seconds, 2.0 + apart)
@@ -89,7 +88,7 @@ def loses_one(rank: Rank):
 
 def joins_again(rank: Rank):
     rank.used("larger")
-    group_works(rank)
+    works(rank)
     return finish(rank)
 
 

@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,10 +17,6 @@ from fastcoll._load import C
 from fastcoll.trace.__main__ import main
 from fastcoll.trace.analysis import analyse
 from fastcoll.trace.dumps import read
-
-
-def names(records):
-    return [record["fastcoll"]["name"] for record in records]
 
 
 def calls_every_kind(rank: Rank, prefix: str):
@@ -59,7 +56,8 @@ def test_every_kind_of_call_is_there_with_sizes_and_times(healthy):
     _, answers = healthy
     for rank, (expected, dump) in answers.items():
         collectives = [e for e in dump["entries"] if not e["is_p2p"]]
-        assert names(collectives)[: len(expected)] == expected
+        names = [record["fastcoll"]["name"] for record in collectives]
+        assert names[: len(expected)] == expected
         numbered = [e for e in collectives if e["process_group"][0] == "0"]
         assert [e["collective_seq_id"] for e in numbered] == list(range(1, len(numbered) + 1))
         for entry in dump["entries"]:
@@ -154,13 +152,12 @@ def calls_in_threads(rank: Rank):
         for _ in range(100):
             dist.all_reduce(torch.ones(count), group=group)
 
-    threads = [threading.Thread(target=call, args=(g, i + 1)) for i, g in enumerate(groups)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        fastcoll.trace.dump()  # a reader among the writers
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(call, group, i + 1) for i, group in enumerate(groups)]
+        while not all(one.done() for one in calls):
+            fastcoll.trace.dump()  # a reader among the writers
+    for one in calls:
+        one.result()
     return fastcoll.trace.records()
 
 

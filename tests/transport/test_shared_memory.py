@@ -5,6 +5,7 @@ import os
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -145,20 +146,11 @@ def test_without_a_group():
 # --- nothing grows -------------------------------------------------------------------------------
 
 
-def mapped_bytes() -> int:
-    """Resident bytes of all mappings of shared memory."""
-    total, ours = 0, False
-    with open("/proc/self/smaps") as file:
-        for line in file:
-            if "-" in line.split(maxsplit=1)[0]:
-                ours = "memfd:fastcoll" in line
-            elif ours and line.startswith("Rss:"):
-                total += 1024 * int(line.split()[1])
-    return total
-
-
 def held() -> tuple[int, int, int]:
-    return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped_bytes()
+    """Return memory that groups have reserved, open files, and resident bytes of all mappings of shared memory."""
+    maps = psutil.Process().memory_maps()
+    mapped = sum(one.rss for one in maps if "memfd:fastcoll" in one.path)
+    return shared_bytes(), len(os.listdir("/proc/self/fd")), mapped
 
 
 def groups_come_and_go(rounds):
