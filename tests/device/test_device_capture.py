@@ -3,8 +3,6 @@
 import ctypes
 import datetime
 import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
 import recording_device
@@ -12,6 +10,7 @@ import torch
 import torch.distributed as dist
 from fault_list import plays
 from on_ranks import on_ranks
+from world import here
 
 pytestmark = on_ranks(2, world="nccl_world", kill=True, fresh=True)  # with its driver
 
@@ -46,7 +45,8 @@ int cuThreadExchangeStreamCaptureMode(int* other) {
 
 def driver():
     """Builds and loads it, under the name by which a driver is found."""
-    folder = Path(tempfile.mkdtemp())
+    folder = here().scratch / f"driver{here().rank}"
+    folder.mkdir()
     source, library = folder / "driver.c", folder / "libcuda.so.1"
     source.write_text(DRIVER)
     subprocess.run(

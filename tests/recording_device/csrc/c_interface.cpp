@@ -45,15 +45,4 @@ __attribute__((visibility("default"))) void recordingDeviceForget(const void* ad
   Recorder::get().forget(address);
 }
 
-// What is on the stream from now on is unfinished until the release of what this returns; 0 for a
-// handle that is no stream.
-__attribute__((visibility("default"))) uint64_t recordingDeviceHold(void* stream) {
-  const auto index = recording::fromHandle(stream);
-  return index < 0 ? 0 : Recorder::get().hold(index);
-}
-
-__attribute__((visibility("default"))) void recordingDeviceRelease(uint64_t hold) {
-  Recorder::get().release(hold);
-}
-
 }  // extern "C"

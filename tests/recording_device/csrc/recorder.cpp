@@ -215,15 +215,6 @@ void Recorder::release(uint64_t hold) {
   released_.notify_all();
 }
 
-void Recorder::releaseStream(StreamIndex stream) {
-  const Lock lock(mutex_);
-  for (auto it = holds_.begin(); it != holds_.end();) {
-    it = it->stream == stream ? holds_.erase(it) : it + 1;
-  }
-  note("release", "", stream);
-  released_.notify_all();
-}
-
 void Recorder::joinThreads() {
   const Lock lock(mutex_);
   host().learn(known_);

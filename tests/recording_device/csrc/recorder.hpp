@@ -65,7 +65,6 @@ class Recorder {
   // stream may overlap, as kernels that wait for other ranks queue up behind each other.
   uint64_t hold(StreamIndex stream);
   void release(uint64_t hold);
-  void releaseStream(StreamIndex stream);
 
   // The calling thread knows from now on what any other thread got to know by waiting.
   void joinThreads();
