@@ -69,18 +69,25 @@ class FusedAllreduceState(GradientStatistics):
         self._served = WeakTensorKeyDictionary()  # the module's parameters
         self._knows_all = False
 
-    def _require_one_module(self, bucket: GradBucket) -> None:
-        """Checks that a bucket is of the module that was served before; after the first pass by its first bucket.
+    def _takes(self, bucket: GradBucket) -> bool:
+        """Takes a bucket of the module, and returns whether a backward pass begins with it.
+
+        In the first pass of a static graph torch calls each bucket the first one, and none the last one: then a pass
+        begins where a parameter comes again.
 
         Raises:
-            RuntimeError: It is of another one that lives.
+            RuntimeError: It is of another module than the buckets before, which lives.
         """
         if self._knows_all and bucket.index() != 0:
-            return
+            return False
         parameters = bucket.parameters()
-        if bucket.index() == 0 and len(self._served) == 0:
-            self._knows_all = False  # none yet, or the module is gone
-        elif bucket.index() == 0 and not any(parameter in self._served for parameter in parameters):
+        begins = bucket.index() == 0 and (
+            len(self._served) == 0  # there was none yet, or the module is gone
+            or any(parameter in self._served for parameter in parameters)
+        )
+        if begins and len(self._served) == 0:
+            self._knows_all = False
+        if self._knows_all and not begins:
             rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
             raise RuntimeError(
                 f"fastcoll.FusedAllreduceState [rank {rank}/{size}]: expected the buckets of one DDP module, got one "
@@ -90,13 +97,14 @@ class FusedAllreduceState(GradientStatistics):
         if not self._knows_all:
             self._served.update(dict.fromkeys(parameters))
             self._knows_all = bucket.is_last()
+        return begins
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
     """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
-    state._require_one_module(bucket)
+    begins = state._takes(bucket)
     buffer = bucket.buffer()
-    if bucket.index() == 0:
+    if begins:
         state._forget()
         state._float8.forget()
         state._kept.clear()
@@ -107,7 +115,7 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     else:
         future = Future()
         state._kept.append((buffer, future))
-    if bucket.is_last():
+    if bucket.is_last() or not state._knows_all:  # which may be the last one of a static graph
         _reduce_kept(state)
         state._float8.finish()
     return future

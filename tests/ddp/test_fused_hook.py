@@ -88,6 +88,33 @@ def test_buckets_in_shared_memory():
     assert any(int(low, 16) <= address < int(high, 16) for low, high in spans), spans
 
 
+class TwoDtypes(nn.Module):
+    """Its gradients are its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([Given(40), Given(41, dtype=torch.double)])
+
+    def forward(self, value):
+        return sum(part(value).double() for part in self.parts)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("wire", [None, torch.float8_e4m3fn])
+@on_ranks(2)
+def test_buckets_of_two_dtypes_in_a_static_graph(wire, overlap):
+    """In the first pass torch calls both the first one, and neither the last one."""
+    options = {"wire_dtype": wire, "gradient_norm": True, "overlap": overlap}
+    ddp, state = hooked(TwoDtypes(), static_graph=True, **options)
+    for step in range(3):
+        ddp.zero_grad()
+        ddp(2.0 ** (dist.get_rank() + step)).backward()
+        mean = 1.5 * 2.0**step
+        for part in ddp.module.parts:
+            torch.testing.assert_close(part.gradient(), torch.full_like(part.gradient(), mean))
+        torch.testing.assert_close(float(state.grad_norm()), mean * 81**0.5)
+
+
 @pytest.mark.parametrize("name", ["fastcoll", "gloo"])
 @on_ranks(2)
 def test_complex_gradients(name):

@@ -62,7 +62,8 @@ def test_join_that_raises():
     dist.barrier()
 
 
-@pytest.mark.parametrize(("wrap", "static_graph"), [(stock, False), (stock, True), (hooked, False)])
+@pytest.mark.parametrize("static_graph", [False, True])
+@pytest.mark.parametrize("wrap", [stock, hooked])
 @on_ranks(3)
 def test_sparse_embedding(wrap, static_graph):
     (model, _), alone = wrap(Words(), static_graph=static_graph), Words()
