@@ -278,10 +278,11 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
   const auto backend = [&](const char* way) {
     const auto left =
         std::max(std::chrono::ceil<Milliseconds>(end - Clock::now()), Milliseconds{1});
-    const auto patient = c10::make_intrusive<PatientStore>(store_, left, wait);
-    auto made = device_->make(
-        c10::make_intrusive<c10d::PrefixStore>("fastcoll/link/" + name + way, patient),
-        first ? 0 : 1, 2, std::min(left, kGlooConnects));
+    const auto prefix = "fastcoll/link/" + name + way;
+    const auto patient =
+        c10::make_intrusive<PatientStore>(store_, prefix + "/decision", left, wait);
+    auto made = device_->make(c10::make_intrusive<c10d::PrefixStore>(prefix, patient),
+                              first ? 0 : 1, 2, std::min(left, kGlooConnects));
     patient->throwIfOver();
     made->setTimeout(kNever);
     return made;

@@ -9,6 +9,8 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,17 +22,21 @@
 
 namespace fastcoll {
 
-/// A peer that has found what was set here connects to this process, and waits for that in Gloo,
-/// where nothing but time ends it. So a wait that is to end here first takes back what was set; and
-/// if what it waited for is there by then, sets that again, and has Gloo connect: see
-/// throwIfOver(). The peer, which does the same, has either found it and sees its connection made,
-/// or does not find it.
+/// Once a process has found what its peer has set, it connects in Gloo, where nothing but time ends
+/// its wait. So both decide in one counter of the store: who finds the peer adds 1, who gives up
+/// adds kOver, and the first one counts. A process that would give up after the peer has found it
+/// connects, and gives up then: see throwIfOver(). One that finds a peer that has given up waits
+/// on.
 class PatientStore : public c10d::Store {
  public:
-  /// Waits end after `timeout`, or by what `look` throws, which is called while they last.
-  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout,
-               std::function<void()> look)
-      : c10d::Store(timeout), store_(std::move(store)), look_(std::move(look)) {}
+  /// `decision`: the counter's key, the same in both processes of a connection. Waits end after
+  /// `timeout`, or by what `look` throws, which is called while they last.
+  PatientStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
+               std::chrono::milliseconds timeout, std::function<void()> look)
+      : c10d::Store(timeout),
+        store_(std::move(store)),
+        decision_(std::move(decision)),
+        look_(std::move(look)) {}
 
   /// To be called when Gloo has connected: throws what was to end a wait before.
   void throwIfOver() {
@@ -41,7 +47,7 @@ class PatientStore : public c10d::Store {
   }
   void set(const std::string& key, const std::vector<std::uint8_t>& value) override {
     store_->set(key, value);
-    own_.emplace_back(key, value);
+    own_.insert(key);
   }
   std::vector<std::uint8_t> get(const std::string& key) override {
     wait({key});
@@ -61,7 +67,11 @@ class PatientStore : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override {
     const auto timeout = getTimeout();
     const auto deadline = deadlineAfter(Clock::now(), timeout);
-    for (int micros = 50; !store_->check(keys); micros = std::min(2 * micros, 10000)) {
+    // Gloo waits for what this process has set, too, which says nothing of the peer.
+    const bool own = std::all_of(keys.begin(), keys.end(),
+                                 [this](const std::string& key) { return own_.count(key) != 0; });
+    for (int micros = 50; !(store_->check(keys) && (own || connects(true)));
+         micros = std::min(2 * micros, 10000)) {
       try {
         checkInterrupt();
         look_();
@@ -70,10 +80,8 @@ class PatientStore : public c10d::Store {
                                                  " within ", timeout.count(), " ms"));
         }
       } catch (...) {
-        for (const auto& [key, value] : own_) store_->deleteKey(key);
-        if (!store_->check(keys)) throw;
+        if (!connects(false) || !store_->check(keys)) throw;
         over_ = std::current_exception();
-        for (const auto& [key, value] : own_) store_->set(key, value);
         return;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(micros));
@@ -81,9 +89,22 @@ class PatientStore : public c10d::Store {
   }
 
  private:
+  static constexpr std::int64_t kOver = 1 << 16;
+
+  /// Has its say, once: whether it has found the peer, or gives up. Returns what was decided.
+  bool connects(bool found) {
+    if (!decided_) {
+      const auto said = store_->add(decision_, found ? 1 : kOver);
+      decided_ = found ? said < kOver : said % kOver != 0;
+    }
+    return *decided_;
+  }
+
   c10::intrusive_ptr<c10d::Store> store_;
+  const std::string decision_;
   const std::function<void()> look_;
-  std::vector<std::pair<std::string, std::vector<std::uint8_t>>> own_;
+  std::set<std::string> own_;
+  std::optional<bool> decided_;
   std::exception_ptr over_;
 };
 

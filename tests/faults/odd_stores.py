@@ -45,7 +45,7 @@ class HidesLinks(Between):
     Attributes:
         hidden: Set when this rank has asked.
         found: Set when it would have found what another one has told.
-        given_up: Set when this rank takes back what it has told.
+        given_up: Set when this rank says so.
     """
 
     def __init__(self, store: dist.Store) -> None:
@@ -57,10 +57,10 @@ class HidesLinks(Between):
         self.own.add(key)
         super().set(key, value)
 
-    def deleteKey(self, key):
-        if "fastcoll/link" in key:
+    def add(self, key, value):
+        if "fastcoll/link" in key and value > 1:
             self.given_up.set()
-        return super().deleteKey(key)
+        return super().add(key, value)
 
     def check(self, keys):
         found = super().check(keys)
