@@ -1,7 +1,6 @@
 """DDP's buckets of CPU tensors lie in shared memory by default; the user's settings win, and bits are the same."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch.distributed as dist
 from backend import backend_of, beyond_gloo
 from on_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
-from world import init_group
+from world import Worlds, init_group
 
 import fastcoll
 
@@ -60,13 +59,18 @@ def test_not_where_a_variable_says_so_or_nothing_is_shared(environ):
     assert are_shared(None, gradients(None)) == [False] * 4
 
 
-@pytest.mark.full
-@on_ranks(2, init=False)
-def test_where_shared_memory_is_lacking_buckets_are_private():
-    os.environ["FASTCOLL_ARENA_BYTES"] = str(64 << 20)
-    init_group()
+def beyond_the_arena():
     found = gradients(None, width=5000)  # 100 MB
     assert are_shared(None, found) == [False] * 4
     dist.all_reduce(found[-1])
-    log = Path("/proc/self/fd/2").read_text()  # a rank's stderr is a file
-    assert dist.get_rank() or "a tensor is not in shared memory" in log
+
+
+@pytest.mark.full
+def test_where_shared_memory_is_lacking_buckets_are_private(launcher, tmp_path):
+    """Ranks of their own: a process reserves its memory once."""
+    worlds = Worlds(tmp_path, environ={"FASTCOLL_ARENA_BYTES": str(64 << 20)})
+    try:
+        worlds(2).run(beyond_the_arena)
+        assert "a tensor is not in shared memory" in worlds(2).logs[0].read_text()
+    finally:
+        worlds.close()
