@@ -69,17 +69,25 @@ def test_operation_and_type(op, dtype):
     all_reduce(SHAPES, op, dtype)
 
 
+def take(isa):
+    os.environ["FASTCOLL_ISA"] = isa
+    dist.new_group()
+    assert C.reduce_isa() == isa
+
+
 @beyond_gloo("chooses by itself")
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("world", ["best"], indirect=True)
 @on_ranks(3, fresh=True)
 def test_operations_and_types_with_another_instruction_set(isa):
-    """The making of a group chooses the instruction set of the process."""
-    os.environ["FASTCOLL_ISA"] = isa
-    dist.new_group()
-    assert C.reduce_isa() == isa
-    for op, dtype in ALLOWED:
-        all_reduce([(67,)], op, dtype)
+    """The making of a group chooses the instruction set of the process, which lives on."""
+    best = C.reduce_isa()
+    take(isa)
+    try:
+        for op, dtype in ALLOWED:
+            all_reduce([(67,)], op, dtype)
+    finally:
+        take(best)
 
 
 @pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
