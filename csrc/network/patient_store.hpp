@@ -22,11 +22,11 @@
 
 namespace fastcoll {
 
-/// Once a process has found what its peer has set, it connects in Gloo, where nothing but time ends
-/// its wait. So both decide in one counter of the store: who finds the peer adds 1, who gives up
-/// adds kOver, and the first one counts. A process that would give up after the peer has found it
-/// connects, and gives up then: see throwIfOver(). One that finds a peer that has given up waits
-/// on.
+/// Once a process has found its peer's address, it connects in Gloo, where only a timeout ends its
+/// wait. Both processes therefore decide in one counter of the store. A process that finds the peer
+/// adds 1, and a process that gives up adds kOver. The first addition decides. A process that gives
+/// up second connects first, and then raises: see throwIfOver(). A process that finds second waits
+/// until its own timeout or fault.
 class PatientStore : public c10d::Store {
  public:
   /// `decision`: the counter's key, the same in both processes of a connection. Waits end after
@@ -91,7 +91,8 @@ class PatientStore : public c10d::Store {
  private:
   static constexpr std::int64_t kOver = 1 << 16;
 
-  /// Has its say, once: whether it has found the peer, or gives up. Returns what was decided.
+  /// Adds to the counter, once: the peer was found, or this process gives up. Returns whether they
+  /// connect.
   bool connects(bool found) {
     if (!decided_) {
       const auto said = store_->add(decision_, found ? 1 : kOver);

@@ -222,7 +222,7 @@ def test_same_tag_keeps_its_order():
 @pytest.mark.parametrize("count", [10, 10**6])
 @on_ranks(2)
 def test_ends_unattended(count, shared):
-    """A message ends though nobody waits for it."""
+    """A message completes without a wait."""
     tensor = (fastcoll.empty_shared if shared else torch.empty)(count, dtype=torch.float)
     done = []
     mine = dist.get_rank()

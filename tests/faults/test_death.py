@@ -141,7 +141,7 @@ def dies_before(rank: Rank, victim: int, away: list[int], used: bool, nonblockin
     [
         *[(hosts, VICTIM, [], True, late) for hosts in ("000", "012") for late in (False, True)],
         ("0011", 3, [2], True, False),  # a host that calls nothing
-        # Before the first collective: nobody is connected, or rank 0, which gathers who the ranks are, has not come.
+        # Before the first collective: no ranks are connected, or rank 0, which gathers their records, is missing.
         *[(hosts, VICTIM, [0, 2], False, False) for hosts in ("000", "012")],
         *[(hosts, 2, [0], False, False) for hosts in ("000", "012")],
     ],

@@ -1,4 +1,4 @@
-"""A group of several hosts that fails while two connect, or while one leaves, who is named as one that has left."""
+"""Faults between hosts while two hosts connect, and while one rank leaves: the error names that rank."""
 
 import threading
 import time

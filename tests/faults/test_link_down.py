@@ -42,7 +42,7 @@ def repeats(rank: Rank, networks: list[str], address: str, call: str):
             dist.all_reduce(large)
             return large[0].item() > 0
         if call == "idle" and rank.rank == ends[0]:
-            dist.recv(small, peer)  # nobody sends
+            dist.recv(small, peer)  # no rank sends
         elif call == "send" and peer is not None:
             work = dist.isend(large, peer)
             dist.recv(torch.empty_like(large), peer)

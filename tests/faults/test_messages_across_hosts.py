@@ -1,4 +1,4 @@
-"""Point-to-point between pretended hosts: who takes part, and what a fault is called."""
+"""Point-to-point messages between pretended hosts: which ranks take part, and what a fault's error says."""
 
 import os
 import signal

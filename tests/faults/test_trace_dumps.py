@@ -195,7 +195,7 @@ def test_a_message_that_is_not_sent(traced, said, folder, source):
         assert report["guilty"] == [ODD]
         assert report["findings"][0]["seq"] == 2
         assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
-    else:  # nobody is guilty, and nothing is well
+    else:  # no rank is guilty, and the job has failed
         assert status == 1 and "imed out" in report["first_error"][1]
         assert "No divergence" not in text
 

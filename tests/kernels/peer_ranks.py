@@ -207,7 +207,7 @@ class Call:
         return cls(case, sources, outs, spaces, expected_of(case, inputs), options)
 
     def launch(self, rank: int, buffers: Any) -> None:
-        """Launches what one rank runs, on the current stream."""
+        """Launches one rank's kernel on the current stream."""
         sides = self.sources[rank], self.outs[rank], buffers
         prepare(self.case.algorithm, self.case.collective, *sides, **self.options)()
 
