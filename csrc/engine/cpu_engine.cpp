@@ -137,11 +137,12 @@ void CpuEngine::runOne(Request& request) {
     case Path::Local:
       return runSingleRank(request);
     case Path::Shared:
-      return runCollective(*stream_, request, config_.tuning);
+      runCollective(*stream_, request, config_.tuning);
+      break;
     default:
-      return runSpanning(spanning_, request,
-                         prefix(collectiveName(request.collective), request.seq));
+      runSpanning(spanning_, request, prefix(collectiveName(request.collective), request.seq));
   }
+  if (stream_ != nullptr) stream_->completed(request.seq);
 }
 
 void CpuEngine::execute(const TaskRef& task) {

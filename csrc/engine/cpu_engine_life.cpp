@@ -83,7 +83,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.local().size() > 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), spanning_.ringBytes,
                                               spinMicros_, config_.stores);
-    stream_->setGrace(2 * kGrace);
+    stream_->setGrace(kGrace);
     spanning_.stream = stream_.get();
   }
   if (hosts.leads()) {

@@ -17,7 +17,6 @@ int tagOf(Links::Lane lane, std::size_t bytes) {
   return static_cast<int>(2 * (bytes % kLengths)) + lane;
 }
 
-// For a peer that leaves too, or has yet to read what was sent to it.
 // A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
 constexpr Milliseconds kLook{1000};
 // For a close notice that is on its way when the other connection to its sender breaks.

@@ -35,7 +35,9 @@ class Scratch {
 };
 
 /// When time is up, a rank that waits for ranks of its host says at once which has not arrived; a
-/// leader gives other hosts this time to say so of theirs; who waits for its leader, twice that.
+/// leader gives other hosts this time to say so of theirs; a rank that waits for its leader, or for
+/// a long message, twice that. A rank that waits in a collective for others of its host, which have
+/// not completed the one before, gives them three times that: they may wait in that one.
 constexpr Milliseconds kGrace{300};
 
 struct Spanning {

@@ -95,7 +95,6 @@ void SegmentStream::openLargeRing() {
 void SegmentStream::end() {
   next_ = placed_;
   ++collectives_;
-  memory_.own().progress.completed.store(arrival_.seq, std::memory_order_release);
   // After a fault elsewhere what was just read may already have been given back.
   if (memory_.aborted()) memory_.throwAborted(prefix());
 }
@@ -240,7 +239,7 @@ bool SegmentStream::hopeless() {
   if (memory_.aborted()) return true;
   if (checkWorthlessPeers()) return true;
   const auto now = Clock::now();
-  if (now >= deadline_ && (now >= deadline() || !allArrived())) {
+  if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
     hopelessKind_ = ErrorKind::Timeout;
     hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
                             "; ", lateRanks());
@@ -272,12 +271,19 @@ bool SegmentStream::checkWorthlessPeers() {
   return false;
 }
 
-bool SegmentStream::allArrived() const {
+/// The time for peers that wait for others themselves to say for whom.
+Milliseconds SegmentStream::patience() const {
+  const auto completed = [this](int peer) {
+    return memory_.block(memberOf(peer)).progress.completed.load(std::memory_order_acquire);
+  };
+  Milliseconds time = 2 * grace_;
   for (int peer = 0; peer < size(); ++peer) {
     const Progress& progress = memory_.block(memberOf(peer)).progress;
-    if (peer != rank() && progress.published.load(std::memory_order_acquire) <= next_) return false;
+    if (peer == rank() || progress.published.load(std::memory_order_acquire) > next_) continue;
+    if (completed(peer) >= completed(rank())) return Milliseconds{0};  // it is late, and not held
+    time = 3 * grace_;
   }
-  return true;
+  return time;
 }
 
 std::string SegmentStream::lateRanks() const {

@@ -57,8 +57,9 @@ class SegmentStream : private WaitGuard {
   /// behind, present and ahead, and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }
 
-  /// Has a rank wait longer, by this, when time is up and all ranks of the stream have arrived: the
-  /// one that it waits for waits for others, and can say for whom.
+  /// Has a rank wait longer when time is up, where the one that it waits for may wait for others,
+  /// and can say for whom: by twice this where all ranks of the stream have arrived, by three times
+  /// where those that have not are still in a collective that this rank has completed.
   void setGrace(Milliseconds grace) { grace_ = grace; }
   /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
   /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
@@ -127,6 +128,11 @@ class SegmentStream : private WaitGuard {
   /// For a rank that does without waiting for long: throws once the group has failed.
   void throwIfAborted();
 
+  /// Tells the peers that this rank is through with all that belongs to a collective, of which the
+  /// stream may have carried a part only.
+  void completed(std::uint64_t seq) {
+    memory_.own().progress.completed.store(seq, std::memory_order_release);
+  }
   /// Records the fault on all ranks of the group and throws it.
   [[noreturn]] void fail(ErrorKind kind, const std::string& cause);
   std::string memberName(int peer) const { return memory_.memberName(memberOf(peer)); }
@@ -140,9 +146,9 @@ class SegmentStream : private WaitGuard {
  private:
   bool hopeless() override;
   [[noreturn]] void raise() override;
-  TimePoint deadline() const override { return deadlineAfter(deadline_, grace_); }
+  TimePoint deadline() const override { return deadlineAfter(deadline_, 3 * grace_); }
   bool checkWorthlessPeers();
-  bool allArrived() const;
+  Milliseconds patience() const;
   std::string lateRanks() const;
   void awaitArrival(int peer);
   void compare(int peer);
