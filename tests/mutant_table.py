@@ -41,6 +41,17 @@ MUTANTS = (
         ("tests/faults/test_mismatch.py",),
     ),
     Mutant(
+        "a_rank_that_waits_is_called_late",
+        "who is missing",
+        "csrc/transport/segment_stream.cpp",
+        "    time = 3 * grace_;\n",
+        "    return Milliseconds{0};\n",
+        (
+            "tests/faults/test_silence.py::"
+            "test_a_rank_that_is_a_call_ahead_leaves_it_to_the_others_to_say_who_is_missing",
+        ),
+    ),
+    Mutant(
         "ring_reused_a_segment_early",
         "credits",
         "csrc/transport/segment_stream.cpp",
@@ -191,8 +202,8 @@ MUTANTS = (
         "stall_of_a_rank_that_came_has_no_limit",
         "timeouts",
         "csrc/transport/segment_stream.cpp",
-        "if (now >= deadline_ && (now >= deadline() || !allArrived())) {",
-        "if (now >= deadline_ && !allArrived()) {",
+        "  Milliseconds time = 2 * grace_;\n",
+        "  Milliseconds time = std::chrono::hours(24);\n",
         ("tests/faults/test_silence.py",),
     ),
     Mutant(
