@@ -34,10 +34,11 @@ class Scratch {
   std::size_t bytes_ = 0;
 };
 
-/// When time is up, a rank that waits for ranks of its host says at once which has not arrived; a
-/// leader gives other hosts this time to say so of theirs; a rank that waits for its leader, or for
-/// a long message, twice that. A rank that waits in a collective for others of its host, which have
-/// not completed the one before, gives them three times that: they may wait in that one.
+/// The first error at a timeout must name the cause, so ranks that wait for a waiting rank report
+/// later. A rank that waits for a late rank of its host reports at once. A leader reports after one
+/// grace, because the other hosts report their own late ranks. A rank that waits for its leader, or
+/// for a long message, reports after two. A rank reports after three if the rank that it waits for
+/// has not completed the collective before.
 constexpr Milliseconds kGrace{300};
 
 struct Spanning {

@@ -271,7 +271,7 @@ bool SegmentStream::checkWorthlessPeers() {
   return false;
 }
 
-/// The time for peers that wait for others themselves to say for whom.
+/// The extension of the deadline; see setGrace().
 Milliseconds SegmentStream::patience() const {
   const auto completed = [this](int peer) {
     return memory_.block(memberOf(peer)).progress.completed.load(std::memory_order_acquire);
@@ -280,7 +280,7 @@ Milliseconds SegmentStream::patience() const {
   for (int peer = 0; peer < size(); ++peer) {
     const Progress& progress = memory_.block(memberOf(peer)).progress;
     if (peer == rank() || progress.published.load(std::memory_order_acquire) > next_) continue;
-    if (completed(peer) >= completed(rank())) return Milliseconds{0};  // it is late, and not held
+    if (completed(peer) >= completed(rank())) return Milliseconds{0};  // the peer is late
     time = 3 * grace_;
   }
   return time;

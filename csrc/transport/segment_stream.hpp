@@ -57,9 +57,9 @@ class SegmentStream : private WaitGuard {
   /// behind, present and ahead, and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }
 
-  /// Has a rank wait longer when time is up, where the one that it waits for may wait for others,
-  /// and can say for whom: by twice this where all ranks of the stream have arrived, by three times
-  /// where those that have not are still in a collective that this rank has completed.
+  /// Extends the deadline while the missing peer may itself wait for another host, because that
+  /// peer can name the cause: by twice this if all peers have arrived, by three times if those that
+  /// have not are still in a collective that this rank has completed.
   void setGrace(Milliseconds grace) { grace_ = grace; }
   /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
   /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
@@ -128,8 +128,8 @@ class SegmentStream : private WaitGuard {
   /// For a rank that does without waiting for long: throws once the group has failed.
   void throwIfAborted();
 
-  /// Tells the peers that this rank is through with all that belongs to a collective, of which the
-  /// stream may have carried a part only.
+  /// Publishes that this rank has completed the whole collective, which may have had parts outside
+  /// of the stream.
   void completed(std::uint64_t seq) {
     memory_.own().progress.completed.store(seq, std::memory_order_release);
   }
