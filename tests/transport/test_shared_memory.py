@@ -113,6 +113,15 @@ def used_by_every_group_and_outlives_all():
     assert_same(tensor + 1, torch.full((100, 200), float(len(everyone)) ** 2 + 1))
 
 
+def released():
+    dist.barrier()
+    before = held()[2]
+    tensor = fastcoll.empty_shared(1 << 21).fill_(1.0)
+    assert held()[2] >= before + (8 << 20)
+    del tensor
+    assert held()[2] <= before + (1 << 20)
+
+
 def refusals():
     with pytest.raises(ValueError, match=r"sizes of at least 0, got \(3, -1\)"):
         fastcoll.empty_shared(3, -1)
@@ -131,6 +140,7 @@ def refusals():
         (allocated, 2),
         (shapes_and_types, 1),
         (used_by_every_group_and_outlives_all, 3),
+        (released, 1),
         (refusals, 2),
     ],
 )
