@@ -2,6 +2,7 @@
 # make test     the tests for every change: 4 minutes on 2 cores
 # make test-all every test, with new examples of hypothesis: 12 minutes on 2 cores; SEED repeats a run
 # make lint     all static checks; make format repairs what can be repaired
+# make docs     the site of docs/, into build/site, by BUILDER: mkdocs, or zensical
 # make build    compile and install into the environment in use
 # make suites   PyTorch's own FSDP, DTensor, checkpoint ... suites on gloo and on fastcoll, SUITES='--suite NAME'; not
 #               part of make test, as it takes long and gets the test files from Debian's source package
@@ -53,10 +54,10 @@ INSTALL = '$(PYTHON)' -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.
 CLANG_FORMAT = '$(PYTHON)' -c 'import clang_format; clang_format.clang_format()'
 
-.PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients kernels-matrix sdist wheels peers hosts clients clean
+.PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients kernels-matrix sdist wheels peers hosts docs clients clean
 
 demo: $(STAMPS)/test $(STAMPS)/build
-	'$(PYTHON)' examples/ddp_train.py --nproc 2 --backend fastcoll --compare gloo
+	'$(PYTHON)' -m fastcoll demo
 
 # Ranks wait more than they compute: three workers keep two cores busy. A file stays with one worker, which keeps its
 # fixtures. Options for pytest: PYTEST_ADDOPTS.
@@ -174,7 +175,7 @@ kernels-matrix: build/package
 build/package: $(ENVIRONMENT)
 	rm -rf $@
 	mkdir -p $@/fastcoll
-	ln -s '$(CURDIR)'/fastcoll/* '$(CURDIR)/kernels' '$(CURDIR)/bench' $@/fastcoll/
+	ln -s '$(CURDIR)'/fastcoll/* '$(CURDIR)'/{kernels,bench,examples} $@/fastcoll/
 
 # Needs no torch: an environment for it alone.
 sdist: build/frontend/bin/python
@@ -199,6 +200,19 @@ HOSTS ?=
 hosts: $(STAMPS)/build
 	'$(PYTHON)' -m fastcoll.bench.hosts $(HOSTS)
 
+# Needs no torch. A broken link ends it, and so does a page that the navigation lacks.
+BUILDER ?= mkdocs
+docs: build/docs/.has-requirements
+	$(HOST_PYTHON) tests/check_pages.py --links
+	rm -rf build/site
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/$(BUILDER) build --strict
+	$(HOST_PYTHON) tests/built_site.py build/site
+
+build/docs/.has-requirements: mkdocs-requirements.txt
+	$(HOST_PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -r $<
+	touch $@
+
 # CLIENTS: some of them, and options. Minutes and gigabytes: no part of `make test`.
 CLIENTS ?=
 clients: $(STAMPS)/test $(STAMPS)/build
@@ -213,7 +227,7 @@ lint: $(STAMPS)/dev
 	'$(PYTHON)' setup.py --quiet build_py --build-lib build/typing
 	(cd build/typing && '$(PYTHON)' -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p fastcoll)
 	'$(PYTHON)' -m codespell_lib
-	'$(PYTHON)' docs/check.py
+	'$(PYTHON)' tests/check_pages.py
 
 format: $(STAMPS)/dev
 	'$(PYTHON)' -m ruff check --fix .
@@ -222,7 +236,7 @@ format: $(STAMPS)/dev
 
 clean:
 	rm -rf build dist *.egg-info fastcoll/*.so fastcoll/_built_for.json
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -not -path './.clients/*' -prune -exec rm -rf {} +
 
 .venv/.has-$(TORCH):

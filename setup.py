@@ -54,6 +54,7 @@ PACKAGES = {
     "fastcoll.trace": "fastcoll/trace",
     "fastcoll.kernels": "kernels",
     "fastcoll.bench": "bench",
+    "fastcoll.examples": "examples",
 }
 
 

@@ -2,11 +2,12 @@
 
     python examples/ddp_train.py                        two ranks, started by this script
     python examples/ddp_train.py --compare gloo         the same once more with gloo, and a table
+    fastcoll demo                                       the same from an installed package
     torchrun --nproc-per-node 2 examples/ddp_train.py   ranks started by torchrun
 
-The only line that knows the backend is ``dist.init_process_group(backend, ...)``. The data are the 1,797
-images of 8x8 pixels that come with scikit-learn. Exits with a message if fewer than 95% of the test images
-are recognised, or if the loss curves of two backends differ.
+It needs rich and scikit-learn. The data are the 1,797 images of 8x8 pixels that come with scikit-learn. The only
+line that knows the backend is ``dist.init_process_group(backend, ...)``. Exits with a message if fewer than 95% of
+the test images are recognised, or if the loss curves of two backends differ.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
@@ -117,7 +120,7 @@ def accuracy(model: nn.Module, dataset: TensorDataset, rank: int, world_size: in
     with torch.no_grad():
         right = (model(images).argmax(dim=1) == labels).sum().to(torch.float64)
     dist.all_reduce(right)
-    return right.item() / len(dataset)
+    return float(right.item()) / len(dataset)
 
 
 def time_all_reduce(elements: int, repeats: int = 50) -> list[float]:
@@ -199,9 +202,7 @@ def train_in_processes(backend: str, world_size: int, settings: Settings) -> Out
     with tempfile.TemporaryDirectory() as folder:
         result = str(Path(folder, "outcome"))
         rendezvous = f"file://{folder}/rendezvous"
-        torch.multiprocessing.spawn(
-            _rank_main, (backend, world_size, rendezvous, settings, result), nprocs=world_size
-        )
+        spawn(_rank_main, (backend, world_size, rendezvous, settings, result), nprocs=world_size)
         return Outcome(**torch.load(result))
 
 
@@ -261,10 +262,21 @@ def judge(outcomes: list[Outcome]) -> str | None:
     return None
 
 
-def parse_arguments() -> argparse.Namespace:
+def missing() -> str | None:
+    """Returns what to install before anything can be trained, or None if nothing is missing."""
+    needed = {"rich": "rich", "sklearn": "scikit-learn"}
+    absent = [package for name, package in needed.items() if not importlib.util.find_spec(name)]
+    if not absent:
+        return None
+    return f"the demo needs {' and '.join(absent)}: pip install {' '.join(absent)}"
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=None if __name__ == "__main__" else "fastcoll demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--backend", default="fastcoll", help="default: fastcoll")
     parser.add_argument("--compare", metavar="BACKEND", help="train with this backend too")
@@ -273,12 +285,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="of one rank; default: 32")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def main() -> str | None:
+def main(given: Sequence[str] | None = None) -> str | None:
     """Trains and prints; returns what is wrong, if anything, for ``sys.exit``."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(given)
+    if problem := missing():
+        return problem
     settings = Settings(
         arguments.epochs, arguments.batch_size, arguments.learning_rate, arguments.seed
     )

@@ -1,8 +1,9 @@
-"""What ``python -m fastcoll...`` says where there is no torch: a sentence, and no traceback."""
+"""What ``fastcoll ...`` and ``python -m fastcoll...`` print where there is no torch: a sentence, and no traceback."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 from fastcoll._built_for import needed_torch
@@ -13,16 +14,28 @@ _WITHOUT_TORCH = ("fastcoll.trace",)
 
 
 def stop_without_torch() -> None:
-    """Ends a command of fastcoll's that is about to start and needs a torch that is not installed.
+    """Ends a command of fastcoll's that is about to start and needs a torch that is not installed."""
+    command = _command()
+    if command in (None, *_WITHOUT_TORCH) or importlib.util.find_spec("torch") is not None:
+        return
+    sys.exit(
+        f"{command}: fastcoll needs torch, and {sys.executable} has none: "
+        f"pip install '{needed_torch()}'"
+    )
+
+
+def _command() -> str | None:
+    """Returns the command that is about to start, such as "fastcoll.info", or None.
 
     While ``python -m`` looks for the module, and imports the packages around it, ``sys.argv[0]`` is "-m".
     """
-    if getattr(sys, "argv", [])[:1] != ["-m"] or importlib.util.find_spec("torch") is not None:
-        return
-    words = (word.removeprefix("-m") for word in sys.orig_argv)
-    command = next((word for word in words if word.startswith("fastcoll.")), None)
-    if command is not None and command not in _WITHOUT_TORCH:
-        sys.exit(
-            f"{command}: fastcoll needs torch, and {sys.executable} has none: "
-            f"pip install '{needed_torch()}'"
-        )
+    program = getattr(sys, "argv", [])[:1]
+    if program != ["-m"] and [os.path.basename(name) for name in program] != ["fastcoll"]:
+        return None
+    words = [os.path.basename(word.removeprefix("-m")) for word in sys.orig_argv[1:]]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("fastcoll."):
+            return word
+        if word == "fastcoll" and following[:1].isalpha():
+            return f"fastcoll.{following}"
+    return None

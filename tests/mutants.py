@@ -164,7 +164,8 @@ def make_package() -> None:
     """
     shutil.rmtree(PACKAGE, ignore_errors=True)
     (PACKAGE / "fastcoll").mkdir(parents=True)
-    for part in [*(COPY / "fastcoll").iterdir(), COPY / "kernels", COPY / "bench"]:
+    beside = [COPY / name for name in ("kernels", "bench", "examples")]
+    for part in [*(COPY / "fastcoll").iterdir(), *beside]:
         (PACKAGE / "fastcoll" / part.name).symlink_to(part)
     names = ("fastcoll", "fastcoll._C", "fastcoll.kernels", "fastcoll.bench", "fastcoll.ddp")
     question = f"import {', '.join(names)}\nfor m in ({', '.join(names)}): print(m.__file__)"

@@ -169,11 +169,24 @@ def test_after_a_failed_compilation_one_sentence_comes_last(sources: Path, tmp_p
     assert "Traceback" not in process.stderr
 
 
+SCRIPT = "import sys\nfrom fastcoll.command import main\nsys.exit(main())\n"
+
+
+@pytest.mark.parametrize("way", ["module", "package", "script"])
 @pytest.mark.parametrize("command", ["info", "bench", "bench.engine", "tune"])
-def test_a_command_without_torch_is_one_sentence(isolated, tmp_path: Path, command: str) -> None:
+def test_a_command_without_torch_is_one_sentence(
+    isolated, tmp_path: Path, command: str, way: str
+) -> None:
     (tmp_path / "isolated" / "fastcoll").symlink_to(ROOT / "fastcoll")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "fastcoll").write_text(SCRIPT)
+    started = {
+        "module": ["-m", f"fastcoll.{command}"],
+        "package": ["-m", "fastcoll", command],
+        "script": ["bin/fastcoll", command],
+    }
     process = subprocess.run(
-        [sys.executable, "-m", f"fastcoll.{command}"],
+        [sys.executable, *started[way]],
         cwd=tmp_path,
         env=isolated,
         capture_output=True,

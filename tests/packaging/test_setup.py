@@ -85,5 +85,6 @@ def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
         "cuda/nccl.py",
         "kernels/__init__.py",
         "bench/__init__.py",
+        "examples/ddp_train.py",
     ):
         assert (tmp_path / "fastcoll" / name).exists(), name

@@ -1,6 +1,7 @@
-"""``python docs/check.py``: checks what the pages and the build's files repeat of the sources; part of ``make lint``.
+"""``python tests/check_pages.py``: checks what the pages and the build's files repeat of the sources.
 
-It prints one line for each thing that differs, and ends with status 1 if there is one.
+Part of ``make lint``. It prints one line for each thing that differs, and ends with status 1 if there is one.
+``--links`` checks the links alone, which needs no package.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+MESSAGES = "docs/faults/messages.md"
 
 
 def load(path: str) -> ModuleType:
@@ -44,8 +46,12 @@ def read(path: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """Returns the names under which the headings of a page can be linked."""
-    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)$", text, re.MULTILINE)  # of mkdocstrings
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | {
+        *documented
+    }
 
 
 def links() -> Iterator[str]:
@@ -84,14 +90,14 @@ def variables() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """What docs/troubleshooting.md quotes of errors is what the sources say."""
+    """What the page of messages quotes of errors is what the sources say."""
     files = [*ROOT.glob("csrc/**/*.[ch]pp"), *ROOT.glob("fastcoll/**/*.py")]
     # Literals that follow each other are one text.
     sources = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in files))
-    quoted = re.findall(r"^\| `([^`]+)` \|", read("docs/troubleshooting.md"), re.MULTILINE)
+    quoted = re.findall(r"^\| `([^`]+)` \|", read(MESSAGES), re.MULTILINE)
     for text in [*quoted, *([] if quoted else ["a quoted error"])]:
         if text not in sources:
-            yield f"docs/troubleshooting.md: no source says {text!r}"
+            yield f"{MESSAGES}: no source says {text!r}"
 
 
 def tables() -> Iterator[str]:
@@ -175,7 +181,8 @@ def releases() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    checks = (links, variables, errors, tables, figures, language, releases)
+    everything = (links, variables, errors, tables, figures, language, releases)
+    checks = (links,) if sys.argv[1:] == ["--links"] else everything
     problems = [problem for check in checks for problem in check()]
     print(*problems, sep="\n", end="\n" if problems else "")
     sys.exit(1 if problems else 0)

@@ -1,0 +1,3 @@
+"""Programs to read and to run. Installed as fastcoll.examples."""
+
+__all__: list[str] = []
