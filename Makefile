@@ -18,9 +18,9 @@
 # make kernels-matrix  compile all kernels for all GPUs with every Triton that is supported; needs no GPU
 # make sdist    the source distribution, into dist/
 # make wheels   a manylinux wheel for each torch of TORCHES and each Python of PYTHONS, tried in an empty environment
-# make peers    install an MPI, to measure against it too (docs/performance.md)
+# make peers    install an MPI, to measure against it too (docs/benchmarks/method.md)
 # make hosts    collectives between pretended hosts beside gloo's, and the bytes that leave a host (root); HOSTS: options
-# make clients  train the frameworks of docs/integrations.md on fastcoll beside gloo (into .clients/)
+# make clients  train the frameworks of docs/guides/frameworks.md on fastcoll beside gloo (into .clients/)
 # make clean    remove what was built, not the environment
 #
 # The environment in use is that of `python3` if it has torch, else .venv, which is made when missing.

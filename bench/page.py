@@ -1,6 +1,7 @@
 """``python -m fastcoll.bench.page``: writes the tables of README and docs/ anew, from the records in bench/results.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between them is replaced, the rest stays.
+A table, or a picture and its caption, stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between
+them is replaced, the rest stays.
 So no figure of a table can differ from its record. ``--pictures`` draws the pictures that are older than their
 records. ``--check`` changes nothing, and ends with status 1 where a table or a picture is not its record's.
 """
@@ -13,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastcoll.bench import plot
+from fastcoll.bench import pictures, plot
 from fastcoll.bench.tables import TABLES
 
 __all__ = ["main", "rewritten"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-_DOCS = _ROOT / "docs"
+_PICTURES = _ROOT / "docs" / "pictures"
 _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastcoll.bench.page", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only tell whether one would change")
     parser.add_argument(
-        "--pictures", action="store_true", help="draw the pictures in docs/ that are out of date"
+        "--pictures", action="store_true", help="draw the pictures that are out of date"
     )
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     if options.pictures and (problem := plot.missing()):
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     old = {name: (_ROOT / name).read_text() for name in TABLES}
     new = {name: rewritten(text, name) for name, text in old.items()}
     stale = [name for name in TABLES if new[name] != old[name]]
-    stale += plot.stale(_DOCS) if options.pictures else []
+    stale += pictures.stale(_PICTURES) if options.pictures else []
     if options.check and stale:
         flag = " --pictures" if options.pictures else ""
         print(
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name in TABLES:
             (_ROOT / name).write_text(new[name])
         else:
-            plot.redraw(_DOCS / name)
+            pictures.redraw(_PICTURES / name)
     return 0
 
 

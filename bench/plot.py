@@ -1,6 +1,6 @@
-"""Draws records: sweeps over sizes, for ``--plot``, and the pictures of README and docs/performance.md.
+"""Draws a sweep over sizes, for ``--plot``, and saves pictures.
 
-A picture carries the digest of its record, so that a picture that is older than its record can be told.
+A picture carries the digest of its records, so that a picture that is older than its records can be told.
 """
 
 from __future__ import annotations
@@ -8,32 +8,26 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import io
 import json
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastcoll.bench.collectives import bandwidths
-from fastcoll.bench.ddp import added
-from fastcoll.bench.record import read_record
 
-__all__ = ["PICTURES", "draw", "draw_added", "missing", "redraw", "stale"]
+__all__ = ["carried_digest", "digest", "draw", "missing", "new_figure", "save"]
 
-_DIGEST = "SHA-256 of the record"
-_RESULTS = Path(__file__).resolve().parent / "results"
+_DIGEST = "SHA-256 of the records"
 _FLOOR = "memory floor"
-_WAYS = {
-    "gloo": "DDP on Gloo",
-    "fastcoll": "DDP on fastcoll (one string)",
-    "fastcoll-fused": "and its hook (one call)",
-    "fastcoll-sync": "GradientSynchronizer (no DDP)",
+# Text stays text, in the reader's font. No version of a library is in the file, and equal names of its parts.
+_SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": _DIGEST,
+    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial"],
 }
-"""The title of each backend's bar, from the top."""
-
-_COLORS = {"light": ("#1f2328", "#8b949e", "#0969da"), "dark": ("#f0f6fc", "#6e7681", "#4493f8")}
-"""Of text, of Gloo's bar and of ours; the background is the page's."""
+_LEFT_OUT = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def missing() -> str:
@@ -43,7 +37,7 @@ def missing() -> str:
     return ""
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """Returns an empty figure of matplotlib's, of so many inches, that needs no display."""
     module = importlib.import_module("matplotlib.figure")
     figure = module.Figure(figsize=(width, height), layout="constrained")
@@ -51,32 +45,40 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _digest(record: dict[str, Any]) -> str:
-    """Returns a hash of the record's values, whatever the layout of the file."""
-    values = json.loads(json.dumps(record))
+def digest(records: Sequence[dict[str, Any]]) -> str:
+    """Returns a hash of the values of records, whatever the layout of the files."""
+    values = json.loads(json.dumps(list(records)))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _save(figure: Any, record: dict[str, Any], path: str) -> None:
-    """Writes a figure, and makes its folder; a PNG or SVG carries the digest of its record."""
+def save(figure: Any, records: Sequence[dict[str, Any]], path: str) -> None:
+    """Writes a figure, and makes its folder; a PNG or SVG carries the digest of its records."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    digest = _digest(record)
-    carried = f"{_DIGEST}: {digest}"
-    metadata = {".png": {_DIGEST: digest}, ".svg": {"Description": carried, "Date": None}}
-    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": _DIGEST}):
-        figure.savefig(path, dpi=120, metadata=metadata.get(Path(path).suffix.lower()))
+    carried = digest(records)
+    suffix = Path(path).suffix.lower()
+    with importlib.import_module("matplotlib").rc_context(_SETTINGS):
+        if suffix == ".svg":
+            drawn = io.StringIO()
+            metadata = {**_LEFT_OUT, "Description": f"{_DIGEST}: {carried}"}
+            figure.savefig(drawn, format="svg", metadata=metadata)
+            Path(path).write_text(_short(drawn.getvalue()))
+        else:
+            text = {_DIGEST: carried} if suffix == ".png" else None
+            figure.savefig(path, dpi=120, metadata=text)
 
 
-def _drawn_from(path: Path) -> str | None:
-    """Returns the digest that a PNG or SVG carries, or None where the file has none or is missing."""
-    if not path.is_file():
-        return None
-    if path.suffix == ".svg":
-        found = re.search(rf"{_DIGEST}: (\w+)", path.read_text())
-        return found and found[1]
-    with importlib.import_module("PIL.Image").open(path) as picture:
-        carried: str | None = picture.text.get(_DIGEST)
-    return carried
+def _short(svg: str) -> str:
+    """Returns a picture with each path on a line, numbers of two decimals, no comments and no groups of one."""
+    svg = re.sub(r"\s*<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="\w+">\s*(<path [^>]*/>|<text [^<]*</text>)\s*</g>', r"\1", svg)
+    svg = re.sub(r' d="[^"]*"', lambda path: f' d="{" ".join(path[0][4:-1].split())}"', svg)
+    return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
+
+
+def carried_digest(path: Path) -> str | None:
+    """Returns the digest that an SVG carries, or None where the file has none or is missing."""
+    found = re.search(rf"{_DIGEST}: (\w+)", path.read_text()) if path.is_file() else None
+    return found and found[1]
 
 
 def _kind(case: dict[str, Any]) -> tuple[str, str, str]:
@@ -92,7 +94,7 @@ def draw(record: dict[str, Any], path: str) -> None:
     """
     cases = [case for case in record["cases"] if case["size"] and case["backends"]]
     kinds, ranks = list(dict.fromkeys(map(_kind, cases))), record["world_size"]
-    figure = _figure(11, 4.2 * max(1, len(kinds)))
+    figure = new_figure(11, 4.2 * max(1, len(kinds)))
     axes = figure.subplots(max(1, len(kinds)), 2, squeeze=False)
     for (latency, bandwidth), kind in zip(axes, kinds, strict=False):
         for name in (*record["backends"], _FLOOR):
@@ -130,58 +132,4 @@ def draw(record: dict[str, Any], path: str) -> None:
             axis.legend()
     machine = record["machine"]
     figure.suptitle(f"{machine['cpu']}, {machine['cores_allowed']} cores; {record['date']}")
-    _save(figure, record, path)
-
-
-def draw_added(record: dict[str, Any], path: str, theme: str = "light") -> None:
-    """Writes a picture of a run of ``python -m fastcoll.bench ddp``: what each way to train adds to a step.
-
-    By medians, of its first model with default buckets.
-    """
-    row = record["cases"][0]
-    more = {
-        case["backend"]: each.by_median / 1e3
-        for case, each in zip(row["cases"], added(row), strict=True)
-        if case["buckets"] == "default buckets"
-    }
-    text, theirs, ours = _COLORS[theme]
-    figure = _figure(5.8, 2.2)
-    axes = figure.subplots()
-    times = [more[name] for name in _WAYS]
-    bars = axes.barh(list(_WAYS.values()), times, color=[theirs] + [ours] * 3, height=0.62)
-    labels = [f"{time:.1f} ms ({times[0] / time:.1f}x)" for time in times]
-    labels[0] = f"{times[0]:.1f} ms"
-    axes.bar_label(bars, labels, padding=5, color=text, fontsize=10)
-    axes.set_xlim(0, times[0] * 1.2)
-    axes.invert_yaxis()
-    axes.xaxis.set_visible(False)
-    axes.tick_params(axis="y", length=0, labelcolor=text, labelsize=10)
-    axes.spines[:].set_visible(False)
-    title = "Time that data parallelism adds to a step (lower is better)"
-    figure.suptitle(title, x=0.01, ha="left", color=text, fontsize=11)
-    figure.patch.set_alpha(0)
-    axes.patch.set_alpha(0)
-    _save(figure, record, path)
-
-
-PICTURES: dict[str, tuple[str, Callable[[dict[str, Any], str], None]]] = {
-    "all_reduce_cpu_2ranks.png": ("all_reduce_cpu_2ranks", draw),
-    "added_light.svg": ("ddp_fused_cpu_2ranks", partial(draw_added, theme="light")),
-    "added_dark.svg": ("ddp_fused_cpu_2ranks", partial(draw_added, theme="dark")),
-}
-"""By file name: its record in bench/results, and what draws it."""
-
-
-def redraw(path: Path) -> None:
-    """Draws the picture of that name anew."""
-    record, paint = PICTURES[path.name]
-    paint(read_record(_RESULTS / f"{record}.jsonl"), str(path))
-
-
-def stale(folder: Path) -> list[str]:
-    """Returns the names of the pictures in a folder that are missing or older than their records."""
-    return [
-        name
-        for name, (record, _) in PICTURES.items()
-        if _drawn_from(folder / name) != _digest(read_record(_RESULTS / f"{record}.jsonl"))
-    ]
+    save(figure, [record], path)

@@ -1,4 +1,4 @@
-"""The tables of the pages, each from a record in bench/results: a function makes the lines of one table."""
+"""The tables and pictures of the pages, from records in bench/results: a function makes the lines of each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fastcoll import env
+from fastcoll.bench import scale
 from fastcoll.bench.ddp import added
 from fastcoll.bench.hosts import least_bytes
 from fastcoll.bench.options import size_text
+from fastcoll.bench.pictures import HOSTS, PICTURES, best_other
 from fastcoll.bench.record import read_record
 
 __all__ = ["TABLES", "client_result"]
@@ -36,16 +38,22 @@ def _or_dash(value: float | None, text: str) -> str:
 
 def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
     """Returns the lines under a table: command, date and machine."""
-    machine = record.get("machine")
     # The benchmark sets the others itself.
     asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
     settings = "".join(f"{name}={value} " for name, value in asked.items())
+    return ["", f"`{settings}{record['command']}`  ", f"{_link(name)}, {_origin(record)}{more}"]
+
+
+def _link(name: str) -> str:
+    """Returns a link to a record, from a page in a folder of docs/."""
+    return f"[{name}](../../bench/results/{name})"
+
+
+def _origin(record: dict[str, Any]) -> str:
+    """Returns when a record was made, and where."""
+    machine, versions = record.get("machine"), record["versions"]
     where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
-    return [
-        "",
-        f"`{settings}{record['command']}`  ",
-        f"[{name}](../bench/results/{name}), {record['date'][:10]}{where}, torch {record['versions']['torch']}{more}",
-    ]
+    return f"{record['date'][:10]}{where}, torch {versions['torch']}"
 
 
 def _ddp(name: str) -> list[str]:
@@ -125,7 +133,7 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
     lines, shaped = [], ["call", "message"]
     for name, record in records.items():
         lines += _source(f"hosts_{name}_{link}_cpu.jsonl", record)
-        shaped.append("{} hosts of {}".format(*name.split("x")))
+        shaped.append(HOSTS[name])
     return [*_table(" | ".join(shaped), rows, 2), *lines]
 
 
@@ -214,23 +222,79 @@ def _said(message: str) -> str:
     return re.sub(r"/\S*/(gloo/)", r"\1", message)
 
 
+def _picture(name: str, shown: Callable[[list[dict[str, Any]]], str]) -> list[str]:
+    """Returns the lines of a picture and its caption: what it shows, records, date and machine."""
+    picture = PICTURES[name]
+    records = picture.read()
+    links = ", ".join(_link(f"{record}.jsonl") for record in picture.records)
+    caption = f"{shown(records)} {links}, {_origin(records[0])}."
+    return [
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="../pictures/{name}_dark.svg">',
+        f'<img src="../pictures/{name}_light.svg" width="{picture.width}" alt="{picture.shows}">',
+        "</picture>",
+        "",
+        *textwrap.wrap(caption, 100, break_long_words=False, break_on_hyphens=False),
+    ]
+
+
+def _added_shown(records: list[dict[str, Any]]) -> str:
+    case = records[0]["cases"][0]
+    return f"Gradients of {case['model']} ({case['size'] / 1e6:.0f} MB), 2 ranks, medians."
+
+
+def _all_reduce_shown(records: list[dict[str, Any]]) -> str:
+    cases = records[0]["cases"]
+    times = {
+        name: [case["backends"][name]["time"]["median"] for case in cases]
+        for name in ("gloo", "fastcoll")
+    }
+    least = min(gloo / ours for gloo, ours in zip(*times.values(), strict=True))
+    behind = [
+        case["size"]
+        for case, ours in zip(cases, times["fastcoll"], strict=True)
+        if best_other(case) < ours
+    ]
+    return (
+        f"fastcoll is at least {int(least * 10) / 10}x faster than Gloo at each size. "
+        f"The best other library is faster up to {size_text(max(behind))}. float32, 2 ranks, medians."
+    )
+
+
+def _hosts_shown(records: list[dict[str, Any]]) -> str:
+    cases = [case for record in records for case in record["cases"] if case["bytes"]]
+    ratios = [round(case["fastcoll"]["ms"] / case["gloo"]["ms"], 2) for case in cases]
+    return (
+        f"fastcoll is slower in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases, by "
+        f"{max(ratios) - 1:.0%} at most. Emulated hosts, links of {records[0]['megabits'] / 1e3:g} Gbit/s, medians."
+    )
+
+
 TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
-    "docs/performance.md": {
-        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
-        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
-        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
-        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
+    "README.md": {"frameworks": _frameworks, "fault": _fault},
+    "docs/guides/frameworks.md": {"clients": _clients},
+    "docs/reference/environment.md": {"variables": _variables},
+    "docs/benchmarks/index.md": {
+        "picture_added": lambda: _picture("added", _added_shown),
+        "picture_all_reduce": lambda: _picture("all_reduce", _all_reduce_shown),
+        "picture_hosts": lambda: _picture("hosts", _hosts_shown),
+        "picture_faults": lambda: _picture("faults", lambda _: "Faults that ran on both."),
+    },
+    "docs/benchmarks/one-host.md": {
         "all_reduce": _all_reduce,
         "collectives": lambda: _collectives(""),
         "collectives_bfloat16": lambda: _collectives("_bfloat16"),
     },
-    "docs/integrations.md": {"clients": _clients},
-    "docs/options.md": {"variables": _variables},
-    "README.md": {"frameworks": _frameworks, "fault": _fault},
-    "docs/hosts.md": {
-        "hosts": lambda: _hosts("1000mbit", ("2x2", "2x4", "3x2", "4x1")),
+    "docs/benchmarks/training.md": {
+        "ddp_fused": lambda: _ddp("ddp_fused_cpu_2ranks.jsonl"),
+        "ddp_kept": lambda: _ddp("ddp_kept_cpu_2ranks.jsonl"),
+        "ddp_shared": lambda: _ddp("ddp_shared_tensors_cpu_2ranks.jsonl"),
+        "ddp_stock": lambda: _ddp("ddp_cpu_2ranks.jsonl"),
+    },
+    "docs/benchmarks/hosts.md": {
+        "hosts": lambda: _hosts("1000mbit", tuple(HOSTS)),
         "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
         "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.jsonl"),
     },
+    "docs/benchmarks/at-scale.md": {"scale": scale.table},
 }
-"""What makes each table's lines, by its page and the name in its mark."""
+"""What makes the lines of each table and picture, by its page and the name in its mark."""

@@ -105,8 +105,6 @@ def tables() -> Iterator[str]:
     command = [sys.executable, "-m", "fastcoll.bench.page", "--check", "--pictures"]
     if subprocess.run(command, check=False).returncode != 0:
         yield f"run {' '.join(command[1:-2])} --pictures"
-    if load("docs/scale.py").main(["--check"]) != 0:
-        yield "docs/performance.md: the table of the model is not that of docs/scale.py"
 
 
 def figures() -> Iterator[str]:

@@ -1,16 +1,8 @@
 """The closed forms of what an all-reduce costs at scale, held to what is sent when the algorithm is played."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-FILE = Path(__file__).parents[2] / "docs" / "scale.py"
-SPEC = importlib.util.spec_from_file_location("scale", FILE)
-assert SPEC is not None and SPEC.loader is not None
-scale = sys.modules["scale"] = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(scale)
+from fastcoll.bench import scale
 
 ALPHA, BETA, GAMMA = 1000.0, 1.0, 0.5
 NODE = scale.Machine(

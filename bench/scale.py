@@ -1,6 +1,4 @@
-"""``python docs/scale.py``: writes what an all-reduce costs at scale, by closed forms, to docs/performance.md.
-
-``--check`` changes nothing, and ends with status 1 where the table is not that of the forms.
+"""What an all-reduce costs at scale, by closed forms: the table of docs/benchmarks/at-scale.md.
 
 Nothing here was measured. A step that sends m bytes takes a + m b: latency and seconds a byte of a link (Hockney,
 Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High Performance
@@ -21,13 +19,9 @@ for the slower link.
 
 from __future__ import annotations
 
-import argparse
 import math
-import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 __all__ = [
     "HGX_H200",
@@ -36,7 +30,6 @@ __all__ = [
     "Machine",
     "double_tree",
     "hierarchical",
-    "main",
     "one_shot",
     "predictions",
     "ring",
@@ -195,8 +188,8 @@ def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
     return {name: (machine.call + seconds) * 1e6 for name, seconds in forms.items()}
 
 
-def table() -> str:
-    """Return the table of docs/performance.md, in Markdown."""
+def table() -> list[str]:
+    """Return the lines of the table, in Markdown."""
     rows = []
     for ranks in (8, 64, 1024, 16384):
         for size in ("64 KiB", "1 MiB", "32 MiB", "1 GiB"):
@@ -208,7 +201,7 @@ def table() -> str:
             found = predictions(ranks, _bytes(size), CPU)
             rows.append(_row("CPU, one host", ranks, size, found))
     head = "| ranks on | ranks | message | cheapest | us | ring, us |"
-    return "\n".join((head, "| --- | --: | --: | --: | --: | --: |", *rows))
+    return [head, "| --- | --: | --: | --- | --: | --: |", *rows]
 
 
 def _bytes(size: str) -> int:
@@ -219,27 +212,3 @@ def _bytes(size: str) -> int:
 def _row(kind: str, ranks: int, size: str, found: dict[str, float]) -> str:
     best = min(found, key=lambda name: found[name])
     return f"| {kind} | {ranks} | {size} | {best} | {found[best]:.1f} | {found['ring']:.1f} |"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the table; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python docs/scale.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    page = Path(__file__).with_name("performance.md")
-    text = page.read_text()
-    new, found = re.subn(
-        r"(?<=<!-- scale -->\n).*?(?=<!-- end -->)", f"\n{table()}\n\n", text, flags=re.DOTALL
-    )
-    if found != 1:
-        parser.error(f"expected <!-- scale --> once in {page.name}, got {found}")
-    if options.check and new != text:
-        print(f"{page.name}: its table is not that of the forms: run python docs/scale.py")
-        return 1
-    if new != text:
-        page.write_text(new)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,369 @@
+"""The pictures of README and docs/, each from records in bench/results, for a light and a dark page.
+
+No title: the text beside a picture says what it shows, on which machine, and when it was measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcoll.bench.ddp import added
+from fastcoll.bench.options import size_text
+from fastcoll.bench.plot import carried_digest, digest, new_figure, save
+from fastcoll.bench.record import read_record
+
+__all__ = [
+    "FAULT_GROUPS",
+    "HOSTS",
+    "PICTURES",
+    "Picture",
+    "best_other",
+    "faults_of_both",
+    "redraw",
+    "stale",
+]
+
+Record = dict[str, Any]
+_RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours, which remain apart to readers who do not see all of them; the background is the page's."""
+
+    text: str
+    muted: str
+    grid: str
+    neutral: str
+    ours: str
+    shared: str
+    gloo: str
+    loss: str
+    verdicts: tuple[str, ...]
+
+
+_VERDICTS = ("#0072b2", "#e69f00", "#7f7f7f", "#cc79a7", "#d55e00")  # Okabe, Ito, 2008, and grey
+THEMES = {
+    "light": Theme(
+        text="#1f2328",
+        muted="#6e7781",
+        grid="#d8dee4",
+        neutral="#f3f5f7",
+        ours="#0969da",
+        shared="#2b8fe0",
+        gloo="#bc4c00",
+        loss="#d1242f",
+        verdicts=_VERDICTS,
+    ),
+    "dark": Theme(
+        text="#f0f6fc",
+        muted="#9198a1",
+        grid="#3d444d",
+        neutral="#2a313c",
+        ours="#4493f8",
+        shared="#a5d6ff",
+        gloo="#f0883e",
+        loss="#f85149",
+        verdicts=("#56b4e9", *_VERDICTS[1:]),
+    ),
+}
+
+
+def _canvas(width: float, height: float) -> tuple[Any, Any]:
+    """Returns a figure and its axes, without a background and a frame."""
+    figure = new_figure(width, height)
+    axes = figure.subplots()
+    for each in (figure, axes):
+        each.patch.set_visible(False)
+    axes.spines[:].set_visible(False)
+    return figure, axes
+
+
+# --- what a step of training takes more ----------------------------------------------------------
+
+_WAYS = {
+    "gloo": "DDP on Gloo",
+    "fastcoll": "DDP on fastcoll (one string)",
+    "fastcoll-fused": "and its hook (one call)",
+    "fastcoll-sync": "GradientSynchronizer (no DDP)",
+}
+"""The title of each backend's bar, from the top."""
+
+
+def _draw_added(records: Sequence[Record], theme: Theme) -> Any:
+    """Draws what each way to train adds to a step, by medians, of the first model with default buckets."""
+    row = records[0]["cases"][0]
+    more = {
+        case["backend"]: each.by_median / 1e3
+        for case, each in zip(row["cases"], added(row), strict=True)
+        if case["buckets"] == "default buckets"
+    }
+    figure, axes = _canvas(5.8, 2.2)
+    times = [more[name] for name in _WAYS]
+    colors = [theme.muted, *[theme.ours] * 3]
+    bars = axes.barh(list(_WAYS.values()), times, color=colors, height=0.62)
+    labels = [f"{time:.1f} ms ({times[0] / time:.1f}x)" for time in times]
+    labels[0] = f"{times[0]:.1f} ms"
+    axes.bar_label(bars, labels, padding=5, color=theme.text, fontsize=10)
+    axes.set_xlim(0, times[0] * 1.2)
+    axes.invert_yaxis()
+    axes.xaxis.set_visible(False)
+    axes.tick_params(axis="y", length=0, labelcolor=theme.text, labelsize=10)
+    title = "Time that data parallelism adds to a step (lower is better)"
+    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    return figure
+
+
+# --- all_reduce on one host ----------------------------------------------------------------------
+
+_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)
+_TIMES = {1: "1 µs", 10: "10 µs", 100: "100 µs", 1e3: "1 ms", 1e4: "10 ms", 1e5: "100 ms"}
+_OTHERS = ("impi", "mpich", "openmpi", "ccl")
+
+
+def best_other(case: Record) -> float:
+    """Returns the shortest median of the MPIs and oneCCL."""
+    times: list[float] = [case["backends"][name]["time"]["median"] for name in _OTHERS]
+    return min(times)
+
+
+def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
+    cases = records[0]["cases"]
+    sizes = [case["size"] for case in cases]
+
+    def medians(name: str) -> list[float]:
+        return [case["backends"][name]["time"]["median"] for case in cases]
+
+    figure, axes = _canvas(7.4, 4.3)
+    floor = [case["floor"]["time"]["median"] for case in cases]
+    others = [best_other(case) for case in cases]
+    curves = (
+        ("Gloo", medians("gloo"), theme.gloo, 2.0, "-"),
+        ("best MPI or oneCCL", others, theme.muted, 2.0, "-"),
+        ("fastcoll", medians("fastcoll"), theme.ours, 4.5, "-"),
+        ("fastcoll, shared tensors", medians("fastcoll-shared"), theme.shared, 2.0, "-"),
+        ("memory alone", floor, theme.text, 1.2, "--"),
+    )
+    axes.set(xscale="log", yscale="log", xlim=(3, 3.6e8), ylim=(0.4, 4e5))
+    lowest = math.inf
+    for name, times, color, width, style in curves:
+        order = 3 if name == "fastcoll" else 2
+        axes.plot(sizes, times, color=color, linewidth=width, linestyle=style, zorder=order)
+        lowest = min(times[-1], lowest / 2.3)  # labels do not touch
+        axes.annotate(
+            name,
+            (sizes[-1], lowest),
+            (9, 0),
+            textcoords="offset points",
+            va="center",
+            color=color,
+            fontsize=10,
+            fontweight="bold" if name == "fastcoll" else "normal",
+            annotation_clip=False,
+        )
+    axes.set_xticks(_SIZES, [size_text(size) for size in _SIZES])
+    axes.set_yticks(list(_TIMES), list(_TIMES.values()))
+    axes.minorticks_off()
+    axes.tick_params(length=0, labelcolor=theme.text, labelsize=10)
+    axes.grid(color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("message size", color=theme.text, fontsize=10)
+    title = "Time of an all_reduce call (lower is better)"
+    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    return figure
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+FAULT_GROUPS = {
+    "as specified": ("as wanted",),
+    "unnamed or late": ("unnamed", "not as wanted", "too slow"),
+    "failed check": ("wrong result", "leftovers", "left behind"),
+    "hang": ("hang",),
+    "crash": ("crash",),
+}
+"""The verdicts of a record, by what the picture calls them."""
+
+
+def _group(verdict: str) -> int | None:
+    for index, verdicts in enumerate(FAULT_GROUPS.values()):
+        if verdict in verdicts:
+            return index
+    return None
+
+
+def faults_of_both(record: Record) -> list[tuple[int, int]]:
+    """Returns the groups of gloo's and fastcoll's verdict of each fault that both have, in gloo's order."""
+    found = []
+    for case in record["cases"]:
+        verdicts = [
+            case["backends"].get(name, {}).get("verdict", "") for name in ("gloo", "fastcoll")
+        ]
+        gloo, ours = map(_group, verdicts)
+        if gloo is not None and ours is not None:
+            found.append((gloo, ours))
+    return sorted(found)
+
+
+def _draw_faults(records: Sequence[Record], theme: Theme) -> Any:
+    found = faults_of_both(records[0])
+    figure, axes = _canvas(7.4, 2.1)
+    # A gap between groups.
+    at = [column + 1.1 * gloo for column, (gloo, _) in enumerate(found)]
+    for line, name in enumerate(("Gloo", "fastcoll")):
+        for group in range(len(FAULT_GROUPS)):
+            here = [x for x, fault in zip(at, found, strict=True) if fault[line] == group]
+            if here:
+                axes.scatter(
+                    here, [line] * len(here), s=38, color=theme.verdicts[group], linewidths=0
+                )
+        axes.text(-2, line, name, ha="right", va="center", color=theme.text, fontsize=11)
+    for group, title in enumerate(FAULT_GROUPS):
+        here = [x for x, (gloo, _) in zip(at, found, strict=True) if gloo == group]
+        if here:
+            middle = (here[0] + here[-1]) / 2
+            text = (
+                f"{len(here)} {title}"
+                if len(here) > 15
+                else f"{len(here)}\n" + title.replace(" ", "\n", 1)
+            )
+            axes.text(middle, -0.45, text, ha="center", va="bottom", color=theme.text, fontsize=10)
+    count = len(found)
+    same = sum(ours == 0 for _, ours in found)
+    text = f"{same} of {count} {next(iter(FAULT_GROUPS))}"
+    axes.text(at[0] - 0.5, 1.45, text, ha="left", va="top", color=theme.text, fontsize=10)
+    axes.set(xlim=(-8, at[-1] + 1), ylim=(1.9, -1.75))
+    axes.axis("off")
+    title = f"Outcomes of {count} injected faults (each column is a fault)"
+    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    return figure
+
+
+# --- several hosts -------------------------------------------------------------------------------
+
+HOSTS = {"2x2": "2 hosts of 2", "2x4": "2 hosts of 4", "3x2": "3 hosts of 2", "4x1": "4 hosts of 1"}
+"""The title of each shape, of hosts and ranks on each."""
+
+
+def _mixed(one: str, other: str, share: float) -> tuple[float, ...]:
+    """Returns a colour between two."""
+    to_rgb = importlib.import_module("matplotlib.colors").to_rgb
+    return tuple(a + (b - a) * share for a, b in zip(to_rgb(one), to_rgb(other), strict=True))
+
+
+def _heat(ratio: float, theme: Theme) -> tuple[float, ...]:
+    """Returns the colour of a time over gloo's: blue below 1, red above, and no loss is pale."""
+    if ratio > 1:
+        return _mixed(
+            theme.neutral, theme.loss, min(1, 0.55 + 0.45 * math.log(ratio) / math.log(1.3))
+        )
+    return _mixed(theme.neutral, theme.ours, min(1, math.log(ratio) / math.log(0.12)))
+
+
+def _draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
+    rectangle = importlib.import_module("matplotlib.patches").Rectangle
+    figure, axes = _canvas(8.6, 4.2)
+    calls = list(dict.fromkeys(case["call"] for case in records[0]["cases"] if case["bytes"]))
+    sizes = sorted({case["bytes"] for case in records[0]["cases"] if case["bytes"]})
+    wide = len(sizes) + 0.35
+    for panel, (record, title) in enumerate(zip(records, HOSTS.values(), strict=True)):
+        left = panel * wide
+        for case in record["cases"]:
+            if not case["bytes"]:
+                continue
+            x, y = left + sizes.index(case["bytes"]), calls.index(case["call"])
+            ratio = round(case["fastcoll"]["ms"] / case["gloo"]["ms"], 2)
+            color = _heat(ratio, theme)
+            axes.add_patch(rectangle((x, y), 0.95, 0.92, color=color, linewidth=0))
+            bright = 0.3 * color[0] + 0.59 * color[1] + 0.11 * color[2] > 0.55
+            style = {"color": "#1f2328" if bright else "#ffffff", "fontsize": 9}
+            weight = "bold" if ratio > 1 else "normal"
+            centre = {"ha": "center", "va": "center", "in_layout": False}
+            axes.text(x + 0.475, y + 0.48, f"{ratio:.2f}", fontweight=weight, **centre, **style)
+        middle = left + len(sizes) / 2
+        axes.text(middle, -0.95, title, ha="center", va="bottom", color=theme.text, fontsize=10)
+        for column, size in enumerate(sizes):
+            text, x = size_text(size), left + column + 0.475
+            axes.text(x, -0.12, text, ha="center", va="bottom", color=theme.muted, fontsize=8)
+    for row, call in enumerate(calls):
+        axes.text(-0.15, row + 0.48, call, ha="right", va="center", color=theme.text, fontsize=10)
+    axes.set(xlim=(-2.2, len(HOSTS) * wide - 0.35), ylim=(len(calls), -1.6))
+    axes.axis("off")
+    title = "Time of fastcoll / time of Gloo (blue: faster, red: slower)"
+    figure.suptitle(title, x=0.01, ha="left", color=theme.text, fontsize=11)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a picture is drawn from.
+
+    Attributes:
+        records: Names in bench/results.
+        paint: Draws the records in the colours of a theme.
+        shows: What a reader who does not see it is told.
+        width: Pixels on the page.
+    """
+
+    records: tuple[str, ...]
+    paint: Callable[[Sequence[Record], Theme], Any]
+    shows: str
+    width: int
+
+    def read(self) -> list[Record]:
+        """Returns its records."""
+        return [read_record(_RESULTS / f"{name}.jsonl") for name in self.records]
+
+
+PICTURES = {
+    "added": Picture(
+        ("ddp_fused_cpu_2ranks",),
+        _draw_added,
+        "Bar chart of the time that data parallelism adds to a training step, in ms",
+        640,
+    ),
+    "all_reduce": Picture(
+        ("all_reduce_cpu_2ranks",),
+        _draw_all_reduce,
+        "Time of all_reduce against the message size, by fastcoll, Gloo, and the best of MPI and oneCCL",
+        740,
+    ),
+    "faults": Picture(
+        ("faults_cpu",),
+        _draw_faults,
+        "A dot for each fault, coloured by its outcome, for Gloo and for fastcoll",
+        740,
+    ),
+    "hosts": Picture(
+        tuple(f"hosts_{shape}_1000mbit_cpu" for shape in HOSTS),
+        _draw_hosts,
+        "Heat map of fastcoll's time over Gloo's, by collective and message size, on four sets of hosts",
+        860,
+    ),
+}
+"""By name; the files are NAME_light.svg and NAME_dark.svg."""
+
+
+def redraw(path: Path) -> None:
+    """Draws the picture of that file's name anew."""
+    name, theme = path.stem.rsplit("_", 1)
+    records = PICTURES[name].read()
+    save(PICTURES[name].paint(records, THEMES[theme]), records, str(path))
+
+
+def stale(folder: Path) -> list[str]:
+    """Returns the files in a folder that are missing or older than their records."""
+    return [
+        file
+        for name, picture in PICTURES.items()
+        for file in (f"{name}_{theme}.svg" for theme in THEMES)
+        if carried_digest(folder / file) != digest(picture.read())
+    ]

@@ -1,0 +1,66 @@
+"""The pictures of the pages: drawn from their records, as text and short paths, and known to be out of date."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from fastcoll.bench import pictures
+from fastcoll.bench.plot import carried_digest, digest
+
+
+@pytest.mark.parametrize("theme", pictures.THEMES)
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_carries_the_digest_of_its_records(tmp_path: Path, name: str, theme: str) -> None:
+    path = tmp_path / f"{name}_{theme}.svg"
+    pictures.redraw(path)
+    svg = path.read_text()
+    assert carried_digest(path) == digest(pictures.PICTURES[name].read())
+    assert "fastcoll" in "".join(re.findall(r"<text[^>]*>([^<]*)", svg))
+    assert "matplotlib.org" not in svg and len(svg.splitlines()) < 500
+    pictures.redraw(path)
+    assert path.read_text() == svg
+
+
+def test_a_picture_that_is_missing_or_of_another_record_is_stale(tmp_path: Path) -> None:
+    files = [f"{name}_{theme}.svg" for name in pictures.PICTURES for theme in pictures.THEMES]
+    assert pictures.stale(tmp_path) == files
+    pictures.redraw(tmp_path / files[0])
+    assert pictures.stale(tmp_path) == files[1:]
+    text = (tmp_path / files[0]).read_text()
+    (tmp_path / files[0]).write_text(re.sub(r"(records: )\w", r"\1x", text))
+    assert pictures.stale(tmp_path) == files
+
+
+def test_faults_are_those_of_both_backends_in_the_order_of_gloo() -> None:
+    verdicts = [
+        ("hang", "as wanted"),
+        ("not played", "as wanted"),
+        ("as wanted", "too slow"),
+        ("unnamed", "crash"),
+    ]
+    cases = [
+        {"backends": {"gloo": {"verdict": gloo}, "fastcoll": {"verdict": ours}}}
+        for gloo, ours in verdicts
+    ]
+    assert pictures.faults_of_both({"cases": [*cases, {"backends": {}}]}) == [
+        (0, 1),
+        (1, 4),
+        (3, 0),
+    ]
+
+
+def test_the_best_other_library_is_none_of_those_on_torch() -> None:
+    times = {
+        "gloo": 1.0,
+        "fastcoll": 0.5,
+        "deepspeed": 0.7,
+        "impi": 3.0,
+        "mpich": 2.0,
+        "openmpi": 4.0,
+        "ccl": 5.0,
+    }
+    backends = {name: {"time": {"median": time}} for name, time in times.items()}
+    assert pictures.best_other({"backends": backends}) == 2.0
