@@ -16,7 +16,7 @@ namespace fastcoll {
   throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
 }
 
-/// Calls something of a lower floor, whose errors do not say which call it was.
+/// Calls something of a lower layer, whose errors do not say which call it was.
 template <typename Body>
 auto named(const CallSite& site, Body body) -> decltype(body()) {
   try {

@@ -1,4 +1,4 @@
-// What most files of the lower floors include of the standard library: compiled once, as a
+// What most files of the lower layers include of the standard library: compiled once, as a
 // precompiled header (build_backend/extension.py). No file names it; each includes what it needs.
 #include <algorithm>
 #include <atomic>

@@ -1,4 +1,4 @@
-// torch's store as the floors below see it. A store written in Python takes the GIL by itself.
+// torch's store as the layers below see it. A store written in Python takes the GIL by itself.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -2,7 +2,7 @@
 
 A *bucket* is one flat buffer for many tensors. :class:`BucketLayout` says where each lies and how their
 elements are dealt out to the programs of a kernel; :class:`AddressTable` holds the addresses of tensors
-that lie elsewhere. Knows nothing of kernels: floor 0, like fastcoll/env.py.
+that lie elsewhere. Layer 0, without kernels, like fastcoll/env.py.
 """
 
 from __future__ import annotations

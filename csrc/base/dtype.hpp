@@ -1,4 +1,4 @@
-// The element types and reduction operations that fastcoll knows, free of torch so that every floor
+// The element types and reduction operations that fastcoll knows, free of torch so that every layer
 // below the process group can be compiled, tested and sanitized without it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// One exception type for every floor below the process group. The process group
+// One exception type for every layer below the process group. The process group
 // (csrc/process_group*) translates its kind into the Python exception class that torch users catch.
 #pragma once
 

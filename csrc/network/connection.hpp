@@ -1,4 +1,4 @@
-// Bytes between processes that share no memory. This floor knows peers, tags and bytes: nothing of
+// Bytes between processes that share no memory. This layer handles peers, tags and bytes, not
 // groups, collectives or requests.
 //
 // A connection has two ends. Transfers of one tag and direction are matched in the order in which

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the floors below torch with the stress program, plainly and under the sanitizers, and runs it.
+# Builds the layers below torch with the stress program, plainly and under the sanitizers, and runs it.
 #   tests/cpp/sanitize.sh [address|thread|plain]...     all of them by default
 # Objects stay in build/sanitize-<way>/, so that a second run compiles only what changed.
 set -euo pipefail

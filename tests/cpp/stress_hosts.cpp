@@ -1,4 +1,4 @@
-// Groups on several pretended hosts: every collective over both floors, and their faults. The ranks
+// Groups on several pretended hosts: every collective over both layers, and their faults. The ranks
 // are threads, and the network is in memory.
 #include <algorithm>
 #include <thread>
@@ -86,7 +86,7 @@ void aheadOfOthers(Rank& me) {
   engine->shutdown();
 }
 
-/// A rank aborts while others wait, each on its floor.
+/// A rank aborts while others wait, each in its layer.
 void abortElsewhere(Rank& me) {
   for (int round = 0; round < 10 * effort; ++round) {
     const std::string placement = kPlacements[round % 5];

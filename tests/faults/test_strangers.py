@@ -65,7 +65,7 @@ def test_only_who_has_read_the_store_gets_memory(jobs, knows):
         assert re.fullmatch(rb"\0fastcoll-[0-9a-f]{32}", address), address
         answer, descriptors = says_hello(address, layout, known if knows else os.urandom(16))
         try:
-            # Who has is of the same user and knows the job: that is no boundary, as docs/security.md says.
+            # Who has is of the same user and knows the job: that is no boundary, as docs/project/security.md says.
             assert len(descriptors) == knows and bool(answer) == knows
             for descriptor in descriptors:
                 with mmap.mmap(descriptor, 4096) as memory:

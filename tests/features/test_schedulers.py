@@ -1,4 +1,4 @@
-"""docs/hosts.md's ways to start under Slurm and Kubernetes, with the variables that those set, and no Slurm."""
+"""docs/guides/several-hosts.md's ways to start under Slurm and Kubernetes, with the variables that those set, and no Slurm."""
 
 import os
 import re
@@ -18,7 +18,7 @@ pytestmark = [
     beyond_gloo("how fastcoll's hosts are started"),
 ]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "hosts.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "several-hosts.md"
 NODES, EACH = 2, 2
 STEPS = 4
 
@@ -69,7 +69,7 @@ def a_port() -> int:
 
 def of_the_document(path: Path) -> list[str]:
     """Return the two ways of the document to start under Slurm, for nodes of EACH ranks."""
-    text = DOCUMENT.read_text().partition("**Slurm**")[2]
+    text = DOCUMENT.read_text().partition("## Slurm")[2]
     block = re.search(r"```bash\n(.*?)```", text, re.DOTALL)
     assert block is not None
     script = f"{SCRIPTS / 'train.py'} {path} {STEPS} destroy"

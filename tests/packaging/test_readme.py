@@ -1,4 +1,4 @@
-"""The code and commands of README.md and docs/gradients.md run, and print what the page has."""
+"""The code and commands of README.md and docs/guides/gradients.md run, and print what the page has."""
 
 import re
 import subprocess
@@ -78,7 +78,7 @@ def test_the_demo_prints_a_table_like_that_of_the_page() -> None:
 
 
 def gradients(text: str) -> list[float]:
-    """Runs code of docs/gradients.md; returns the sum of the weights before and after its step."""
+    """Runs code of docs/guides/gradients.md; returns the sum of the weights before and after its step."""
     torch.manual_seed(1)
     names = {
         "torch": torch,
@@ -92,7 +92,7 @@ def gradients(text: str) -> list[float]:
     return [before, names["model"].weight.sum().item()]
 
 
-@pytest.mark.parametrize("block", blocks((ROOT / "docs" / "gradients.md").read_text(), "python"))
+@pytest.mark.parametrize("block", blocks((ROOT / "docs" / "guides" / "gradients.md").read_text(), "python"))
 def test_code_of_the_page_of_gradients(world: Worlds, block: str) -> None:
     first, second = world(2).run(gradients, block)
     assert first == second
