@@ -1,4 +1,4 @@
-"""Three ranks of which one, rank 1, does wrong; to see what the trace says of it (docs/troubleshooting.md).
+"""Three ranks of which one, rank 1, does wrong; to see what the trace says of it (docs/faults/find-the-rank.md).
 
 torchrun --nproc-per-node 3 examples/trace_faults.py missing     rank 1 is busy elsewhere
 torchrun --nproc-per-node 3 examples/trace_faults.py mismatch    rank 1 has a tensor of another size

@@ -231,24 +231,34 @@ class NcclConfig:
     def __init__(self) -> None: ...
 
 class Options(Backend.Options):
-    """Options of one group. The environment variables of fastcoll.env win over them.
+    """Options of one group, for ``init_process_group(pg_options=...)`` and ``new_group(pg_options=...)``.
+
+    An environment variable wins over the field with the same meaning. Only ``tuning`` wins over its variable.
+    The group copies the options, so later changes have no effect on it.
 
     Attributes:
-        timeout: Limit of each operation; afterwards it fails on all ranks.
-        transport: "auto" (shared memory where all ranks can map each other, else Gloo), "shm" or "gloo".
-        ring_bytes: Shared memory, for each group, through which the data of a rank goes.
-        spin_us: How long a wait spins before it sleeps, in microseconds; -1 chooses by the cores.
-        link_seconds: After how many seconds of silence of its kernel another host counts as lost; 0: TCP's own bounds.
-        shared_tensors: Whether CPU tensors of 32 KiB and more that this process makes from now on lie in shared memory,
-            as those of fastcoll.empty_shared do.
-        shared_buckets: Whether DDP's buckets of CPU tensors lie there; torch's own DDP_DISABLE_COMM_MEM=1 wins.
-        tuning: Where one algorithm gives way to another; None: the table of the host (fastcoll.tuning).
-        is_high_priority_stream: Of the streams on which asynchronous calls on CUDA tensors run.
-        blocking_wait: Whether wait() of a call on CUDA tensors waits on the host; else the stream does.
-        config: Of NCCL's communicators; equal on all ranks.
+        timeout: Limit of each operation, after which it fails on all ranks. The argument ``timeout`` of
+            ``init_process_group`` wins, unless it is torch's default.
+        transport: Transport of CPU tensors. "auto": shared memory between ranks of a host, Gloo between hosts. "shm"
+            or "gloo": this one only.
+        ring_bytes: Size of a rank's ring in shared memory, in bytes: 16384 to 1073741824.
+        spin_us: Time that a wait spins before it sleeps, in microseconds. -1: 50 if each rank has its own core,
+            else 0.
+        link_seconds: Seconds without any TCP response after which another host is treated as lost: 0 to 86400.
+            0: the TCP defaults.
+        shared_tensors: Whether CPU tensors of 32 KiB and more are in shared memory, if this process makes them after
+            the group. They are then like tensors of :func:`fastcoll.empty_shared`.
+        shared_buckets: Whether DDP's buckets of CPU tensors are in shared memory. ``DDP_DISABLE_COMM_MEM=1`` wins.
+        tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
+        is_high_priority_stream: Whether asynchronous calls on CUDA tensors use streams of high priority.
+        blocking_wait: Whether ``wait()`` of a call on CUDA tensors blocks the host. False: it blocks the stream.
+        config: Configuration of NCCL's communicators, equal on all ranks. The fields have the names of torch's
+            ``ProcessGroupNCCL.NCCLConfig``; None: not set.
 
-    Inherited from torch: group_name, and global_ranks_in_group, the global rank of each group rank
-    (empty for the default group); both are set when the group is created.
+    torch's ``group_name`` and ``global_ranks_in_group`` are set when the group is made.
+
+    Raises:
+        ValueError: A transport is unknown, or a number is out of its range.
     """
 
     timeout: timedelta

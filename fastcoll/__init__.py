@@ -49,9 +49,9 @@ register()
 
 
 def is_available() -> bool:
-    """Tells whether this torch has ``torch.distributed`` and fastcoll's compiled part loads.
+    """Returns whether this torch has ``torch.distributed`` and fastcoll's compiled part loads.
 
-    ``python -m fastcoll.info`` says why, where it does not.
+    ``fastcoll info`` prints the reason if it does not.
     """
     try:
         import torch.distributed

@@ -69,24 +69,27 @@ def all_reduce_coalesced(
     wire_dtype: torch.dtype | None = None,
     scale: float = 1.0,
 ) -> dist.Work | None:
-    """Reduces each tensor of a list with those of its place on the other ranks, in place.
+    """All-reduces a list of tensors in place, at the cost of one call.
 
     Args:
-        tensors: At least one, all on one device; the same shapes and dtypes in the same order on all ranks.
-        op: What ``dist.all_reduce`` takes.
-        group: None is the default group.
-        async_op: Return a work at once.
-        wire_dtype: bfloat16 or float16: what tensors of a wider floating-point dtype travel as. They are summed in
-            float32 and rounded once. Tensors that are no wider travel as they are.
-        scale: Factor of the results; floating-point tensors only. On devices it is applied before the rounding.
+        tensors: One or more tensors of one device, of any dtypes and shapes. All ranks pass the same shapes and
+            dtypes in the same order.
+        op: The operation, as for ``dist.all_reduce``.
+        group: None: the default group.
+        async_op: Whether to return a work at once.
+        wire_dtype: bfloat16 or float16: the dtype in which wider floating-point tensors travel. They are summed in
+            float32 and rounded once. Other tensors travel as they are. None: all tensors do.
+        scale: Factor of the results, for floating-point and complex tensors. CUDA tensors are scaled before the
+            rounding.
 
     Returns:
-        A work with ``async_op``, else None; None too on ranks that are not in the group.
+        A work if ``async_op`` is true, else None. None on a rank that is not in the group.
 
     Raises:
-        TypeError: Something is no tensor.
-        ValueError: The list is empty or of several devices, the wire or the factor cannot be, the group's backend for
-            this device is another one and has no list, wire or factor.
+        TypeError: ``tensors`` is a tensor, or contains another object.
+        ValueError: The list is empty or has tensors of several devices. The wire dtype is unknown. The scale is not
+            finite, or a tensor is of integers. There is no group. Or another backend serves the tensors, and cannot
+            use a wire dtype or a scale.
     """
     tensors = _checked(tensors, wire_dtype, scale)
     given: Any = group  # torch has a number for ranks that are in no group

@@ -32,15 +32,20 @@ _LIBRARIES = {
 
 
 def groups() -> list[dict[str, Any]]:
-    """Returns each process group of this process: name, rank, size, and which backend serves which device.
+    """Returns the process groups of this process, with the backend and the transport of each.
 
-    "backends" is by device, such as ``{"cpu": "fastcoll"}``, whatever name the group was asked for by. A group that
-    fastcoll serves has "transport" and the "reason" for it besides.
-    Of one with shared memory also "stores", "plain" or "streaming": how its last large segment was written here,
-    and "spin_us": how many microseconds a rank spins here before it sleeps, when it waits for others; 0 where two
-    ranks may have to share a core.
-    Of one that has used devices also "devices": for each whether its ranks map memory of each other ("peers"), and if
-    not, why ("reason").
+    Returns:
+        A dictionary for each group, with these keys:
+
+            - "name", "rank", "size"
+            - "backends": the backend of each device, such as ``{"cpu": "fastcoll"}``, whatever name the program
+              used to make the group
+            - "transport" and "reason", if fastcoll serves the group: "shm", "gloo" or "none" before the first use
+            - "stores", with shared memory: "plain" or "streaming", as the last large segment was written
+            - "spin_us", with shared memory: microseconds that a wait spins before it sleeps; 0 if two ranks may
+              share a core
+            - "devices", if the group has used CUDA tensors: for each device, whether its ranks map memory of each
+              other ("peers"), and the "reason" if they do not
     """
     compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group of ours
     found = [] if compiled is None else [dict(group) for group in compiled.groups()]
@@ -84,7 +89,7 @@ def _serving() -> dict[str, dict[str, Any]]:
 
 
 def libraries() -> dict[str, list[str]]:
-    """Returns the paths of the libraries in this process that matter here, by name."""
+    """Returns the loaded libraries of this process that concern fastcoll: a list of paths for each name."""
     with open("/proc/self/maps") as file:
         paths = sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line})
     return {
@@ -174,7 +179,11 @@ def _tuning() -> dict[str, str]:
 
 
 def collect() -> dict[str, Any]:
-    """Gathers all that is printed, in types that JSON has."""
+    """Returns the report of ``fastcoll info`` as a dictionary that JSON can hold.
+
+    Returns:
+        The keys "versions", "libraries", "available", "environment", "tuning", "groups" and "notes".
+    """
     answers = run_checks()  # first: it loads the libraries
     loaded = libraries()
     notes = []
@@ -251,7 +260,10 @@ def _print(report: dict[str, Any], file: TextIO) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the report.
+    """Prints the report of ``fastcoll info``.
+
+    Args:
+        arguments: Of the command line. None: those of the process.
 
     Returns:
         The exit status: 0 if groups of CPU tensors can be made, else 1.

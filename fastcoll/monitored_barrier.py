@@ -18,16 +18,18 @@ def monitored_barrier(
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Waits for all ranks of a group, as ``dist.monitored_barrier`` does, which torch keeps to the name "gloo".
+    """Waits for all ranks of a group, and names the ranks that are late.
+
+    torch allows ``dist.monitored_barrier`` for the backend name "gloo" only. This function does the same.
 
     Args:
-        group: One of fastcoll's for CPU tensors; None is the default group.
-        timeout: None is the group's.
-        wait_all_ranks: Name all ranks that have not come, not the first alone.
+        group: A group whose CPU tensors fastcoll serves. None: the default group.
+        timeout: Limit of the wait. None: the group's timeout.
+        wait_all_ranks: Whether the error names all late ranks. False: the first one only.
 
     Raises:
-        ValueError: The group's CPU tensors are not fastcoll's.
-        dist.DistBackendError: A rank has not come in time; says which.
+        ValueError: fastcoll does not serve the group's CPU tensors.
+        dist.DistBackendError: A rank is late. The message names it.
     """
     given: Any = group  # torch has a number for ranks that are in no group
     if given is dist.GroupMember.NON_GROUP_MEMBER:

@@ -63,17 +63,17 @@ _told: set[str] = set()
 
 
 def make_default(devices: str | Iterable[str] = ("cpu",)) -> None:
-    """Serves the groups that are made from now on and name no backend.
+    """Makes fastcoll the backend of all later groups that name no backend.
 
-    ``FASTCOLL_DEFAULT=1`` does it for the CPU, ``FASTCOLL_DEFAULT=cpu,cuda`` for both. Where torch finds an
-    accelerator, a group that names no backend is one of that device alone, and of NCCL unless "cuda" is among the
-    devices.
+    ``FASTCOLL_DEFAULT=1`` does the same for the CPU, and ``FASTCOLL_DEFAULT=cpu,cuda`` for both. If torch finds an
+    accelerator, a group without a backend's name serves that device only. NCCL then serves it, unless ``devices``
+    contains "cuda".
 
     Args:
         devices: "cpu", "cuda" or both.
 
     Raises:
-        ValueError: Another device is among them.
+        ValueError: ``devices`` contains another word.
     """
     chosen = _checked(devices, DEVICES, "fastcoll.make_default: expected devices")
     register()

@@ -19,24 +19,24 @@ def empty_shared(
     dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Returns a contiguous CPU tensor that peers on this host read where it is, and all-reduce where it is.
+    """Returns a CPU tensor in shared memory, which peers on this host read and reduce in place.
 
-    Any tensor can be sent; one of these is not copied on its way. It is all-reduced in place at the cost of one pass
-    over it, read in place by all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast and send, and
-    serves every group of the process. Where the ranks are on several hosts it is like any other.
+    Every collective takes any tensor. It does not copy a tensor of this function: an all-reduce costs one pass over
+    it, and peers read it in place in all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast and
+    send. All groups of the process can use it. If the ranks are on several hosts, it is like any other tensor.
 
     Args:
-        size: Integers, or one sequence of them, as for ``torch.empty``.
-        dtype: None is ``torch.get_default_dtype()``.
-        group: One of fastcoll's for CPU tensors; None is the default group.
+        size: The shape: integers, or one sequence of integers, as for ``torch.empty``.
+        dtype: Any dtype. None: ``torch.get_default_dtype()``.
+        group: A group whose CPU tensors fastcoll serves. None: the default group.
 
     Returns:
-        The tensor, zeroed when its memory is new. It may outlive the group.
+        A contiguous tensor. It is zero if its memory is new. It may outlive the group.
 
     Raises:
-        ValueError: The group's CPU tensors are not fastcoll's, or a size is negative.
-        TypeError: A size is no integer.
-        dist.DistBackendError: The memory is lacking; says how to get more.
+        ValueError: fastcoll does not serve the group's CPU tensors, or a size is negative.
+        TypeError: A size is not an integer.
+        dist.DistBackendError: The memory does not suffice. The message names the remedy.
     """
     shape = torch.Size(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size)  # type: ignore[arg-type]
     if any(extent < 0 for extent in shape):

@@ -1,8 +1,8 @@
 """``python -m fastcoll.tune``: measures the tuning table of this host and writes it where it is found.
 
-    python -m fastcoll.tune                  measure with 2 ranks, write the table of this host
-    python -m fastcoll.tune --nproc 8 --output tuning.json       use it with FASTCOLL_TUNING=tuning.json
-    python -m fastcoll.tune --nproc 8 --device cuda              the table's section on devices (fastcoll.tune_device)
+    fastcoll tune                            measure with 2 ranks, write the table of this host
+    fastcoll tune --nproc 8 --output tuning.json                 use it with FASTCOLL_TUNING=tuning.json
+    fastcoll tune --nproc 8 --device cuda                        the table's section on devices (fastcoll.tune_device)
     torchrun --nnodes 2 ... -m fastcoll.tune --hosts             the network between hosts (fastcoll.tune_hosts)
 
 Each value is measured by groups that differ in nothing else, in turns, so that the machine's noise meets all
@@ -166,7 +166,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if options.hosts and "RANK" not in os.environ:
         parser.error(
             "--hosts: expected ranks on several hosts, got a command without RANK. "
-            "Start it by torchrun on each host (docs/hosts.md)"
+            "Start it by torchrun on each host (docs/guides/several-hosts.md)"
         )
     if options.rounds < 1:
         parser.error("--rounds: expected at least 1")

@@ -40,7 +40,7 @@ def leaders_of(control: Control) -> list[int]:
     if len(leaders) == 1:
         raise SystemExit(
             f"fastcoll.tune: --hosts: expected ranks on several hosts, got {len(hosts)} on one. "
-            "Start it by torchrun on each host (docs/hosts.md)."
+            "Start it by torchrun on each host (docs/guides/several-hosts.md)."
         )
     return leaders
 

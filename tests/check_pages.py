@@ -1,11 +1,12 @@
 """``python tests/check_pages.py``: checks what the pages and the build's files repeat of the sources.
 
 Part of ``make lint``. It prints one line for each thing that differs, and ends with status 1 if there is one.
-``--links`` checks the links alone, which needs no package.
+``--links`` checks what the site needs, which needs no package.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MESSAGES = "docs/faults/messages.md"
+REFERENCE = "docs/reference/python.md"
 
 
 def load(path: str) -> ModuleType:
@@ -69,6 +71,19 @@ def links() -> Iterator[str]:
                 yield f"{page.relative_to(ROOT)}: {link} leads to no heading"
 
 
+def blocks() -> Iterator[str]:
+    """A list or a table of the site begins after an empty line, and its nested lists are indented by 4 columns."""
+    for page in PAGES:
+        if page.parent == ROOT:
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for kind, begin in (("list", r"[-*] |\d+\. "), ("table", r"\|")):
+            for line in re.findall(rf"^(?!{begin}|\s|#)\S.*\n((?:{begin}).*)", text, re.MULTILINE):
+                yield f"{page.relative_to(ROOT)}: no empty line before the {kind} {line!r}"
+        for line in re.findall(r"^ {1,3}[-*] .*", text, re.MULTILINE):
+            yield f"{page.relative_to(ROOT)}: expected 4 columns before {line!r}"
+
+
 def variables() -> Iterator[str]:
     """The pages name each variable of fastcoll/env.py, and no other; csrc/base/env.cpp allows the same numbers."""
     known = {one.name: one for one in load("fastcoll/env.py").VARIABLES}
@@ -98,6 +113,25 @@ def errors() -> Iterator[str]:
     for text in [*quoted, *([] if quoted else ["a quoted error"])]:
         if text not in sources:
             yield f"{MESSAGES}: no source says {text!r}"
+
+
+def interface() -> Iterator[str]:
+    """The reference has each public name."""
+    page = read(REFERENCE)
+    for name in ("__init__", "ddp/__init__", "fsdp/__init__", "info", "trace/__init__"):
+        package = f"fastcoll/{name}".removesuffix("/__init__").replace("/", ".")
+        tree = ast.parse(read(f"fastcoll/{name}.py"))
+        (public,) = (
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        )
+        for each in public:
+            documented = (
+                rf"^::: {package}\..*\b{each}$|^## {package}\.{each}$|^`{package}\.{each}` "
+            )
+            if not re.search(documented, page, re.MULTILINE):
+                yield f"{REFERENCE}: it lacks {package}.{each}"
 
 
 def tables() -> Iterator[str]:
@@ -146,19 +180,13 @@ WORDS = {
     "a metaphor": r"\b(?:floors?|house|life word|goodbye|owes?|dear|spared?|lies?|lie)\b",
     "a chain of clauses": r"\bso that\b|^[^|]*, for (?!some)",
 }
-PLAIN = (
-    "README.md",
-    "docs/status.md",
-    "docs/walkthrough.md",
-    "docs/options.md",
-    "docs/gradients.md",
-)
+PLAIN = ["README.md", *(str(page.relative_to(ROOT)) for page in PAGES if page.parent != ROOT)]
 
 
 def language() -> Iterator[str]:
-    """The first pages keep the rules of language: what can be searched for is not there."""
+    """README and the site keep the rules of language: what can be searched for is not there."""
     for page in PLAIN:
-        prose = re.sub(r"```.*?```|`[^`\n]*`", "", read(page), flags=re.DOTALL)
+        prose = re.sub(r"```.*?```|`[^`\n]*`|<[^>]*>", "", read(page), flags=re.DOTALL)
         for line in prose.splitlines():
             for kind, pattern in WORDS.items():
                 for found in re.findall(pattern, line):
@@ -179,8 +207,8 @@ def releases() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    everything = (links, variables, errors, tables, figures, language, releases)
-    checks = (links,) if sys.argv[1:] == ["--links"] else everything
+    everything = (links, blocks, variables, errors, interface, tables, figures, language, releases)
+    checks = (links, blocks) if sys.argv[1:] == ["--links"] else everything
     problems = [problem for check in checks for problem in check()]
     print(*problems, sep="\n", end="\n" if problems else "")
     sys.exit(1 if problems else 0)

@@ -33,22 +33,24 @@ __all__ = ["FusedAllreduceState", "fused_allreduce_hook"]
 
 
 class FusedAllreduceState(GradientStatistics):
-    """What the hook does, and what it has found of the gradients of the last backward pass, of one DDP module.
+    """Settings of :func:`fused_allreduce_hook`, and the statistics of the last backward pass, for one DDP module.
+
+    Make one state for each DDP module. The base class :class:`GradientStatistics` has the norm and clipping.
 
     Args:
-        process_group: DDP's; None is the default group.
-        wire_dtype: One of :data:`fastcoll.ddp.WIRE_DTYPES`: what gradients of a wider floating-point dtype travel as.
-            fp8 with a scale for each rank and bucket, so that the largest gradient is the largest number. Between
-            hosts each host's sum travels so too, on the CPU. None: their own.
-        average: Divide the sum by the number of ranks, as DDP does.
-        gradient_norm: Whether :meth:`grad_norm` and ``found_inf`` will be asked for.
-        overlap: Whether buckets are reduced while the backward pass goes on, or all together when the last one is
-            ready; the same on all ranks. None: together on the CPU where the group's ranks are on one host and
-            compute with as many threads as it has cores for them. Those of another layout than strided, or of fp8,
-            never wait. The results are the same.
+        process_group: The group of the DDP module. None: the default group.
+        wire_dtype: One of :data:`fastcoll.ddp.WIRE_DTYPES`: the dtype in which wider floating-point gradients travel.
+            They are summed in float32. With a float8 dtype, each rank scales each bucket to the range of the dtype.
+            With CPU tensors on several hosts, the sum of each host travels in this dtype too. None: gradients travel
+            in their own dtype.
+        average: Whether to divide the sum by the number of ranks, as DDP does.
+        gradient_norm: Whether to measure what ``grad_norm``, ``found_inf`` and clipping need.
+        overlap: True: reduce each bucket during the backward pass. False: reduce all buckets together at its end.
+            None: choose; on the CPU, False if the ranks are on one host and their threads use all its cores. Pass the
+            same value on all ranks. The results are the same. Sparse and float8 buckets are never delayed.
 
     Raises:
-        ValueError: The wire dtype is none of these.
+        ValueError: The wire dtype is unknown.
     """
 
     def __init__(
@@ -101,7 +103,24 @@ class FusedAllreduceState(GradientStatistics):
 
 
 def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Future[Tensor]:
-    """Reduces a bucket as the state says, in place: for ``DistributedDataParallel.register_comm_hook``."""
+    """Reduces a bucket of gradients in place: the hook for ``DistributedDataParallel.register_comm_hook``.
+
+        state = FusedAllreduceState(wire_dtype=torch.bfloat16, gradient_norm=True)
+        ddp.register_comm_hook(state, fused_allreduce_hook)
+        loss.backward()
+        state.clip_grad_norm_(ddp.parameters(), 1.0)
+
+    Args:
+        state: Of this DDP module.
+        bucket: A bucket of DDP; its buffer is a tensor of one dimension.
+
+    Returns:
+        A future of the reduced buffer. Its error is that of the group.
+
+    Raises:
+        RuntimeError: The state belongs to another DDP module.
+        ValueError: The gradients are sparse, and the state has a wire dtype or measures the norm.
+    """
     begins = state._takes(bucket)
     buffer = bucket.buffer()
     if begins:

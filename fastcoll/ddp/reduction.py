@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-"""What gradients may travel as."""
+"""The dtypes in which gradients may travel: bfloat16, float16, float8_e4m3fn, float8_e5m2."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 

@@ -14,10 +14,10 @@ __all__ = ["FusedGradScaler"]
 
 
 class FusedGradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler over gradients that a :class:`GradientStatistics` has measured.
+    """A ``torch.amp.GradScaler`` that uses the measurements of a :class:`GradientStatistics`.
 
-    With an optimizer of ``fused=True`` unscaling and clipping take no pass over the gradients: both are one divisor
-    that its step applies. With another one they take one pass that multiplies, and none that looks.
+    It does not read the gradients to find infinities. With an optimizer of ``fused=True``, unscaling and clipping
+    take no pass over the gradients, because the step divides them. With another optimizer they take one pass.
 
         scaler = FusedGradScaler(state, device="cuda")
         scaler.scale(loss).backward()
@@ -26,11 +26,11 @@ class FusedGradScaler(torch.amp.GradScaler):
         scaler.update()
 
     Args:
-        statistics: Of all gradients of the optimizers, made with ``gradient_norm=True``.
-        options: As for ``torch.amp.GradScaler``; ``device`` is where the parameters are.
+        statistics: A state or a synchronizer with ``gradient_norm=True``, of all gradients of the optimizers.
+        options: Arguments of ``torch.amp.GradScaler``. ``device`` is the device of the parameters.
 
     Raises:
-        ValueError: The statistics take no norm.
+        ValueError: ``gradient_norm`` of the statistics is false.
     """
 
     def __init__(self, statistics: GradientStatistics, **options: Any) -> None:
@@ -47,17 +47,20 @@ class FusedGradScaler(torch.amp.GradScaler):
         ] = []  # fused ones, and their divisors
 
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        """Has the coming step clip the unscaled gradients to a norm of at most ``max_norm``.
+        """Clips the unscaled gradients to a norm of at most ``max_norm``, in the next step.
 
-        To be called before :meth:`step`. After :meth:`unscale_` it scales the gradients at once, unless the optimizer
-        is fused.
+        Call it before ``step``. After ``unscale_`` it scales the gradients at once, unless the optimizer is fused.
+
+        Args:
+            optimizer: Of the gradients.
+            max_norm: The largest norm, above 0.
 
         Returns:
-            The norm of the unscaled gradients: float64 without dimensions.
+            The norm of the unscaled gradients, a float64 tensor without dimensions.
 
         Raises:
             ValueError: ``max_norm`` is not above 0.
-            RuntimeError: No norm is known, or no loss was scaled.
+            RuntimeError: No backward pass has reduced gradients yet, or no loss was scaled.
         """
         norm = self._statistics.grad_norm()
         if not self.is_enabled():
@@ -81,7 +84,11 @@ class FusedGradScaler(torch.amp.GradScaler):
         return norm
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """As the base class; clipping that was asked for without a step is forgotten."""
+        """Updates the scale, as the base class does, and drops clipping that no step has applied.
+
+        Args:
+            new_scale: The new scale, a float or a float32 tensor of one element. None: torch's rule decides.
+        """
         self._clipping.clear()
         for optimizer, divisor in self._given:
             if getattr(optimizer, "grad_scale", None) is divisor:  # its step would have taken it

@@ -16,10 +16,10 @@ _EPSILON = 1e-6
 
 
 class GradientStatistics:
-    """What was found of the gradients of the last backward pass.
+    """Norm and finiteness of the gradients of the last backward pass: base of the state and of the synchronizer.
 
-    Each rank has measured its share of every bucket; the shares' sums of squares are added up, once a step, by
-    whoever asks first. All ranks must ask, after the same backward passes.
+    Each rank measures its share of each bucket while it reduces the bucket. The first call of a method after a
+    backward pass adds the shares up, in one all-reduce. So all ranks must make this call, after the same passes.
     """
 
     def __init__(self, process_group: ProcessGroup | None, gradient_norm: bool) -> None:
@@ -31,20 +31,18 @@ class GradientStatistics:
     def grad_norm(self) -> Tensor:
         """Returns the L2 norm of all gradients that the last backward pass has reduced.
 
-        The same bits on all ranks. All ranks call it, or ask for ``found_inf``, after the same backward passes; the
-        first to be asked for communicates.
-
         Returns:
-            A float64 tensor without dimensions, on the gradients' device; not finite if a gradient is not.
+            A float64 tensor without dimensions, on the gradients' device, with the same bits on all ranks. It is not
+            finite if a gradient is not.
 
         Raises:
-            RuntimeError: It was not asked for, or no backward pass has reduced gradients yet.
+            RuntimeError: ``gradient_norm`` is false, or no backward pass has reduced gradients yet.
         """
         return self._sum_of_squares().sqrt()
 
     @property
     def found_inf(self) -> Tensor:
-        """1.0 if a gradient is infinite or NaN, else 0.0: float32 of one element, as optimizers take it.
+        """1.0 if a gradient is infinite or NaN, else 0.0: float32 of shape [1], as optimizers take it.
 
         Raises:
             RuntimeError: As :meth:`grad_norm`.
@@ -52,14 +50,14 @@ class GradientStatistics:
         return (~self._sum_of_squares().isfinite()).float().reshape(1)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-        """Scales the gradients so that their norm is at most ``max_norm``, without a pass to find the norm.
+        """Scales the gradients to a norm of at most ``max_norm``, without a pass that measures the norm.
 
         Args:
-            parameters: Of the model; all whose gradients were reduced.
+            parameters: All parameters whose gradients were reduced.
             max_norm: As in ``torch.nn.utils.clip_grad_norm_``.
 
         Returns:
-            The norm before.
+            The norm before, as :meth:`grad_norm`.
 
         Raises:
             RuntimeError: As :meth:`grad_norm`.
@@ -69,20 +67,20 @@ class GradientStatistics:
         return norm
 
     def clip_in_step(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-        """Has the optimizer's next step scale the gradients so that their norm is at most ``max_norm``.
+        """Clips in the next step of a fused optimizer, which scales the gradients as it reads them.
 
-        So clipping reads and writes no gradient. The step does nothing if a gradient is not finite. It holds for one
-        step.
+        So clipping takes no pass over the gradients. The step does nothing if a gradient is not finite. Call this
+        before each step that clips.
 
         Args:
-            optimizer: One of torch's with ``fused=True``: it takes the scale as the attribute ``grad_scale``.
-            max_norm: Above 0.
+            optimizer: An optimizer of torch with ``fused=True``, which uses the attribute ``grad_scale``.
+            max_norm: The largest norm, above 0.
 
         Returns:
-            The norm before.
+            The norm before, as :meth:`grad_norm`.
 
         Raises:
-            TypeError: The optimizer takes no scale.
+            TypeError: The optimizer is not fused.
             ValueError: ``max_norm`` is not above 0.
             RuntimeError: As :meth:`grad_norm`.
         """

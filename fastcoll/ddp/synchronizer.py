@@ -42,42 +42,47 @@ class _ForwardHook:
 
 
 class GradientSynchronizer(GradientStatistics):
-    """Averages the gradients of a module over the ranks of a group; in place of DistributedDataParallel.
+    """Averages the gradients of a module over the ranks of a group, in place of DistributedDataParallel.
 
         synchronizer = GradientSynchronizer(model, gradient_norm=True)
         loss_of(model(inputs)).backward()          # gradients are reduced meanwhile
         synchronizer.clip_in_step(optimizer, 1.0)
         optimizer.step()
 
-    The module is used as it is, without a wrapper, and keeps this object alive. When ``backward()`` returns, the
-    gradients are reduced, on a device for the stream under which it was called. Parameters may be frozen and unfrozen
-    between passes, on all ranks alike, but not replaced by others. A copy of the module (``copy.deepcopy``,
-    ``torch.save``) has no synchronizer. Uneven inputs (``join``) need DistributedDataParallel with
-    :func:`fastcoll.ddp.fused_allreduce_hook`; ``torch.compile(fullgraph=True)`` takes no module with hooks. With
-    reentrant checkpoints call the module itself, and not its parts alone, so that the end of the whole backward pass
-    is known.
+    Use the module as it is, without a wrapper. The gradients are reduced when ``backward()`` returns; on a device,
+    for the stream under which it was called. The module keeps the synchronizer alive. A copy of the module
+    (``copy.deepcopy``, ``torch.save``) has none.
+
+    Limits:
+
+    - All ranks may freeze and unfreeze the same parameters between passes, but not replace them.
+    - Uneven inputs (``join``) need DistributedDataParallel with :func:`fastcoll.ddp.fused_allreduce_hook`.
+    - ``torch.compile(fullgraph=True)`` rejects a module with hooks.
+    - With reentrant checkpoints, call the module itself and not only its parts. Its hooks detect the end of the
+      backward pass.
 
     Args:
-        module: Its parameters are made equal to rank 0's.
-        process_group: None is the default group.
-        wire_dtype: As of :class:`fastcoll.ddp.FusedAllreduceState`.
-        average: Divide the sum by the number of ranks. If not, gradients that one pass has reduced must not meet the
-            next: accumulate inside :meth:`no_sync`.
-        gradient_norm: Whether the norm, ``found_inf`` or clipping will be asked for.
+        module: The module to train. Its parameters and buffers get the values of rank 0.
+        process_group: None: the default group.
+        wire_dtype: As for :class:`fastcoll.ddp.FusedAllreduceState`.
+        average: Whether to divide the sum by the number of ranks. If it is false, accumulate gradients inside
+            :meth:`no_sync` only.
+        gradient_norm: Whether to measure what ``grad_norm``, ``found_inf`` and clipping need.
         bucket_cap_mb: Size of a bucket in MiB.
-        overlap: Whether buckets are reduced while the backward pass goes on, or at its end, on the thread that called
-            ``backward()``. None: at its end on the CPU where the group's ranks are on one host and compute with as
-            many threads as it has cores for them. The results are the same.
-        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. One that has none on any
-            rank stays without. A rank whose loss reaches no parameter at all takes part if it reaches the module's
-            outputs; without this argument such a rank begins no pass, and the others' ends with the group's timeout,
-            which names it.
-        broadcast_buffers: Whether buffers are made equal to rank 0's before each forward pass in training mode.
+        overlap: True: reduce each bucket during the backward pass. False: reduce all buckets at its end, on the
+            thread that called ``backward()``. None: choose; on the CPU, False if the ranks are on one host and their
+            threads use all its cores. The results are the same.
+        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. A parameter without a
+            gradient on all ranks stays without. If it is false and the loss of a rank reaches no parameter, the other
+            ranks time out, and the error names this rank.
+        broadcast_buffers: Whether buffers get the values of rank 0 before each forward pass in training mode.
 
     Raises:
-        RuntimeError: The ranks' modules differ in the parameters' shapes, dtypes, or in what is frozen.
-        ValueError: The wire dtype is unknown, the size is not positive, this rank is not in the group, or the module
-            has no parameters, some without data, or is wrapped in DistributedDataParallel already.
+        RuntimeError: The parameters of the ranks differ in shape, dtype or ``requires_grad``. A later pass raises it
+            if a parameter gets no gradient, or two, or was replaced.
+        ValueError: The wire dtype is unknown, the bucket size is not positive, or this rank is not in the group. Or
+            the module has no parameters, has parameters without data, or is wrapped in DistributedDataParallel.
+        TypeError: A gradient is sparse.
     """
 
     def __init__(
@@ -149,7 +154,10 @@ class GradientSynchronizer(GradientStatistics):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate gradients on each rank; the next one outside reduces the sums."""
+        """A context in which backward passes accumulate gradients without communication.
+
+        The next backward pass outside of it reduces the sums.
+        """
         enabled, self._enabled = self._enabled, False
         try:
             yield
@@ -157,7 +165,7 @@ class GradientSynchronizer(GradientStatistics):
             self._enabled = enabled
 
     def remove(self) -> None:
-        """Leaves the module as it was before."""
+        """Removes all hooks from the module, which is then as before."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -38,10 +38,10 @@ class _Staged:
 
 
 class FusedAllGather(_Staged, AllGather):
-    """All-gathers parameters from and into memory that the ranks share.
+    """All-gathers parameters through shared memory: for ``FSDPModule.set_custom_all_gather``.
 
     Args:
-        staging: Where buffers come from; None: its own.
+        staging: The pool of buffers. None: a new one.
     """
 
     def __call__(
@@ -56,17 +56,18 @@ class FusedAllGather(_Staged, AllGather):
 
 
 class FusedReduceScatter(_Staged, ReduceScatter):
-    """Reduce-scatters gradients.
+    """Reduce-scatters gradients: for ``FSDPModule.set_custom_reduce_scatter``.
 
-    With a wire dtype each float32 gradient is rounded to it once, before it travels; the ranks' numbers are summed in
-    float32, and the sum is not rounded. Gradients that were 16 bits wide in the first place lose nothing.
+    With a wire dtype, each float32 gradient is rounded once, before it travels. The sum is made in float32 and not
+    rounded. So gradients that were computed in 16 bits lose nothing.
 
     Args:
-        wire_dtype: bfloat16 or float16: what float32 messages travel as; others as they are. None: all as they are.
-        staging: Where buffers come from; None: its own.
+        wire_dtype: bfloat16 or float16: the dtype in which float32 gradients travel. Others travel as they are.
+            None: all gradients do.
+        staging: The pool of buffers. None: a new one.
 
     Raises:
-        ValueError: The wire dtype is another.
+        ValueError: The wire dtype is unknown.
     """
 
     def __init__(

@@ -13,17 +13,16 @@ __all__ = ["apply"]
 
 
 def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
-    """Has all FSDP modules in a module, itself included, communicate through fastcoll.
+    """Sets fastcoll's collectives in all FSDP2 modules of a module, itself included.
 
-    Norm and clipping are torch's (``torch.nn.utils.clip_grad_norm_``), which knows of all that FSDP2, replicas and
-    tensor parallelism do to a gradient after it was reduced, and reads this rank's shards alone.
+    Clip with ``torch.nn.utils.clip_grad_norm_``, which reads the shards of this rank only.
 
     Args:
-        module: Sharded by ``torch.distributed.fsdp.fully_shard``.
-        wire_dtype: As of :class:`FusedReduceScatter`. Give FSDP ``reduce_dtype=torch.float32``.
+        module: A module sharded by ``torch.distributed.fsdp.fully_shard``.
+        wire_dtype: As for :class:`FusedReduceScatter`. Pass ``reduce_dtype=torch.float32`` to FSDP2 with it.
 
     Raises:
-        ValueError: There is no FSDP module in it, or the wire dtype is unknown.
+        ValueError: The module has no FSDP2 module, or the wire dtype is unknown.
     """
     modules = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not modules:

@@ -20,18 +20,17 @@ __all__ = ["dump", "records"]
 
 
 def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Returns the trace of this process, and writes it to a file if one is named.
+    """Returns the trace of this process, and writes it to a file if ``path`` is given.
 
     Args:
-        path: Name of the file; ``torchfrtrace`` and ``python -m fastcoll.trace`` want a common prefix followed
-            by the rank.
+        path: The file. ``fastcoll trace`` and ``torchfrtrace`` read files with a common prefix and the rank after it.
 
     Returns:
-        The keys of torch's flight recorder, version 2.10 (``entries``, ``pg_config``, ``pg_status``, ``version``),
-        and ``fastcoll``, what that has no place for.
+        The keys of torch's flight recorder, version 2.10: "entries", "pg_config", "pg_status" and "version". The key
+        "fastcoll" has what the flight recorder has no key for.
 
     Raises:
-        RuntimeError: Nothing is recorded: no group was made yet, or FASTCOLL_TRACE_SIZE is 0.
+        RuntimeError: The trace is empty: there was no group yet, or FASTCOLL_TRACE_SIZE is 0.
         ValueError: The file cannot be written.
     """
     compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
@@ -46,7 +45,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
 
 def records() -> list[dict[str, Any]]:
-    """Returns the entries of :func:`dump`, oldest first; none when nothing is recorded."""
+    """Returns the entries of :func:`dump`, oldest first; an empty list if the trace is empty."""
     try:
         found: list[dict[str, Any]] = dump()["entries"]
     except RuntimeError:
