@@ -135,7 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
         record["cases"] = [known[one] for one in CLIENTS if one in known]
         write_record(path, record)
     if failed:
-        print("docs/guides/frameworks.md is as it was: a training failed, or its losses are not gloo's")
+        print(
+            "docs/guides/frameworks.md is as it was: a training failed, or its losses are not gloo's"
+        )
         return 1
     return page.main([])
 

@@ -1,4 +1,4 @@
-"""docs/guides/several-hosts.md's ways to start under Slurm and Kubernetes, with the variables that those set, and no Slurm."""
+"""The ways of docs/guides/several-hosts.md to start under Slurm and Kubernetes: their variables are set, without Slurm."""
 
 import os
 import re

@@ -90,7 +90,9 @@ def gradients(text: str) -> list[float]:
     return [before, names["model"].weight.sum().item()]
 
 
-@pytest.mark.parametrize("block", blocks((ROOT / "docs" / "guides" / "gradients.md").read_text(), "python"))
+@pytest.mark.parametrize(
+    "block", blocks((ROOT / "docs" / "guides" / "gradients.md").read_text(), "python")
+)
 def test_code_of_the_page_of_gradients(world: Worlds, block: str) -> None:
     first, second = world(2).run(gradients, block)
     assert first == second
