@@ -1,4 +1,4 @@
-"""The ways of docs/guides/several-hosts.md to start under Slurm and Kubernetes: their variables are set, without Slurm."""
+"""The ways of docs/guides/several-hosts.md to start under Slurm and Kubernetes: their variables, without Slurm."""
 
 import os
 import re
