@@ -5,7 +5,8 @@
 
 namespace fastcoll {
 namespace {
-// A waiter spins this long where every local rank has a core of its own; see docs/concepts/faults.md.
+// A waiter spins this long where every local rank has a core of its own; see
+// docs/concepts/faults.md.
 constexpr int kSpinMicros = 50;
 // How often a rank that has met another looks whether all have created the group.
 constexpr Milliseconds kSpinLook{200};
