@@ -47,7 +47,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 def bind(name: str, group: dist.ProcessGroup, device: torch.device) -> Call:
-    """Returns one of :data:`CASES` as a call without arguments."""
+    """Returns one of ``CASES`` as a call without arguments."""
     ranks = dist.get_world_size(group)
     small = torch.ones(256, device=device)
     large = torch.ones(256 * ranks, device=device)

@@ -73,7 +73,7 @@ def _differences(actual: Tensor, expected: Tensor, tolerance: float) -> int:
 
 
 def count_wrong(case: Case, seed: int) -> int:
-    """Returns how many elements of this rank's result are not as they must be after :func:`fill`."""
+    """Returns how many elements of this rank's result are not as they must be after ``fill``."""
     wrong, start, tolerance = 0, 0, _tolerance(case)
     for piece in case.collective.expected(case):
         block = (

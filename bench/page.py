@@ -28,7 +28,7 @@ def rewritten(text: str, page: str) -> str:
     """Returns the text of a page, named by its path, with its tables made anew.
 
     Raises:
-        ValueError: It names a table that is none of the page's :data:`TABLES`, or lacks one of them.
+        ValueError: It names a table that is none of the page's ``TABLES``, or lacks one of them.
     """
     tables = TABLES[page]
     found = [match[1] for match in _TABLE.findall(text)]

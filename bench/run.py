@@ -1,7 +1,7 @@
 """One rank of a run: connects to the others and to the backends, and hands over to what is measured.
 
 A backend of ``torch.distributed`` needs no code; what is reached another way is one more class with the members of
-:class:`~fastcoll.bench.peer.Peer`, and an entry in :data:`ADAPTERS`. What cannot be loaded on some rank is left out on
+``fastcoll.bench.peer.Peer``, and an entry in ``ADAPTERS``. What cannot be loaded on some rank is left out on
 all of them, and named with the reason.
 """
 
@@ -132,7 +132,7 @@ class Run:
 
         Args:
             candidates: By name.
-            slowest_rank: As for :func:`fastcoll._measure.measure`.
+            slowest_rank: As for ``fastcoll._measure.measure``.
             advance: Called after each turn.
 
         Returns:
@@ -194,7 +194,7 @@ def _describe(run: Run, arguments: list[str]) -> dict[str, Any]:
 def open_run(
     options: argparse.Namespace, arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
 ) -> Iterator[Run]:
-    """Connects this rank, which torchrun or :func:`fastcoll._launch.launch` has started.
+    """Connects this rank, which torchrun or ``fastcoll._launch.launch`` has started.
 
     Args:
         options: Of the run.

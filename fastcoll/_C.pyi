@@ -122,10 +122,10 @@ class Communicators:
         """Aborts all, and returns when NCCL does, which may be never."""
 
     def begin_calls(self) -> None:
-        """Has other threads' calls on the communicators wait until :meth:`end_calls`, by the same thread."""
+        """Has other threads' calls on the communicators wait until ``end_calls``, by the same thread."""
 
     def end_calls(self) -> None:
-        """Takes :meth:`begin_calls` back."""
+        """Takes ``begin_calls`` back."""
 
     @property
     def aborted(self) -> bool: ...
@@ -247,7 +247,7 @@ class Options(Backend.Options):
         link_seconds: Seconds without any TCP response after which another host is treated as lost: 0 to 86400.
             0: the TCP defaults.
         shared_tensors: Whether CPU tensors of 32 KiB and more are in shared memory, if this process makes them after
-            the group. They are then like tensors of :func:`fastcoll.empty_shared`.
+            the group. They are then like tensors of ``fastcoll.empty_shared``.
         shared_buckets: Whether DDP's buckets of CPU tensors are in shared memory. ``DDP_DISABLE_COMM_MEM=1`` wins.
         tuning: Message sizes at which the algorithms change. None: the table that FASTCOLL_TUNING names.
         is_high_priority_stream: Whether asynchronous calls on CUDA tensors use streams of high priority.
@@ -419,13 +419,13 @@ def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
     """Returns uint8 [bytes] of torch's symmetric memory, of which torch's groups and allocation ids know nothing."""
 
 def symmetric_free(memory: torch.Tensor) -> None:
-    """Gives the memory of a tensor of :func:`symmetric_empty` back.
+    """Gives the memory of a tensor of ``symmetric_empty`` back.
 
     torch waits for the device, and other threads run meanwhile.
     """
 
 def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> Any:
-    """Returns torch's ``_SymmetricMemory`` of a tensor of :func:`symmetric_empty`, when all ranks have called it.
+    """Returns torch's ``_SymmetricMemory`` of a tensor of ``symmetric_empty``, when all ranks have called it.
 
     Other threads run meanwhile. One call at a time in a process; `seconds` is how long one waits for another's end.
     Ranks may be on devices of one index, and no multicast object is made, whatever the environment says.

@@ -1,7 +1,7 @@
 """fastcoll: a ``torch.distributed`` backend.
 
 After installation ``torch.distributed.init_process_group("fastcoll")`` works with no import, as torch
-calls :func:`fastcoll._register.register` by itself. Importing this package registers the name too, and
+calls ``fastcoll._register.register`` by itself. Importing this package registers the name too, and
 loads no compiled code until an attribute needs it.
 """
 

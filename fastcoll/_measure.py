@@ -174,7 +174,7 @@ def _time_on_cuda(call: Call, calls: int) -> list[float]:
 
 
 def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: int) -> list[float]:
-    """Times calls in this process; with the first two arguments bound it is a :data:`Turn`.
+    """Times calls in this process; with the first two arguments bound it is a ``Turn``.
 
     Args:
         call: What is timed.

@@ -1,6 +1,6 @@
 """Makes the name "fastcoll" known to ``torch.distributed``.
 
-torch calls :func:`register` at the end of ``import torch`` (entry point group ``torch.backends``), and torch 2.14
+torch calls ``register`` at the end of ``import torch`` (entry point group ``torch.backends``), and torch 2.14
 and later call it again when the name is used (group ``torch.distributed.backends``). An exception in the first of
 these calls would break ``import torch`` for everyone. Hence this module imports no compiled code,
 no CuPy and no Triton, and lets nothing out; what is wrong with an installation shows when a process
@@ -64,5 +64,5 @@ def register() -> None:
 
 
 def registration_error() -> Exception | None:
-    """Returns what the last :func:`register` met, or None; ``python -m fastcoll.info`` prints it."""
+    """Returns what the last ``register`` met, or None; ``python -m fastcoll.info`` prints it."""
     return _error

@@ -1,7 +1,7 @@
 """Which tensor lies where in a flat bucket, and the tables by which one launch serves any number of tensors.
 
-A *bucket* is one flat buffer for many tensors. :class:`BucketLayout` says where each lies and how their
-elements are dealt out to the programs of a kernel; :class:`AddressTable` holds the addresses of tensors
+A *bucket* is one flat buffer for many tensors. ``BucketLayout`` says where each lies and how their
+elements are dealt out to the programs of a kernel; ``AddressTable`` holds the addresses of tensors
 that lie elsewhere. Layer 0, without kernels, like fastcoll/env.py.
 """
 

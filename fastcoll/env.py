@@ -1,7 +1,7 @@
 """Every environment variable that fastcoll reads: name, type, default and meaning.
 
 The C++ side reads those with ``read_in_cpp`` by itself, in csrc/base/env.cpp. A variable that is set wins
-over the field of :class:`fastcoll.Options` with the same meaning.
+over the field of ``fastcoll.Options`` with the same meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Variable:
 
     Attributes:
         name: With the prefix.
-        group: One of :data:`GROUPS`.
+        group: One of ``GROUPS``.
         default: Its value when it is not set; an int means that the variable is a whole number.
         meaning: One sentence, with the unit.
         allowed: The words it may hold, or the least and the greatest number; empty for any text.

@@ -1,7 +1,7 @@
 """``python -m fastcoll.info``: versions, loaded libraries, what is available, what is set.
 
 Attach its output, or that of ``--json``, to a bug report. Inside a training process
-:func:`groups` tells which transport each process group uses and why.
+``groups`` tells which transport each process group uses and why.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Both change one thing of torch, the class ``torch.distributed.Backend``, through
 and its map of default backends. What is made without a name stays as it is: ``dist.ProcessGroupGloo(...)``, the Gloo
 between hosts that fastcoll itself uses, that of torch's RPC.
 
-``dist.get_backend()`` says "fastcoll" for such a group, and is equal to "gloo" too (:class:`ServedName`): whoever
+``dist.get_backend()`` says "fastcoll" for such a group, and is equal to "gloo" too (``ServedName``): whoever
 compares the name before a call goes on as with gloo. Ignite, for one, makes no DDP of a model on a backend that it does
 not know, and says nothing; ``dist.monitored_barrier`` is an error there.
 """

@@ -1,7 +1,7 @@
 """The options of one process group: ``init_process_group("fastcoll", pg_options=fastcoll.Options())``.
 
 Kept apart from the compiled module so that importing it loads nothing. The fields, their units and
-defaults are described in ``fastcoll/_C.pyi``; the environment variables of :mod:`fastcoll.env` win over
+defaults are described in ``fastcoll/_C.pyi``; the environment variables of ``fastcoll.env`` win over
 them, as NCCL's do.
 """
 

@@ -1,6 +1,6 @@
 """The tuning table of this host: at which sizes one way of doing a collective gives way to another.
 
-``python -m fastcoll.tune`` measures a table and writes it where :func:`load` finds it. A table counts only
+``python -m fastcoll.tune`` measures a table and writes it where ``load`` finds it. A table counts only
 on the machine that it names, so that a home folder shared by different machines does no harm. All ranks of
 a group must use the same table; the rendezvous refuses anything else.
 """

@@ -91,7 +91,7 @@ def factor_of(bits, TO: tl.constexpr):
 
 @triton.jit
 def averager(divisor, ACCUMULATE: tl.constexpr):
-    """Returns what :func:`finish` divides by, or multiplies with; a float64 scalar, made once a program."""
+    """Returns what ``finish`` divides by, or multiplies with; a float64 scalar, made once a program."""
     if tl.float64 == ACCUMULATE:
         return divisor.to(tl.float64)
     else:

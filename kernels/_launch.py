@@ -4,7 +4,7 @@
 before the driver's. Here the configuration is chosen beforehand, compiled by the call that the compile
 gate makes too, and handed straight to ``CompiledKernel.run``. That method is not documented, so it is
 used only with the releases of Triton in which its arguments were read off the source; with any other
-``kernel[grid](...)`` is called, and :func:`fallback_reason` says so.
+``kernel[grid](...)`` is called, and ``fallback_reason`` says so.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class PreparedCollective(PreparedLaunch):
         """Launches.
 
         Args:
-            addresses: As for :class:`PreparedLaunch`.
+            addresses: As for ``PreparedLaunch``.
 
         Raises:
             RuntimeError: The current stream is not the one on which this was prepared, the buffers are closed, or
@@ -188,7 +188,7 @@ def prepare(
         op: "sum", "avg", "min", "max" or "product".
         scale: Factor of the result.
         wire_dtype: Dtype that travels, or None for that of the message.
-        every_rank: Addresses of all ranks' sources and outs, as for :func:`pack`, if one launch plays all ranks.
+        every_rank: Addresses of all ranks' sources and outs, as for ``pack``, if one launch plays all ranks.
         shares: Parts of a piece that each start at a multiple of GRAIN elements.
 
     Raises:

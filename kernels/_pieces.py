@@ -123,7 +123,7 @@ def copy_four(
 ):  # fmt: skip
     """Copies up to four pieces of different peers, whose loads are in flight together; each argument has four.
 
-    Like :func:`copy_piece`; a piece of no elements may have any addresses.
+    Like ``copy_piece``; a piece of no elements may have any addresses.
     """
     most0 = whole(lengths[0], aligned[0])
     most1 = whole(lengths[1], aligned[1])

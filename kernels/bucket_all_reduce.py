@@ -181,7 +181,7 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :class:`BucketAllReduce` can launch."""
+    """Yields all that ``BucketAllReduce`` can launch."""
     for output, wire in PAIRS:
         yield _configuration(wire, output)
 

@@ -55,7 +55,7 @@ def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Confi
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :class:`Flatten` can launch."""
+    """Yields all that ``Flatten`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 

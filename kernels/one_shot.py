@@ -65,7 +65,7 @@ def one_shot_kernel(
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`prepare_all_reduce` can launch."""
+    """Yields all that ``prepare_all_reduce`` can launch."""
     yield from staged_table("one_shot", one_shot_kernel).values()
 
 

@@ -111,7 +111,7 @@ class PeerBuffers:
         spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond. Another limit is
             that of launches prepared from then on; those prepared before refuse.
         words: As given.
-        closed: Whether :meth:`close` was called.
+        closed: Whether ``close`` was called.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class PeerBuffers:
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`end_waits` was called."""
+        """Whether ``end_waits`` was called."""
         return self.words is not None and bool(self.words[0])
 
     def close(self) -> None:

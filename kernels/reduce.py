@@ -99,7 +99,7 @@ def _table(blocking: Blocking) -> Mapping[torch.dtype, Configuration]:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`prepare_reduce` can launch."""
+    """Yields all that ``prepare_reduce`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 

@@ -147,12 +147,12 @@ def prepare_reduce_scatter(
     """Returns a launch that reduces `source` of all ranks; each rank gets the chunk of its number.
 
     Args:
-        source: As many chunks as there are ranks; otherwise as for :func:`prepare_all_reduce`.
+        source: As many chunks as there are ranks; otherwise as for ``prepare_all_reduce``.
         out: One chunk; may be this rank's chunk of `source`.
-        peers: As for :func:`prepare_all_reduce`.
-        op: As for :func:`prepare_all_reduce`.
-        scale: As for :func:`prepare_all_reduce`.
-        wire_dtype: What the result is rounded to, as in :func:`prepare_all_reduce`.
+        peers: As for ``prepare_all_reduce``.
+        op: As for ``prepare_all_reduce``.
+        scale: As for ``prepare_all_reduce``.
+        wire_dtype: What the result is rounded to, as in ``prepare_all_reduce``.
 
     Raises:
         RuntimeError: The buffers are closed.

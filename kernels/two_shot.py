@@ -111,7 +111,7 @@ def two_shot_kernel(
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :func:`prepare_all_reduce` can launch."""
+    """Yields all that ``prepare_all_reduce`` can launch."""
     yield from staged_table("two_shot", two_shot_kernel).values()
 
 

@@ -57,7 +57,7 @@ def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Confi
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that :class:`Unflatten` can launch."""
+    """Yields all that ``Unflatten`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 

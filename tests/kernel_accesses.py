@@ -120,7 +120,7 @@ def adopt(memory: torch.Tensor, device: str) -> None:
 
 
 def forget(address: int) -> None:
-    """Takes :func:`adopt` back, whatever is under way: torch waits for the device before it unmaps memory."""
+    """Takes ``adopt`` back, whatever is under way: torch waits for the device before it unmaps memory."""
     call = ctypes.CDLL(None).recordingDeviceForget
     call.argtypes = [ctypes.c_void_p]
     call(address)

@@ -89,7 +89,7 @@ def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -
 
 
 def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """Return the reduction of the ranks' tensors, by the tree over the ranks of :func:`folded`.
+    """Return the reduction of the ranks' tensors, by the tree over the ranks of ``folded``.
 
     Integers wrap, and their averages, of the sum that wrapped, are cut towards zero; bools are
     summed by "or" and multiplied by "and"; NaN wins in MIN and MAX;

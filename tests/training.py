@@ -151,7 +151,7 @@ class Branches(nn.Module):
 
 
 def loss_by_turns(model: nn.Module, rank: int, step: int) -> Tensor:
-    """Return the loss of :class:`Branches` through its first two heads, in turns of ranks and steps."""
+    """Return the loss of ``Branches`` through its first two heads, in turns of ranks and steps."""
     inputs, labels = batch(rank, step)
     return nn.functional.cross_entropy(model(inputs, (rank + step) % 2), labels)
 

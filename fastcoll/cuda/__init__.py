@@ -1,6 +1,6 @@
 """fastcoll on CUDA devices: NCCL through CuPy, and kernels over memory that ranks map of each other.
 
-Importing this package imports neither CuPy nor Triton; :func:`fastcoll.cuda.nccl_library.load` and the first plan do.
+Importing this package imports neither CuPy nor Triton; ``fastcoll.cuda.nccl_library.load`` and the first plan do.
 """
 
 from __future__ import annotations

@@ -161,12 +161,12 @@ class AllReduces:
         return plan.left
 
     def compile(self, tasks: Sequence[Task], options: CallOptions) -> bool:
-        """Makes the code of the kernels that :meth:`serve` would launch; from any thread.
+        """Makes the code of the kernels that ``serve`` would launch; from any thread.
 
-        The launches that come with it are thrown away: they are the stream's, and that is :meth:`serve`'s.
+        The launches that come with it are thrown away: they are the stream's, and that is ``serve``'s.
 
         Returns:
-            Whether there is anything for :meth:`serve` to do; if not, NCCL serves such tasks wherever they lie.
+            Whether there is anything for ``serve`` to do; if not, NCCL serves such tasks wherever they lie.
         """
         try:
             chosen, _ = self._chosen(tasks, options)

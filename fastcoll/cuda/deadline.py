@@ -27,7 +27,7 @@ class Call(Generic[Value]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Calls the function; its exception waits for :meth:`result`."""
+        """Calls the function; its exception waits for ``result``."""
         try:
             self._value.append(self._function())
         except BaseException as error:

@@ -1,8 +1,8 @@
 """The engine of device tensors, its half in Python: what is made once, and the all-reduces that kernels serve.
 
 The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It comes here
-for communicators, and with what kernels may serve, the stream current, to :meth:`CudaEngine.serve`: where
-:mod:`fastcoll.cuda.all_reduce` leaves a call to NCCL whatever its tensors are, it does not come with such a call again.
+for communicators, and with what kernels may serve, the stream current, to ``CudaEngine.serve``: where
+``fastcoll.cuda.all_reduce`` leaves a call to NCCL whatever its tensors are, it does not come with such a call again.
 Nothing here looks at a tensor or waits for a stream.
 """
 
@@ -182,12 +182,12 @@ class CudaEngine:
                 self._open_region(device)
 
     def register_pool(self, pool: Any, symmetric: bool) -> None:
-        """Has NCCL use a pool's memory where it lies; see :func:`fastcoll.cuda.memory_pools.register`."""
+        """Has NCCL use a pool's memory where it lies; see ``fastcoll.cuda.memory_pools.register``."""
         with self._pools.lock:
             self._pools.register(pool, symmetric, list(self._known.values()))
 
     def deregister_pool(self, pool: Any) -> None:
-        """Takes :meth:`register_pool` back."""
+        """Takes ``register_pool`` back."""
         with self._pools.lock:
             self._pools.deregister(pool)
 
@@ -283,8 +283,8 @@ class CudaEngine:
         """Makes the code of the kernels that collectives of this kind need; from any thread.
 
         Args:
-            numbers: As of :meth:`serve`.
-            options: As of :meth:`serve`.
+            numbers: As of ``serve``.
+            options: As of ``serve``.
             device: Index of the device, which is current.
 
         Returns:

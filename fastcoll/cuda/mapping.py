@@ -62,7 +62,7 @@ class Mapper(Protocol):
         """
 
     def free(self, memory: Tensor) -> None:
-        """Unmaps what :meth:`map` has mapped; holds no GIL while it waits for the device."""
+        """Unmaps what ``map`` has mapped; holds no GIL while it waits for the device."""
 
     def kernel_device(self, device: torch.device) -> torch.device:
         """Returns the device by which kernels know memory of `device`."""

@@ -160,7 +160,7 @@ def register(group: str, pool: Any, symmetric: bool) -> None:
 
 
 def deregister(group: str, pool: Any) -> None:
-    """Takes :func:`register` back, before the pool's memory is freed.
+    """Takes ``register`` back, before the pool's memory is freed.
 
     Raises:
         ValueError: It is not registered.

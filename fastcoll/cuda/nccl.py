@@ -1,6 +1,6 @@
 """NCCL's communicators, reached through CuPy.
 
-:class:`NcclCommunicator` takes addresses, counts of elements, torch's dtypes and reductions, and a stream's
+``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes and reductions, and a stream's
 handle; it knows no tensors and waits for no stream. Its calls release the GIL. A communicator lives until
 ``destroy`` or ``abort``, or until the interpreter ends: it is never freed by the garbage collector, which
 might block for good.
@@ -39,7 +39,7 @@ _log = logging.getLogger("fastcoll.cuda")
 class NcclCommunicator(DataCalls):
     """One rank's communicator on one device.
 
-    Make it with :meth:`create` or :meth:`split`. Calls that are issued together go between
+    Make it with ``create`` or ``split``. Calls that are issued together go between
     ``with communicator.group():``. All calls but ``abort``, ``destroy`` and ``async_error`` belong to one
     thread at a time; these three may come from any thread, also while another is in a call.
 
@@ -227,11 +227,11 @@ class NcclCommunicator(DataCalls):
 
         Args:
             reason: What every later call raises.
-            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
+            seconds: How long to wait for NCCL; None is ``ABORT_SECONDS``.
 
         Returns:
             Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log; so it
-            is when :meth:`destroy` was called before and hangs.
+            is when ``destroy`` was called before and hangs.
         """
         return self._end("abort", reason, self._raw.abort, seconds)
 
@@ -239,7 +239,7 @@ class NcclCommunicator(DataCalls):
         """Waits for the communicator's operations and ends it.
 
         Args:
-            seconds: How long to wait for NCCL; None is :data:`ABORT_SECONDS`.
+            seconds: How long to wait for NCCL; None is ``ABORT_SECONDS``.
 
         Returns:
             Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log.

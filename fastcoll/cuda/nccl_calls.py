@@ -109,7 +109,7 @@ class DataCalls:
         self._issue("all_gather", dtype, (send, count), gathered, stream)
 
     def send(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
-        """Sends ``count`` elements to a rank, which calls :meth:`receive` with the same count and dtype."""
+        """Sends ``count`` elements to a rank, which calls ``receive`` with the same count and dtype."""
         self._issue("send", dtype, (address, count), (0, 0), stream, peer)
 
     def receive(self, address: int, count: int, dtype: torch.dtype, peer: int, stream: int) -> None:
@@ -143,7 +143,7 @@ class DataCalls:
             self.calls.end_group()
 
     def register(self, address: int, size: int, symmetric: bool = False) -> int:
-        """Registers ``size`` bytes of device memory; returns what :meth:`deregister` takes.
+        """Registers ``size`` bytes of device memory; returns what ``deregister`` takes.
 
         Args:
             address: Where they begin.

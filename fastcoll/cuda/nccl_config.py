@@ -124,7 +124,7 @@ class ConfiguredCommunicator:
 
     @property
     def comm(self) -> int:
-        """NCCL's handle; 0: there is none, or none any more. It is there while :meth:`make` still waits."""
+        """NCCL's handle; 0: there is none, or none any more. It is there while ``make`` still waits."""
         return self._handle.value or 0
 
     def make(self, size: int, unique_id: bytes, rank: int, config: C.NcclConfig) -> None:

@@ -188,7 +188,7 @@ class NcclLibrary:
         self.functions = C.NcclFunctions(self.entry_points(), self.version)
 
     def entry_points(self) -> dict[str, int]:
-        """Returns the addresses of :data:`ENTRY_POINTS`."""
+        """Returns the addresses of ``ENTRY_POINTS``."""
         return {
             name: ctypes.cast(getattr(self._library, name), _POINTER).value or 0
             for name in ENTRY_POINTS
@@ -206,7 +206,7 @@ class NcclLibrary:
             handle: The communicator.
             address: Where the memory begins.
             size: In bytes.
-            place: Gets what :meth:`deregister` takes.
+            place: Gets what ``deregister`` takes.
 
         Raises:
             StatusError: NCCL refused.
@@ -224,13 +224,13 @@ class NcclLibrary:
     def register_window(
         self, handle: int, address: int, size: int, place: ctypes.c_void_p, flags: int = 0
     ) -> None:
-        """Registers memory of :meth:`allocate`, on all ranks together, as a window.
+        """Registers memory of ``allocate``, on all ranks together, as a window.
 
         Args:
             handle: The communicator.
             address: Where the memory begins; a multiple of 4096.
             size: In bytes.
-            place: Gets what :meth:`deregister_window` takes.
+            place: Gets what ``deregister_window`` takes.
             flags: 1 when all ranks use the same offset in every call.
 
         Raises:
@@ -257,7 +257,7 @@ class NcclLibrary:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """Frees what :meth:`allocate` returned.
+        """Frees what ``allocate`` returned.
 
         Raises:
             StatusError: NCCL refused.

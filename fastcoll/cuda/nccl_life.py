@@ -64,7 +64,7 @@ _made = threading.Condition(_lock)
 
 @contextlib.contextmanager
 def making() -> Iterator[None]:
-    """Has the interpreter's end wait for this thread, which looks at :func:`is_ending`."""
+    """Has the interpreter's end wait for this thread, which looks at ``is_ending``."""
     global _making
     with _lock:
         _making += 1
@@ -87,7 +87,7 @@ def keep(raw: Any) -> None:
 
 
 def let_go(raw: Any) -> None:
-    """Takes :func:`keep` back, when the object has nothing left that its collection would destroy."""
+    """Takes ``keep`` back, when the object has nothing left that its collection would destroy."""
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(raw))
 
 

@@ -88,7 +88,7 @@ def settle(
     end: float,
     late: Callable[[str], dist.DistBackendError],
 ) -> None:
-    """Waits until a communicator is not in progress; arguments and errors are those of :func:`finish`."""
+    """Waits until a communicator is not in progress; arguments and errors are those of ``finish``."""
     pause = _SHORTEST
     while (status := async_status(library.cupy, raw)) == IN_PROGRESS:
         if time.monotonic() >= end:

@@ -77,5 +77,5 @@ class PeerMemory:
         self._share.close()
 
     def free(self) -> None:
-        """Gives the memory back; to be called after :meth:`close`. Waits for the device, without the GIL."""
+        """Gives the memory back; to be called after ``close``. Waits for the device, without the GIL."""
         self._unmap(self._memory)

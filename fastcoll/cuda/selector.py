@@ -93,7 +93,7 @@ def fuses(
         call: All of them as one list.
         topology: Of the group.
         thresholds: From the tuning table.
-        forced: As of :func:`select`.
+        forced: As of ``select``.
     """
     return (
         topology.kernels

@@ -1,7 +1,7 @@
 """What kernels show on this device before a group counts on them: known numbers, and every bit of their result.
 
 Triton can be there and not work: no C compiler, no Python.h, a home folder that is read-only, a GPU that it does not
-know. A kernel can also be wrong on a GPU that has never run it. :func:`fastcoll.cuda.symmetric.open_region` runs
+know. A kernel can also be wrong on a GPU that has never run it. ``fastcoll.cuda.symmetric.open_region`` runs
 these before a group's first call on a device; where one rank fails, all ranks go by NCCL.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PEER_KERNELS", "prepare_peers", "require_lists", "require_peers"]
 
 PEER_KERNELS = ("one_shot", "two_shot", "ring", "bucket_all_reduce")
-"""Names of what :func:`require_peers` launches."""
+"""Names of what ``require_peers`` launches."""
 
 _SIZES = (100, 57, 99)
 """Elements of the list, 1 KiB of float32; a single tensor has as many, and one more, so that no vector fits."""

@@ -85,7 +85,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Region:
-    """What :func:`open_region` has come to; the topology is equal on all ranks.
+    """What ``open_region`` has come to; the topology is equal on all ranks.
 
     Attributes:
         topology: What the group can do.

@@ -39,7 +39,7 @@ class Float8Bucket:
         self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Waits for the result, once :meth:`add_and_gather` was called."""
+        """Waits for the result, once ``add_and_gather`` was called."""
         self.future.wait()
 
     def add_and_gather(self) -> None:
@@ -85,7 +85,7 @@ class Float8Turns:
         self._pending: Float8Bucket | None = None
 
     def begin(self, buffer: Tensor, settings: Settings) -> Float8Bucket:
-        """Begins the first step of a bucket. :meth:`finish` was called before."""
+        """Begins the first step of a bucket. ``finish`` was called before."""
         assert self._pending is None
         self._pending = Float8Bucket(buffer, settings)
         return self._pending

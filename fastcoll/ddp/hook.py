@@ -33,13 +33,13 @@ __all__ = ["FusedAllreduceState", "fused_allreduce_hook"]
 
 
 class FusedAllreduceState(GradientStatistics):
-    """Settings of :func:`fused_allreduce_hook`, and the statistics of the last backward pass, for one DDP module.
+    """Settings of ``fused_allreduce_hook``, and the statistics of the last backward pass, for one DDP module.
 
-    Make one state for each DDP module. The base class :class:`GradientStatistics` has the norm and clipping.
+    Make one state for each DDP module. The base class ``GradientStatistics`` has the norm and clipping.
 
     Args:
         process_group: The group of the DDP module. None: the default group.
-        wire_dtype: One of :data:`fastcoll.ddp.WIRE_DTYPES`: the dtype in which wider floating-point gradients travel.
+        wire_dtype: One of ``fastcoll.ddp.WIRE_DTYPES``: the dtype in which wider floating-point gradients travel.
             They are summed in float32. With a float8 dtype, each rank scales each bucket to the range of the dtype.
             With CPU tensors on several hosts, the sum of each host travels in this dtype too. None: gradients travel
             in their own dtype.

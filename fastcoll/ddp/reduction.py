@@ -49,11 +49,11 @@ class Settings:
         wire_dtype: What gradients of a wider floating-point dtype travel as, or None.
         average: Whether the sum is divided by the number of ranks.
         gradient_norm: Whether the squares are summed.
-        alone: Whether tensors of :data:`ALONE_BYTES` and more are messages of their own, as all ranks have agreed:
+        alone: Whether tensors of ``ALONE_BYTES`` and more are messages of their own, as all ranks have agreed:
             peers can reduce them where they lie.
 
     Raises:
-        ValueError: The wire dtype is none of :data:`WIRE_DTYPES`.
+        ValueError: The wire dtype is none of ``WIRE_DTYPES``.
     """
 
     process_group: ProcessGroup | None
@@ -87,7 +87,7 @@ class BucketReduction:
     """A bucket under way.
 
     Attributes:
-        work: What moves it, None: it was moved; without a future where nobody calls :meth:`then`.
+        work: What moves it, None: it was moved; without a future where nobody calls ``then``.
         finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo's, so it
             holds no group: a group of gloo's whose last reference goes there waits for that thread, and aborts.
         square: Of one element, float64: becomes the squares of this rank's share, once finished.

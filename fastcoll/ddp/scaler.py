@@ -14,7 +14,7 @@ __all__ = ["FusedGradScaler"]
 
 
 class FusedGradScaler(torch.amp.GradScaler):
-    """A ``torch.amp.GradScaler`` that uses the measurements of a :class:`GradientStatistics`.
+    """A ``torch.amp.GradScaler`` that uses the measurements of a ``GradientStatistics``.
 
     It does not read the gradients to find infinities. With an optimizer of ``fused=True``, unscaling and clipping
     take no pass over the gradients, because the step divides them. With another optimizer they take one pass.

@@ -45,7 +45,7 @@ class GradientStatistics:
         """1.0 if a gradient is infinite or NaN, else 0.0: float32 of shape [1], as optimizers take it.
 
         Raises:
-            RuntimeError: As :meth:`grad_norm`.
+            RuntimeError: As ``grad_norm``.
         """
         return (~self._sum_of_squares().isfinite()).float().reshape(1)
 
@@ -57,10 +57,10 @@ class GradientStatistics:
             max_norm: As in ``torch.nn.utils.clip_grad_norm_``.
 
         Returns:
-            The norm before, as :meth:`grad_norm`.
+            The norm before, as ``grad_norm``.
 
         Raises:
-            RuntimeError: As :meth:`grad_norm`.
+            RuntimeError: As ``grad_norm``.
         """
         norm = self.grad_norm()
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
@@ -77,12 +77,12 @@ class GradientStatistics:
             max_norm: The largest norm, above 0.
 
         Returns:
-            The norm before, as :meth:`grad_norm`.
+            The norm before, as ``grad_norm``.
 
         Raises:
             TypeError: The optimizer is not fused.
             ValueError: ``max_norm`` is not above 0.
-            RuntimeError: As :meth:`grad_norm`.
+            RuntimeError: As ``grad_norm``.
         """
         require_scaling(optimizer)
         norm = self.grad_norm()

@@ -56,7 +56,7 @@ class GradientSynchronizer(GradientStatistics):
     Limits:
 
     - All ranks may freeze and unfreeze the same parameters between passes, but not replace them.
-    - Uneven inputs (``join``) need DistributedDataParallel with :func:`fastcoll.ddp.fused_allreduce_hook`.
+    - Uneven inputs (``join``) need DistributedDataParallel with ``fastcoll.ddp.fused_allreduce_hook``.
     - ``torch.compile(fullgraph=True)`` rejects a module with hooks.
     - With reentrant checkpoints, call the module itself and not only its parts. Its hooks detect the end of the
       backward pass.
@@ -64,9 +64,9 @@ class GradientSynchronizer(GradientStatistics):
     Args:
         module: The module to train. Its parameters and buffers get the values of rank 0.
         process_group: None: the default group.
-        wire_dtype: As for :class:`fastcoll.ddp.FusedAllreduceState`.
+        wire_dtype: As for ``fastcoll.ddp.FusedAllreduceState``.
         average: Whether to divide the sum by the number of ranks. If it is false, accumulate gradients inside
-            :meth:`no_sync` only.
+            ``no_sync`` only.
         gradient_norm: Whether to measure what ``grad_norm``, ``found_inf`` and clipping need.
         bucket_cap_mb: Size of a bucket in MiB.
         overlap: True: reduce each bucket during the backward pass. False: reduce all buckets at its end, on the

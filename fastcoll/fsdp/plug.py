@@ -19,7 +19,7 @@ def apply(module: nn.Module, *, wire_dtype: torch.dtype | None = None) -> None:
 
     Args:
         module: A module sharded by ``torch.distributed.fsdp.fully_shard``.
-        wire_dtype: As for :class:`FusedReduceScatter`. Pass ``reduce_dtype=torch.float32`` to FSDP2 with it.
+        wire_dtype: As for ``FusedReduceScatter``. Pass ``reduce_dtype=torch.float32`` to FSDP2 with it.
 
     Raises:
         ValueError: The module has no FSDP2 module, or the wire dtype is unknown.

@@ -1,7 +1,7 @@
 """What this process's collectives and messages did last, and who did something else.
 
 Every group keeps a trace, at a cost of some 0.05 to 0.2 us a call: the last FASTCOLL_TRACE_SIZE calls with their
-sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. :func:`dump` returns
+sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``dump`` returns
 it in the form that torch's ``torchfrtrace`` reads; with FASTCOLL_TRACE_DUMP each rank writes it to a file when a
 group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``python -m fastcoll.trace PREFIX`` merges those of all
 ranks and names the rank that diverged.
@@ -45,7 +45,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
 
 def records() -> list[dict[str, Any]]:
-    """Returns the entries of :func:`dump`, oldest first; an empty list if the trace is empty."""
+    """Returns the entries of ``dump``, oldest first; an empty list if the trace is empty."""
     try:
         found: list[dict[str, Any]] = dump()["entries"]
     except RuntimeError:

@@ -160,7 +160,7 @@ def _sources(entry: Entry) -> list[str]:
 
 
 def parse(raw: Mapping[str, Any]) -> Dump:
-    """Returns the dump that :func:`loads` or :func:`fastcoll.trace.dump` gave, ready to be compared.
+    """Returns the dump that ``loads`` or ``fastcoll.trace.dump`` gave, ready to be compared.
 
     Raises:
         ValueError: Something in it is not what a dump has there; the message names it.

@@ -1,4 +1,4 @@
-"""Prints what :mod:`fastcoll.trace.analysis` found."""
+"""Prints what ``fastcoll.trace.analysis`` found."""
 
 from __future__ import annotations
 

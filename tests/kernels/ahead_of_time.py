@@ -42,7 +42,7 @@ class _SharedSource(ASTSource):  # type: ignore[misc]
 
 
 def compile_for_each(configuration: Configuration, architectures: Sequence[int]) -> list[Any]:
-    """Compiles a configuration as :func:`fastcoll.kernels._launch.compile_for` does, to the same bytes.
+    """Compiles a configuration as ``fastcoll.kernels._launch.compile_for`` does, to the same bytes.
 
     Args:
         configuration: Of a kernel that is not interpreted.

@@ -58,7 +58,7 @@ class Case:
 
 
 def prepare(algorithm: str, collective: str, *sides: Any, **options: Any) -> Any:
-    """Returns a launch of what :func:`fastcoll.kernels.one_shot.prepare_all_reduce` and its like prepare."""
+    """Returns a launch of what ``fastcoll.kernels.one_shot.prepare_all_reduce`` and its like prepare."""
     module = importlib.import_module(f"fastcoll.kernels.{algorithm}")
     return getattr(module, f"prepare_{collective}")(*sides, **options)
 
