@@ -23,19 +23,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-def main(backend: str, epochs: int) -> None:
+def main(backend: str) -> None:
     """Trains as one rank."""
     dist.init_process_group(backend)  # the tutorial has "gloo" or "nccl" here
     torch.manual_seed(0)
     inputs = torch.randn(2048, 256)
     dataset = TensorDataset(inputs, inputs[:, :8].sin())
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(dataset)
+    sampler = DistributedSampler[tuple[torch.Tensor, ...]](dataset)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
-    model = DistributedDataParallel(
-        nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 8))
-    )
+    net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 8))
+    model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for epoch in range(epochs):
+    for epoch in range(3):
         sampler.set_epoch(epoch)
         total, seconds = torch.zeros(1), []
         for x, y in loader:
@@ -58,6 +57,4 @@ def main(backend: str, epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="fastcoll", help="fastcoll or gloo")
-    parser.add_argument("--epochs", type=int, default=3)
-    arguments = parser.parse_args()
-    main(arguments.backend, arguments.epochs)
+    main(parser.parse_args().backend)
