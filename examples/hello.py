@@ -8,7 +8,7 @@ Expected output, in any order:
     rank 0: sum 3, backend fastcoll, transport shm
     rank 1: sum 3, backend fastcoll, transport shm
 
-``shm`` is shared memory. A warning of torchrun about ``OMP_NUM_THREADS`` is harmless.
+``shm`` is shared memory. A warning about ``OMP_NUM_THREADS`` is harmless.
 """
 
 import os
@@ -35,4 +35,5 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
     else:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # without it, torchrun prints a warning
         torchrun(["--standalone", "--nproc-per-node=2", __file__])
