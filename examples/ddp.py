@@ -5,11 +5,11 @@
 
 The change is the name in ``dist.init_process_group``. With 2 ranks both backends print the same losses.
 
-Expected output, with other times:
+Expected output, with other times (these are of a busy machine with 2 cores):
 
-    epoch 0: loss 0.317752, 3.53 ms a step
-    epoch 1: loss 0.082478, 3.41 ms a step
-    epoch 2: loss 0.043463, 3.44 ms a step
+    epoch 0: loss 0.317752, 10.40 ms a step
+    epoch 1: loss 0.082478, 11.40 ms a step
+    epoch 2: loss 0.043463, 11.13 ms a step
 """
 
 import argparse

@@ -6,13 +6,13 @@ The first line is the step without communication. The others are what a way adds
 hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. With gradient
 clipping the hook and ``GradientSynchronizer`` save more, by ``clip_in_step`` (docs/guides/gradients.md).
 
-Expected output, with other times:
+Expected output, with other times (these are of a busy machine with 2 cores):
 
-    one rank alone                   19.0 ms a step
-    DDP                              +8.0 ms
-    DDP, fused_allreduce_hook        +7.0 ms
-    GradientSynchronizer             +4.0 ms
-    GradientSynchronizer, bfloat16   +3.0 ms
+    one rank alone                   43.2 ms a step
+    DDP                              +23.8 ms
+    DDP, fused_allreduce_hook        +23.1 ms
+    GradientSynchronizer             +16.4 ms
+    GradientSynchronizer, bfloat16   +14.5 ms
 """
 
 import statistics

@@ -3,12 +3,10 @@
 #
 #     sbatch examples/two_hosts/slurm.sh          in the folder that has examples/
 #
-# Slurm writes the output to slurm-<job>.out. Rank 0 prints a line for each epoch, with other numbers:
+# Slurm writes the output to slurm-<job>.out. Rank 0 prints a line for each epoch.
 #
-#     epoch 2: loss 0.091, 5.02 ms a step
-#
-# What was run: these commands, on two emulated hosts with a stand-in for srun. What was not run: Slurm, because the
-# project's machines have none.
+# What was run: these commands with another script, on two emulated hosts with a stand-in for srun. What was not run:
+# this file under Slurm, because the project's machines have none.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=2

@@ -158,7 +158,7 @@ def test_two_hosts_are_started_as_the_guide_does(name: str) -> None:
     guide = (ROOT / "docs" / "guides" / "several-hosts.md").read_text()
     (command,) = commands((EXAMPLES / "two_hosts" / name).read_text())
     assert command in commands(guide)
-    assert "What was not run: " in head(f"two_hosts/{name}")
+    assert "What was not run:" in head(f"two_hosts/{name}")
 
 
 @pytest.mark.full
