@@ -95,7 +95,10 @@ setup(
     install_requires=[REQUIREMENT],
     packages=list(PACKAGES),
     package_dir=PACKAGES,
-    package_data={"fastcoll": ["py.typed", "_C.pyi", "default_tuning.json"]},
+    package_data={
+        "fastcoll": ["py.typed", "_C.pyi", "default_tuning.json"],
+        "fastcoll.examples": ["*.sh", "*.ipynb", "*/*.sh", "*/*.yaml", "*/Dockerfile"],
+    },
     include_package_data=False,
     ext_modules=[] if SOURCES_ONLY else [TorchExtension("fastcoll._C", macros)],
     cmdclass={"build_ext": BuildFastcoll},

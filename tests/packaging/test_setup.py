@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -86,5 +87,21 @@ def test_packages_land_below_fastcoll(tmp_path: Path) -> None:
         "kernels/__init__.py",
         "bench/__init__.py",
         "examples/ddp_train.py",
+        "examples/no_edit.sh",
+        "examples/quickstart.ipynb",
+        "examples/two_hosts/compose.yaml",
+        "examples/container/Dockerfile",
     ):
         assert (tmp_path / "fastcoll" / name).exists(), name
+
+
+@pytest.mark.full
+def test_the_source_distribution_has_all_examples(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    run_setup("--quiet", "egg_info", "--egg-base", folder, "sdist", "--dist-dir", folder)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    for path in (ROOT / "examples").rglob("*"):
+        name = str(path.relative_to(ROOT))
+        assert name in names or "__pycache__" in name, name
