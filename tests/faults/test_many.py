@@ -12,7 +12,6 @@ from fault_list import plays
 from fault_rank import Rank, catch, footprint
 from in_time import in_time
 from rank_calls import WRONG
-from suite_rules import bound
 
 
 def in_threads(*functions) -> list[BaseException]:
@@ -79,9 +78,7 @@ def many_groups(rank: Rank, count, use):
     rank.used()
     dist.barrier()
     one = footprint()
-    start = time.monotonic()
     groups = [dist.new_group([0, 1]) for _ in range(count)]
-    made = time.monotonic() - start
     if use:
         for group in groups:
             tensor = torch.ones(5)
@@ -98,7 +95,7 @@ def many_groups(rank: Rank, count, use):
     after = footprint().beyond(one)
     kept = shared_bytes()
     dist.destroy_process_group()
-    found = {"made": made, "more": more, "after": after, "memory": memory, "kept": kept}
+    found = {"more": more, "after": after, "memory": memory, "kept": kept}
     return {**found, "left": rank.left()}
 
 
@@ -113,7 +110,7 @@ def many_groups(rank: Rank, count, use):
 def test_many_groups(jobs, hosts, count, use, held):
     """No thread; no file but two sockets each between hosts; at most 64 KiB of memory besides the group's own block.
 
-    Unused they have no memory, and take 1 ms each, most of it torch's own.
+    Unused they have no memory.
     """
     job = jobs(2, many_groups, count, use, hosts=hosts)
     for found in job.hear_all(timeout=60).values():
@@ -123,7 +120,6 @@ def test_many_groups(jobs, hosts, count, use, held):
         assert found["after"] == [] and found["left"] == []
         assert found["memory"] < ((count + 1) * (128 << 10) if use else 1 << 20), found
         assert found["kept"] < 4 << 20, found
-        assert use or found["made"] < bound(2.5), found
 
 
 # --- works ---------------------------------------------------------------------------------------
