@@ -5,7 +5,7 @@
 
 The change is the name in ``dist.init_process_group``. With 2 ranks both backends print the same losses.
 
-Expected output, with other times (these are of a busy machine with 2 cores):
+Expected output, with other times. A busy machine had these, so they do not compare the ways:
 
     epoch 0: loss 0.317752, 10.40 ms a step
     epoch 1: loss 0.082478, 11.40 ms a step

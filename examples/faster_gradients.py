@@ -6,7 +6,7 @@ The first line is the step without communication. The others are what a way adds
 hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. With gradient
 clipping the hook and ``GradientSynchronizer`` save more, by ``clip_in_step`` (docs/guides/gradients.md).
 
-Expected output, with other times (these are of a busy machine with 2 cores):
+Expected output, with other times. A busy machine had these, so they do not compare the ways:
 
     one rank alone                   43.2 ms a step
     DDP                              +23.8 ms

@@ -4,10 +4,10 @@
 #
 #     bash examples/no_edit.sh
 #
-# Expected output, with other times (these are of a busy machine with 2 cores):
+# Expected output, with other times. These are of a busy machine with 2 cores, so they do not compare the backends:
 #
-#     Gloo:     epoch 2: loss 0.043463, 8.72 ms a step
-#     fastcoll: epoch 2: loss 0.043463, 6.24 ms a step
+#     Gloo:     epoch 2: loss 0.043463, 8.62 ms a step
+#     fastcoll: epoch 2: loss 0.043463, 10.49 ms a step
 #     The final losses are equal: 0.043463
 #     To switch back, unset FASTCOLL_REPLACE.
 #
