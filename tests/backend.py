@@ -58,4 +58,4 @@ def shared_bytes() -> int:
     """Return the shared memory that the groups of this process have reserved; 0 with other backends."""
     from fastcoll.info import groups
 
-    return max((group["shared_bytes"] for group in groups()), default=0)
+    return max((group.get("shared_bytes", 0) for group in groups()), default=0)

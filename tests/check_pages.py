@@ -142,7 +142,7 @@ def tables() -> Iterator[str]:
 
 
 def figures() -> Iterator[str]:
-    """The figures in the prose of README are those of the records."""
+    """The figures in the prose of README and of the page on testing are those of the records."""
     ratios = [
         case["backends"]["gloo"]["time"]["minimum"]
         / case["backends"]["fastcoll"]["time"]["minimum"]
@@ -168,10 +168,22 @@ def figures() -> Iterator[str]:
         f"({gradients['size'] / 1e6:.0f} MB)",
         f"(rows {reported[0]} to {reported[-1]})",
     )
-    page = " ".join(read("README.md").split())
-    for text in expected:
-        if text not in page:
-            yield f"README.md: expected {text!r}, as the records have it"
+    pages = {"README.md": expected, "docs/project/testing.md": [f"| {as_specified(faults)} |"]}
+    for name, texts in pages.items():
+        page = " ".join(read(name).split())
+        for text in texts:
+            if text not in page:
+                yield f"{name}: expected {text!r}, as the records have it"
+
+
+def as_specified(faults: list[dict[str, Any]]) -> str:
+    """Returns how many faults ended as specified, with fastcoll and with gloo."""
+    counts = []
+    for backend in ("fastcoll", "gloo"):
+        verdicts = [one["backends"].get(backend, {}).get("verdict") for one in faults]
+        played = [verdict for verdict in verdicts if verdict not in (None, "not played")]
+        counts.append(f"{played.count('as wanted')} of {len(played)} as specified")
+    return " | ".join(counts)
 
 
 WORDS = {
@@ -180,17 +192,46 @@ WORDS = {
     "a metaphor": r"\b(?:floors?|house|life word|goodbye|owes?|dear|spared?|lies?|lie)\b",
     "a chain of clauses": r"\bso that\b|^[^|]*, for (?!some)",
 }
-PLAIN = ["README.md", *(str(page.relative_to(ROOT)) for page in PAGES if page.parent != ROOT)]
 
 
 def language() -> Iterator[str]:
-    """README and the site keep the rules of language: what can be searched for is not there."""
-    for page in PLAIN:
-        prose = re.sub(r"```.*?```|`[^`\n]*`|<[^>]*>", "", read(page), flags=re.DOTALL)
-        for line in prose.splitlines():
-            for kind, pattern in WORDS.items():
-                for found in re.findall(pattern, line):
-                    yield f"{page}: {kind}, {found!r}, in {line.strip()!r}"
+    """Pages and errors keep the rules of language: what can be searched for is not there."""
+    lines = [(page, line) for page in PAGES for line in _prose(page).splitlines()]
+    lines += [(file, text) for file in _sources() for text in _texts(file)]
+    for file, line in lines:
+        for kind, pattern in WORDS.items():
+            for found in re.findall(pattern, line):
+                yield f"{file.relative_to(ROOT)}: {kind}, {found!r}, in {line.strip()!r}"
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`|<[^>]*>", "", page.read_text(), flags=re.DOTALL)
+
+
+def _sources() -> list[Path]:
+    folders = {"csrc": ("*.cpp", "*.hpp"), "fastcoll": ("*.py",), "kernels": ("*.py",)}
+    return [
+        path
+        for folder, names in folders.items()
+        for name in names
+        for path in sorted((ROOT / folder).rglob(name))
+    ]
+
+
+def _texts(file: Path) -> Iterator[str]:
+    """Yields the literals of a source that are sentences, or parts of one."""
+    source = file.read_text()
+    if file.suffix == ".py":
+        tree = ast.parse(source)
+        documented = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        literals = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and id(node) not in documented
+        ]
+    else:
+        literals = re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r"//.*", "", source))
+    yield from (text for text in literals if isinstance(text, str) and " " in text)
 
 
 def releases() -> Iterator[str]:

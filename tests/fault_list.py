@@ -5,7 +5,7 @@ A test, or one of its parameters, is marked with the number of its fault: ``@pla
 
 import pytest
 
-__all__ = ["FAULTS", "plays"]
+__all__ = ["FAULTS", "OF_FASTCOLL_ALONE", "plays"]
 
 FAULTS = {
     # number: (what happens, what must be true then)
@@ -15,7 +15,7 @@ FAULTS = {
     4: ("SIGKILL at a random moment of mixed collectives", "the same each time, and no leak"),
     5: ("SIGSTOP", "timeout + 0.5 s; the error shows state T"),
     6: ("a rank never calls", "timeout + 0.5 s; names the rank and its last call"),
-    7: ("exit without destroy; a Python exception", "left the group (goodbye sent), 1 s"),
+    7: ("exit without destroy; a Python exception", "left the group (close notice sent), 1 s"),
     8: ("rank 0 and its store die together", "like 1: no call needs the store"),
     9: ("the store dies", "groups go on; a new group is a DistNetworkError within 5 s"),
     10: ("the link between two hosts is cut", "timeout + 0.5 s"),
@@ -76,6 +76,9 @@ FAULTS = {
     68: ("an abort while a graph is captured (stand-in)", "later calls name it"),
 }
 """Data races and memory errors (61, 63) are found by ``make sanitize``, lost wake-ups (62) by ``make model``."""
+
+OF_FASTCOLL_ALONE = {12, 33, 38, 41, 58, 60, 65, 66, 67, 68}
+"""Faults of its transports, its records and its CUDA half, which other backends have no counterpart of."""
 
 
 def plays(number: int) -> pytest.MarkDecorator:

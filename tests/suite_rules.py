@@ -23,6 +23,7 @@ SKIPS = (
     r"needs a CUDA device",
     r"beyond gloo: ",
     r"gloo skips it too: ",
+    r"the fault has its verdict$",
     r"gloo fails it: ",
     r"torch has its own NCCL here",
     r"torch 2\.\d+ has no ",

@@ -3,7 +3,9 @@
     make faults FAULTS="--backend fastcoll,gloo --faults 1-11,23 --kills 200 --json FILE"
 
 Each backend has a run of pytest of its own, of the tests that are marked with a fault's number (tests/fault_list.py),
-in which this module is a plugin. The exit status is 1 if fastcoll fails one.
+in which this module is a plugin. The first test of a fault that is not as wanted decides, and the fault's other tests
+are not run: a backend that hangs does so in each. Other backends do not play what only fastcoll has. The exit status
+is 1 if fastcoll fails one.
 """
 
 import argparse
@@ -22,12 +24,12 @@ from typing import Any
 import pytest
 import torch
 from fault_job import JobFailed
-from fault_list import FAULTS
+from fault_list import FAULTS, OF_FASTCOLL_ALONE
 from in_time import TooSlow, notes
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["main", "numbers", "verdict", "worst"]
+__all__ = ["main", "numbers", "verdict"]
 
 TESTS = Path(__file__).resolve().parents[1]
 FILE, CHOSEN = "FASTCOLL_FAULTS_FILE", "FASTCOLL_FAULTS"
@@ -44,6 +46,8 @@ VERDICTS = (
 )
 """From good to bad."""
 
+DECIDED = "the fault has its verdict"
+
 
 # --- in pytest -----------------------------------------------------------------------------------
 
@@ -59,13 +63,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(kept, key=lambda item: _number(item) or 0)
 
 
+decided: set[int | None] = set()
+"""Faults of which a test was not as wanted."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what can change nothing."""
+    if _number(item) in decided:
+        pytest.skip(DECIDED)
+
+
 def _number(item: pytest.Item) -> int | None:
     mark = item.get_closest_marker("fault")
     return mark.args[0] if mark else None
 
 
 def _beyond(mark: pytest.Mark) -> bool:
-    return mark.name == "skipif" and mark.kwargs["reason"].startswith("beyond gloo")
+    reason = mark.kwargs["reason"] if mark.name == "skipif" else ""
+    return reason.startswith("beyond gloo") and not reason.endswith("chooses by itself")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,6 +90,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
     if call.when == "setup":
         notes.clear()
     found = verdict(call)
+    if _number(item) in decided:
+        return report
+    if found not in VERDICTS[:2]:
+        decided.add(_number(item))
     if found != "as wanted" or call.when == "call":
         seconds, text = max(notes, default=(None, ""))
         if call.excinfo and not (found in ("not as wanted", "too slow") and text):
@@ -83,7 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
             "test": item.nodeid.removeprefix("tests/"),
             "verdict": found,
             "seconds": None if seconds is None else round(seconds, 4),
-            "detail": impersonal(text)[:600],
+            "detail": shortened(impersonal(text)),
             "took": round(call.duration, 2),
         }
         with open(os.environ[FILE], "a") as file:
@@ -108,6 +128,12 @@ def verdict(call: "pytest.CallInfo[None]") -> str:
     if "wrong result" in text or "success was reported" in text:
         return "wrong result"
     return "not as wanted"
+
+
+def shortened(text: str, most: int = 600) -> str:
+    """Return the text without its middle if it is long: a traceback says at its end what happened."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def impersonal(text: str) -> str:
@@ -136,6 +162,11 @@ def numbers(text: str) -> list[int]:
 
 def played(backend: str, chosen: list[int], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Play the tests with one backend; return what came of each."""
+    chosen = [
+        number for number in chosen if backend == "fastcoll" or number not in OF_FASTCOLL_ALONE
+    ]
+    if not chosen:
+        return []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         file = Path(folder) / "found.jsonl"
         file.touch()
@@ -148,7 +179,7 @@ def played(backend: str, chosen: list[int], options: argparse.Namespace) -> list
             CHOSEN: json.dumps(chosen),
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "fault_table", "--timeout=0"]
-        command += ["--no-summary", "--no-header", "--tb=no", "-m", "fault", str(TESTS)]
+        command += ["-rfE", "--no-header", "--tb=no", "-m", "fault", str(TESTS)]
         done = subprocess.run(command, env=environment, cwd=TESTS.parent, check=False)
         if done.returncode not in (0, 1):  # 1: a test has failed
             raise SystemExit(f"pytest ended with {done.returncode}")
@@ -156,10 +187,11 @@ def played(backend: str, chosen: list[int], options: argparse.Namespace) -> list
 
 
 def worst(outcomes: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst of a fault's outcomes, of equals the slowest, and the time of all."""
-    listed = list(outcomes)
+    """Return the worst of a fault's outcomes that were played, of equals the slowest, and the time of all."""
+    every = list(outcomes)
+    listed = [one for one in every if one["verdict"] != "not played"] or every
     found = max(listed, key=lambda o: (VERDICTS.index(o["verdict"]), o["seconds"] or 0.0))
-    return {**found, "took": round(sum(one["took"] for one in listed), 2)}
+    return {**found, "took": round(sum(one["took"] for one in every), 2)}
 
 
 def cases(found: dict[str, list[dict[str, Any]]], chosen: list[int]) -> Iterator[dict[str, Any]]:
@@ -168,6 +200,8 @@ def cases(found: dict[str, list[dict[str, Any]]], chosen: list[int]) -> Iterator
         case: dict[str, Any] = dict(zip(("fault", "wanted"), FAULTS[number], strict=True))
         case = {"row": number, **case, "backends": {}}
         for backend, outcomes in found.items():
+            if backend != "fastcoll" and number in OF_FASTCOLL_ALONE:
+                continue
             mine = [one for one in outcomes if one["fault"] == number]
             assert mine, f"no test of fault {number} was collected with {backend}"
             case["backends"][backend] = {k: v for k, v in worst(mine).items() if k != "fault"}
@@ -180,12 +214,14 @@ def table(listed: list[dict[str, Any]], backends: list[str]) -> Table:
     for column in ("", "fault", "wanted", *backends):
         made.add_column(column, overflow="fold")
     for case in listed:
-        cells = [_cell(case["backends"][backend]) for backend in backends]
+        cells = [_cell(case["backends"].get(backend)) for backend in backends]
         made.add_row(str(case["row"]), case["fault"], case["wanted"], *cells)
     return made
 
 
-def _cell(found: dict[str, Any]) -> str:
+def _cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "[dim]-[/]"
     color = {"as wanted": "green", "not played": "dim"}.get(found["verdict"], "red")
     seconds = "" if found["seconds"] is None else f" {found['seconds']:.3g} s"
     return f"[{color}]{found['verdict']}[/]{seconds}"
@@ -208,7 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=150)
     console.print(table(listed, backends))
     for backend in backends:
-        verdicts = [case["backends"][backend]["verdict"] for case in listed]
+        mine = [case["backends"].get(backend) for case in listed]
+        verdicts = [each["verdict"] for each in mine if each]
         counts = {text: verdicts.count(text) for text in VERDICTS if text in verdicts}
         console.print(f"{backend}: " + ", ".join(f"{n} {text}" for text, n in counts.items()))
     if options.json:

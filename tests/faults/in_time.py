@@ -42,7 +42,7 @@ def assert_raised(
         kind: of the exception.
     """
     assert fault is not None, "no error: success was reported"
-    assert fault.kind == kind, fault
+    assert fault.kind == kind, f"{fault.kind}: {fault.text}"
     for part in said:
         assert part in fault.text, f"{part!r} is not in: {fault.text}"
     if within is not None:
