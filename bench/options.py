@@ -71,7 +71,9 @@ def _words(text: str, known: Iterable[str]) -> tuple[str, ...]:
         return known
     for word in words:
         if word not in known:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join((*known, 'all'))}")
+            raise argparse.ArgumentTypeError(
+                f"expected one of {', '.join((*known, 'all'))}, got {word!r}"
+            )
     return tuple(dict.fromkeys(words))
 
 
@@ -105,7 +107,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
         help="comma-separated (default: fastcoll,gloo; with --device cuda fastcoll,nccl)"
         + ("; unreduced: DDP alone, without any reduction" if ddp else ""))
     add("--nproc", type=positive, default=2, help="ranks to start, unless under torchrun (2)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="where the buffers lie (cpu)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="device of the buffers (cpu)")
     add("-n", "--iters", type=positive, default=20 if ddp else 100, help="timed calls (%(default)s)")
     add("--rounds", type=positive, default=5 if ddp else 10,
         help="the backends take turns so many times within a size (%(default)s)")
@@ -130,7 +132,7 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
             help="steps zero the gradients of the step before and add to them (zero_grad(set_to_none=False)), "
             "in DDP's buckets (gradient_as_bucket_view=True)")
         add("--profile", action="store_true",
-            help="also tell, by torch.profiler, what each step launches beside its collectives")
+            help="also report, by torch.profiler, what each step launches beside its collectives")
         return parser
     add("-b", "--minbytes", type=parse_size, default="4", help="smallest size, with K, M or G (4)")
     add("-e", "--maxbytes", type=parse_size, default="64M", help="largest size (64M)")
@@ -176,7 +178,7 @@ def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespac
             parser.error("gradients are of a floating type")
         return options
     if options.baseline not in (None, *options.backends):
-        parser.error(f"--baseline {options.baseline} is none of the backends")
+        parser.error(f"expected --baseline from --backend, got {options.baseline}")
     if options.minbytes > options.maxbytes:
         parser.error(f"-b {options.minbytes} is more than -e {options.maxbytes}")
     return options

@@ -46,7 +46,7 @@ def rewritten(text: str, page: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrites or checks the pages; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fastcoll.bench.page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only tell whether one would change")
+    parser.add_argument("--check", action="store_true", help="only check whether one would change")
     parser.add_argument(
         "--pictures", action="store_true", help="draw the pictures that are out of date"
     )

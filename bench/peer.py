@@ -128,7 +128,7 @@ class Peer:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         if backend not in dist.Backend.backend_list:
-            return "torch.distributed knows no backend of that name"
+            return "torch.distributed has no backend of that name"
         if not dist.is_backend_available(backend):
             return "this torch was built without it"
         if backend == "nccl" and device.type != "cuda":

@@ -106,7 +106,7 @@ void ProcessGroupFastcoll::stopCollecting() {
   if (coalescingThread_ != std::this_thread::get_id()) return;
   coalescingThread_ = std::thread::id();
   coalesced_.clear();
-  for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was given up", false);
+  for (const DeviceCall& call : batch_) trace::fail(call.trace, "the batch was discarded", false);
   batch_.clear();
 }
 

@@ -47,7 +47,8 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
     if (device_ != nullptr) return *device_;
   }
   if (!deviceFactory()) {
-    throw Error(ErrorKind::Backend, "fastcoll: no way to a library for device tensors was given");
+    throw Error(ErrorKind::Backend,
+                "fastcoll: internal error: the CUDA engine is not registered. Please report this.");
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>("fastcoll/device", store_);
   DeviceEngineConfig config;

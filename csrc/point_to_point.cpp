@@ -80,7 +80,9 @@ WorkRef ProcessGroupFastcoll::launchPointToPoint(const CallSite& site, at::Tenso
                           peer);
   }
   if (size_ == 1) {
-    throw Error(ErrorKind::Value, site.prefix() + "a group of one rank has nobody to talk to");
+    throw Error(
+        ErrorKind::Value,
+        site.prefix() + "expected a group of at least 2 ranks, got 1. Copy the tensor instead.");
   }
   const bool profiled = at::hasCallbacks();
   if (profiled) {

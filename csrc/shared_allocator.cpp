@@ -196,7 +196,7 @@ void* SharedAllocator::take(std::size_t bytes) {
       log(LogLevel::Warn,
           concat("a tensor of ", bytes,
                  " bytes has ordinary memory, though FASTCOLL_SHARED_TENSORS ",
-                 "or Options.shared_tensors is on: ", error.what(), " It is said once."));
+                 "or Options.shared_tensors is on: ", error.what(), " This is reported once."));
     }
     return nullptr;
   }

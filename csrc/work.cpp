@@ -23,10 +23,10 @@ bool WorkFastcoll::wait(std::chrono::milliseconds timeout) {
     if (timeout == kNoTimeout) {
       waitForTransfer(std::nullopt);
     } else if (!waitForTransfer(deadlineAfter(Clock::now(), timeout))) {
-      throwAsTorch(Error(
-          ErrorKind::Timeout,
-          concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
-                 " ms waiting for ", describe(), "; it goes on, and may be waited for again")));
+      throwAsTorch(Error(ErrorKind::Timeout,
+                         concat("fastcoll.wait [seq ", seq_, "]: Timed out after ", timeout.count(),
+                                " ms waiting for ", describe(),
+                                ". The operation is still running. Call wait() again.")));
     }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
@@ -120,7 +120,7 @@ float WorkFastcoll::getDuration() const {
   if (!terms_.timed || !ended) {
     throwAsTorch(Error(ErrorKind::Value,
                        concat("fastcoll: ", describe(), " (seq ", seq_, ", rank ", rank_, ")",
-                              terms_.timed ? " has not ended. Wait for it before you ask."
+                              terms_.timed ? " is still running. Call wait() first."
                                            : " was not timed. Switch timing on before the call: "
                                              "group._enable_collectives_timing().")));
   }

@@ -168,8 +168,8 @@ def _of_stock_nccl(given: Any, group: str) -> C.Options:
             setattr(options.config, name, value)
         elif name != "blocking":
             warnings.warn(
-                f"fastcoll: group '{group}' is made without config.{name} = {value!r} of its pg_options: fastcoll "
-                f"knows no such field. Leave it out, or set NCCL's environment variable for it.",
+                f"fastcoll: group '{group}' ignores config.{name} = {value!r} of its pg_options: fastcoll has no such "
+                f"field. Leave it out, or set NCCL's environment variable for it.",
                 stacklevel=2,
             )
     return options
@@ -185,9 +185,7 @@ def _look_at_variables() -> None:
             if near
             else "`python -m fastcoll.info` lists those that there are."
         )
-        warnings.warn(
-            f"fastcoll: no variable {name} is known, and it is ignored. {meant}", stacklevel=2
-        )
+        warnings.warn(f"fastcoll: unknown variable {name} is ignored. {meant}", stacklevel=2)
 
 
 def _set_variables() -> None:

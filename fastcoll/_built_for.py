@@ -89,7 +89,8 @@ def remedy(running: str) -> str:
         how = "--editable" if editable else "--force-reinstall"
         return f"rebuild it, `pip install --no-build-isolation --no-deps {how} {shlex.quote(str(folder))}`"
     minor, python = abi_release(running), ".".join(platform.python_version_tuple()[:2])
-    sentence = f"install the wheel of fastcoll {__version__}+torch{minor} for Python {python} from where this one came"
+    wheel = f"fastcoll {__version__}+torch{minor} for Python {python}"
+    sentence = f"install the wheel of {wheel} from the source of this one"
     if recorded_torch() in (None, minor):
         return sentence
     return f"{sentence}, or the torch that this one was built for, `pip install '{needed_torch()}'`"

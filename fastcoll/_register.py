@@ -60,7 +60,7 @@ def register() -> None:
         _error = error
         if os.environ.get("FASTCOLL_DEBUG", "").upper() != "OFF":
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-                print(f"[fastcoll] not as asked: {error}", file=sys.stderr)
+                print(f"[fastcoll] not registered as requested: {error}", file=sys.stderr)
 
 
 def registration_error() -> Exception | None:

@@ -70,7 +70,7 @@ VARIABLES = (
         "FASTCOLL_DEFAULT",
         "Start here",
         "",
-        "Devices, `cpu` or `cpu,cuda`, for which fastcoll serves groups that name no backend. 1 means `cpu`.",
+        "Devices for which fastcoll serves groups that name no backend: `cpu` or `cpu,cuda`. 1 means `cpu`.",
         read_in_cpp=False,
     ),
     Variable(
@@ -148,8 +148,8 @@ VARIABLES = (
         "FASTCOLL_RING_BYTES",
         "Tuning",
         2 << 20,
-        "Size of a rank's ring in shared memory, for each group, in bytes. In a group of several hosts it is four "
-        "times as large.",
+        "Bytes of a rank's ring in shared memory, one for each group. A group of several hosts uses four times as "
+        "much.",
         (16 << 10, 1 << 30),
     ),
     Variable(

@@ -154,7 +154,7 @@ def _environment() -> list[dict[str, Any]]:
                 row |= {"value": text, "problem": str(error)}
         rows.append({**row, "meaning": variable.meaning})
     for name in env.unknown():
-        problem = "fastcoll knows no such variable"
+        problem = "fastcoll has no such variable"
         rows.append(
             {
                 "name": name,
@@ -189,12 +189,12 @@ def collect() -> dict[str, Any]:
     notes = []
     if len(loaded["libnccl"]) > 1 and used(mapped()) is None:
         notes.append(
-            "Two copies of NCCL are loaded, which is a known source of trouble: keep one of the packages "
-            "that brings it, or start with LD_PRELOAD set to the path of the one to use."
+            "Two copies of NCCL are loaded, which often causes errors. Uninstall one of the packages that bring it, "
+            "or set LD_PRELOAD to the path of the one to use."
         )
     notes += [
-        f"{' and '.join(owners)} install one file, {path}, so that one has overwritten the other's: uninstall both, "
-        "and install anew the torch that is to be used."
+        f"{' and '.join(owners)} install one file, {path}, and one has overwritten the other's. Uninstall both, and "
+        "reinstall the torch that is to be used."
         for path in loaded["libnccl"]
         if len(owners := nccl_owners(path)) > 1
     ]

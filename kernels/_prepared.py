@@ -53,7 +53,7 @@ class PreparedLaunch:
         if index is not None and torch._C._cuda_getCurrentRawStream(index) != self._stream:
             raise RuntimeError(
                 "fastcoll.kernels: expected the stream on which this launch was prepared, got another one: "
-                "the tables it reads are only known to be there on its own. Prepare it on this stream."
+                "the tables it reads are only valid on that stream. Prepare it on this stream."
             )
         self._launch(*addresses)
 

@@ -54,4 +54,11 @@ std::string concat(const Parts&... parts) {
   return text;
 }
 
+// What to do about faults that several layers meet: the end of an error's text.
+inline constexpr std::string_view kReadLog = ". Read the end of its log.";
+inline constexpr std::string_view kFindDelay =
+    ". Find out what delays it, or raise the group's timeout.";
+inline constexpr std::string_view kSameCalls =
+    ". All ranks must make the same calls before they exit.";
+
 }  // namespace fastcoll

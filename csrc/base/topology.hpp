@@ -31,5 +31,9 @@ std::uint64_t processBegan();
 std::uint64_t nanosecondsSinceBoot();
 /// State letter of /proc/<pid>/stat ('R', 'S', 'T' ...), or '?' where it cannot be seen.
 char processState(int pid);
+/// A signal or a debugger has stopped the process.
+inline bool isStopped(char state) {
+  return state == 'T' || state == 't';
+}
 
 }  // namespace fastcoll

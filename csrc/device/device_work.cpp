@@ -24,7 +24,7 @@ void DeviceWork::throwIfFailed() const {
     if (!translated(
             [&] { return waitOnHost([this] { return flight_->fault() != nullptr; }, until); })) {
       throwAsTorch(Error(ErrorKind::Backend, concat("fastcoll: the group of ", flight_->describe(),
-                                                    " has failed; the log says why")));
+                                                    " has failed. Read the log for the reason.")));
     }
   }
   if (auto fault = exception()) std::rethrow_exception(fault);
@@ -46,10 +46,10 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
     const auto limit =
         timeout == kNoTimeout ? TimePoint::max() : deadlineAfter(Clock::now(), timeout);
     if (!waitOnHost([this] { return flight_->ended(); }, limit)) {
-      throwAsTorch(
-          Error(ErrorKind::Timeout,
-                concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
-                       flight_->describe(), "; it goes on, and may be waited for again")));
+      throwAsTorch(Error(
+          ErrorKind::Timeout,
+          concat("fastcoll.wait: Timed out after ", timeout.count(), " ms waiting for ",
+                 flight_->describe(), ". The operation is still running. Call wait() again.")));
     }
     if (auto fault = exception()) std::rethrow_exception(fault);
   }

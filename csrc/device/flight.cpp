@@ -64,7 +64,7 @@ float Flight::milliseconds() const {
                 concat("fastcoll: ", describe(),
                        begin == nullptr ? " was not timed. Switch timing on before the call: "
                                           "group._enable_collectives_timing()."
-                                        : " has not ended. Wait for it before you ask."));
+                                        : " is still running. Call wait() first."));
   }
   const RelaxedCapture relaxed;
   return static_cast<float>(begin->elapsedTime(*end));

@@ -27,7 +27,7 @@ std::string KernelWords::fault() const {
   for (int rank = 0; rank < size_; ++rank) {
     if ((status >> (32 + rank) & 1) != 0) absent += concat(absent.empty() ? "" : ", ", rank);
   }
-  return concat(prefix_, "a kernel gave up (channel ", channel, "): expected rank ", peer, " ",
+  return concat(prefix_, "a kernel timed out (channel ", channel, "): expected rank ", peer, " ",
                 kSteps[step < std::size(kSteps) ? step : 0], ", got no sign of it.",
                 absent.empty() ? "" : concat(" Not launched at all on rank ", absent, "."),
                 " Find out why that rank is late.");

@@ -77,22 +77,23 @@ std::size_t firstWhole(std::size_t count, std::size_t itemSize) {
 const char* remedyFor(int status) {
   switch (status) {
     case 1:
-      return "A CUDA call failed, perhaps an earlier kernel: CUDA_LAUNCH_BLOCKING=1 shows which.";
+      return "A CUDA call failed, perhaps an earlier kernel: set CUDA_LAUNCH_BLOCKING=1 to find "
+             "it.";
     case 2:
-      return "The system or the network refused something: NCCL_DEBUG=WARN shows what.";
+      return "A call to the system or the network failed: set NCCL_DEBUG=WARN for details.";
     case 4:
-      return "Check that all ranks make the same call with sound arguments: NCCL_DEBUG=WARN shows "
-             "more.";
+      return "Check that all ranks make the same call with valid arguments: set NCCL_DEBUG=WARN "
+             "for details.";
     case 5:
-      return "Check that all ranks make the same call in the same order: NCCL_DEBUG=WARN shows "
-             "more.";
+      return "Check that all ranks make the same call in the same order: set NCCL_DEBUG=WARN "
+             "for details.";
     case 6:
       return "Another rank, or the network to it, failed: look for the first error in the ranks' "
              "logs.";
     case 8:
-      return "A rank is late: look in the ranks' logs for the one that stands still.";
+      return "A rank is late: look in the ranks' logs for the one that stopped.";
     default:
-      return "NCCL_DEBUG=WARN shows more.";
+      return "Set NCCL_DEBUG=WARN for details.";
   }
 }
 
@@ -320,9 +321,10 @@ void NcclCalls::finish(int status) const {
     if (asked != kSuccess) status = asked;
     if (status != kInProgress) break;
     if (std::chrono::steady_clock::now() >= end) {
-      throw Error(ErrorKind::Timeout,
-                  concat("timed out after ", patience_.count(),
-                         " ms: NCCL is still at it; NCCL_DEBUG=INFO shows what it waits for"));
+      throw Error(
+          ErrorKind::Timeout,
+          concat("timed out after ", patience_.count(),
+                 " ms: NCCL is still running. Set NCCL_DEBUG=INFO to see what it waits for."));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::microseconds(20000));

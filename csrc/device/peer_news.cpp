@@ -134,7 +134,7 @@ void PeerNews::announce(const Telling& telling) {
       }
     }
   } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("the store failed while a fault was told: ", error.what()));
+    log(LogLevel::Warn, concat("the store failed while a fault was reported: ", error.what()));
   }
 }
 
@@ -182,7 +182,7 @@ std::string PeerNews::sentence() const {
     told[at] = true;
     text += concat(text.empty() ? ". " : "; ", "rank ", rank);
     if (progress_[at].empty()) {
-      text += " does not answer";
+      text += " sends no report";
       continue;
     }
     std::istringstream parts(progress_[at]);

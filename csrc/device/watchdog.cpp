@@ -169,7 +169,7 @@ void Watchdog::lookAtThread() noexcept {
     for (const FlightRef& flight : flights_) {
       if (now < flight->deadline) continue;
       late = concat(flight->describe(), " timed out after ", flight->timeout.count(),
-                    " ms, and the device's driver does not answer");
+                    " ms, and the CUDA driver does not respond");
       break;
     }
   }
@@ -187,7 +187,7 @@ void Watchdog::endProcessIfDue() noexcept {
     const auto now = Clock::now();
     const bool told = told_->load(std::memory_order_relaxed);
     if (phase_ == Phase::Failed && !told && now >= failedAt_ + kUntold) {
-      why = cause_ + ". No call has told the program of it";
+      why = cause_ + ". The error was not raised in Python within 1 s";
     } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
                now >= *lookingSince_ + config_.heartbeat) {
       why = concat("the watchdog has waited ", config_.heartbeat.count(),
@@ -201,9 +201,9 @@ void Watchdog::endProcessIfDue() noexcept {
   try {
     const std::string text =
         concat("[fastcoll] group '", config_.name, "', rank ", config_.rank, "/", config_.size,
-               ": the process is ended: ", why,
-               ", and what it computes is wrong. FASTCOLL_ERROR_HANDLING=raise keeps it, so that "
-               "the group's next call raises this.\n");
+               ": aborting the process: ", why,
+               ", and results may be wrong. Set FASTCOLL_ERROR_HANDLING=raise to get an exception "
+               "from the group's next call instead.\n");
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
     if (!Environment::read().traceDump.empty()) trace::write(why);
   } catch (const std::exception& error) {

@@ -78,8 +78,8 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
       if (auto told = firstFault_.heard(key, Milliseconds(20))) return *told;
       if (rendezvous_->hasEnded(peer)) {  // it may have told before
         if (auto told = toldByNow(key)) return *told;
-        fault.text =
-            concat(memory_->memberName(peer), ": connection closed by peer (process died)");
+        fault.text = concat(memory_->memberName(peer), ": connection closed by peer (process died)",
+                            kReadLog);
         break;
       }
       std::this_thread::sleep_for(Milliseconds(5));

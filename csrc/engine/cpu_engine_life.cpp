@@ -169,7 +169,8 @@ void CpuEngine::shutdown() noexcept {
     if (!ended) {
       lock.unlock();
       abort(ErrorKind::Backend,
-            concat("the group was destroyed on rank ", config_.rank, " with work pending"));
+            concat("the group was destroyed on rank ", config_.rank,
+                   " with work pending. Wait for all work before you destroy a group."));
       lock.lock();
       ended = changed_.wait_for(lock, Milliseconds(500), idle);
     }
@@ -182,7 +183,8 @@ void CpuEngine::shutdown() noexcept {
       pointToPoint->stop();
       if (pointToPoint->hasPending()) {
         abort(ErrorKind::Backend,
-              concat("the group was destroyed on rank ", config_.rank, " with work pending"));
+              concat("the group was destroyed on rank ", config_.rank,
+                     " with work pending. Wait for all work before you destroy a group."));
       }
     }
     if (memory_ == nullptr) return;

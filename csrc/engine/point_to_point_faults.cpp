@@ -94,7 +94,8 @@ void PointToPoint::checkFaults(Finished& finished) {
         const bool met = peers_[op->peer].channel != nullptr;
         state = met ? "" : ", which has not used the group for point-to-point with this rank";
       }
-      cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state);
+      cause = concat("Timed out after ", op->timeout.count(), " ms in ", describe(*op), state,
+                     ". Check that the peer makes the matching call, or raise the timeout.");
     }
     if (!cause.empty()) return fail(kind, cause, finished);
   }
@@ -132,7 +133,7 @@ std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now
     ++gone;
   }
   if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";
-  return concat(memory_.causeOfSilence(absent), " in ", describe(op));
+  return memory_.causeOfSilence(absent, describe(op));
 }
 
 }  // namespace fastcoll

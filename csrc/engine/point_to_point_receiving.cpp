@@ -58,7 +58,7 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
       }
       default:
         throw Error(ErrorKind::Backend,
-                    concat(memory_.memberName(rank), " wrote a record of no known kind"));
+                    concat(memory_.memberName(rank), " wrote a record of an unknown kind"));
     }
     budget -= std::min(budget, PairRecord::size(length));
   }
@@ -174,7 +174,7 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
     throw Error(ErrorKind::Backend, concat(memory_.memberName(message.source),
-                                           " sends more of a message than was asked for"));
+                                           " sends more of a message than was requested"));
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;

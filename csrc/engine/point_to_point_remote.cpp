@@ -22,7 +22,9 @@ constexpr Milliseconds kSlice{20};
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
-  if (start == nullptr) throw Error(ErrorKind::Backend, "a message to another host lies in pieces");
+  if (start == nullptr)
+    throw Error(ErrorKind::Backend,
+                "internal error: expected a contiguous message. Please report this.");
   return start;
 }
 
@@ -198,7 +200,7 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
       break;
     default:
       throw Error(ErrorKind::Backend,
-                  concat(memory_.memberName(rank), " sends a record of no known kind"));
+                  concat(memory_.memberName(rank), " sends a record of an unknown kind"));
   }
   channel.advance();
 }

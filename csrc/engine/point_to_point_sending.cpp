@@ -65,8 +65,8 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
     const auto found = std::find_if(peer.asking.begin(), peer.asking.end(),
                                     [&](const auto& op) { return op->number_ == number; });
     if (found == peer.asking.end()) {
-      throw Error(ErrorKind::Backend,
-                  concat("a peer answered message ", number, ", which does not await an answer"));
+      throw Error(ErrorKind::Backend, concat("a peer acknowledged message ", number,
+                                             ", which needs no acknowledgement"));
     }
     const PointToPointRef op = *found;
     peer.asking.erase(found);

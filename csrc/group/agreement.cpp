@@ -41,8 +41,9 @@ bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
 std::string Rendezvous::reasonOf(const std::string& vote) const {
   const std::string head = kAgainst;
   if (vote.compare(0, head.size(), head) != 0) {
-    throw Error(ErrorKind::Store,
-                concat(prefix(), "what the store holds as a vote is none of fastcoll's"));
+    throw Error(ErrorKind::Store, concat(prefix(),
+                                         "the store holds an invalid entry of fastcoll. Give each "
+                                         "job its own store, or its own prefix."));
   }
   return vote.substr(head.size(), kLongestReason);
 }
@@ -81,8 +82,8 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
     require(rank, records[i]);
   }
   if (missing.empty()) return records;
-  throw Error(ErrorKind::Store, concat(prefix(), "rank 0 gave up before rank(s) ", missing,
-                                       " had created the group; see its error"));
+  throw Error(ErrorKind::Store, concat(prefix(), "rank 0 timed out before rank(s) ", missing,
+                                       " had created the group. Read the error of rank 0."));
 }
 
 /// For the others, should they have to say who is missing: when this rank has waited a while.
@@ -228,8 +229,8 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   if (!votes) return {};
   if (own != kShared && (*votes)[memory_.rank()] == kShared) {
     throw Error(ErrorKind::Store,
-                concat(prefix(), "the store says that all ranks share memory, but ", reasonOf(own),
-                       ". Give each job a store, or a prefix, of its own."));
+                concat(prefix(), "the store has the entry that all ranks share memory, but ",
+                       reasonOf(own), ". Give each job its own store, or its own prefix."));
   }
   return *votes;
 }

@@ -62,7 +62,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
               where, "Rank ", id.rank,
               " successfully reached monitoredBarrier, but received errors while waiting "
               "for send/recv from rank 0",
-              decided ? ", whose message names the rank that is missing" : ", which did not come",
+              decided ? ", whose message names the rank that is missing" : ", which did not arrive",
               " (", timeout.count(), " ms)"));
     }
   }

@@ -90,9 +90,9 @@ void Rendezvous::throwGone(const GroupRecord& record) {
   // Another rank may have noticed a fault, told it, and gone: then that is what happened first.
   throwIfGroupTold();
   throwIfTold(record);
-  const std::string cause =
-      concat("rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
-             "): connection closed by peer (process died) before the group's ranks had met");
+  const std::string cause = concat(
+      "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
+      "): connection closed by peer (process died) before the group's ranks had met", kReadLog);
   // For ranks of other hosts, which cannot see that it has ended.
   writeFault(store_, faultKey(record.nonce), {ErrorKind::Backend, cause});
   throw GroupLost(ErrorKind::Backend, prefix() + cause);
@@ -134,12 +134,11 @@ std::string Rendezvous::cameLate(const ToldFault& fault) const {
   const auto after = static_cast<double>(came_.load() - fault.toldAt);
   const auto idle = static_cast<double>(nanosecondsSinceBoot() - own_.createdAt) / 1e6;
   const auto before = static_cast<double>(own_.createdAt - own_.processBegan) / 1e6;
-  return concat("this rank came to the group's first collective ", seconds(after),
-                " after the others had given up. It had created the group ", seconds(idle),
-                " before, ", seconds(before),
-                " after its process began. Find what kept it, or give the group a longer timeout. "
-                "The others' error: ",
-                fault.text);
+  return concat(
+      "this rank reached the group's first collective ", seconds(after),
+      " after the other ranks had timed out (process start to group: ", seconds(before),
+      "; group to first collective: ", seconds(idle),
+      "). Find the delay, or raise the group's timeout. The other ranks' error: ", fault.text);
 }
 
 std::vector<std::string> Rendezvous::faultKeys() const {
@@ -177,7 +176,7 @@ void Rendezvous::publish() {
       throw Error(ErrorKind::Backend,
                   concat(prefix(), "another process (pid ", other.pid, ", host ", text(other.host),
                          ") joined as rank ", memory_.rank(),
-                         " too, before this one. Give every process a rank of its own."));
+                         " too, before this one. Give every process its own rank."));
     }
   }
   roster_.publish();
@@ -187,16 +186,18 @@ void Rendezvous::publish() {
 /// it may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
-    throw Error(ErrorKind::Store,
-                concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
-                       " where a record of ", sizeof record,
-                       " was expected. Install the same version of fastcoll for all ranks and give "
-                       "each job a store prefix of its own."));
+    throw Error(
+        ErrorKind::Store,
+        concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
+               " where a record of ", sizeof record,
+               " was expected. Install the same version of fastcoll for all ranks, and give "
+               "each job its own store prefix."));
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
-    throw Error(ErrorKind::Store, concat(prefix(), "what the store holds for rank ", rank,
-                                         " is not a record of fastcoll"));
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "what the store holds for rank ", rank,
+                       " is not a record of fastcoll. Give each job its own store prefix."));
   }
   return !mayBeStale(record);
 }
@@ -212,7 +213,7 @@ void Rendezvous::require(int rank, const GroupRecord& record) const {
   if (record.rank != static_cast<std::uint32_t>(rank) || record.size != own_.size) {
     throw Error(ErrorKind::Backend,
                 concat(prefix(), "rank ", rank, " (pid ", record.pid, ", host ", text(record.host),
-                       ") says it is rank ", record.rank, " of ", record.size,
+                       ") reports that it is rank ", record.rank, " of ", record.size,
                        ". All ranks must be given the same world size."));
   }
   if (record.ringBytes != own_.ringBytes) {
@@ -264,7 +265,7 @@ void Rendezvous::pause(int& round) const {
 
 void Rendezvous::timedOut(const std::string& missing, Milliseconds timeout) const {
   throw Error(ErrorKind::Timeout,
-              concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing));
+              concat(prefix(), "Timed out after ", timeout.count(), " ms; ", missing, kFindDelay));
 }
 
 bool Rendezvous::changed() {
@@ -281,7 +282,7 @@ void Rendezvous::requireToBeAlone() {
   if (stored.generation != own_.generation || stored.nonce == own_.nonce) return;
   throw Error(ErrorKind::Backend, concat(prefix(), "another process (pid ", stored.pid, ", host ",
                                          text(stored.host), ") joined as rank ", memory_.rank(),
-                                         " too. Give every process a rank of its own."));
+                                         " too. Give every process its own rank."));
 }
 
 /// Looks at one other rank, the next one each time: whether it has failed, or its process has
@@ -323,7 +324,7 @@ std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) cons
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
       return concat("rank ", record.rank,
-                    " asks for gloo (FASTCOLL_TRANSPORT or Options.transport)");
+                    " requests gloo (FASTCOLL_TRANSPORT or Options.transport)");
     }
   }
   for (const auto& record : records) {

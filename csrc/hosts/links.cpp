@@ -124,8 +124,8 @@ void Links::throwIfLeft(int host) {
 
 void Links::throwLeft(int host) const {
   throw PeerLeft(ErrorKind::Backend, concat(prefix_, memory_.memberName(hosts_.leader(host)),
-                                            " left the group (goodbye sent) before taking part in ",
-                                            describe(arrival_)));
+                                            " left the group (close notice sent) before ",
+                                            describe(arrival_), kSameCalls));
 }
 
 /// Receives a frame after those that are coming. Of a peer that has gone, who waits for it hears.
@@ -225,7 +225,7 @@ void Links::compareNext(int host) {
   const Head head = headAt(peer);
   if (head.goodbye != 0) {
     peer.coming.clear();
-    peer.gone = "goodbye sent";
+    peer.gone = "close notice sent";
     throwLeft(host);
   }
   compare(host, mine, head);
@@ -339,7 +339,7 @@ void Links::late(int host) const {
   }
   throw Error(ErrorKind::Timeout,
               concat(prefix_, "Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
-                     "; not arrived, or not heard of over the network: ", ranks));
+                     "; not arrived, or not reachable over the network: ", ranks, kFindDelay));
 }
 
 }  // namespace fastcoll

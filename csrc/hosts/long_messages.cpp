@@ -95,8 +95,8 @@ void LongMessages::checkTime(const Pending& one) {
   throw Error(
       ErrorKind::Timeout,
       concat(spanning_.prefix, "Timed out after ", request_.timeout.count(), " ms in ",
-             describe(request_.arrival()), "; not arrived, or not heard of over the network: ",
-             spanning_.memory->memberName(one.rank)));
+             describe(request_.arrival()), "; not arrived, or not reachable over the network: ",
+             spanning_.memory->memberName(one.rank), kFindDelay));
 }
 
 }  // namespace fastcoll

@@ -35,10 +35,10 @@ class Scratch {
 };
 
 /// The first error at a timeout must name the cause, so ranks that wait for a waiting rank report
-/// later. A rank that waits for a late rank of its host reports at once. A leader reports after one
-/// grace, because the other hosts report their own late ranks. A rank that waits for its leader, or
-/// for a long message, reports after two. A rank reports after three if the rank that it waits for
-/// has not completed the collective before.
+/// later. A rank that waits for a late or stopped rank of its host reports at once. A leader
+/// reports after one grace, because the other hosts report their own late ranks. A rank that waits
+/// for its leader, or for a long message, reports after two. A rank reports after three if the rank
+/// that it waits for has not completed the collective before.
 constexpr Milliseconds kGrace{300};
 
 struct Spanning {

@@ -29,7 +29,7 @@ inline std::string brokeOff(const std::string& peer, const std::string& how) {
   return concat(peer,
                 ": connection closed by peer (the process ended or left, or its host cannot be "
                 "reached; ",
-                how, ")");
+                how, ")", kReadLog);
 }
 
 /// A send or a receive under way. Its memory may be touched until it has ended or its connection is

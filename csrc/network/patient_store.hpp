@@ -76,7 +76,7 @@ class PatientStore : public c10d::Store {
         checkInterrupt();
         look_();
         if (Clock::now() >= deadline) {
-          throw Error(ErrorKind::Timeout, concat("nobody set ", keys.empty() ? "" : keys[0],
+          throw Error(ErrorKind::Timeout, concat("no rank set ", keys.empty() ? "" : keys[0],
                                                  " within ", timeout.count(), " ms"));
         }
       } catch (...) {

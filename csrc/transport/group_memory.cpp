@@ -64,7 +64,7 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
     throw Error(
         ErrorKind::Backend,
         concat("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/", identity_.size,
-               "]: the control block of rank ", peer, " says rank ", block->rank, " of ",
+               "]: the control block of rank ", peer, " has rank ", block->rank, " of ",
                block->size, ". All ranks must create the group with the same ranks."));
   }
   own().link(peer).nonce.store(nonce, std::memory_order_release);
@@ -254,11 +254,12 @@ void GroupMemory::nameMember(int peer, std::string name) {
   names_[peer] = std::move(name);
 }
 
-std::string GroupMemory::causeOfSilence(int peer) const {
-  if (isDead(peer)) {
-    return concat(memberName(peer), ": connection closed by peer (process died)");
-  }
-  return concat(memberName(peer), " left the group (goodbye sent) before taking part");
+std::string GroupMemory::causeOfSilence(int peer, const std::string& call) const {
+  const bool dead = isDead(peer);
+  const char* const what =
+      dead ? ": connection closed by peer (process died)" : " left the group (close notice sent)";
+  const std::string when = call.empty() ? "" : (dead ? " in " : " before ") + call;
+  return concat(memberName(peer), what, when, dead ? kReadLog : kSameCalls);
 }
 
 void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
@@ -367,10 +368,10 @@ void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
   }
   const std::uint32_t writer = state - AbortRecord::kWriting;
   kind = ErrorKind::Backend;
-  cause =
-      writer < static_cast<std::uint32_t>(size())
-          ? memberName(static_cast<int>(writer)) + " aborted the group, and died before it said why"
-          : "the group was aborted by a rank that died";
+  cause = writer < static_cast<std::uint32_t>(size())
+              ? memberName(static_cast<int>(writer)) + " died while it reported a fault"
+              : "a rank died while it reported a fault";
+  cause += kReadLog;
 }
 
 void GroupMemory::throwAborted(const std::string& prefix) const {

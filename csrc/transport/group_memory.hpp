@@ -74,8 +74,8 @@ class GroupMemory {
   std::string memberName(int peer) const;
   /// What a member that is not bound is called: "pid 4711, host h2".
   void nameMember(int peer, std::string name);
-  /// Why a peer will never answer: "rank 2 (...): connection closed by peer (process died)".
-  std::string causeOfSilence(int peer) const;
+  /// Why a peer will never answer, and in which `call`, if it is known.
+  std::string causeOfSilence(int peer, const std::string& call = "") const;
 
   /// Ends the use of the group, after a short wait for peers that still read this rank's last
   /// segments. `keep`: a peer may read later still, so the memory stays with the arena.

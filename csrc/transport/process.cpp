@@ -300,7 +300,7 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   int memory = -1;
   const std::string problem = receiveHello(asked->fd, 0, reply, memory);
   if (!problem.empty()) {
-    throw Error(ErrorKind::Network, "fastcoll: a peer answered with " + problem);
+    throw Error(ErrorKind::Network, "fastcoll: a peer sent " + problem);
   }
   if (reply.sender != address.nonce || reply.receiver != address_.nonce) {
     ::close(memory);

@@ -242,7 +242,7 @@ bool SegmentStream::hopeless() {
   if (now >= deadline_ && now >= deadlineAfter(deadline_, patience())) {
     hopelessKind_ = ErrorKind::Timeout;
     hopelessCause_ = concat("Timed out after ", timeout_.count(), " ms in ", describe(arrival_),
-                            "; ", lateRanks());
+                            "; ", lateRanks(), kFindDelay);
     return true;
   }
   return false;
@@ -264,11 +264,16 @@ bool SegmentStream::checkWorthlessPeers() {
         continue;
       }
       hopelessKind_ = ErrorKind::Backend;
-      hopelessCause_ = concat(memory_.causeOfSilence(memberOf(peer)), " in ", describe(arrival_));
+      hopelessCause_ = memory_.causeOfSilence(memberOf(peer), describe(arrival_));
       return true;
     }
   }
   return false;
+}
+
+/// Of the peer's process, as the kernel shows it.
+char SegmentStream::stateOf(int peer) const {
+  return processState(static_cast<int>(memory_.process(memberOf(peer)).header().pid));
 }
 
 /// The extension of the deadline; see setGrace().
@@ -278,8 +283,10 @@ Milliseconds SegmentStream::patience() const {
   };
   Milliseconds time = 2 * grace_;
   for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    if (completed(peer) <= completed(rank()) && isStopped(stateOf(peer))) return Milliseconds{0};
     const Progress& progress = memory_.block(memberOf(peer)).progress;
-    if (peer == rank() || progress.published.load(std::memory_order_acquire) > next_) continue;
+    if (progress.published.load(std::memory_order_acquire) > next_) continue;
     if (completed(peer) >= completed(rank())) return Milliseconds{0};  // the peer is late
     time = 3 * grace_;
   }
@@ -292,10 +299,10 @@ std::string SegmentStream::lateRanks() const {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     const Progress& progress = memory_.block(memberOf(peer)).progress;
-    const char state = processState(static_cast<int>(memory_.process(memberOf(peer)).header().pid));
+    const char state = stateOf(peer);
     std::string who = concat(memory_.memberName(memberOf(peer)), ", last completed seq ",
                              progress.completed.load(std::memory_order_acquire), ", state ", state,
-                             state == 'T' || state == 't' ? " (stopped)" : "");
+                             isStopped(state) ? " (stopped)" : "");
     if (progress.published.load(std::memory_order_acquire) <= next_) {
       absent += (absent.empty() ? "" : "; ") + who;
     } else if (peer == awaited_) {

@@ -59,7 +59,7 @@ class SegmentStream : private WaitGuard {
 
   /// Extends the deadline while the missing peer may itself wait for another host, because that
   /// peer can name the cause: by twice this if all peers have arrived, by three times if those that
-  /// have not are still in a collective that this rank has completed.
+  /// have not are still in a collective that this rank has completed. Not if a peer is stopped.
   void setGrace(Milliseconds grace) { grace_ = grace; }
   /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
   /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
@@ -148,6 +148,7 @@ class SegmentStream : private WaitGuard {
   [[noreturn]] void raise() override;
   TimePoint deadline() const override { return deadlineAfter(deadline_, 3 * grace_); }
   bool checkWorthlessPeers();
+  char stateOf(int peer) const;
   Milliseconds patience() const;
   std::string lateRanks() const;
   void awaitArrival(int peer);

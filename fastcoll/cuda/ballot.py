@@ -59,8 +59,8 @@ class Ballot:
         if dead := self._dead():
             raise self._member.fault(
                 "init",
-                f"{names_of(dead)} died before the ranks had mapped memory of each other. Look for the last that it "
-                "printed, or for a kill by the system, which says so in its log.",
+                f"{names_of(dead)} died before the ranks had mapped each other's memory. Read the end of its log and "
+                "the system's log.",
             )
 
     def gather(self, what: str, text: str) -> list[str]:
@@ -83,8 +83,8 @@ class Ballot:
             have = "have" if len(absent) > 1 else "has"
             raise self._member.fault(
                 "init",
-                f"timed out after {self._timeout * 1000:.0f} ms: {names_of(absent)} {have} not come to map memory of "
-                f"the peers ({what}). Check that every rank of the group is alive, or give the group a longer timeout.",
+                f"timed out after {self._timeout * 1000:.0f} ms: {names_of(absent)} {have} not arrived to map the "
+                f"peers' memory ({what}). Check that every rank of the group is alive, or raise the group's timeout.",
             )
 
         said = self._roster.exchange(what, text.encode(), look)

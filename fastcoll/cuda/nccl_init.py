@@ -97,7 +97,7 @@ def connect(
                 absent = meeting.not_entered()
                 who = f"{names_of(absent)} did not begin" if absent else "all ranks began"
                 raise meeting.timed_out(
-                    f"{who} NCCL's init, which has not ended here (NCCL_DEBUG=INFO shows what it waits for)"
+                    f"{who} NCCL's init, which has not ended here (set NCCL_DEBUG=INFO to see what it waits for)"
                 )
         finish(library, member, WHAT, raw, call.result, end, meeting.timed_out)
     except BaseException as error:

@@ -307,9 +307,9 @@ def load() -> NcclLibrary:
         raise UnusableNccl(
             "expected one copy of NCCL in this process, found "
             + " and ".join(copy.path for copy in copies)
-            + ", which do not know each other's communicators",
-            f"Start with LD_PRELOAD={copies[0].path}, or the other one, so that torch and CuPy use the same; or "
-            "uninstall what brings one of them",
+            + ", which do not share communicators",
+            f"Start with LD_PRELOAD={copies[0].path}, or the other one, so torch and CuPy use the same copy. Or "
+            "uninstall the package of one of them",
         )
     return NcclLibrary(chosen.path, cupy)
 

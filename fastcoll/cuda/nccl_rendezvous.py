@@ -116,11 +116,11 @@ class Rendezvous:
     def timed_out(self, text: str) -> dist.DistBackendError:
         """Returns the error of a deadline that has passed."""
         if self._roster.read(self._member.rank) not in (None, self._record):
-            text += f". Another process, too, says that it is rank {self._member.rank}"
+            text += f". Another process has joined as rank {self._member.rank} too"
         return self._member.fault(
             WHAT,
             f"timed out after {self._timeout * 1000:.0f} ms: {text}. Check that every rank of the group is alive "
-            "and uses its CUDA tensors in the same order, or give the group a longer timeout.",
+            "and uses its CUDA tensors in the same order, or raise the group's timeout.",
         )
 
     def _exchange(self, make_id: Callable[[], bytes]) -> bytes:
@@ -164,7 +164,9 @@ class Rendezvous:
             absent = self._roster.silent(round)
         absent = absent or [0]  # which has not made the roster
         have = "have" if len(absent) > 1 else "has"
-        raise self.timed_out(f"{names_of(absent)} {have} not come to create the NCCL communicator")
+        raise self.timed_out(
+            f"{names_of(absent)} {have} not arrived to create the NCCL communicator"
+        )
 
     def _compare_versions(self, records: list[bytes]) -> None:
         for rank, record in enumerate(records):

@@ -92,7 +92,7 @@ def settle(
     pause = _SHORTEST
     while (status := async_status(library.cupy, raw)) == IN_PROGRESS:
         if time.monotonic() >= end:
-            raise late("NCCL is still at it; NCCL_DEBUG=INFO shows what it waits for")
+            raise late("NCCL is still running; set NCCL_DEBUG=INFO to see what it waits for")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     if status:

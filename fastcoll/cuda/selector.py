@@ -70,7 +70,7 @@ def select(
         if not refusal:
             return ALGORITHMS[name]
         refusals.append(f"{name}: {refusal}")
-    what = "an algorithm" if forced == AUTO else f"the algorithm {forced}, which is asked for,"
+    what = "an algorithm" if forced == AUTO else f"the requested algorithm {forced}"
     raise ValueError(
         f"expected {what} to serve {call} on {topology.ranks} ranks, got refusals: {'; '.join(refusals)}. "
         "Set FASTCOLL_ALGO=auto, or change the call."

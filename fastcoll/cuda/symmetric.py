@@ -112,7 +112,7 @@ def _record(
     }
     found["pid"] = os.getpid()
     if mapper is None:
-        found["missing"] = f"no way is known to map memory of {device.type} devices"
+        found["missing"] = f"memory of {device.type} devices cannot be mapped"
         return found
     try:
         import triton
@@ -162,7 +162,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
         identity = records[rank]["device"]
         if identity and identity in seen:
             return (
-                f"ranks {seen[identity]} and {rank} are on one device. Give each rank one of its own, or set "
+                f"ranks {seen[identity]} and {rank} are on one device. Give each rank its own device, or set "
                 "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1 for a test"
             )
         seen[identity] = rank

@@ -37,7 +37,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         if not statistics.gradient_norm:
             raise ValueError(
                 f"fastcoll.FusedGradScaler: expected a {type(statistics).__name__} with gradient_norm=True, got one "
-                "without. Make it so."
+                "without. Pass gradient_norm=True."
             )
         super().__init__(**options)
         self._statistics = statistics

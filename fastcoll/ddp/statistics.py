@@ -106,7 +106,7 @@ class GradientStatistics:
     def _sum_of_squares(self) -> Tensor:
         if not self.gradient_norm or not (self._squares or self._total is not None):
             raise RuntimeError(
-                f"fastcoll.{type(self).__name__}: no norm is known. Make it with gradient_norm=True, and call "
+                f"fastcoll.{type(self).__name__}: there is no norm yet. Create it with gradient_norm=True, and call "
                 "backward() on the model before, outside of no_sync()."
             )
         if self._total is None:

@@ -381,5 +381,5 @@ class GradientSynchronizer(GradientStatistics):
         raise RuntimeError(
             f"{self._name()}: expected a gradient for every parameter in the last backward pass, got none for "
             f"{names or 'what follows an error in it'}. Pass find_unused_parameters=True, freeze the parameters that "
-            "no loss depends on, or, if backward() has raised, start the job again: the ranks are not at one."
+            "no loss depends on, or, if backward() has raised, restart the job: the ranks are out of sync."
         )

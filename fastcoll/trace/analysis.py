@@ -130,9 +130,9 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
         # A message that was sent and taken needs nobody to wait for it.
         waits = any(entry["state"] != "completed" for entry in there.values())
         if away and (waits or first["lane"] != "message"):
-            came = "has not come" if len(away) == 1 else "have not come"
+            came = "has not arrived" if len(away) == 1 else "have not arrived"
             doing = "; ".join(_instead(dumps[rank], lane) for rank in away)
-            text = f"{_ranks(away)} {came} to {first['call']}, {where}: {doing}"
+            text = f"{_ranks(away)} {came} at {first['call']}, {where}: {doing}"
             return Finding(seq, "missing", away, text, calls)
         failed = sorted(rank for rank, entry in there.items() if entry["state"] == "failed")
         if failed and failure is None:
@@ -165,15 +165,13 @@ def analyse(dumps: Sequence[Dump]) -> Report:
     verdict = []
     if absent and (findings or first_error):
         gone = "it has died, or hangs" if len(absent) == 1 else "they have died, or hang"
-        verdict.append(f"there is no dump of {_ranks(absent)}: {gone} where no group is")
+        verdict.append(f"there is no dump of {_ranks(absent)}: {gone} outside all groups")
     elif absent:
-        verdict.append(f"there is no dump of {_ranks(absent)}, so nothing can be said of it")
+        verdict.append(f"there is no dump of {_ranks(absent)}, so its state is unknown")
     verdict += [finding.text for finding in findings]
     if first_error and not verdict:
         rank, error = first_error
-        verdict.append(
-            f"a call failed on rank {rank}, and no other rank has to do with it: {error}"
-        )
+        verdict.append(f"a call failed on rank {rank}, and no other rank is involved: {error}")
     guilty = next((finding.guilty for finding in findings if finding.guilty), ())
     if not findings or findings[0].kind != "mismatch":
         guilty = tuple(sorted({*absent, *guilty}))

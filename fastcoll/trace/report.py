@@ -59,12 +59,12 @@ def _closing(report: Report) -> Iterator[str]:
     if messages:
         yield f"messages between ranks: {messages} sequences (sender, receiver, tag) compared"
     if report.healthy:
-        yield "No divergence: all ranks did the same, and nothing failed."
+        yield "No divergence: all ranks made the same calls, and no call failed."
         return
     for sentence in report.verdict:
         yield f"- {sentence}"
     if report.first_error is not None:
-        yield f"- the first error was that of rank {report.first_error[0]}: {report.first_error[1]}"
+        yield f"- the first error was on rank {report.first_error[0]}: {report.first_error[1]}"
     if report.guilty:
         word = "rank" if len(report.guilty) == 1 else "ranks"
         yield f"Look at {word} {spans(report.guilty)} first."

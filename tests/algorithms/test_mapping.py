@@ -260,7 +260,8 @@ def test_a_rank_that_dies_while_memory_is_mapped_is_named(process, monkeypatch):
 
     playing = deadline.start(peer)
     with pytest.raises(
-        dist.DistBackendError, match=r"rank 0/2\]: rank 1 died before the ranks had mapped memory"
+        dist.DistBackendError,
+        match=r"rank 0/2\]: rank 1 died before the ranks had mapped each other's memory",
     ):
         symmetric.open_region(store, Member("g", 0, 2), device, 30, wish, lambda: False)
     end(playing)

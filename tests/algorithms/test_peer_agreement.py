@@ -41,7 +41,7 @@ def record(**changes):
         ([record(), record()], ""),
         ([record(device="gpu 0"), record(device="gpu 1")], ""),
         ([record(), record(host="b"), record(host="b")], "ranks 1, 2 and rank 0 are on different hosts"),
-        ([record(device="gpu 0"), record(device="gpu 0")], "ranks 0 and 1 are on one device. Give each rank one"),
+        ([record(device="gpu 0"), record(device="gpu 0")], "ranks 0 and 1 are on one device. Give each rank its own"),
         ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
         ([record()] * 33, "there are 33 ranks, and the kernels have flags for 32"),
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
@@ -234,7 +234,7 @@ def test_an_algorithm_is_forced_or_refused_by_name(size, algorithm):
         with pytest.raises(ValueError, match=why) as caught:
             refused()
         assert f"rank {dist.get_rank()}/{ranks}" in str(caught.value)
-        assert f"expected the algorithm {algorithm}, which is asked for," in str(caught.value)
+        assert f"expected the requested algorithm {algorithm}" in str(caught.value)
     dist.all_reduce(x, group=group)  # the group is as good as before
     assert x.cpu().eq(ranks * ranks).all()
 
@@ -316,7 +316,7 @@ def test_a_rank_that_does_not_vote_is_named():
     futures, _ = rounds(3, late={1, 2})
     with pytest.raises(
         dist.DistBackendError,
-        match=r"rank 0/3\]: timed out after 500 ms: ranks 1, 2 have not come to map memory of the peers \(second\)",
+        match=r"rank 0/3\]: timed out after 500 ms: ranks 1, 2 have not arrived to map the peers' memory \(second\)",
     ):
         futures[0].result()
 

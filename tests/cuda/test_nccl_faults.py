@@ -120,7 +120,7 @@ def test_split_for_good() -> None:
         stand_in.inject("in_progress", "split", 10**9)
         with pytest.raises(
             dist.DistBackendError,
-            match=r"nccl_split .*timed out after 1000 ms: NCCL is still at it",
+            match=r"nccl_split .*timed out after 1000 ms: NCCL is still running",
         ):
             made.split(0, 0, "part")
 

@@ -94,7 +94,7 @@ def test_ranks_that_have_not_come_are_named(present: list[int], absent: str) -> 
     meeting.run(present)
     for rank, text in meeting.texts().items():
         assert text.startswith(
-            f"fastcoll.nccl_init [group 'g', rank {rank}/3]: timed out after 400 ms: {absent} not come to "
+            f"fastcoll.nccl_init [group 'g', rank {rank}/3]: timed out after 400 ms: {absent} not arrived to "
             "create the NCCL communicator. "
         )
 
@@ -125,9 +125,9 @@ def test_ranks_are_named_also_where_the_last_generation_left_their_records() -> 
     now = Meeting(3, last.store, timeout=0.5)
     now.run([0, 2])
     texts = now.texts()
-    assert all("timed out after 500 ms: rank 1 has not come" in text for text in texts.values()), (
-        texts
-    )
+    assert all(
+        "timed out after 500 ms: rank 1 has not arrived" in text for text in texts.values()
+    ), texts
 
 
 def test_different_versions_of_nccl_are_named() -> None:
@@ -173,7 +173,7 @@ def test_a_second_process_of_the_same_rank_is_told() -> None:
     meeting.wait_for_looks()
     other = Meeting(3, meeting.store, timeout=0.4)
     other.run([1])
-    assert "Another process, too, says that it is rank 1." in meeting.texts()[1]
+    assert "Another process has joined as rank 1 too." in meeting.texts()[1]
     other.end()
 
 
@@ -207,7 +207,7 @@ def test_a_rank_that_never_comes_is_named_in_the_set_time() -> None:
         with pytest.raises(dist.DistBackendError) as caught:
             create(timeout=0.7)
         assert 0.7 <= time.monotonic() - start < 20
-        assert "timed out after 700 ms: rank 1 has not come" in str(caught.value)
+        assert "timed out after 700 ms: rank 1 has not arrived" in str(caught.value)
     shared = store("done")
     shared.set(f"{here().rank}", "")
     shared.wait(["0", "1"], timedelta(seconds=20))
@@ -237,7 +237,7 @@ def test_an_init_in_progress_is_not_waited_for_without_end() -> None:
     with pytest.raises(dist.DistBackendError) as caught:
         create(timeout=0.5)
     assert stand_in.names()[-1] == "abort"
-    assert "timed out after 500 ms: NCCL is still at it" in str(caught.value)
+    assert "timed out after 500 ms: NCCL is still running" in str(caught.value)
 
 
 @pytest.mark.parametrize(("size", "status"), [(2, 2), (1, 1), (1, 8)])

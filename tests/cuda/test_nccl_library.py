@@ -94,7 +94,7 @@ def test_two_copies_are_refused_and_both_named(
     copy = shutil.copy(stand_in, tmp_path / "libnccl.so.2.99")
     process = script(f"import ctypes; ctypes.CDLL({str(copy)!r})\n{LOAD}")
     first, second = sorted([stand_in, str(copy)])
-    assert f"found {first} and {second}, which do not know" in process.stdout, process.stderr
+    assert f"found {first} and {second}, which do not share" in process.stdout, process.stderr
     assert f"Start with LD_PRELOAD={first}, or the other one" in process.stdout
 
 

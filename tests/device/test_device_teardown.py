@@ -90,7 +90,7 @@ def run(launcher, device_libraries, tmp_path):
 def test_a_process_that_computes_on_is_ended(run, tmp_path):
     ended = run("computes on", FASTCOLL_TRACE_DUMP=str(tmp_path / "trace"))
     assert ended.status == -signal.SIGABRT, ended.stderr
-    assert "rank 0/1: the process is ended: all_reduce(seq 2, float32[3]" in ended.stderr
+    assert "rank 0/1: aborting the process: all_reduce(seq 2, float32[3]" in ended.stderr
     assert "timed out after 1000 ms" in ended.stderr
     assert {file.name for file in tmp_path.iterdir()} == {"trace0", "stdout", "stderr"}
 

@@ -60,6 +60,7 @@ class Job:
         name = Function.of(function)
         folder = Path(common["folder"])
         self.ranks = list(ranks)
+        self.on_one_host = len(set(hosts or "")) <= 1
         self.prefix: str = common["prefix"]
         self._processes: dict[int, Process] = {}
         self._channels: dict[int, connection.Connection] = {}

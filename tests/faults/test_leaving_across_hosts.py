@@ -41,7 +41,7 @@ def test_a_rank_that_gives_up_connects_first_if_the_other_one_has_begun(jobs, gi
 
 
 def assert_has_left(job, fault, victim: int) -> None:
-    assert_raised(fault, job.name(victim), "left the group (goodbye sent)", within=1.5)
+    assert_raised(fault, job.name(victim), "left the group (close notice sent)", within=1.5)
 
 
 def calls_after_an_end(rank: Rank, victim: int):

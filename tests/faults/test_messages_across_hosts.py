@@ -187,7 +187,7 @@ def test_what_was_sent_is_received_after_the_sender_has_left(jobs):
     assert job.hear(0) == "left"
     job.tell(1)
     assert job.hear(0) == []
-    assert_raised(job.hear(1), job.name(0), "left the group (goodbye sent)")
+    assert_raised(job.hear(1), job.name(0), "left the group (close notice sent)")
 
 
 def chain(rank: Rank):

@@ -140,7 +140,7 @@ def test_a_rank_has_another_world_size(jobs, sizes):
         assert fault.seconds < 3.0 + bound(0.5) and left == []
         other = 1 - rank
         assert f"rank {other} (pid {job.pids[other]}" in fault.text, fault.text
-        assert f"says it is rank {other} of {sizes[other]}" in fault.text, fault.text
+        assert f"reports that it is rank {other} of {sizes[other]}" in fault.text, fault.text
         assert "same world size" in fault.text
 
 

@@ -79,9 +79,9 @@ def test_a_rank_does_not_come_to_the_first_collective(jobs, absent):
         job.tell(rank)
     for rank in absent:
         late = job.hear(rank)
-        came = "this rank came to the group's first collective"
-        assert_raised(late, came, "after the others had given up")
-        _, idle, before = map(float, re.findall(r"(\d+\.\d) s", late.text)[:3])
+        came = "this rank reached the group's first collective"
+        assert_raised(late, came, "after the other ranks had timed out")
+        _, before, idle = map(float, re.findall(r"(\d+\.\d) s", late.text)[:3])
         assert idle >= TIMEOUT and before >= 0, late.text
 
 

@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_come_dumps_too(traced, said, folder, tmp_path):
     assert report["guilty"] == [ODD]
     assert report["findings"][0]["kind"] == "missing"
     assert report["findings"][0]["seq"] == 6
-    assert "rank 1 has not come to broadcast(float32[7], root 0), seq 6 of group '0'" in text
+    assert "rank 1 has not arrived at broadcast(float32[7], root 0), seq 6 of group '0'" in text
     assert "rank 1 last called all_reduce(float32[4], op SUM), seq 5" in text
     messages, _ = ask_torch(folder, tmp_path / "database")
     assert "Not all ranks joining collective, sequence number: 6" in messages
@@ -165,7 +165,7 @@ def test_a_signal_dumps_a_rank_that_hangs_in_a_collective(traced, said, folder):
     wait_for(folder / f"t_{ODD}")
     status, report, text = said(ended=False)
     assert (status, report["guilty"]) == (1, [ODD])
-    assert "rank 1 has not come to all_reduce(float32[8], op SUM), seq 6" in text
+    assert "rank 1 has not arrived at all_reduce(float32[8], op SUM), seq 6" in text
     assert report["first_error"] is None
     # Both go on.
     job.tell(ODD)
@@ -194,7 +194,7 @@ def test_a_message_that_is_not_sent(traced, said, folder, source):
     if source:
         assert report["guilty"] == [ODD]
         assert report["findings"][0]["seq"] == 2
-        assert "rank 1 has not come to recv(float32[5], from rank 1, tag 0), seq 2" in text
+        assert "rank 1 has not arrived at recv(float32[5], from rank 1, tag 0), seq 2" in text
     else:  # no rank is guilty, and the job has failed
         assert status == 1 and "imed out" in report["first_error"][1]
         assert "No divergence" not in text

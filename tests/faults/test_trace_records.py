@@ -93,7 +93,7 @@ def test_we_find_none_either(healthy, capsys):
     folder, _ = healthy
     assert main([f"{folder}/t_"]) == 0
     text = capsys.readouterr().out
-    assert "No divergence: all ranks did the same, and nothing failed." in text
+    assert "No divergence: all ranks made the same calls, and no call failed." in text
     assert "messages between ranks: 8 sequences" in text
 
 

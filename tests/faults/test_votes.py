@@ -99,7 +99,7 @@ def forged(jobs):
 @pytest.mark.parametrize("value", GARBAGE, ids=[repr(value[:8]) for value in GARBAGE])
 def test_what_is_no_vote(forged, value, environment):
     for fault, _ in forged("H/v/1", value, first=0, environment=environment):
-        said = "what the store holds as a vote is none of fastcoll's"
+        said = "the store holds an invalid entry of fastcoll"
         assert_raised(fault, said, kind="DistStoreError", within=NOTICED)
 
 
@@ -128,7 +128,7 @@ def test_a_vote_for_memory_that_is_not_there(forged):
 @pytest.mark.full  # rank 0 may connect by Gloo for ten seconds before it reads why rank 1 has failed
 def test_a_list_for_memory_that_is_not_there(forged):
     (_, _), (second, _) = forged("H/v", encoded(b"shm", b"shm"), publishes=False, has_memory=False)
-    said = "the store says that all ranks share memory, but "
+    said = "the store has the entry that all ranks share memory, but "
     assert_raised(second, said, kind="DistStoreError", within=NOTICED)
 
 

@@ -60,7 +60,7 @@ def test_leaves_without_a_word(jobs, how):
         gone = job.hear(VICTIM)
     call = "recv" if how == "in recv" else "all_reduce(seq 3"
     for fault, after in job.hear_all(but=[VICTIM]).values():
-        said = job.name(VICTIM), "left the group (goodbye sent)", call
+        said = job.name(VICTIM), "left the group (close notice sent)", call
         assert_raised(fault, *said, since=gone, within=LEFT)
         assert "process died" not in fault.text, "a goodbye is no death"
         assert_recovered(after, fault)

@@ -119,8 +119,8 @@ def test_who_has_a_wheel_is_told_of_a_wheel_and_of_a_torch(installed, origin) ->
     sentence = _built_for.remedy("2.14.1+cu130")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert sentence == (
-        f"install the wheel of fastcoll {fastcoll.__version__}+torch2.14 for Python {python} from where this one "
-        "came, or the torch that this one was built for, `pip install 'torch==2.12.*'`"
+        f"install the wheel of fastcoll {fastcoll.__version__}+torch2.14 for Python {python} from the source "
+        "of this one, or the torch that this one was built for, `pip install 'torch==2.12.*'`"
     )
 
 

@@ -97,7 +97,7 @@ def test_what_a_missing_rank_does_instead_is_said() -> None:
     waits = [dump(r, [entry(1), entry(2, state="started")]) for r in (0, 1)]
     elsewhere = dump(2, [entry(1), entry(7, "tp", state="started")])
     text = " ".join(analyse([*waits, elsewhere]).verdict)
-    assert "rank 2 has not come to all_reduce(float32[4], op SUM), seq 2 of group '0'" in text
+    assert "rank 2 has not arrived at all_reduce(float32[4], op SUM), seq 2 of group '0'" in text
     assert "rank 2 is in all_reduce(float32[4], op SUM), seq 7 of group 'tp'" in text
 
 
@@ -105,7 +105,7 @@ def test_a_rank_without_a_dump_is_named() -> None:
     waits = [dump(r, [entry(1, state="started")]) for r in (0, 1)]
     report = analyse(waits)
     assert report.absent == (2,)
-    assert report.verdict == ["there is no dump of rank 2, so nothing can be said of it"]
+    assert report.verdict == ["there is no dump of rank 2, so its state is unknown"]
 
 
 def test_what_is_printed() -> None:
@@ -127,7 +127,7 @@ def test_what_is_printed() -> None:
     assert "at train.py:7 in step" in lines
     assert "from /elsewhere/main.py:9 in main" in lines
     assert "rank 2: nothing" in lines
-    assert "- the first error was that of rank 0: the fault" in lines
+    assert "- the first error was on rank 0: the fault" in lines
     assert lines[-1] == "Look at ranks 2, 4 first."
 
 

@@ -61,7 +61,7 @@ def test_transport_and_reason_are_told(own_worlds, transport, by):
         assert [(g["transport"], g["reason"]) for g in before] == [("undecided", "not used yet")]
         assert (after["rank"], after["size"], after["transport"]) == (rank, 2, expected)
         assert gone == []
-        reason = "asks for gloo" if expected == "gloo" else "all ranks share one host and user"
+        reason = "requests gloo" if expected == "gloo" else "all ranks share one host and user"
         assert reason in after["reason"], after
         log = log_of(own_worlds(2), rank)
         assert len(re.findall(r"\[fastcoll\] group '.*'", log)) == 1, log
@@ -89,13 +89,13 @@ def one_asks_for_gloo(others):
 
 def test_one_rank_that_asks_for_gloo_stays_apart(own_worlds):
     for transport, reason in own_worlds(3).run(one_asks_for_gloo, "auto", init=False):
-        assert transport == "shm+gloo" and "rank 1 asks for gloo" in reason
+        assert transport == "shm+gloo" and "rank 1 requests gloo" in reason
 
 
 def test_ranks_that_demand_different_transports(own_worlds):
     """An error on every rank, the one that would have had its way included."""
     texts = own_worlds(2).run(one_asks_for_gloo, "shm", init=False, deadline=30)
-    assert "shared memory was demanded" in texts[0] and "rank 1 asks for gloo" in texts[0]
+    assert "shared memory was demanded" in texts[0] and "rank 1 requests gloo" in texts[0]
     assert "rank 0" in texts[1] and "demand" in texts[1], texts[1]
 
 
