@@ -3,16 +3,16 @@
     torchrun --nproc-per-node 2 examples/faster_gradients.py
 
 The first line is the step without communication. The others are what a way adds to it: DDP, DDP with fastcoll's
-hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. With gradient
-clipping the hook and ``GradientSynchronizer`` save more, by ``clip_in_step`` (docs/guides/gradients.md).
+hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. If you clip
+gradients, the last three ways also save a pass, by ``clip_in_step`` (docs/guides/gradients.md).
 
-Expected output, with other times. A busy machine had these, so they do not compare the ways:
+Expected output, with other times. These are of one run on an idle machine with 2 cores:
 
-    one rank alone                   43.2 ms a step
-    DDP                              +23.8 ms
-    DDP, fused_allreduce_hook        +23.1 ms
-    GradientSynchronizer             +16.4 ms
-    GradientSynchronizer, bfloat16   +14.5 ms
+    one rank alone                   25.9 ms a step
+    DDP                              +13.9 ms
+    DDP, fused_allreduce_hook        +15.3 ms
+    GradientSynchronizer             +7.5 ms
+    GradientSynchronizer, bfloat16   +7.3 ms
 """
 
 import statistics
