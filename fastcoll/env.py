@@ -99,8 +99,8 @@ VARIABLES = (
         "FASTCOLL_HOST_ID",
         "Several hosts",
         "",
-        "Name of this host, of at most 63 characters, in any case. Ranks of one user with equal names share "
-        "memory. If it is unset, fastcoll reads the machine's identity.",
+        "Name of this host, of at most 63 characters. Case does not matter. Ranks of one user with equal names "
+        "share memory. If it is unset, fastcoll reads the machine's identity.",
     ),
     Variable(
         "FASTCOLL_LINK_SECONDS",
@@ -113,7 +113,8 @@ VARIABLES = (
         "FASTCOLL_TRACE_DUMP",
         "Faults and trace",
         "",
-        "Path to which each rank appends its number. It dumps its trace there when a group fails.",
+        "Path to which each rank appends its number. It dumps its trace there when a group fails. The folder must "
+        "exist.",
     ),
     Variable(
         "FASTCOLL_TRACE_SIGNAL",
@@ -164,8 +165,9 @@ VARIABLES = (
         "FASTCOLL_STORES",
         "Tuning",
         "auto",
-        "How segments are written to shared memory. streaming bypasses the caches. auto chooses for segments of 8 "
-        "KiB and more: streaming when plain costs 6 times as much, until it costs less than 4 times as much.",
+        "How segments are written to shared memory. streaming bypasses the caches. auto begins with plain. It "
+        "takes streaming for segments of 8 KiB and more once plain costs 6 times as much. It goes back once plain "
+        "costs less than 4 times as much.",
         ("auto", "plain", "streaming"),
     ),
     Variable(
@@ -194,9 +196,9 @@ VARIABLES = (
         "FASTCOLL_ALGO",
         "CUDA",
         "auto",
-        "Algorithm of each all_reduce of CUDA tensors, equal on all ranks; ring serves reduce_scatter_tensor and "
-        "all_gather_into_tensor too. A call that it cannot serve raises. auto chooses by size and topology. nccl maps "
-        "no memory of peers.",
+        "Algorithm of each all_reduce of CUDA tensors, equal on all ranks. ring also serves reduce_scatter_tensor "
+        "and all_gather_into_tensor. A call that it cannot serve raises. auto chooses by size and topology. nccl "
+        "maps no memory of peers.",
         ("auto", "nccl", "one_shot", "two_shot", "ring"),
         read_in_cpp=False,
     ),

@@ -40,10 +40,12 @@ def groups() -> list[dict[str, Any]]:
             - "name", "rank", "size"
             - "backends": the backend of each device, such as ``{"cpu": "fastcoll"}``, whatever name the program
               used to make the group
-            - "transport" and "reason", if fastcoll serves the group: "shm", "gloo" or "none" before the first use
+            - "transport" and "reason", if fastcoll serves the group: "shm", "shm+gloo", "gloo", "local" (one rank) or
+              "undecided" (no collective yet)
             - "stores", with shared memory: "plain" or "streaming", as the last large segment was written
             - "spin_us", with shared memory: microseconds that a wait spins before it sleeps; 0 if two ranks may
               share a core
+            - "shared_bytes": shared memory that the process has reserved, in bytes, if fastcoll serves the group
             - "devices", if the group has used CUDA tensors: for each device, whether its ranks map memory of each
               other ("peers"), and the "reason" if they do not
     """
