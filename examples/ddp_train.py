@@ -6,8 +6,8 @@
     torchrun --nproc-per-node 2 examples/ddp_train.py   ranks started by torchrun
 
 It needs rich and scikit-learn. The data are the 1,797 images of 8x8 pixels that come with scikit-learn. The only
-line that knows the backend is ``dist.init_process_group(backend, ...)``. Exits with a message if fewer than 95% of
-the test images are recognised, or if the loss curves of two backends differ.
+line that names the backend is ``dist.init_process_group(backend, ...)``. Exits with a message if at most 95% of the
+test images are recognised, or if the loss curves of two backends differ by more than 0.001.
 """
 
 from __future__ import annotations
