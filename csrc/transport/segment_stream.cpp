@@ -233,7 +233,7 @@ bool SegmentStream::hopeless() {
   } catch (...) {
     // The collective is broken off half-way, so the group cannot be used any more on any rank.
     memory_.abort(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()),
-                                             " was interrupted in ", describe(arrival_)));
+                                             " was interrupted in ", describe(arrival_), kReadLog));
     throw;
   }
   if (memory_.aborted()) return true;
