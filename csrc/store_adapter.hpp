@@ -61,7 +61,8 @@ class StoreAdapter : public KeyValueStore {
       use();
     } catch (const c10::Error& error) {
       throw Error(ErrorKind::Network,
-                  concat("fastcoll: the rendezvous store failed: ", error.what_without_backtrace(),
+                  concat("fastcoll: the rendezvous store failed: ",
+                         withoutFullStop(error.what_without_backtrace()),
                          ". Keep the store's process alive until every group has been used once."));
     }
   }

@@ -66,6 +66,12 @@ inline constexpr std::string_view kOwnStore =
 inline constexpr std::string_view kMoreThreads = ". Raise the limit on processes (ulimit -u).";
 inline constexpr std::string_view kReportThis = ". Please report this.";
 
+/// The text without a full stop, for another sentence to follow.
+inline std::string withoutFullStop(std::string text) {
+  if (!text.empty() && text.back() == '.') text.pop_back();
+  return text;
+}
+
 /// The error of a process that was forked from the one that made the group.
 inline constexpr const char* kForked =
     "this process is a fork of the one that made the group. Create process groups after the fork, "

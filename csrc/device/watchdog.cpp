@@ -369,7 +369,7 @@ void Watchdog::giveVerdict(const std::string& answers) {
     phase_ = Phase::Failed;
     failedAt_ = Clock::now();
     // One sentence after the other, and the remedy at the end.
-    if (!answers.empty() && answers.front() == '.' && endsSentence(cause_)) cause_.pop_back();
+    if (!answers.empty() && answers.front() == '.') cause_ = withoutFullStop(cause_);
     cause_ += answers;
     cause_ = withRemedy(kind_, cause_);
     for (const FlightRef& flight : flights_) {

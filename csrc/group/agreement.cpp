@@ -59,7 +59,8 @@ void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason)
       ErrorKind::Backend,
       concat(prefix(),
              "shared memory was demanded (FASTCOLL_TRANSPORT=shm or Options.transport) by rank ",
-             by.rank, ", but ", reason, ". Unset it on all ranks to let them use Gloo."));
+             by.rank, ", but ", withoutFullStop(reason),
+             ". Unset it on all ranks to let them use Gloo."));
 }
 
 // --- the ranks' records -------------------------------------------------------------------------
@@ -233,7 +234,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   if (own != kShared && (*votes)[memory_.rank()] == kShared) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "the store has the entry that all ranks share memory, but ",
-                       reasonOf(own), kOwnStore));
+                       withoutFullStop(reasonOf(own)), kOwnStore));
   }
   return *votes;
 }

@@ -16,7 +16,7 @@ std::string describe(const Arrival& arrival) {
   std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
   if (arrival.collective != Collective::Barrier) {
     text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]",
-                   arrival.narrowed ? " of a wire" : "");
+                   arrival.narrowed ? " on the wire" : "");
   }
   if (arrival.op != ReduceOp::None) text += concat(", ", reduceOpName(arrival.op));
   if (arrival.op == ReduceOp::PreMulSum) text += concat(" by ", arrival.factor);
