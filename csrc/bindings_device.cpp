@@ -39,6 +39,10 @@ std::string textOf(const py::error_already_set& error) {
   throw Error(kindOf(error), textOf(error));
 }
 
+[[noreturn]] void throwAborted() {
+  throw Error(ErrorKind::Backend, concat("the group was aborted", kInitAgain));
+}
+
 /// The engine's library: NCCL's calls are made here, and what is made once, or served by a kernel,
 /// by an object in Python with
 ///   prepare(device, pair, captured)       makes a communicator
@@ -123,7 +127,7 @@ class PythonIssuer : public DeviceIssuer {
   void issue(const std::vector<DeviceRequest>& requests, const c10::Stream& stream,
              int pair) override {
     const std::lock_guard<std::timed_mutex> calling(communicators_->calling());
-    if (communicators_->aborted()) throw Error(ErrorKind::Backend, "the group was aborted");
+    if (communicators_->aborted()) throwAborted();
     const std::vector<bool> served = pair < 0 ? byKernels(requests, stream) : std::vector<bool>();
     if (std::find(served.begin(), served.end(), true) == served.end()) {
       return byNccl(requests, stream, pair);
@@ -170,7 +174,7 @@ class PythonIssuer : public DeviceIssuer {
   void byNccl(const std::vector<DeviceRequest>& requests, const c10::Stream& stream, int pair) {
     const auto calls = communicators_->find(stream.device_index(), pair);
     if (calls != nullptr) return calls->issue(requests, handleOf(stream));
-    if (communicators_->aborted()) throw Error(ErrorKind::Backend, "the group was aborted");
+    if (communicators_->aborted()) throwAborted();
     const py::gil_scoped_acquire gil;
     try {
       engine_->attr("refuse")(collectiveName(requests[0].collective));

@@ -46,7 +46,7 @@ class PythonRoster {
         if (!records[rank].empty()) believes()(static_cast<int>(rank), records[rank]);
       }
       for (const std::string& record : records) {
-        if (record.empty()) throw roster_.foreign("the roster");
+        if (record.empty()) throw roster_.foreign("the list of the ranks' records");
       }
       return records;
     }));

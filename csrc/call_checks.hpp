@@ -39,7 +39,9 @@ inline std::vector<at::Tensor>& onePerRank(const CallSite& site,
                                            const char* what) {
   if (lists.size() != 1 || lists[0].size() != static_cast<std::size_t>(site.size)) {
     refuse(site, concat(site.size, " ", what, ", one per rank"),
-           lists.empty() ? "none" : concat(lists[0].size()));
+           lists.empty()      ? "none"
+           : lists.size() > 1 ? concat(lists.size(), " lists")
+                              : concat(lists[0].size()));
   }
   return lists[0];
 }

@@ -90,7 +90,7 @@ WorkRef ProcessGroupFastcoll::reduceScatterFused(at::Tensor output, at::Tensor i
     if (request.widened) {
       named(site, [&] { wireCast(request.dtype); });
       if (to != DType::Float32) {
-        refuse(site, "an output of float32 or of the dtype that travels", dtypeName(to));
+        refuse(site, concat("an output of float32 or ", dtypeName(request.dtype)), dtypeName(to));
       }
     }
     const std::size_t ranks = size_;

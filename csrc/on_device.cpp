@@ -82,8 +82,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
 /// Called under the lock.
 void ProcessGroupFastcoll::throwIfOver() const {
   if (over_.empty()) return;
-  throw Error(ErrorKind::Backend,
-              concat(site("init").prefix(), over_, ". Initialize it again to use it again."));
+  throw Error(ErrorKind::Backend, concat(site("init").prefix(), over_, kInitAgain));
 }
 
 Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
@@ -258,9 +257,11 @@ std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOpti
       return end->query();
     };
     if (!waitOnHost(ended, deadlineAfter(Clock::now(), timeout))) {
-      throw Error(ErrorKind::Timeout,
-                  concat(site.prefix(), "timed out after ", timeout.count(),
-                         " ms waiting for what this rank's stream was given before the barrier"));
+      throw Error(
+          ErrorKind::Timeout,
+          concat(site.prefix(), "timed out after ", timeout.count(),
+                 " ms waiting for the work that this rank's stream was given before the barrier",
+                 kFindDelay));
     }
   };
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 
+#include "call_checks.hpp"
 #include "process_group.hpp"
 
 namespace fastcoll {
@@ -140,8 +141,8 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
 WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
   return guarded([&]() -> WorkRef {
     const CallSite site = this->site("send");
-    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
-    WorkRef work = launchPointToPoint(site, tensors[0], true, destination, tag);
+    at::Tensor& tensor = single(site, tensors);
+    WorkRef work = launchPointToPoint(site, tensor, true, destination, tag);
     collecting(work);
     return work;
   });
@@ -150,9 +151,9 @@ WorkRef ProcessGroupFastcoll::send(Tensors& tensors, int destination, int tag) {
 WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
   return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
-    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
+    at::Tensor& tensor = single(site, tensors);
     checkRank(site, "source rank", source);  // any rank is asked for by another call
-    WorkRef work = launchPointToPoint(site, tensors[0], false, source, tag);
+    WorkRef work = launchPointToPoint(site, tensor, false, source, tag);
     collecting(work);
     return work;
   });
@@ -161,8 +162,8 @@ WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
 WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
   return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
-    if (tensors.size() != 1) throw Error(ErrorKind::Value, site.prefix() + "expected one tensor");
-    WorkRef work = launchPointToPoint(site, tensors[0], false, kAnySource, tag);
+    at::Tensor& tensor = single(site, tensors);
+    WorkRef work = launchPointToPoint(site, tensor, false, kAnySource, tag);
     collecting(work);
     return work;
   });

@@ -66,9 +66,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
   translated([&] {
     if (size < 1 || rank < 0 || rank >= size) {
       throw Error(ErrorKind::Value,
-                  concat("fastcoll.init [group '", name_, "']: rank ", rank, " of ", size,
-                         " cannot be. Ranks run from 0 to the "
-                         "world size minus one."));
+                  concat("fastcoll.init [group '", name_,
+                         "']: expected a rank from 0 to the world size minus one, got rank ", rank,
+                         " of ", size, ". Correct the rank or the world size."));
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
     config.failing = [hooks = abortHooks_] { hooks->call(); };
@@ -119,8 +119,9 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::lastDeviceEngine(const std::
 
 void ProcessGroupFastcoll::abort() {
   abortHooks_->call();
-  const std::string cause = concat("rank ", rank_, " aborted the group");
-  if (const auto device = lastDeviceEngine(cause)) device->abort(ErrorKind::Backend, cause);
+  const std::string what = concat("rank ", rank_, " aborted the group");
+  const std::string cause = concat(what, kInitAgain);
+  if (const auto device = lastDeviceEngine(what)) device->abort(ErrorKind::Backend, cause);
   engine_->abort(ErrorKind::Backend, cause);
 }
 
@@ -156,7 +157,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     // As new_group does where fastcoll serves in the place of the backend that they are of.
     TORCH_WARN("fastcoll: group '", opts->group_name,
                "' is split off without its options of backend '", opts->backend,
-               "': it has those of its parent, and the timeout of split_group.");
+               "': it has those of its parent, and the timeout of split_group. Pass "
+               "fastcoll.Options to set others.");
     given = c10::make_intrusive<Options>(*options_);
     given->timeout = opts->timeout;
     given->group_name = opts->group_name;

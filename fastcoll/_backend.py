@@ -144,7 +144,7 @@ def _own_options(given: object, group: str) -> C.Options | None:
             return _of_stock_nccl(given, group)
         warnings.warn(
             f"fastcoll: group '{group}' is made without its pg_options of {kind}, which are of another backend. "
-            "The timeout of init_process_group or new_group counts.",
+            "The timeout of init_process_group or new_group counts. Pass fastcoll.Options to set others.",
             stacklevel=2,
         )
         return None
@@ -183,7 +183,7 @@ def _look_at_variables() -> None:
         meant = (
             f"Did you mean {near[0]}?"
             if near
-            else "`python -m fastcoll.info` lists those that there are."
+            else "Run `python -m fastcoll.info` to list the variables."
         )
         warnings.warn(f"fastcoll: unknown variable {name} is ignored. {meant}", stacklevel=2)
 

@@ -90,7 +90,7 @@ def parse(text: str, source: Path) -> Loaded:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{source}: expected a tuning table as `python -m fastcoll.tune` writes it, "
-            f"got what cannot be read as one ({type(error).__name__}: {error})"
+            f"got what cannot be read as one ({type(error).__name__}: {error}). {_ANEW}"
         ) from None
     table = C.Tuning()
     for name, value in _check(values, FIELDS, f"{source}: expected a tuning table").items():

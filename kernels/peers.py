@@ -205,7 +205,7 @@ class PeerBuffers:
         """
         if self.words is None:
             raise RuntimeError(
-                "fastcoll.kernels: expected buffers with words on the host, got none."
+                "fastcoll.kernels: expected buffers with words on the host, got none. Pass words to PeerBuffers."
             )
         self.words[0] = 1
 

@@ -60,5 +60,21 @@ inline constexpr std::string_view kFindDelay =
     ". Find out what delays it, or raise the group's timeout.";
 inline constexpr std::string_view kSameCalls =
     ". All ranks must make the same calls before they exit.";
+inline constexpr std::string_view kInitAgain = ". Initialize it again to use it again.";
+inline constexpr std::string_view kOwnStore =
+    ". Give each job its own store prefix, and install the same version of fastcoll for all ranks.";
+inline constexpr std::string_view kMoreThreads = ". Raise the limit on processes (ulimit -u).";
+inline constexpr std::string_view kReportThis = ". Please report this.";
+
+/// The text without a full stop, for another sentence to follow.
+inline std::string withoutFullStop(std::string text) {
+  if (!text.empty() && text.back() == '.') text.pop_back();
+  return text;
+}
+
+/// The error of a process that was forked from the one that made the group.
+inline constexpr const char* kForked =
+    "this process is a fork of the one that made the group. Create process groups after the fork, "
+    "or use the spawn or forkserver start method.";
 
 }  // namespace fastcoll

@@ -108,7 +108,8 @@ std::string Communicators::asyncError() const {
     if (asked != kSuccess) status = asked;
     if (status == kSuccess || status == kInProgress) continue;
     return concat("NCCL reported an error on communicator ", one.name, ": ",
-                  nccl.getErrorString(status), " (status ", status, ")");
+                  nccl.getErrorString(status), " (status ", status,
+                  "). Set NCCL_DEBUG=WARN for details.");
   }
   return "";
 }

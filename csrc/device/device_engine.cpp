@@ -12,6 +12,7 @@
 namespace fastcoll {
 namespace {
 
+constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
 // What is under way when nobody is left to wait for it.
 constexpr Milliseconds kShortGrace{1000};
 
@@ -131,7 +132,8 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
     throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
   } catch (...) {
     watchdog_->waive();
-    watchdog_->fail(ErrorKind::Backend, "a call was interrupted before it began", false);
+    watchdog_->fail(ErrorKind::Backend,
+                    concat("a call was interrupted before it began", kFindInterrupt), false);
     throw;
   }
   const std::lock_guard<std::mutex> lock(preparedMutex_);
@@ -144,7 +146,9 @@ void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10
     issuer_->compile(requests, stream);
   } catch (...) {
     watchdog_->waive();
-    watchdog_->fail(ErrorKind::Backend, "a call was interrupted before it began", false);
+    watchdog_->fail(ErrorKind::Backend,
+                    concat("a call failed or was interrupted before it began", kFindInterrupt),
+                    false);
     throw;
   }
 }
@@ -240,7 +244,8 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     throw;
   } catch (...) {
     watchdog_->waive();
-    watchdog_->fail(ErrorKind::Backend, flight->describe() + " was interrupted", false);
+    watchdog_->fail(ErrorKind::Backend,
+                    concat(flight->describe(), " was interrupted", kFindInterrupt), false);
     throw;
   }
   return {flight, stream, together ? std::optional<c10::Stream>(first.callers) : std::nullopt};

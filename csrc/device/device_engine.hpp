@@ -34,11 +34,6 @@
 
 namespace fastcoll {
 
-/// What a process is told that was forked from the one that made the group.
-constexpr const char* kForked =
-    "this process was forked from the one that made the group, and cannot use it. Make process "
-    "groups after the fork, or start processes by 'spawn'.";
-
 /// A call, ready to be put on a stream.
 struct DeviceCall {
   explicit DeviceCall(c10::Stream current) : callers(current) {}

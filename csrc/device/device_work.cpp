@@ -91,9 +91,10 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
   const std::lock_guard<std::mutex> lock(futureMutex_);
   if (result_ != nullptr) return result_;
   if (flight_->captured()) {
-    throwAsTorch(Error(ErrorKind::Value, concat("fastcoll: ", flight_->describe(),
-                                                " was captured into a graph: its replays have no "
-                                                "result that could be waited for")));
+    throwAsTorch(
+        Error(ErrorKind::Value, concat("fastcoll: ", flight_->describe(),
+                                       " was captured into a graph, and its replays have no "
+                                       "result. Synchronize the stream of the replay.")));
   }
   result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   flight_->whenEnded([flight = FlightRef(flight_), result = result_] {

@@ -336,7 +336,7 @@ void NcclCalls::finish(int status) const {
 
 void NcclCalls::throwIfEnded() const {
   if (ended_.load(std::memory_order_acquire)) {
-    throw Error(ErrorKind::Backend, "the group was aborted");
+    throw Error(ErrorKind::Backend, concat("the group was aborted", kInitAgain));
   }
 }
 

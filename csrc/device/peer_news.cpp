@@ -193,7 +193,7 @@ std::string PeerNews::sentence() const {
     std::getline(parts >> std::ws, under);
     text += concat(" completed call ", completed, " of ", issued, ", under way: ", under);
   }
-  const std::string before = first_.empty() ? "" : ". Told before: " + first_;
+  const std::string before = first_.empty() ? "" : ". Reported before: " + first_;
   return before + text + trouble_;
 }
 

@@ -50,8 +50,19 @@ void callLater(Callbacks callbacks) noexcept {
       for (const auto& callback : callbacks) callback();
     });
   } catch (const std::exception& error) {
-    log(LogLevel::Warn, concat("no thread could be started to call back: ", error.what()));
+    log(LogLevel::Warn,
+        concat("no thread could be started to call back: ", error.what(), kMoreThreads));
   }
+}
+
+bool endsSentence(const std::string& text) {
+  return !text.empty() && text.back() == '.';
+}
+
+std::string withRemedy(ErrorKind kind, const std::string& text) {
+  if (endsSentence(text)) return text;
+  return kind == ErrorKind::Timeout ? concat(text, kFindDelay)
+                                    : concat(text, ". Read the logs of all ranks.");
 }
 
 std::string textOf(const std::exception& error) {
@@ -77,12 +88,11 @@ std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
 void Watchdog::throwIfUnusableLocked(const char* call) const {
   if (phase_ != Phase::Healthy) {
     told_->store(true, std::memory_order_relaxed);
-    throw Error(kind_, prefix(call, sequence_ + 1) + "the group has failed: " + cause_);
+    throw Error(kind_, prefix(call, sequence_ + 1) + "the group failed before: " + cause_);
   }
   if (closing_) {
     throw Error(ErrorKind::Backend,
-                prefix(call, sequence_ + 1) +
-                    "the group was destroyed. Initialize it again to use it again.");
+                concat(prefix(call, sequence_ + 1), "the group was destroyed", kInitAgain));
   }
 }
 
@@ -187,11 +197,12 @@ void Watchdog::endProcessIfDue() noexcept {
     const auto now = Clock::now();
     const bool told = told_->load(std::memory_order_relaxed);
     if (phase_ == Phase::Failed && !told && now >= failedAt_ + kUntold) {
-      why = cause_ + ". The error was not raised in Python within 1 s";
+      why = concat(cause_, endsSentence(cause_) ? " " : ". ",
+                   "The error was not raised in Python within 1 s");
     } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
                now >= *lookingSince_ + config_.heartbeat) {
-      why = concat("the watchdog has waited ", config_.heartbeat.count(),
-                   " ms for the device's driver");
+      why =
+          concat("the watchdog has waited ", config_.heartbeat.count(), " ms for the CUDA driver");
     } else {
       return;
     }
@@ -310,14 +321,15 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       changed_.notify_all();
     }
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
-                               ": ", cause, "; the group is aborted"));
+                               ": the group is aborted: ", withRemedy(kind, cause)));
     communicators_->endWaits();  // also where no thread can be started
     try {
       abortCommunicators();
     } catch (const std::exception& error) {
       const std::lock_guard<std::mutex> lock(mutex_);
       aborting_ = false;
-      log(LogLevel::Warn, concat("no thread could be started for the abort: ", error.what()));
+      log(LogLevel::Warn,
+          concat("no thread could be started for the abort: ", error.what(), kMoreThreads));
     }
     // What was heard is answered; what is new is told.
     const bool theirs = !news_->heard().empty() && ask;
@@ -327,10 +339,10 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       ask = false;  // nobody can be asked
     }
     if (!ask) giveVerdict("");
-    if (onFault_) onFault_(kind, cause);
+    if (onFault_) onFault_(kind, withRemedy(kind, cause));
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
-                               ": the end of the group itself failed: ", error.what()));
+                               ": the abort itself failed: ", error.what()));
     giveVerdict("");
   }
 }
@@ -356,7 +368,10 @@ void Watchdog::giveVerdict(const std::string& answers) {
     if (phase_ != Phase::Failing) return;
     phase_ = Phase::Failed;
     failedAt_ = Clock::now();
+    // One sentence after the other, and the remedy at the end.
+    if (!answers.empty() && answers.front() == '.') cause_ = withoutFullStop(cause_);
     cause_ += answers;
+    cause_ = withRemedy(kind_, cause_);
     for (const FlightRef& flight : flights_) {
       const auto error =
           std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
@@ -410,7 +425,10 @@ Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
   lock.unlock();
   if (pending) {
     waive();
-    fail(ErrorKind::Backend, "the group was destroyed while the call was under way", false);
+    fail(ErrorKind::Backend,
+         "the group was destroyed while a call was running. Wait for all work before you destroy a "
+         "group.",
+         false);
   }
   giveVerdict(news_->answersSoFar());  // if one is still to come: who waits learns no more
   lock.lock();

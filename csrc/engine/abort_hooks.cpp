@@ -58,7 +58,7 @@ void AbortHooks::callElsewhere() noexcept {
     runOnWorker([self = shared_from_this()] { self->call(); });
   } catch (const std::exception& error) {
     return log(LogLevel::Warn,
-               concat("no thread could be started for abort hooks: ", error.what()));
+               concat("no thread could be started for abort hooks: ", error.what(), kMoreThreads));
   }
   awaitEnd(lock, std::chrono::seconds(2));
 }

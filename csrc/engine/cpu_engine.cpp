@@ -98,15 +98,11 @@ std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
 
 void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
   if (forkGeneration_ != forkGeneration()) {
-    throw Error(ErrorKind::Backend,
-                prefix(call, seq) +
-                    "this process is a fork of the one that made the group. Create process groups "
-                    "after the fork, or use the spawn or forkserver start method.");
+    throw Error(ErrorKind::Backend, prefix(call, seq) + kForked);
   }
   if (closed_) {
-    throw Error(
-        ErrorKind::Backend,
-        prefix(call, seq) + "the group was destroyed. Initialize it again to use it again.");
+    throw Error(ErrorKind::Backend,
+                concat(prefix(call, seq), "the group was destroyed", kInitAgain));
   }
   if (memory_ != nullptr && memory_->aborted()) {
     memory_->throwAborted(prefix(call, seq));
@@ -167,8 +163,8 @@ void CpuEngine::execute(const TaskRef& task) {
     trace::fail(task->trace, error.what());
     throw;
   } catch (...) {
-    abort(ErrorKind::Backend,
-          concat("rank ", config_.rank, " was interrupted in ", describe(request.arrival())));
+    abort(ErrorKind::Backend, concat("rank ", config_.rank, " was interrupted in ",
+                                     describe(request.arrival()), kReadLog));
     takeConnectionsBack();
     trace::fail(task->trace, "interrupted");
     throw;

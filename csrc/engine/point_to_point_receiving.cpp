@@ -32,8 +32,9 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
     if (waitsForReceive(peer, head)) break;
     took = true;
     if (length > in.most()) {
-      throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " wrote a record of ",
-                                             length, " bytes into a ring of fewer"));
+      throw Error(ErrorKind::Backend,
+                  concat("internal error: ", memory_.memberName(rank), " wrote a record of ",
+                         length, " bytes into a ring of fewer", kReportThis));
     }
     switch (head.kind) {
       case PairRecord::kMessage:
@@ -48,7 +49,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         const std::uint64_t bytes = head.bytes;
         if (bytes < PairChannel::kFirstRingBytes || bytes % PairRecord::kLine != 0) {
           throw Error(ErrorKind::Backend,
-                      concat(memory_.memberName(rank), " announces a ring of ", bytes, " bytes"));
+                      concat("internal error: ", memory_.memberName(rank), " announces a ring of ",
+                             bytes, " bytes", kReportThis));
         }
         std::uint8_t* const data = memory_.inPeer(rank, head.where, bytes);
         mapNow(data, bytes);
@@ -57,8 +59,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
         break;
       }
       default:
-        throw Error(ErrorKind::Backend,
-                    concat(memory_.memberName(rank), " wrote a record of an unknown kind"));
+        throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
+                                               " wrote a record of an unknown kind", kReportThis));
     }
     budget -= std::min(budget, PairRecord::size(length));
   }
@@ -93,8 +95,9 @@ void PointToPoint::takeMessage(int rank, const RecordHead& head, const RecordByt
   const bool small = message.bytes <= length;
   const bool odd = peer.elsewhere && length != (head.asks ? 0 : head.bytes);
   if (length > message.bytes || (!small && !message.asks && message.bytes > kEagerBytes) || odd) {
-    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends ", length,
-                                           " bytes of a message of ", message.bytes));
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(rank), " sends ", length,
+                       " bytes of a message of ", message.bytes, kReportThis));
   }
   const auto match =
       std::find_if(receives_.begin(), receives_.end(), [&](const PointToPointRef& op) {
@@ -125,7 +128,8 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     const PointToPointRef op = *open;
     if (head.length > op->unasked_ - op->moved_) {
       throw Error(ErrorKind::Backend,
-                  concat(memory_.memberName(rank), " sends more than all of ", describe(*op)));
+                  concat("internal error: ", memory_.memberName(rank), " sends more than all of ",
+                         describe(*op), kReportThis));
     }
     for (const auto& [from, bytes] : payload) {
       if (bytes > 0) store(*op, from, bytes);
@@ -140,8 +144,9 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
       unexpected_.rbegin(), unexpected_.rend(),
       [&](const auto& message) { return message.source == rank && message.number == number; });
   if (held == unexpected_.rend()) {
-    throw Error(ErrorKind::Backend, concat(memory_.memberName(rank), " sends a piece of message ",
-                                           number, ", which is not under way"));
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(rank), " sends a piece of message ",
+                       number, ", which is not under way", kReportThis));
   }
   keep(*held, payload, head.length);
 }
@@ -173,8 +178,9 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
   const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
-    throw Error(ErrorKind::Backend, concat(memory_.memberName(message.source),
-                                           " sends more of a message than was requested"));
+    throw Error(ErrorKind::Backend,
+                concat("internal error: ", memory_.memberName(message.source),
+                       " sends more of a message than was requested", kReportThis));
   }
   for (const auto& [from, bytes] : payload) {
     if (bytes == 0) continue;

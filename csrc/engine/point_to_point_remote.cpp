@@ -188,7 +188,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   const RecordHead head = channel.head();
   if (head.length > RemoteChannel::kPayloadBytes) {
     throw Error(ErrorKind::Backend,
-                concat(memory_.memberName(rank), " sends a record of ", head.length, " bytes"));
+                concat("internal error: ", memory_.memberName(rank), " sends a record of ",
+                       head.length, " bytes", kReportThis));
   }
   const RecordBytes payload{{{channel.payload(), head.length}, {nullptr, 0}}};
   switch (head.kind) {
@@ -199,8 +200,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
     case PairRecord::kGoodbye:
       break;
     default:
-      throw Error(ErrorKind::Backend,
-                  concat(memory_.memberName(rank), " sends a record of an unknown kind"));
+      throw Error(ErrorKind::Backend, concat("internal error: ", memory_.memberName(rank),
+                                             " sends a record of an unknown kind", kReportThis));
   }
   channel.advance();
 }
@@ -302,7 +303,7 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
 /// The connection to the peer is gone, which is a fault if something is expected of the peer.
 void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
   Peer& peer = peers_[rank];
-  if (peer.lost.empty()) peer.lost = text.empty() ? "it broke" : text;
+  if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
   const bool said = peer.channel && peer.channel->heardGoodbye();
   const auto concerns = [rank](const PointToPointRef& op) {
     return op->peer == rank || op->source == rank || (op->peer == kAnySource && op->source < 0);
@@ -323,7 +324,7 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
     });
     peer.explaining = true;
   } catch (const std::exception&) {  // no thread is to be had
-    fail(ErrorKind::Backend, concat(memory_.memberName(rank), ": ", peer.lost), finished);
+    fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
   }
 }
 

@@ -144,9 +144,10 @@ void PointToPoint::needBackground() {
     threadRuns_ = true;
   } catch (const std::exception& error) {
     if (!std::exchange(warned_, true)) {
-      log(LogLevel::Warn, concat("messages of point-to-point move only while this rank waits for "
-                                 "one: ",
-                                 error.what()));
+      log(LogLevel::Warn,
+          concat("no thread could be started, so send and recv proceed only while this rank "
+                 "waits for one: ",
+                 error.what(), kMoreThreads));
     }
   }
 }

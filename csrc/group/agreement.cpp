@@ -42,8 +42,9 @@ std::string Rendezvous::reasonOf(const std::string& vote) const {
   const std::string head = kAgainst;
   if (vote.compare(0, head.size(), head) != 0) {
     throw Error(ErrorKind::Store, concat(prefix(),
-                                         "the store holds an invalid entry of fastcoll. Give each "
-                                         "job its own store, or its own prefix."));
+                                         "the store holds an invalid entry of fastcoll: whether a "
+                                         "rank can share memory",
+                                         kOwnStore));
   }
   return vote.substr(head.size(), kLongestReason);
 }
@@ -54,9 +55,12 @@ std::string Rendezvous::nameOf(const GroupRecord& record) {
 }
 
 void Rendezvous::throwDemanded(const GroupRecord& by, const std::string& reason) const {
-  throw Error(ErrorKind::Backend,
-              concat(prefix(), "shared memory was demanded (FASTCOLL_TRANSPORT=shm) by rank ",
-                     by.rank, ", but ", reason, ". Unset it on all ranks to let them use Gloo."));
+  throw Error(
+      ErrorKind::Backend,
+      concat(prefix(),
+             "shared memory was demanded (FASTCOLL_TRANSPORT=shm or Options.transport) by rank ",
+             by.rank, ", but ", withoutFullStop(reason),
+             ". Unset it on all ranks to let them use Gloo."));
 }
 
 // --- the ranks' records -------------------------------------------------------------------------
@@ -230,7 +234,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
   if (own != kShared && (*votes)[memory_.rank()] == kShared) {
     throw Error(ErrorKind::Store,
                 concat(prefix(), "the store has the entry that all ranks share memory, but ",
-                       reasonOf(own), ". Give each job its own store, or its own prefix."));
+                       withoutFullStop(reasonOf(own)), kOwnStore));
   }
   return *votes;
 }

@@ -18,7 +18,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   if (timeout.count() <= 0) {
     throw Error(ErrorKind::Timeout,
                 concat(where, "Rank ", id.rank, " timed out in monitoredBarrier after ",
-                       timeout.count(), " ms"));
+                       timeout.count(), " ms. Pass a timeout above 0."));
   }
   store_.set(base + std::to_string(id.rank), stamp(own_.nonce));
 
@@ -47,7 +47,8 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
       const bool several = waitAllRanks && absent > 1;
       throw Error(ErrorKind::Timeout,
                   concat(where, several ? "Ranks " : "Rank ", missing,
-                         " failed to pass monitoredBarrier in ", timeout.count(), " ms"));
+                         " failed to pass monitoredBarrier in ", timeout.count(),
+                         " ms. Find the delay, or raise the timeout."));
     }
     GroupRecord first{};
     std::string verdict;
@@ -63,7 +64,9 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
               " successfully reached monitoredBarrier, but received errors while waiting "
               "for send/recv from rank 0",
               decided ? ", whose message names the rank that is missing" : ", which did not arrive",
-              " (", timeout.count(), " ms)"));
+              " (", timeout.count(),
+              decided ? " ms). Read the error of rank 0."
+                      : " ms). Find the delay of rank 0, or raise the timeout."));
     }
   }
 }

@@ -186,18 +186,16 @@ void Rendezvous::publish() {
 /// it may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
-    throw Error(
-        ErrorKind::Store,
-        concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
-               " where a record of ", sizeof record,
-               " was expected. Install the same version of fastcoll for all ranks, and give "
-               "each job its own store prefix."));
+    throw Error(ErrorKind::Store,
+                concat(prefix(), "the store holds ", value.size(), " bytes for rank ", rank,
+                       " where a record of ", sizeof record, " was expected", kOwnStore));
   }
   std::memcpy(&record, value.data(), sizeof record);
   if (record.magic != kArenaMagic || record.bytesOfThis != sizeof record) {
-    throw Error(ErrorKind::Store,
-                concat(prefix(), "what the store holds for rank ", rank,
-                       " is not a record of fastcoll. Give each job its own store prefix."));
+    throw Error(
+        ErrorKind::Store,
+        concat(prefix(), "the store holds an invalid entry of fastcoll: the record of rank ", rank,
+               kOwnStore));
   }
   return !mayBeStale(record);
 }
@@ -254,7 +252,8 @@ Roster::Believes Rendezvous::believes() const {
 void Rendezvous::throwIfCancelled() const {
   checkInterrupt();
   if (cancelled_.load(std::memory_order_acquire)) {
-    throw Error(ErrorKind::Backend, prefix() + "the group was aborted while its ranks connected");
+    throw Error(ErrorKind::Backend,
+                concat(prefix(), "the group was aborted while its ranks connected", kInitAgain));
   }
 }
 

@@ -70,10 +70,8 @@ void Roster::put(Texts& keys, const std::string& key, const std::string& value) 
 }
 
 Error Roster::foreign(const std::string& what) const {
-  return Error(ErrorKind::Store, concat(what,
-                                        " in the store is not fastcoll's, or of another "
-                                        "version of it. Use the same version on all ranks, and a "
-                                        "store that other programs do not write to."));
+  return Error(ErrorKind::Store,
+               concat("the store holds an invalid entry of fastcoll: ", what, kOwnStore));
 }
 
 void Roster::publish() {
@@ -185,7 +183,8 @@ std::optional<Roster::Texts> Roster::exchange(const std::string& round, const st
         return texts;
       }
     } else if (std::string encoded; store_.tryGet(roundKey(round), encoded)) {
-      if (!decode(encoded, size_, texts)) throw foreign(concat("the round '", round, "'"));
+      if (!decode(encoded, size_, texts))
+        throw foreign(concat("the entries of round '", round, "'"));
       eraseAll(before);
       return texts;
     }

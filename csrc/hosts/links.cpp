@@ -164,7 +164,11 @@ void Links::begin(const Request& request, std::string prefix) {
   timeout_ = request.timeout;
   prefix_ = std::move(prefix);
   if (!others_.empty() && link(others_[0]).connection == nullptr) {
-    throw Error(ErrorKind::Backend, prefix_ + "the connections to other hosts are closed");
+    throw Error(ErrorKind::Backend,
+                concat(prefix_,
+                       "the connections to other hosts are closed, because the group failed or was "
+                       "destroyed",
+                       kInitAgain));
   }
 }
 

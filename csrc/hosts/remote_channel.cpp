@@ -64,7 +64,7 @@ void RemoteChannel::post(Slot& slot) {
 void RemoteChannel::clear(Slot& slot, std::size_t room) const {
   if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
     throw ConnectionLost(ErrorKind::Backend,
-                         "a record that the peer has taken is still being sent");
+                         "the network has not completed a send that the peer has received");
   }
   slot.transfer.reset();
   if (slot.data == nullptr) slot.data.reset(new std::uint8_t[sizeof(Head) + room]);

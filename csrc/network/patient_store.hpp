@@ -76,8 +76,9 @@ class PatientStore : public c10d::Store {
         checkInterrupt();
         look_();
         if (Clock::now() >= deadline) {
-          throw Error(ErrorKind::Timeout, concat("no rank set ", keys.empty() ? "" : keys[0],
-                                                 " within ", timeout.count(), " ms"));
+          throw Error(ErrorKind::Timeout,
+                      concat("the peer has not set the store's key ", keys.empty() ? "" : keys[0],
+                             " within ", timeout.count(), " ms"));
         }
       } catch (...) {
         if (!connects(false) || !store_->check(keys)) throw;

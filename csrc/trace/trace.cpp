@@ -54,7 +54,7 @@ void dumpByItself(const std::string& reason) noexcept {
   try {
     const std::string path = write(reason);
     log(LogLevel::Warn, concat("trace written to ", path, " (", reason,
-                               "); `python -m fastcoll.trace` reads those of all ranks"));
+                               "). Run `python -m fastcoll.trace` to read those of all ranks."));
   } catch (const std::exception& error) {
     log(LogLevel::Warn, error.what());
   }

@@ -85,7 +85,9 @@ void setLook(std::function<void()> function) {
 void startWatcher(Recorder& recorder) {
   const int fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd < 0) {
-    log(LogLevel::Warn, "the trace has no thread: no dump at a fault of another rank or a signal");
+    log(LogLevel::Warn,
+        "no eventfd could be made for the trace, so a signal or a fault of another rank writes no "
+        "dump. Raise the limit on open files.");
     return;
   }
   doorbell.store(fd);
@@ -97,7 +99,10 @@ void startWatcher(Recorder& recorder) {
   } catch (const std::exception&) {
     ::close(fd);
     doorbell.store(-1);
-    log(LogLevel::Warn, "the trace has no thread: no dump at a fault of another rank or a signal");
+    log(LogLevel::Warn,
+        concat("no thread could be started for the trace, so a signal or a fault of another rank "
+               "writes no dump",
+               kMoreThreads));
     return;
   }
   if (recorder.signal == 0) return;

@@ -127,7 +127,10 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   // O_TMPFILE files cannot be sealed; a peer of the same user is then trusted not to truncate.
   ::fcntl(arena->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   const std::uint64_t offset = arena->allocate(ArenaHeader::kBytes);
-  if (offset != 0) throw Error(ErrorKind::Backend, "fastcoll: the arena's header is not first");
+  if (offset != 0)
+    throw Error(ErrorKind::Backend,
+                concat("fastcoll: internal error: the header of the shared memory is not first",
+                       kReportThis));
 
   ArenaHeader* header = arena->header();
   header->magic = kArenaMagic;
@@ -160,7 +163,7 @@ std::uint64_t Arena::allocateFrom(std::uint64_t least, std::size_t bytes) {
   }
   if (need > bytes_ || offset > bytes_ - need) {
     throw Error(ErrorKind::Backend,
-                concat("fastcoll: the shared arena of ", bytes_, " bytes has no room for ", need,
+                concat("fastcoll: the shared memory of ", bytes_, " bytes has no room for ", need,
                        " more. Raise FASTCOLL_ARENA_BYTES."));
   }
   reserve(offset, need);

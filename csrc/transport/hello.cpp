@@ -129,17 +129,17 @@ std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descripto
   socklen_t length = sizeof credentials;
   struct stat info{};
   if (got != static_cast<ssize_t>(sizeof hello) || (message.msg_flags & MSG_TRUNC) != 0) {
-    problem = concat("a hello of ", got, " bytes where ", sizeof hello, " were expected");
+    problem = concat("a handshake of ", got, " bytes where ", sizeof hello, " were expected");
   } else if (hello.magic != kArenaMagic) {
-    problem = "a hello that does not come from fastcoll";
+    problem = "a handshake that does not come from fastcoll";
   } else if (hello.abi != kAbiVersion || hello.bytesOfThis != sizeof hello) {
-    problem = concat("another version of fastcoll (shared-memory layout ", hello.abi, ", here ",
-                     kAbiVersion, "); install the same version for all ranks");
+    problem = concat("a handshake of another version of fastcoll (shared-memory layout ", hello.abi,
+                     ", here ", kAbiVersion, "); install the same version for all ranks");
   } else if (received != 1 || (message.msg_flags & MSG_CTRUNC) != 0) {
-    problem = "a hello without its memory descriptor; raise the limit on open files";
+    problem = "a handshake without its memory descriptor; raise the limit on open files";
   } else if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
              credentials.uid != ::geteuid()) {
-    problem = "a hello from another user";
+    problem = "a handshake from another user; run all ranks as one user";
   } else if (::fstat(first, &info) != 0 || info.st_size < 0 ||
              static_cast<std::uint64_t>(info.st_size) != hello.arenaBytes ||
              hello.arenaBytes < ArenaHeader::kBytes) {

@@ -183,8 +183,8 @@ void LocalProcess::keep() {
   const long registered = ::syscall(SYS_set_robust_list, &head, sizeof head);
   if (registered != 0) {
     log(LogLevel::Warn,
-        "the kernel refuses robust futexes: the death of a rank will be noticed by "
-        "its timeout only");
+        "the kernel refuses robust futexes, so the death of a rank is reported only after its "
+        "timeout. Allow set_robust_list in the container's seccomp profile.");
   }
   life.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_release);
   ::pthread_setname_np(::pthread_self(), "fastcoll-keeper");
@@ -255,14 +255,17 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   const int error = errno;
   ::close(memory);
   if (mapped == MAP_FAILED) {
-    throw Error(ErrorKind::Network, concat("fastcoll: cannot map the shared memory of a peer (",
-                                           std::strerror(error), ", ", bytes, " bytes)"));
+    throw Error(
+        ErrorKind::Network,
+        concat(
+            "fastcoll: cannot map the shared memory of a peer (", std::strerror(error), ", ", bytes,
+            " bytes). Raise the address-space limit (ulimit -v), or set FASTCOLL_TRANSPORT=gloo."));
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);
   auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);
   // The proof that this is shared memory with that very process, whatever host names say.
   if (peer->header().magic != kArenaMagic || peer->header().nonce != nonce) {
-    throw Error(ErrorKind::Network, "fastcoll: a peer's shared memory does not hold its nonce");
+    throw Error(ErrorKind::Network, "fastcoll: the memory that a peer sent is not that peer's");
   }
   std::lock_guard<std::mutex> lock(mutex_);
   return peers_.emplace(nonce, std::move(peer)).first->second;

@@ -16,7 +16,7 @@ std::string describe(const Arrival& arrival) {
   std::string text = concat(collectiveName(arrival.collective), "(seq ", arrival.seq);
   if (arrival.collective != Collective::Barrier) {
     text += concat(", ", dtypeName(arrival.dtype), "[", arrival.count, "]",
-                   arrival.narrowed ? " of a wire" : "");
+                   arrival.narrowed ? " on the wire" : "");
   }
   if (arrival.op != ReduceOp::None) text += concat(", ", reduceOpName(arrival.op));
   if (arrival.op == ReduceOp::PreMulSum) text += concat(" by ", arrival.factor);
@@ -233,7 +233,7 @@ bool SegmentStream::hopeless() {
   } catch (...) {
     // The collective is broken off half-way, so the group cannot be used any more on any rank.
     memory_.abort(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()),
-                                             " was interrupted in ", describe(arrival_)));
+                                             " was interrupted in ", describe(arrival_), kReadLog));
     throw;
   }
   if (memory_.aborted()) return true;

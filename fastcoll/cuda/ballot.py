@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
 from fastcoll.cuda import deadline
-from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.errors import ABORTED, Member, names_of
 
 __all__ = ["Ballot", "Refused"]
 
@@ -55,7 +55,7 @@ class Ballot:
             DistBackendError: The group was aborted, or a rank has died.
         """
         if self._aborted():
-            raise self._member.fault("init", "the group was aborted")
+            raise self._member.fault("init", ABORTED)
         if dead := self._dead():
             raise self._member.fault(
                 "init",
@@ -114,7 +114,9 @@ class Ballot:
             while not call.wait(_LOOK):
                 self.look()
                 if time.monotonic() >= end:
-                    raise TimeoutError(f"it has not ended after {patience:g} s ({what})")
+                    raise TimeoutError(
+                        f"the set-up of the kernels has not ended after {patience:g} s (step {what})"
+                    )
             made.append(call.result())
         except Exception as error:
             refusal = f"{type(error).__name__}: {error}".replace("\n", " ")[:500]

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fastcoll._load import C
 from fastcoll.cuda import nccl_library, symmetric
 from fastcoll.cuda.all_reduce import AllReduces, CallOptions, Task
-from fastcoll.cuda.errors import Member
+from fastcoll.cuda.errors import ABORTED, Member
 from fastcoll.cuda.mapping import MAPPERS
 from fastcoll.cuda.memory_pools import RegisteredPools
 from fastcoll.cuda.nccl import NcclCommunicator
@@ -71,7 +71,7 @@ class _Aborted:
 
     def reason(self) -> str | None:
         """Returns why a communicator has ended; None: it has not."""
-        return "the group was aborted" if self._communicators.aborted else None
+        return ABORTED if self._communicators.aborted else None
 
     def wait(self, timeout: float) -> bool:
         """Returns whether it was set, waiting for that so long."""
@@ -169,7 +169,7 @@ class CudaEngine:
             if key in self._known:
                 return
             if self._over.is_set():
-                raise self._member.fault("init", "the group was aborted")
+                raise self._member.fault("init", ABORTED)
             if captured:
                 raise ValueError(
                     "the first call of a group on a device makes NCCL's communicator, which cannot be captured into "
@@ -234,8 +234,8 @@ class CudaEngine:
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
         with self._pools.lock:  # so that each pool is registered with it once
             if not self.communicators.add(made.calls, device, name, instance, pair):
-                made.abort("the group was aborted")
-                raise self._member.fault("init", "the group was aborted")
+                made.abort(ABORTED)
+                raise self._member.fault("init", ABORTED)
             made.instance = instance
             made.ended_elsewhere = self._over.reason
             self._known[device, pair] = made
@@ -323,9 +323,8 @@ class CudaEngine:
         Raises:
             ValueError: Always.
         """
-        raise ValueError(
-            self._member.says(what, "expected a communicator of NCCL, and there is none")
-        )
+        problem = "internal error: there is no communicator of NCCL. Please report this."
+        raise ValueError(self._member.says(what, problem))
 
     def close(self) -> None:
         """Destroys what lives; what was aborted is left alone."""
@@ -341,7 +340,7 @@ class CudaEngine:
                 except Exception as error:
                     _log.warning(self._member.says("destroy", str(error)))
             else:
-                communicator.forget("the group was aborted")
+                communicator.forget(ABORTED)
         self._known.clear()
 
     def _for_all(self, device: torch.device) -> NcclCommunicator:

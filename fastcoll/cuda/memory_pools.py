@@ -83,7 +83,8 @@ class RegisteredPools:
         """
         if pool.id not in self._pools:
             raise ValueError(
-                "fastcoll.deregister_mem_pool: expected a pool that is registered, got another one"
+                "fastcoll.deregister_mem_pool: expected a pool that is registered, got another one. Call "
+                "register_mem_pool first."
             )
         _, symmetric = self._pools[pool.id]
         left, errors = [], []

@@ -201,7 +201,9 @@ class NcclCommunicator(DataCalls):
         if is_for_us:
             while not part.comm:
                 if time.monotonic() >= end:
-                    raise late("NCCL has not made this rank's part")
+                    raise late(
+                        "NCCL has not made this rank's part. Set NCCL_DEBUG=INFO to see what it waits for."
+                    )
                 time.sleep(0.001)
             settle(*where, part, end, late)
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
 from fastcoll.cuda import deadline
-from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl_config import ConfiguredCommunicator, check_config, is_set
 from fastcoll.cuda.nccl_library import NcclLibrary
 from fastcoll.cuda.nccl_life import (
@@ -92,7 +92,7 @@ def connect(
             if is_ending():
                 raise member.fault(WHAT, "the interpreter ends")
             if over.is_set():
-                raise member.fault(WHAT, "the communicator was aborted before it was made")
+                raise member.fault(WHAT, NEVER_MADE)
             if time.monotonic() >= end:
                 absent = meeting.not_entered()
                 who = f"{names_of(absent)} did not begin" if absent else "all ranks began"

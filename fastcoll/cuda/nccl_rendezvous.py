@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from fastcoll._load import C
-from fastcoll.cuda.errors import Member, names_of
+from fastcoll.cuda.errors import NEVER_MADE, Member, names_of
 from fastcoll.cuda.nccl_library import version_text
 from fastcoll.cuda.nccl_life import is_ending
 
@@ -154,7 +154,7 @@ class Rendezvous:
         if is_ending():
             raise self._member.fault(WHAT, "the interpreter ends")
         if self._cancelled.is_set():
-            raise self._member.fault(WHAT, "the communicator was aborted before it was made")
+            raise self._member.fault(WHAT, NEVER_MADE)
         if time.monotonic() < self._deadline:
             return
         if round is None:
@@ -184,4 +184,7 @@ class Rendezvous:
         if text[:1] == _NO_ID:
             why = text[1:_LONGEST_TEXT].decode(errors="replace")
             raise self._member.fault(WHAT, f"rank 0 made no unique id: {why}")
-        raise dist.DistStoreError("the unique id in the store is not fastcoll's")
+        raise dist.DistStoreError(
+            "the store holds an invalid entry of fastcoll: NCCL's unique id. Give each job its own store prefix, and "
+            "install the same version of fastcoll for all ranks."
+        )

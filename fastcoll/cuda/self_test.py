@@ -170,5 +170,5 @@ def _require_equal(kernel: str, got: Tensor, wanted: Tensor) -> None:
     first = wrong[0]
     raise RuntimeError(
         f"the kernel {kernel} is wrong on this device: element {first} of {got.numel()} should be "
-        f"{wanted[first].item():g} and is {got[first].item():g}; {len(wrong)} elements are wrong"
+        f"{wanted[first].item():g} and is {got[first].item():g}; {len(wrong)} elements are wrong. Please report this."
     )

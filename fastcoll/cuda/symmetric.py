@@ -149,14 +149,17 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
             "FASTCOLL_ALGO"
         )
     if len(records) > _MOST_RANKS:
-        return f"there are {len(records)} ranks, and the kernels have flags for {_MOST_RANKS}"
+        return f"there are {len(records)} ranks, and the kernels support at most {_MOST_RANKS}"
     for rank in ranks:
         if records[rank]["missing"]:
             return f"rank {rank}: {records[rank]['missing']}"
     if other := [rank for rank in ranks if records[rank]["host"] != records[0]["host"]]:
-        return f"{names_of(other)} and rank 0 are on different hosts, or in containers apart"
+        return f"{names_of(other)} and rank 0 are on different hosts, or in separate containers"
     if none := [rank for rank in ranks if not records[rank]["channels"]]:
-        return f"{names_of(none)}: the other groups of the process have all programs that may wait on its device"
+        return (
+            f"{names_of(none)}: other groups of the process use all thread blocks that may wait on its device. Destroy "
+            "groups that are no longer needed"
+        )
     seen: dict[str, int] = {}
     for rank in ranks:
         identity = records[rank]["device"]

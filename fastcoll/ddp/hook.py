@@ -93,8 +93,8 @@ class FusedAllreduceState(GradientStatistics):
             rank, size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
             raise RuntimeError(
                 f"fastcoll.FusedAllreduceState [rank {rank}/{size}]: expected the buckets of one DDP module, got one "
-                f"of another, whose first parameter has the shape {tuple(parameters[0].shape)}. A state for each "
-                "module: make one more."
+                f"of another, whose first parameter has the shape {tuple(parameters[0].shape)}. Make a "
+                "state for each module."
             )
         if not self._knows_all:
             self._served.update(dict.fromkeys(parameters))

@@ -70,7 +70,8 @@ class FusedGradScaler(torch.amp.GradScaler):
         scale = self._get_scale_async()
         if scale is None:
             raise RuntimeError(
-                "fastcoll.FusedGradScaler: expected scaler.scale(loss).backward() before, got no scaled loss. Scale it."
+                "fastcoll.FusedGradScaler: expected scaler.scale(loss).backward() before, got no scaled loss. Scale "
+                "the loss."
             )
         norm = norm / scale.double()
         divisor = clip_divisor(norm, max_norm)

@@ -202,7 +202,7 @@ def read(prefix: str) -> list[Dump]:
     files = find(prefix)
     if not files:
         raise FileNotFoundError(
-            f"no file is named {prefix}<rank>: give what FASTCOLL_TRACE_DUMP was, or a folder"
+            f"no file is named {prefix}<rank>. Pass the value of FASTCOLL_TRACE_DUMP, or a folder."
         )
     dumps = []
     for file in files.values():

@@ -51,4 +51,4 @@ def test_ranks_agree_on_the_smaller_share_and_the_last_groups_go_by_nccl():
     dist.all_reduce(x, group=group)
     channels.append(peer_memory.reduces_of(group).region.peers.buffers.layout.channels)
     assert channels == [3, 2, 1, 1, 0, 3]  # and 3 again when the others are gone
-    assert reason.startswith("rank 1: the other groups of the process have all programs")
+    assert reason.startswith("rank 1: other groups of the process use all thread blocks")

@@ -26,6 +26,8 @@ from fastcoll.cuda.errors import Member
 from fastcoll.cuda.symmetric import reason_against
 from fastcoll.cuda.thresholds import Thresholds
 
+SET_UP = "the set-up of the kernels has not ended after"
+
 
 def record(**changes):
     limits = Thresholds(one_shot_bytes=changes.pop("limit", 8))
@@ -43,11 +45,11 @@ def record(**changes):
         ([record(), record(host="b"), record(host="b")], "ranks 1, 2 and rank 0 are on different hosts"),
         ([record(device="gpu 0"), record(device="gpu 0")], "ranks 0 and 1 are on one device. Give each rank its own"),
         ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
-        ([record()] * 33, "there are 33 ranks, and the kernels have flags for 32"),
+        ([record()] * 33, "there are 33 ranks, and the kernels support at most 32"),
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
         ([record(limit=0), record()], "no limit of a kernel was measured on these devices. Run `python"),
         ([record(limit=0, algorithm="one_shot")] * 2, ""),
-        ([record(), record(channels=0)], "rank 1: the other groups of the process have all programs"),
+        ([record(), record(channels=0)], "rank 1: other groups of the process use all thread blocks"),
     ],
 )  # fmt: skip
 def test_the_reason_is_the_same_function_of_all_records_on_all_ranks(records, reason):
@@ -124,7 +126,7 @@ def broken(change):
         ("atomics", "rank 1: RuntimeError: no atomics in this test"),
         ("allocate", "rank 1: RuntimeError: no memory in this test"),
         ("map", "rank 1: RuntimeError: no mapping in this test"),
-        ("hangs", "rank 1: TimeoutError: it has not ended after 0.5 s (mapped)"),
+        ("hangs", f"rank 1: TimeoutError: {SET_UP} 0.5 s (step mapped)"),
         ("lists", "rank 1: RuntimeError: Failed to find C compiler"),
         ("compile", "rank 1: RuntimeError: Failed to find C compiler"),
         ("launch", "rank 1: RuntimeError: Failed to find C compiler"),
@@ -132,7 +134,7 @@ def broken(change):
             "bits",
             "rank 1: RuntimeError: the kernel two_shot is wrong on this device: element 200 of 257",
         ),
-        ("never", "rank 1: TimeoutError: it has not ended after 0.5 s (works)"),
+        ("never", f"rank 1: TimeoutError: {SET_UP} 0.5 s (step works)"),
     ],
 )
 @on_ranks(3, world="peer_world")
@@ -198,7 +200,7 @@ def test_a_mapping_that_hangs_is_given_up_before_the_groups_timeout():
         dist.all_reduce(x, group=group)
     assert x.cpu().eq(3).all()
     reason = peer_memory.reduces_of(group).region.topology.reason
-    assert reason == "rank 1: TimeoutError: it has not ended after 2 s (mapped)"
+    assert reason == f"rank 1: TimeoutError: {SET_UP} 2 s (step mapped)"
 
 
 @pytest.mark.parametrize("algorithm", ["nccl", "one_shot", "two_shot", "ring"])

@@ -215,7 +215,7 @@ def test_durations():
         await_word("asked too early")
     timed = works()
     if dist.get_rank() == 0:
-        with pytest.raises(ValueError, match="has not ended"):
+        with pytest.raises(ValueError, match="is still running"):
             timed[0]._get_duration()
         say("asked too early")
     for work in timed:

@@ -164,7 +164,7 @@ def test_what_others_write_into_the_store_is_refused(garbage: str) -> None:
     meeting.run([0])
     error = meeting.end()[0]
     assert type(error) is dist.DistStoreError
-    assert "the record of rank 1 in the store is not fastcoll's" in str(error)
+    assert "the store holds an invalid entry of fastcoll: the record of rank 1" in str(error)
 
 
 def test_a_second_process_of_the_same_rank_is_told() -> None:

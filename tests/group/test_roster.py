@@ -142,6 +142,7 @@ def test_a_list_of_somebody_else_is_refused() -> None:
     one = C.Roster(store, "g", 1, 2)
     store.set("g/first", "what is this")
     with pytest.raises(
-        dist.DistStoreError, match="the round 'first' in the store is not fastcoll's"
+        dist.DistStoreError,
+        match="the store holds an invalid entry of fastcoll: the entries of round 'first'",
     ):
         one.exchange("first", b"", until(30))
