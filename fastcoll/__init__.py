@@ -17,8 +17,8 @@ from fastcoll._version import __version__
 if TYPE_CHECKING:
     from fastcoll import ddp, fsdp, info
     from fastcoll._C import Options
+    from fastcoll._monitored_barrier import monitored_barrier
     from fastcoll.coalesced import all_reduce_coalesced
-    from fastcoll.monitored_barrier import monitored_barrier
     from fastcoll.names import make_default
     from fastcoll.shared_tensor import empty_shared
 
@@ -39,7 +39,7 @@ _HOMES = {
     "all_reduce_coalesced": "fastcoll.coalesced",
     "empty_shared": "fastcoll.shared_tensor",
     "make_default": "fastcoll.names",
-    "monitored_barrier": "fastcoll.monitored_barrier",
+    "monitored_barrier": "fastcoll._monitored_barrier",
 }
 
 _PACKAGES = ("ddp", "fsdp", "info")

@@ -124,6 +124,7 @@ def test_make_default_in_a_script(run):
         dist.init_process_group()
         dist.barrier(device_ids=[0])
         fastcoll.monitored_barrier()
+        fastcoll.monitored_barrier()  # the import of its module leaves the name
         print(dist.get_backend())
         """,
     )
