@@ -116,25 +116,34 @@ def _collectives(dtype: str) -> list[str]:
 
 def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
     records = {name: _record(f"hosts_{name}_{link}_cpu.jsonl") for name in shapes}
-    cells: dict[tuple[str, int], dict[str, str]] = {}
-    for name, record in records.items():
+    times: dict[tuple[str, int], list[str]] = {}
+    for record in records.values():
         for case in record["cases"]:
-            ours, gloo = case["fastcoll"], case["gloo"]
-            ratio = ours["ms"] / gloo["ms"]
-            cell = f"{ours['ms']:.3g} / {gloo['ms']:.3g}, {ratio:.2f}"
-            least = least_bytes(case["call"], case["bytes"], record["hosts"])
-            if least and case["bytes"] >= 1 << 20:
-                cell += f"; {ours['sent'] / least:.2f}, {gloo['sent'] / least:.2f}"
-            cells.setdefault((case["call"], case["bytes"]), {})[name] = cell
-    rows = [
-        [call, size_text(size) if size else "", *(found.get(name, "-") for name in records)]
-        for (call, size), found in cells.items()
-    ]
-    lines, shaped = [], ["call", "message"]
+            ours, gloo = case["fastcoll"]["ms"], case["gloo"]["ms"]
+            row = times.setdefault((case["call"], case["bytes"]), [f"{ours:.3g}"])
+            row.append(f"{ours / gloo:.2f}")
+    rows = [[call, size_text(n) if n else "", *row] for (call, n), row in times.items()]
+    assert all(len(row) == 3 + len(shapes) for row in rows), "a record lacks a case"
+    titles = [HOSTS[name] for name in shapes]
+    lines = _table(" | ".join(["call", "message", f"fastcoll, ms, {titles[0]}", *titles]), rows, 2)
     for name, record in records.items():
         lines += _source(f"hosts_{name}_{link}_cpu.jsonl", record)
-        shaped.append(HOSTS[name])
-    return [*_table(" | ".join(shaped), rows, 2), *lines]
+    return lines
+
+
+def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
+    """Returns what the busiest host sends over the least possible, of the longest messages."""
+    sent: dict[str, list[str]] = {}
+    for name in shapes:
+        record = _record(f"hosts_{name}_{link}_cpu.jsonl")
+        longest = max(case["bytes"] for case in record["cases"])
+        for case in record["cases"]:
+            least = least_bytes(case["call"], case["bytes"], record["hosts"])
+            if least and case["bytes"] == longest:
+                row = sent.setdefault(case["call"], [])
+                row += [f"{case[backend]['sent'] / least:.2f}" for backend in ("fastcoll", "gloo")]
+    titles = [f"{backend}, {HOSTS[name]}" for name in shapes for backend in ("fastcoll", "Gloo")]
+    return _table(" | ".join(["call", *titles]), [[call, *row] for call, row in sent.items()])
 
 
 def _clients() -> list[str]:
@@ -292,6 +301,7 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     },
     "docs/benchmarks/hosts.md": {
         "hosts": lambda: _hosts("1000mbit", tuple(HOSTS)),
+        "hosts_bytes": lambda: _hosts_bytes("1000mbit", ("2x2", "3x2")),
         "hosts_unshaped": lambda: _hosts("unshaped", ("2x2", "2x4", "3x2")),
         "hosts_ddp": lambda: _ddp("ddp_hosts_2x2_1000mbit_cpu.jsonl"),
     },
