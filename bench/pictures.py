@@ -182,8 +182,8 @@ def _draw_all_reduce(records: Sequence[Record], theme: Theme) -> Any:
 
 FAULT_GROUPS = {
     "as specified": ("as wanted",),
-    "unnamed or late": ("unnamed", "not as wanted", "too slow"),
-    "failed check": ("wrong result", "leftovers", "left behind"),
+    "other error, or late": ("not as wanted", "too slow"),
+    "wrong result": ("wrong result", "left behind"),
     "hang": ("hang",),
     "crash": ("crash",),
 }

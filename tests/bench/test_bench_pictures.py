@@ -39,7 +39,7 @@ def test_faults_are_those_of_both_backends_in_the_order_of_gloo() -> None:
         ("hang", "as wanted"),
         ("not played", "as wanted"),
         ("as wanted", "too slow"),
-        ("unnamed", "crash"),
+        ("not as wanted", "crash"),
     ]
     cases = [
         {"backends": {"gloo": {"verdict": gloo}, "fastcoll": {"verdict": ours}}}
