@@ -89,12 +89,22 @@ void checkSignals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+/// What a factory returns. Its error becomes one of the engine, which tells the other ranks.
+py::object called(const py::object& factory) {
+  try {
+    return factory();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    throw fastcoll::Error(fastcoll::ErrorKind::Backend, py::str(error.value()).cast<std::string>());
+  }
+}
+
 void setGlooFactory(py::object factory) {
   // Leaked on purpose: the interpreter may be gone when static destructors run.
   auto* held = new py::object(std::move(factory));
   ProcessGroupFastcoll::setGlooFactory([held]() -> fastcoll::GlooNetwork::Maker {
     py::gil_scoped_acquire gil;
-    const std::shared_ptr<py::object> maker(new py::object((*held)()), [](py::object* object) {
+    const std::shared_ptr<py::object> maker(new py::object(called(*held)), [](py::object* object) {
       if (Py_IsInitialized() == 0) return;
       py::gil_scoped_acquire again;
       delete object;

@@ -37,20 +37,27 @@ def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
     choice, the address of the host name. Only their send and recv are used, which need no threads of theirs.
 
     Raises:
-        RuntimeError: This torch was built without Gloo.
+        RuntimeError: This torch was built without Gloo, or the interface has no address.
     """
     if not dist.is_gloo_available():
         raise RuntimeError(
-            "fastcoll: the ranks of this group cannot share memory and this torch has no Gloo to connect "
-            "them. Run all ranks on one host as one user, or install a torch with Gloo."
+            "the ranks of this group cannot share memory and this torch has no Gloo to connect them. Run all ranks "
+            "on one host as one user, or install a torch with Gloo."
         )
     gloo: Any = dist.ProcessGroupGloo
     name = _interface()
     # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: a lazy device ends with the first backend that ends.
-    if name:
-        device = gloo.create_device(interface=name, lazy_init=False)
-    else:
-        device = gloo.create_default_device(lazy_init=False)
+    try:
+        if name:
+            device = gloo.create_device(interface=name, lazy_init=False)
+        else:
+            device = gloo.create_default_device(lazy_init=False)
+    except RuntimeError as error:
+        where = f"interface {name!r}" if name else "the address of the host's name"
+        raise RuntimeError(
+            f"Gloo cannot use {where}: {str(error).strip()}. Set GLOO_SOCKET_IFNAME to an interface of this host: "
+            f"{', '.join(sorted(name for _, name in socket.if_nameindex()))}."
+        ) from error
 
     def make(store: Store, rank: int, size: int, timeout: timedelta) -> Backend:
         options = gloo._Options()

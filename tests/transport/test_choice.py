@@ -99,6 +99,27 @@ def test_ranks_that_demand_different_transports(own_worlds):
     assert "rank 0" in texts[1] and "demand" in texts[1], texts[1]
 
 
+# --- a network that cannot be used ---------------------------------------------------------------
+
+
+def one_names_no_interface():
+    os.environ["FASTCOLL_HOST_ID"] = str(here().rank)
+    if here().rank == 0:
+        os.environ["GLOO_SOCKET_IFNAME"] = "nowhere"
+    init_group()
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_an_interface_that_does_not_exist_is_named_on_all_ranks(own_worlds):
+    for rank, text in enumerate(own_worlds(2).run(one_names_no_interface, init=False)):
+        assert f"fastcoll.all_reduce [group '0', rank {rank}/2" in text, text
+        assert "Gloo cannot use interface 'nowhere'" in text, text
+        assert "Set GLOO_SOCKET_IFNAME to an interface of this host: " in text and "lo" in text
+
+
 # --- another user --------------------------------------------------------------------------------
 
 
