@@ -91,7 +91,7 @@ def test_gradients_are_accumulated_without_communication(way):
     """no_sync: nothing is reduced, and the statistics say what they knew before."""
     model, stock = network(torch.float), DistributedDataParallel(network(torch.float))
     called, statistics = WAYS[way](model, gradient_norm=True, **SMALL)
-    with pytest.raises(RuntimeError, match="no norm is known"):
+    with pytest.raises(RuntimeError, match="there is no norm yet"):
         statistics.grad_norm()
     quiet = called.no_sync if way == "hook" else statistics.no_sync
     for each, quietly in ((called, quiet), (stock, stock.no_sync)):

@@ -87,7 +87,7 @@ def test_clipping_after_unscaling():
     model, statistics = synchronized(network(torch.float), gradient_norm=True)
     scaler = FusedGradScaler(statistics, device="cpu", init_scale=256.0)
     optimizer = OPTIMIZERS["SGD"](model.parameters())
-    with pytest.raises(RuntimeError, match="no norm is known"):
+    with pytest.raises(RuntimeError, match="there is no norm yet"):
         scaler.clip_grad_norm_(optimizer, 0.1)
     for clip in (True, False):
         optimizer.zero_grad()
