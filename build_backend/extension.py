@@ -2,7 +2,7 @@
 
 Most of the time goes into the headers of torch and of the standard library. They are compiled once, into a
 precompiled header each, those of torch only for the sources that include them. The other sources are compiled without a
-path to torch. ``make sanitize`` compiles the lower layers of docs/project/architecture.md so, and finds a wrong include.
+path to torch. ``make sanitize`` compiles the lower layers of docs/project/architecture.md so: a wrong include fails.
 """
 
 from __future__ import annotations
