@@ -175,8 +175,7 @@ def test_a_bad_value_is_told_and_torch_is_imported():
 def test_a_misspelt_variable_is_told_with_the_nearest(run):
     _, errors = run('dist.init_process_group("fastcoll")\n', ranks=1, FASTCOLL_TRANSPRT="shm")
     assert (
-        "unknown variable FASTCOLL_TRANSPRT is ignored. Did you mean FASTCOLL_TRANSPORT?"
-        in errors
+        "unknown variable FASTCOLL_TRANSPRT is ignored. Did you mean FASTCOLL_TRANSPORT?" in errors
     )
 
 
