@@ -139,7 +139,7 @@ def shortened(text: str, most: int = 600) -> str:
 def impersonal(text: str) -> str:
     """Return the text without what is of this machine: its name, and where things lie on it."""
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "h1", text)
-    text = text.replace(str(TESTS.parent), ".")
+    text = text.replace(str(TESTS.parent), ".").replace(sys.base_prefix, "python")
     return re.sub(rf"{re.escape(tempfile.gettempdir())}/\S*?/", "", text)
 
 
