@@ -218,8 +218,8 @@ MUTANTS = (
         "rank_that_is_waited_for_named_in_place_of_the_dead",
         "aborts",
         "csrc/transport/segment_stream.cpp",
-        "hopelessCause_ = concat(memory_.causeOfSilence(memberOf(peer)),",
-        "hopelessCause_ = concat(memory_.causeOfSilence(memberOf(awaited_)),",
+        "hopelessCause_ = memory_.causeOfSilence(memberOf(peer),",
+        "hopelessCause_ = memory_.causeOfSilence(memberOf(awaited_),",
         ("tests/faults/test_death.py",),
     ),
     Mutant(
