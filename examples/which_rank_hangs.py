@@ -8,6 +8,8 @@ This starts the ranks as the next line does, and then runs `fastcoll trace` on w
 
     FASTCOLL_TRACE_DUMP=traces/rank_ torchrun --nproc-per-node 3 examples/which_rank_hangs.py missing
 
+With `--timeout 60 --sleep 120` there is time to look at the ranks while they hang.
+
 Expected output of `missing`, below the messages of the ranks:
 
     dumps of ranks 0-2 (written because: a call failed; a group failed)
@@ -21,6 +23,7 @@ Expected output of `missing`, below the messages of the ranks:
     Look at rank 1 first.
 """
 
+import argparse
 import contextlib
 import os
 import signal
@@ -39,14 +42,14 @@ def step(elements: int = 1000) -> None:
     dist.all_reduce(torch.ones(elements))
 
 
-def main(fault: str) -> None:
+def main(fault: str, timeout: float, sleep: float) -> None:
     """Does five steps, then the one that goes wrong."""
-    dist.init_process_group("fastcoll", timeout=timedelta(seconds=2))
+    dist.init_process_group("fastcoll", timeout=timedelta(seconds=timeout))
     for _ in range(5):
         step()
     odd = dist.get_rank() == 1
     if odd and fault == "missing":
-        time.sleep(4)
+        time.sleep(sleep)
         return
     if odd and fault == "died":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -55,14 +58,19 @@ def main(fault: str) -> None:
     time.sleep(1)  # torchrun ends all ranks when the first one ends
 
 
-def start_ranks_and_compare(fault: str) -> None:
+def start_ranks_and_compare() -> None:
     """Starts three ranks by torchrun, waits, and compares their traces."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(FASTCOLL_TRACE_DUMP=f"{folder}/rank_", FASTCOLL_TRACE_STACKS="1")
         torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"
-        subprocess.run([sys.executable, *torchrun, __file__, fault], check=False)
+        subprocess.run([sys.executable, *torchrun, *sys.argv], check=False)
         subprocess.run([sys.executable, "-m", "fastcoll", "trace", f"{folder}/rank_"], check=False)
 
 
 if __name__ == "__main__":
-    (main if "RANK" in os.environ else start_ranks_and_compare)(sys.argv[1])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("fault", choices=["missing", "mismatch", "died"])
+    parser.add_argument("--timeout", type=float, default=2, help="of the group, in seconds")
+    parser.add_argument("--sleep", type=float, default=4, help="of rank 1, in seconds")
+    options = parser.parse_args()
+    main(**vars(options)) if "RANK" in os.environ else start_ranks_and_compare()

@@ -87,13 +87,26 @@ def remedy(running: str) -> str:
     folder, editable = _sources()
     if folder is not None:
         how = "--editable" if editable else "--force-reinstall"
-        return f"rebuild it, `pip install --no-build-isolation --no-deps {how} {shlex.quote(str(folder))}`"
+        build = f"`pip install --no-build-isolation --no-deps {how} {shlex.quote(str(folder))}`"
+        if editable and _is_installed_beside():
+            return f"leave the folder {folder}, whose sources hide the fastcoll that is installed, or rebuild them, {build}"
+        return f"rebuild it, {build}"
     minor, python = abi_release(running), ".".join(platform.python_version_tuple()[:2])
     wheel = f"fastcoll {__version__}+torch{minor} for Python {python}"
     sentence = f"install the wheel of {wheel} from the source of this one"
     if recorded_torch() in (None, minor):
         return sentence
     return f"{sentence}, or the torch that this one was built for, `pip install '{needed_torch()}'`"
+
+
+def _is_installed_beside() -> bool:
+    """Returns whether another fastcoll, with a compiled module, is installed for this Python."""
+    folders = (found.locate_file("fastcoll") for found in metadata.distributions(name="fastcoll"))
+    return any(
+        not here.samefile(Path(__file__).parent) and any(here.glob("_C*.so"))
+        for here in map(Path, folders)
+        if here.is_dir()
+    )
 
 
 def _sources() -> tuple[Path | None, bool]:

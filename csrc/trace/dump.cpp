@@ -336,7 +336,7 @@ std::string write(const std::string& reason, std::string path) {
   const std::string bytes = dump(reason);
   if (path.empty()) {
     const std::lock_guard<std::mutex> names(all->mutex);
-    path = concat(all->dumpPrefix.empty() ? kDefaultTraceDump : all->dumpPrefix, all->rank);
+    path = concat(all->prefix(), all->rank);
   }
   // Whoever reads while this writes finds the former file or the new one. The name begins with a
   // dot, so that a reader of all files with the prefix does not take it for one of them.

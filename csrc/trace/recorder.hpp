@@ -40,6 +40,7 @@ struct Recorder {
   Ring ring;
   const bool stacks;
   const std::string dumpPrefix;  // empty: nothing is dumped by itself
+  std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
   const int signal;              // 0: none
 
   // Everything below is for calls that fail, groups, stacks and dumps. It is held for moments only,
@@ -58,6 +59,8 @@ struct Recorder {
 
 /// The trace of this process; nullptr when there is none. It lives for ever.
 Recorder* recorder();
+/// Writes the dump and says where it is, or why it could not be written.
+void dumpByItself(const std::string& reason) noexcept;
 void startWatcher(Recorder& recorder);
 
 }  // namespace fastcoll::trace

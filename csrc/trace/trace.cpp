@@ -1,5 +1,9 @@
 #include "trace.hpp"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <exception>
 
 #include "../base/error.hpp"
@@ -50,17 +54,28 @@ bool mustDump(Recorder& all, std::uint32_t group, Dumped how) {
   return true;
 }
 
+/// Says at the start what would only be said when a dump fails, and is lost by then.
+void checkFolder(const std::string& prefix) {
+  if (prefix.empty()) return;
+  const std::size_t slash = prefix.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : prefix.substr(0, slash + 1);
+  if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
+  const int why = errno;
+  log(LogLevel::Warn, concat("FASTCOLL_TRACE_DUMP=", prefix, ": no trace can be written to ", folder,
+                             ": ", std::strerror(why), ". Make this folder, or name another."));
+}
+
+}  // namespace
+
 void dumpByItself(const std::string& reason) noexcept {
   try {
     const std::string path = write(reason);
-    log(LogLevel::Warn, concat("trace written to ", path, " (", reason,
-                               "). Run `python -m fastcoll.trace` to read those of all ranks."));
+    log(LogLevel::Warn, concat("trace written to ", path, " (", reason, "). Run `fastcoll trace ",
+                               recorder()->prefix(), "` to compare those of all ranks."));
   } catch (const std::exception& error) {
     log(LogLevel::Warn, error.what());
   }
 }
-
-}  // namespace
 
 Recorder* recorder() {
   Recorder* const all = current.load(std::memory_order_acquire);
@@ -77,6 +92,7 @@ void begin(const Environment& env, const std::string& version) {
     delete made;
     return;
   }
+  checkFolder(made->dumpPrefix);
   if (!made->dumpPrefix.empty() || made->signal != 0) startWatcher(*made);
 }
 

@@ -55,13 +55,7 @@ void watch(bool looks) {
     if (found < 0 && errno != EINTR) return;
     std::uint64_t rung = 0;
     if (found > 0 && ::read(waits.fd, &rung, sizeof rung) != sizeof rung) rung = 0;
-    if (rung % kEnd != 0) {
-      try {
-        log(LogLevel::Warn, "trace written to " + write("signal"));
-      } catch (const std::exception& error) {
-        log(LogLevel::Warn, error.what());
-      }
-    }
+    if (rung % kEnd != 0) dumpByItself("signal");
     if (looks) {
       std::function<void()> now;
       {

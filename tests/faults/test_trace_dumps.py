@@ -250,3 +250,5 @@ def test_a_dump_that_cannot_be_written_is_said_and_harms_nothing(jobs, tmp_path)
         assert "Detected mismatch" in fault.text
     job.ended_well()
     assert "nowhere/t_0 cannot be written: No such file or directory" in job.log(0)
+    at_start = f"no trace can be written to {tmp_path}/nowhere/: No such file or directory. Make this folder"
+    assert at_start in job.log(0).partition("cannot be written")[0]

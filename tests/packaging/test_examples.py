@@ -139,7 +139,7 @@ def test_which_rank_hangs(tmp_path: Path, fault: str) -> None:
 def test_lines_that_find_the_rank_quotes_are_those_of_the_example() -> None:
     page = (ROOT / "docs" / "faults" / "find-the-rank.md").read_text()
     lines = (EXAMPLES / "which_rank_hangs.py").read_text().splitlines()
-    calls = {"step": "dist.all_reduce(", "main": "step(", "<module>": "main "}
+    calls = {"step": "dist.all_reduce(", "main": "step(", "<module>": "main("}
     quoted = re.findall(r"which_rank_hangs\.py:(\d+) in ([\w<>]+)", page)
     assert {function for _, function in quoted} == calls.keys()
     for line, function in quoted:
