@@ -89,7 +89,7 @@ def remedy(running: str) -> str:
         how = "--editable" if editable else "--force-reinstall"
         build = f"`pip install --no-build-isolation --no-deps {how} {shlex.quote(str(folder))}`"
         if editable and _is_installed_beside():
-            return f"leave the folder {folder}, whose sources hide the fastcoll that is installed, or rebuild them, {build}"
+            return f"leave the folder {folder}, which hides the fastcoll that is installed, or rebuild it, {build}"
         return f"rebuild it, {build}"
     minor, python = abi_release(running), ".".join(platform.python_version_tuple()[:2])
     wheel = f"fastcoll {__version__}+torch{minor} for Python {python}"
@@ -101,11 +101,12 @@ def remedy(running: str) -> str:
 
 def _is_installed_beside() -> bool:
     """Returns whether another fastcoll, with a compiled module, is installed for this Python."""
-    folders = (found.locate_file("fastcoll") for found in metadata.distributions(name="fastcoll"))
+    installed = metadata.distributions(name="fastcoll")
+    folders = (Path(str(one.locate_file("fastcoll"))) for one in installed)
     return any(
-        not here.samefile(Path(__file__).parent) and any(here.glob("_C*.so"))
-        for here in map(Path, folders)
-        if here.is_dir()
+        not folder.samefile(Path(__file__).parent) and any(folder.glob("_C*.so"))
+        for folder in folders
+        if folder.is_dir()
     )
 
 

@@ -41,7 +41,7 @@ struct Recorder {
   const bool stacks;
   const std::string dumpPrefix;  // empty: nothing is dumped by itself
   std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
-  const int signal;              // 0: none
+  const int signal;  // 0: none
 
   // Everything below is for calls that fail, groups, stacks and dumps. It is held for moments only,
   // and nothing else is taken while it is.

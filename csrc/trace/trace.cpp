@@ -61,8 +61,9 @@ void checkFolder(const std::string& prefix) {
   const std::string folder = slash == std::string::npos ? "." : prefix.substr(0, slash + 1);
   if (::access(folder.c_str(), W_OK | X_OK) == 0) return;
   const int why = errno;
-  log(LogLevel::Warn, concat("FASTCOLL_TRACE_DUMP=", prefix, ": no trace can be written to ", folder,
-                             ": ", std::strerror(why), ". Make this folder, or name another."));
+  log(LogLevel::Warn,
+      concat("FASTCOLL_TRACE_DUMP=", prefix, ": no trace can be written to ", folder, ": ",
+             std::strerror(why), ". Make this folder, or name another."));
 }
 
 }  // namespace

@@ -131,13 +131,20 @@ def test_who_installed_a_folder_is_told_of_that_folder(installed) -> None:
     )
 
 
-def test_who_runs_in_the_sources_and_has_one_installed_is_told_to_leave_them(monkeypatch, tmp_path: Path) -> None:
+def test_who_runs_in_the_sources_and_has_one_installed_is_told_to_leave_them(
+    monkeypatch, tmp_path: Path
+) -> None:
     site = tmp_path / "fastcoll"
     site.mkdir()
     found = SimpleNamespace(locate_file=tmp_path.joinpath)
     monkeypatch.setattr(metadata, "distributions", lambda name: [found])
-    assert _built_for.remedy("2.14.1").startswith("rebuild it, ")  # what is beside has no compiled module
+    assert _built_for.remedy("2.14.1").startswith(
+        "rebuild it, "
+    )  # what is beside has no compiled module
     (site / "_C.cpython-311-x86_64-linux-gnu.so").touch()
     sentence = _built_for.remedy("2.14.1")
     assert sentence.startswith(f"leave the folder {ROOT}, ")
-    assert f"or rebuild them, `pip install --no-build-isolation --no-deps --editable {FOLDER}`" in sentence
+    assert (
+        f"or rebuild it, `pip install --no-build-isolation --no-deps --editable {FOLDER}`"
+        in sentence
+    )
