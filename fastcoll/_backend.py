@@ -187,11 +187,7 @@ def _look_at_variables() -> None:
     """Warns of misspelt variables, once in a process."""
     for name in env.unknown():
         near = difflib.get_close_matches(name, [one.name for one in env.VARIABLES], 1, 0.7)
-        meant = (
-            f"Did you mean {near[0]}?"
-            if near
-            else "Run `python -m fastcoll.info` to list the variables."
-        )
+        meant = f"Did you mean {near[0]}?" if near else "Run `fastcoll info` to list the variables."
         warnings.warn(f"fastcoll: unknown variable {name} is ignored. {meant}", stacklevel=2)
 
 

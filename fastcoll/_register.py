@@ -64,5 +64,5 @@ def register() -> None:
 
 
 def registration_error() -> Exception | None:
-    """Returns what the last ``register`` met, or None; ``python -m fastcoll.info`` prints it."""
+    """Returns what the last ``register`` met, or None; ``fastcoll info`` prints it."""
     return _error

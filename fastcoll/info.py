@@ -1,4 +1,4 @@
-"""``python -m fastcoll.info``: versions, loaded libraries, what is available, what is set.
+"""``fastcoll info``: versions, loaded libraries, what is available, what is set.
 
 Attach its output, or that of ``--json``, to a bug report. Inside a training process
 ``groups`` tells which transport each process group uses and why.
@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 if groups of CPU tensors can be made, else 1.
     """
-    parser = argparse.ArgumentParser(prog="python -m fastcoll.info", description=__doc__)
+    parser = argparse.ArgumentParser(prog="fastcoll info", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     report = collect()

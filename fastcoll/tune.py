@@ -1,4 +1,4 @@
-"""``python -m fastcoll.tune``: measures the tuning table of this host and writes it where it is found.
+"""``fastcoll tune``: measures the tuning table of this host and writes it where it is found.
 
     fastcoll tune                            measure with 2 ranks, write the table of this host
     fastcoll tune --nproc 8 --output tuning.json                 use it with FASTCOLL_TUNING=tuning.json
@@ -147,7 +147,7 @@ def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m fastcoll.tune", description="Measures the tuning table of this host."
+        prog="fastcoll tune", description="Measures the tuning table of this host."
     )
     add = parser.add_argument
     add("--nproc", type=int, default=2, help="ranks to measure with (%(default)s)")

@@ -1,4 +1,4 @@
-"""The half of ``python -m fastcoll.tune`` that measures on devices: which algorithm for which size, what to fuse.
+"""The half of ``fastcoll tune`` that measures on devices: which algorithm for which size, what to fuse.
 
     torchrun --nproc-per-node 8 -m fastcoll.tune --device cuda       as many ranks as the runs to come
 

@@ -1,4 +1,4 @@
-"""The part of ``python -m fastcoll.tune`` that measures the network between hosts.
+"""The part of ``fastcoll tune`` that measures the network between hosts.
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m fastcoll.tune --hosts
 

@@ -1,4 +1,4 @@
-"""What ``python -m fastcoll.tune`` does with times on any device: takes them, and finds where to change ways."""
+"""What ``fastcoll tune`` does with times on any device: takes them, and finds where to change ways."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tuning table of this host: at which sizes one way of doing a collective gives way to another.
 
-``python -m fastcoll.tune`` measures a table and writes it where ``load`` finds it. A table counts only
+``fastcoll tune`` measures a table and writes it where ``load`` finds it. A table counts only
 on the machine that it names, so that a home folder shared by different machines does no harm. All ranks of
 a group must use the same table; the rendezvous refuses anything else.
 """
@@ -25,7 +25,7 @@ __all__ = ["FIELDS", "SHIPPED", "Loaded", "host_path", "load", "machine_name", "
 
 SHIPPED = Path(__file__).with_name("default_tuning.json")
 FIELDS = tuple(name for name in dir(C.Tuning) if name.endswith("_bytes"))
-_ANEW = "Write the table anew with `python -m fastcoll.tune`."
+_ANEW = "Write the table anew with `fastcoll tune`."
 _MOST = 1 << 62
 
 
@@ -89,7 +89,7 @@ def parse(text: str, source: Path) -> Loaded:
         machine, values, section = record["machine"], record["table"], record.get("device")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{source}: expected a tuning table as `python -m fastcoll.tune` writes it, "
+            f"{source}: expected a tuning table as `fastcoll tune` writes it, "
             f"got what cannot be read as one ({type(error).__name__}: {error}). {_ANEW}"
         ) from None
     table = C.Tuning()

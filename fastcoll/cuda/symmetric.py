@@ -145,7 +145,7 @@ def reason_against(records: Sequence[dict[str, Any]]) -> str:
     measured = Thresholds(**wish["thresholds"]).kernel_bytes
     if wish["algorithm"] == "auto" and not measured:
         return (
-            "no limit of a kernel was measured on these devices. Run `python -m fastcoll.tune --device cuda`, or set "
+            "no limit of a kernel was measured on these devices. Run `fastcoll tune --device cuda`, or set "
             "FASTCOLL_ALGO"
         )
     if len(records) > _MOST_RANKS:

@@ -2,7 +2,7 @@
 
 By itself, as every group reads the tuning table, also those that never see a device.
 
-Kernels serve no all-reduce by default: no limit of theirs was measured on any GPU. ``python -m fastcoll.tune --device
+Kernels serve no all-reduce by default: no limit of theirs was measured on any GPU. ``fastcoll tune --device
 cuda`` measures them on a machine and writes a table; FASTCOLL_ALGO asks for an algorithm whatever the table has.
 """
 

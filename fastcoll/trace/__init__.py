@@ -3,7 +3,7 @@
 Every group keeps a trace, at a cost of some 0.05 to 0.2 us a call: the last FASTCOLL_TRACE_SIZE calls with their
 sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``dump`` returns
 it in the form that torch's ``torchfrtrace`` reads; with FASTCOLL_TRACE_DUMP each rank writes it to a file when a
-group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``python -m fastcoll.trace PREFIX`` merges those of all
+group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``fastcoll trace PREFIX`` merges those of all
 ranks and names the rank that diverged.
 """
 

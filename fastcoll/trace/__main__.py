@@ -1,4 +1,4 @@
-"""``python -m fastcoll.trace PREFIX``: reads the dumps of all ranks and says which rank diverged where.
+"""``fastcoll trace PREFIX``: reads the dumps of all ranks and says which rank diverged where.
 
 PREFIX is what FASTCOLL_TRACE_DUMP was, or a folder of dumps. The exit status is 0 if the ranks agree, 1 if they
 do not, 2 if there is nothing to read.
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report and returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fastcoll.trace", description=__doc__)
+    parser = argparse.ArgumentParser(prog="fastcoll trace", description=__doc__)
     parser.add_argument("prefix", help="the dumps' names without the rank, or their folder")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""`python -m fastcoll.info` and what it is made of."""
+"""`fastcoll info` and what it is made of."""
 
 import json
 import os
