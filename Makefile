@@ -56,7 +56,7 @@ CLANG_FORMAT = '$(PYTHON)' -c 'import clang_format; clang_format.clang_format()'
 
 .PHONY: demo test test-all mutants suites lint format build faults soak model fuzz sanitize bench gpu gpu-kernels gpu-engine gpu-gradients kernels-matrix sdist wheels peers hosts docs clients clean
 
-demo: $(STAMPS)/test $(STAMPS)/build
+demo: $(STAMPS)/demo $(STAMPS)/build
 	'$(PYTHON)' -m fastcoll demo
 
 # Ranks wait more than they compute: three workers keep two cores busy. A file stays with one worker, which keeps its
@@ -252,7 +252,7 @@ $(STAMPS)/build: $(METADATA) $(CSRC) $(ENVIRONMENT)
 	touch $@
 
 OR_TRITON := import importlib.util as u; print("" if u.find_spec("triton") else "triton==3.7.1")
-# What the extras `test` and `dev` ask for; fastcoll itself is installed by now and stays as it is.
-$(STAMPS)/test $(STAMPS)/dev: pyproject.toml | $(STAMPS)/build
-	$(INSTALL) 'fastcoll[$(@F)]' $$('$(PYTHON)' -c '$(OR_TRITON)')
+# What the extras `demo`, `test` and `dev` ask for; fastcoll itself is installed by now and stays as it is.
+$(STAMPS)/demo $(STAMPS)/test $(STAMPS)/dev: pyproject.toml | $(STAMPS)/build
+	$(INSTALL) 'fastcoll[$(@F)]' $(if $(filter demo,$(@F)),,$$('$(PYTHON)' -c '$(OR_TRITON)'))
 	touch $@
