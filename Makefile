@@ -1,6 +1,7 @@
 # make demo     train on 2 ranks with fastcoll, and with gloo beside it
 # make test     the tests for every change: 4 minutes on 2 cores
-# make test-all every test, with new examples of hypothesis: 12 minutes on 2 cores; SEED repeats a run
+# make test-all every test, with new examples of hypothesis: 12 minutes on 2 cores; SEED repeats a run, and AFTER_TEST=1
+#               leaves out what `make test` has just run in the same way
 # make lint     all static checks; make format repairs what can be repaired
 # make docs     the site of docs/, into build/site, by BUILDER: mkdocs, or zensical
 # make build    compile and install into the environment in use
@@ -70,7 +71,7 @@ test: $(STAMPS)/test $(STAMPS)/build
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-all: $(STAMPS)/test $(STAMPS)/build
 	echo 'SEED=$(SEED)'
-	$(PYTEST) -m 'not gpu' --hypothesis-profile=drawn --hypothesis-seed=$(SEED)
+	$(PYTEST) -m '$(if $(AFTER_TEST),(full or hypothesis) and )not gpu' --hypothesis-profile=drawn --hypothesis-seed=$(SEED)
 
 MUTANTS ?=
 mutants: $(STAMPS)/test $(STAMPS)/build
