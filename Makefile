@@ -1,6 +1,6 @@
 # make demo     train on 2 ranks with fastcoll, and with gloo beside it
-# make test     the tests for every change: 4 minutes on 2 cores
-# make test-all every test, with new examples of hypothesis: 12 minutes on 2 cores; SEED repeats a run, and AFTER_TEST=1
+# make test     the tests for every change: 4 to 10 minutes on 2 cores
+# make test-all every test, with new examples of hypothesis: 10 to 26 minutes on 2 cores; SEED repeats a run, and AFTER_TEST=1
 #               leaves out what `make test` has just run in the same way
 # make lint     all static checks; make format repairs what can be repaired
 # make docs     the site of docs/, into build/site, by BUILDER: mkdocs, or zensical
