@@ -49,7 +49,7 @@ endif
 TORCH_HERE := $(if $(ENVIRONMENT),$(TORCH),$(shell '$(PYTHON)' -c 'from importlib import metadata; print(metadata.version("torch"))'))
 STAMPS := build/stamps/$(shell echo "$(PYTHON) $(TORCH_HERE)" | cksum | cut -d' ' -f1)
 METADATA := setup.py pyproject.toml fastcoll/_version.py $(wildcard build_backend/*.py)
-CSRC := $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
+CSRC := fastcoll/settings.def $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.def')
 CPP := $(shell find csrc tests/cpp tests/fake_nccl tests/recording_device/csrc \( -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.c' -o -name '*.h' \) 2>/dev/null)
 INSTALL = '$(PYTHON)' -m pip install --disable-pip-version-check --quiet
 # Not by its name: the folder of an active environment's scripts need not be on PATH.

@@ -208,10 +208,8 @@ def _variables() -> list[str]:
     for group in env.GROUPS:
         rows = []
         for one in (each for each in env.VARIABLES if each.group == group):
-            between = " to " if isinstance(one.default, int) else ", "
-            allowed = between.join(map(str, one.allowed)) or "text"
             default = "unset" if one.default == "" else f"{one.default}"
-            rows.append([f"`{one.name}`", one.meaning, allowed, default])
+            rows.append([f"`{one.name}`", one.meaning, one.values, default])
         table = _table("variable | meaning | values | default", rows, 4)
         lines += [*([""] if lines else []), f"## {group}", "", *table]
     return lines

@@ -13,7 +13,8 @@ namespace py = pybind11;
 using fastcoll::NcclConfig;
 using fastcoll::Options;
 using fastcoll::ProcessGroupFastcoll;
-using fastcoll::TransportChoice;
+using fastcoll::Setting;
+using fastcoll::Settings;
 using fastcoll::TuningTable;
 
 namespace {
@@ -21,57 +22,34 @@ namespace {
 template <typename T>
 using Ref = c10::intrusive_ptr<T>;
 
-const char* transportName(TransportChoice choice) {
-  switch (choice) {
-    case TransportChoice::Shm:
-      return "shm";
-    case TransportChoice::Gloo:
-      return "gloo";
-    default:
-      return "auto";
-  }
-}
-
-TransportChoice transportOf(const std::string& name) {
-  if (name == "auto") return TransportChoice::Auto;
-  if (name == "shm") return TransportChoice::Shm;
-  if (name == "gloo") return TransportChoice::Gloo;
-  throw py::value_error("fastcoll.Options: expected transport 'auto', 'shm' or 'gloo', got '" +
-                        name + "'");
-}
-
-std::size_t ringBytesOf(long long bytes) {
-  if (bytes < (16 << 10) || bytes > (1 << 30)) {
-    throw py::value_error("fastcoll.Options: expected ring_bytes from 16384 to 1073741824, got " +
-                          std::to_string(bytes));
-  }
-  return bytes;
-}
-
-int linkSecondsOf(long long seconds) {
-  if (seconds < 0 || seconds > 86400) {
-    throw py::value_error("fastcoll.Options: expected link_seconds from 0 to 86400, got " +
-                          std::to_string(seconds));
-  }
-  return static_cast<int>(seconds);
-}
-
-Ref<Options> newOptions(std::chrono::milliseconds timeout, const std::string& transport,
-                        long long ringBytes, int spinMicros, long long linkSeconds,
-                        bool sharedTensors, bool sharedBuckets,
-                        const std::optional<TuningTable>& tuning, bool highPriorityStream,
-                        bool blockingWait) {
+/// Options(timeout, **fields): each field is set as an attribute is.
+Ref<Options> newOptions(std::chrono::milliseconds timeout, const py::kwargs& fields) {
   auto options = c10::make_intrusive<Options>(timeout);
-  options->transport = transportOf(transport);
-  options->ringBytes = ringBytesOf(ringBytes);
-  options->spinMicros = spinMicros;
-  options->linkSeconds = linkSecondsOf(linkSeconds);
-  options->sharedTensors = sharedTensors;
-  options->sharedBuckets = sharedBuckets;
-  options->tuning = tuning;
-  options->highPriorityStream = highPriorityStream;
-  options->blockingWait = blockingWait;
+  const py::object attributes = py::cast(options);
+  for (const auto& [name, value] : fields) {
+    if (!py::hasattr(attributes, name)) {
+      throw py::type_error("fastcoll.Options: no field is named '" + name.cast<std::string>() +
+                           "'. help(fastcoll.Options) lists them.");
+    }
+    py::setattr(attributes, name, value);
+  }
   return options;
+}
+
+/// The settings of a group, as fields of its options.
+void bindSettings(py::class_<Options, c10d::Backend::Options, Ref<Options>>& options) {
+  Settings::each([&options](const Setting& setting, auto field) {
+    if (!setting.ofGroup) return;
+    using Value = std::decay_t<decltype(Settings{}.*field)>;
+    const std::string name = setting.option();
+    options.def_property(
+        name.c_str(), [field](const Options& o) { return o.settings.*field; },
+        [field, setting, name](Options& o, const Value& value) {
+          const std::string text = fastcoll::concat(value);
+          const std::string given = fastcoll::concat("fastcoll.Options: ", name, "=", text);
+          fastcoll::translated([&] { setting.parse(given, text, o.settings.*field); });
+        });
+  });
 }
 
 py::object pools(const char* name) {
@@ -175,33 +153,18 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("n_channels_per_net_peer", &NcclConfig::channelsPerNetPeer)
       .def_readwrite("nvlink_centric_sched", &NcclConfig::nvlinkCentricSched);
 
-  py::class_<Options, c10d::Backend::Options, Ref<Options>>(m, "Options")
-      .def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout,
-           py::arg("transport") = "auto", py::arg("ring_bytes") = std::size_t{2} << 20,
-           py::arg("spin_us") = -1, py::arg("link_seconds") = 10, py::arg("shared_tensors") = false,
-           py::arg("shared_buckets") = true, py::arg("tuning") = std::nullopt,
-           py::arg("is_high_priority_stream") = true, py::arg("blocking_wait") = false)
+  py::class_<Options, c10d::Backend::Options, Ref<Options>> options(m, "Options");
+  options.def(py::init(&newOptions), py::arg("timeout") = kBackendDefaultTimeout)
       .def_property(
           "timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
-      .def_property(
-          "transport", [](const Options& o) { return transportName(o.transport); },
-          [](Options& o, const std::string& name) { o.transport = transportOf(name); })
-      .def_property(
-          "ring_bytes", [](const Options& o) { return o.ringBytes; },
-          [](Options& o, long long bytes) { o.ringBytes = ringBytesOf(bytes); })
-      .def_readwrite("spin_us", &Options::spinMicros)
-      .def_property(
-          "link_seconds", [](const Options& o) { return o.linkSeconds; },
-          [](Options& o, long long seconds) { o.linkSeconds = linkSecondsOf(seconds); })
-      .def_readwrite("shared_tensors", &Options::sharedTensors)
-      .def_readwrite("shared_buckets", &Options::sharedBuckets)
       .def_readwrite("tuning", &Options::tuning)
       .def_readwrite("is_high_priority_stream", &Options::highPriorityStream)
       .def_readwrite("blocking_wait", &Options::blockingWait)
       .def_readwrite("config", &Options::config)
       .def("__copy__", &copyOf)
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return copyOf(o); });
+  bindSettings(options);
 
   py::class_<ProcessGroupFastcoll, c10d::Backend, Ref<ProcessGroupFastcoll>>(m,
                                                                              "ProcessGroupFastcoll")

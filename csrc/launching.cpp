@@ -120,34 +120,16 @@ bool ProcessGroupFastcoll::collecting(WorkRef& work) {
 
 namespace {
 
-/// A task whose work is told of its end.
-class WorkTask : public Task {
+/// Tells a work.
+class WorkCompletion : public Completion {
  public:
-  WorkTask(std::shared_ptr<TensorTask> inner, c10::intrusive_ptr<CollectiveWork> work)
-      : inner_(std::move(inner)), work_(std::move(work)) {
-    // What the engine reads; the messages stay with the inner task.
-    request.collective = inner_->request.collective;
-    request.dtype = inner_->request.dtype;
-    request.op = inner_->request.op;
-    request.root = inner_->request.root;
-    request.count = inner_->request.count;
-    request.timeout = inner_->request.timeout;
-    draft = inner_->draft;
-  }
-  void prepare() override { inner_->prepare(); }
-  void transfer(const RunOne& runOne) override {
-    inner_->request.seq = request.seq;
-    inner_->transfer(runOne);
-  }
-  void finish() override { inner_->finish(); }
-  void complete(std::exception_ptr fault) noexcept override {
-    inner_.reset();  // lets go of the tensors before anybody is told
-    std::exchange(work_, nullptr)->markDone(fault);
+  explicit WorkCompletion(c10::intrusive_ptr<CollectiveWork> work) : work_(std::move(work)) {}
+  void complete(std::exception_ptr ended) noexcept override {
+    std::exchange(work_, nullptr)->markDone(std::move(ended));
   }
   bool callsBack() override { return work_->callsBack(); }
 
  private:
-  std::shared_ptr<TensorTask> inner_;
   c10::intrusive_ptr<CollectiveWork> work_;
 };
 
@@ -178,28 +160,26 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   auto work = c10::make_intrusive<CollectiveWork>(rank_, call.type, call.title,
                                                   std::optional<Tensors>(std::move(call.inputs)),
                                                   std::move(call.outputs), 0, std::move(terms));
-  auto tracked = std::make_shared<WorkTask>(std::move(task), work);
   if (!call.async && !coalescing) {
     // Inline, but the profiler sees the span of a work, or torch lists it.
     try {
-      engine_->runInline(tracked);
+      engine_->runInline(task);
     } catch (...) {
-      tracked->complete(std::current_exception());
+      work->markDone(std::current_exception());
       throw;
     }
-    work->setSequence(tracked->request.seq);
-    work->attach(engine_, tracked);
-    tracked->complete(nullptr);
+    work->setSequence(task->request.seq);
+    work->markDone(nullptr);
     return work;
   }
-  work->attach(engine_, tracked);
+  task->completion = std::make_shared<WorkCompletion>(work);
+  work->attach(engine_, task->completion);
   try {
-    engine_->submit(tracked);
+    work->setSequence(engine_->submit(std::move(task)));
   } catch (...) {
-    tracked->complete(std::current_exception());
+    work->markDone(std::current_exception());
     throw;
   }
-  work->setSequence(tracked->request.seq);
   WorkRef result = work;
   if (coalescing) collecting(result);
   return result;

@@ -55,9 +55,9 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   config.watchdog.name = name_;
   config.watchdog.rank = rank_;
   config.watchdog.size = size_;
-  const Environment env = Environment::read();
-  config.watchdog.tearsDown = env.tearsDown;
-  config.watchdog.heartbeat = std::chrono::seconds(env.heartbeatSeconds);
+  const Settings& settings = engine_->config().settings;
+  config.watchdog.tearsDown = settings.errorHandling == "teardown";
+  config.watchdog.heartbeat = std::chrono::seconds(settings.heartbeatSeconds);
   config.watchdog.failing = [hooks = abortHooks_] { hooks->callElsewhere(); };
   config.highPriority = options_->highPriorityStream;
   // A group fails as one: its CPU tensors' engine tells the ranks of this host at once. On another

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "algorithms/tuning.hpp"
-#include "base/env.hpp"
+#include "base/settings.hpp"
 #include "device/nccl_config.hpp"
 #include "torch_version.hpp"
 
@@ -20,14 +20,8 @@ struct Options : c10d::Backend::Options {
     return c10::make_intrusive<Options>(*this);
   }
 
-  TransportChoice transport = TransportChoice::Auto;
-  std::size_t ringBytes = std::size_t{2} << 20;  // shared memory through which a rank's data goes
-  int spinMicros = -1;                           // before sleeping; -1: by the ranks' cores
-  int linkSeconds = 10;  // of silence, after which another host counts as lost; 0: TCP's own bounds
-  /// Whether torch allocates CPU tensors in shared memory from now on; of the whole process.
-  bool sharedTensors = false;
-  /// Whether DDP is told that it may allocate its buckets here (allocateTensor).
-  bool sharedBuckets = true;
+  /// Those of a group are fields of Options in Python too.
+  Settings settings;
   /// Sizes at which algorithms change; nullopt: fastcoll/tuning.py loads the table of the host.
   std::optional<TuningTable> tuning;
   /// Of the streams on which asynchronous calls on device tensors run.

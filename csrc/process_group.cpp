@@ -23,31 +23,25 @@ Living<CpuEngine>& livingEngines() {
 }
 
 EngineConfig configOf(const Options& options, const std::string& name, int rank, int size) {
-  const Environment env = Environment::read();
   EngineConfig config;
   config.name = name;
   config.rank = rank;
   config.size = size;
-  config.ringBytes = env.ringBytesIsSet ? env.ringBytes : options.ringBytes;
+  config.settings = options.settings.withEnvironment();
   // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
-  config.ringBytes = std::max<std::size_t>(config.ringBytes, 4 * 64 * size);
-  config.ringBytes = roundToPage(config.ringBytes);
+  std::int64_t& ring = config.settings.ringBytes;
+  ring = roundToPage(std::max<std::size_t>(ring, 4 * 64 * size));
   config.tuning = options.tuning.value_or(TuningTable{});
-  config.spinMicros = env.spinMicrosIsSet ? env.spinMicros : options.spinMicros;
-  config.transport = env.transportIsSet ? env.transport : options.transport;
-  config.stores = env.stores;
-  config.arenaBytes = env.arenaBytes;
-  config.hostId = env.hostId;
   config.version = FASTCOLL_VERSION;
-  if (env.isa != "auto") setReduceIsa(env.isa.c_str());
+  const std::string& isa = config.settings.isa;
+  if (isa != "auto") setReduceIsa(isa.c_str());
   return config;
 }
 
 /// Makes the way to other hosts. It holds the store, not the group: the engine may outlive that.
 CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
-                                 const Options& options) {
-  const Environment env = Environment::read();
-  const std::chrono::seconds silence(env.linkSecondsIsSet ? env.linkSeconds : options.linkSeconds);
+                                 const Settings& settings) {
+  const std::chrono::seconds silence(settings.linkSeconds);
   return [store, silence] { return std::make_shared<GlooNetwork>(store, glooFactory(), silence); };
 }
 
@@ -72,8 +66,9 @@ ProcessGroupFastcoll::ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store
     }
     EngineConfig config = configOf(*options_, name_, rank, size);
     config.failing = [hooks = abortHooks_] { hooks->call(); };
+    auto network = networkOf(store_, config.settings);
     engine_ = std::make_shared<CpuEngine>(std::move(config), std::make_unique<StoreAdapter>(store_),
-                                          networkOf(store_, *options_));
+                                          std::move(network));
     livingEngines().add(engine_);
     shareTensors();
   });

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/living.hpp"
+#include "base/log.hpp"
 #include "device/device_engine.hpp"
 #include "engine/abort_hooks.hpp"
 #include "engine/cpu_engine.hpp"

@@ -11,9 +11,9 @@
 #include <exception>
 #include <utility>
 
-#include "base/env.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
+#include "base/log.hpp"
 
 namespace fastcoll {
 namespace {

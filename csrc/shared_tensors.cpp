@@ -10,19 +10,17 @@ namespace fastcoll {
 
 /// From here on torch allocates in shared memory, if that is asked for and anybody may read it.
 void ProcessGroupFastcoll::shareTensors() const {
-  const Environment env = Environment::read();
-  const EngineConfig& config = engine_->config();
-  const bool wanted = env.sharedTensorsIsSet ? env.sharedTensors : options_->sharedTensors;
-  if (!wanted || config.size == 1 || config.transport == TransportChoice::Gloo) return;
-  SharedAllocator::install(engine_->process(), config.arenaBytes);
+  const Settings& settings = engine_->config().settings;
+  if (!settings.sharedTensors || size_ == 1 || settings.transport == "gloo") return;
+  SharedAllocator::install(engine_->process(), settings.arenaBytes);
 }
 
 bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
   if (device >= 0) return false;
-  const Environment env = Environment::read();
-  if (!(env.sharedBucketsIsSet ? env.sharedBuckets : options_->sharedBuckets)) return false;
+  const Settings& settings = engine_->config().settings;
+  if (!settings.sharedBuckets) return false;
   // DDP broadcasts before it allocates: by then the ranks know what they share.
-  return size_ > 1 && engine_->config().transport != TransportChoice::Gloo && !engine_->isRemote();
+  return size_ > 1 && settings.transport != "gloo" && !engine_->isRemote();
 }
 
 /// For torch, which asks for buckets as it would ask for any memory: they need not be shared.
@@ -55,7 +53,7 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
       throw Error(ErrorKind::Value, concat(site("allocate_tensor").prefix(),
                                            "expected a size of at least 0, got ", size));
     }
-    engine_->process()->start(engine_->config().arenaBytes);
+    engine_->process()->start(engine_->config().settings.arenaBytes);
     std::shared_ptr<Arena> arena = engine_->process()->arena();
     const std::size_t bytes = size * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));

@@ -66,53 +66,20 @@ std::size_t bytesOf(const at::Tensor& tensor) {
 }  // namespace
 
 std::string CallSite::prefix() const {
-  return concat("fastcoll.", name, " [group '", *group, "', rank ", rank, "/", size, "]: ");
+  const struct {
+    const std::string& name;
+    int rank, size;
+  } all{*group, rank, size};
+  return errorHead(name, all);
 }
 
 DType dtypeOf(at::ScalarType type) {
   switch (type) {
-    case at::kByte:
-      return DType::UInt8;
-    case at::kChar:
-      return DType::Int8;
-    case at::kShort:
-      return DType::Int16;
-    case at::kUInt16:
-      return DType::UInt16;
-    case at::kInt:
-      return DType::Int32;
-    case at::kUInt32:
-      return DType::UInt32;
-    case at::kLong:
-      return DType::Int64;
-    case at::kUInt64:
-      return DType::UInt64;
-    case at::kBool:
-      return DType::Bool;
-    case at::kHalf:
-      return DType::Float16;
-    case at::kBFloat16:
-      return DType::BFloat16;
-    case at::kFloat:
-      return DType::Float32;
-    case at::kDouble:
-      return DType::Float64;
-    case at::kComplexHalf:
-      return DType::Complex32;
-    case at::kComplexFloat:
-      return DType::Complex64;
-    case at::kComplexDouble:
-      return DType::Complex128;
-    case at::kFloat8_e5m2:
-      return DType::Float8E5M2;
-    case at::kFloat8_e4m3fn:
-      return DType::Float8E4M3FN;
-    case at::kFloat8_e5m2fnuz:
-      return DType::Float8E5M2FNUZ;
-    case at::kFloat8_e4m3fnuz:
-      return DType::Float8E4M3FNUZ;
-    case at::kFloat8_e8m0fnu:
-      return DType::Float8E8M0FNU;
+#define DTYPE(name, torch, ...) \
+  case at::ScalarType::torch:   \
+    return DType::name;
+#include "base/dtypes.def"
+#undef DTYPE
     default:
       return DType::Opaque;
   }

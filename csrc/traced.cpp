@@ -141,7 +141,7 @@ void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, cons
 // --- groups --------------------------------------------------------------------------------------
 
 void ProcessGroupFastcoll::beginTrace() {
-  trace::begin(Environment::read(), FASTCOLL_VERSION);
+  trace::begin(engine_->config().settings, FASTCOLL_VERSION);
   const auto& ranks = options_->global_ranks_in_group;
   const std::size_t mine = rank_;
   trace::setRank(mine < ranks.size() ? static_cast<int>(ranks[mine]) : rank_);

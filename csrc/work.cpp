@@ -130,14 +130,14 @@ float WorkFastcoll::getDuration() const {
 bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
   const auto engine = this->engine();
   if (engine == nullptr) return true;
-  if (until) return engine->waitUntil(*task_, *until);
-  engine->wait(*task_);
+  if (until) return engine->waitUntil(*completion_, *until);
+  engine->wait(*completion_);
   return true;
 }
 
 void CollectiveWork::transferEnded() noexcept {
-  // An inline work ends before it is attached.
-  if (task_ != nullptr) task_->done.store(true, std::memory_order_release);
+  // An inline work is attached to none.
+  if (completion_ != nullptr) completion_->done.store(true, std::memory_order_release);
   EngineWork::transferEnded();
 }
 

@@ -103,8 +103,8 @@ class EngineWork : public WorkFastcoll {
 class CollectiveWork : public EngineWork {
  public:
   using EngineWork::EngineWork;
-  void attach(std::shared_ptr<CpuEngine> engine, TaskRef task) {
-    task_ = std::move(task);
+  void attach(std::shared_ptr<CpuEngine> engine, std::shared_ptr<Completion> completion) {
+    completion_ = std::move(completion);
     EngineWork::attach(std::move(engine));
   }
 
@@ -113,7 +113,7 @@ class CollectiveWork : public EngineWork {
   void transferEnded() noexcept override;
 
  private:
-  TaskRef task_;
+  std::shared_ptr<Completion> completion_;
 };
 
 /// A send or receive.

@@ -44,6 +44,7 @@ def step(elements: int = 1000) -> None:
 
 def main(fault: str, timeout: float, sleep: float) -> None:
     """Does five steps, then the one that goes wrong."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all when one dies: traces first
     dist.init_process_group("fastcoll", timeout=timedelta(seconds=timeout))
     for _ in range(5):
         step()
@@ -55,7 +56,6 @@ def main(fault: str, timeout: float, sleep: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with contextlib.suppress(dist.DistBackendError):
         step(1001 if odd and fault == "mismatch" else 1000)
-    time.sleep(1)  # torchrun ends all ranks when the first one ends
 
 
 def start_ranks_and_compare() -> None:

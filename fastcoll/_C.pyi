@@ -277,6 +277,7 @@ class Options(Backend.Options):
     def __init__(
         self,
         timeout: timedelta = ...,
+        *,
         transport: str = "auto",
         ring_bytes: int = 2097152,
         spin_us: int = -1,
@@ -286,6 +287,7 @@ class Options(Backend.Options):
         tuning: Tuning | None = None,
         is_high_priority_stream: bool = True,
         blocking_wait: bool = False,
+        config: NcclConfig = ...,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...

@@ -85,23 +85,12 @@ def blocks() -> Iterator[str]:
 
 
 def variables() -> Iterator[str]:
-    """The pages name each variable of fastcoll/env.py, and no other; csrc/base/env.cpp allows the same numbers."""
+    """The pages name each variable of fastcoll/settings.def, and no other."""
     known = {one.name: one for one in load("fastcoll/env.py").VARIABLES}
     named = {name for page in PAGES for name in re.findall(r"FASTCOLL_[A-Z_]+\b", page.read_text())}
     named = {name for name in named if not name.startswith("FASTCOLL_TEST_")}
     for name in sorted(named ^ known.keys()):
-        yield f"{name}: {'no page' if name in known else 'not fastcoll/env.py, but a page'} has it"
-    source = read("csrc/base/env.cpp")
-    in_cpp = {name for name, one in known.items() if one.read_in_cpp}
-    for name in sorted(set(re.findall(r"FASTCOLL_[A-Z_]+", source)) ^ in_cpp):
-        yield f"{name}: fastcoll/env.py and csrc/base/env.cpp differ on which language reads it"
-    bound = r"(-?\d+)(?:LL)?(?: << (\d+))?"
-    found = re.findall(rf'integer\("(\w+)", text, {bound}, {bound}\)', source)
-    bounds = {name: (int(a) << int(b or 0), int(c) << int(d or 0)) for name, a, b, c, d in found}
-    numbers = {n: one.allowed for n, one in known.items() if isinstance(one.default, int)}
-    for name in sorted(numbers.keys() | bounds):
-        if bounds.get(name) != numbers.get(name):
-            yield f"{name}: {numbers.get(name)} in fastcoll/env.py, {bounds.get(name)} in env.cpp"
+        yield f"{name}: {'no page' if name in known else 'not fastcoll/settings.def, but a page'} has it"
 
 
 def errors() -> Iterator[str]:

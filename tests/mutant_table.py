@@ -184,9 +184,9 @@ MUTANTS = (
     Mutant(
         "option_wins_over_the_variable",
         "environment",
-        "csrc/process_group.cpp",
-        "env.transportIsSet ? env.transport : options.transport;",
-        "options.transport == TransportChoice::Auto ? env.transport : options.transport;",
+        "csrc/base/settings.cpp",
+        "if (text.empty()) return;",
+        "if (text.empty() || all.*member != Settings{}.*member) return;",
         ("tests/transport/test_choice.py",),
     ),
     Mutant(
@@ -299,9 +299,9 @@ MUTANTS = (
     Mutant(
         "bfloat16_has_the_code_of_float16",
         "NCCL",
-        "csrc/device/nccl_types.cpp",
-        "return WireType{9, 1};",
-        "return WireType{6, 1};",
+        "csrc/base/dtypes.def",
+        "Floating, true,   9)",
+        "Floating, true,   6)",
         ("tests/device/test_device_engine.py",),
     ),
     Mutant(

@@ -1,7 +1,9 @@
 // The collectives and messages that every engine knows, and their names.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace fastcoll {
 
@@ -20,6 +22,12 @@ enum class Collective : std::uint8_t {
 };
 
 /// torch.distributed's name: "all_reduce".
-const char* collectiveName(Collective collective);
+inline const char* collectiveName(Collective collective) {
+  constexpr const char* kNames[] = {
+      "all_reduce",     "broadcast",  "reduce",  "all_gather", "gather", "scatter",
+      "reduce_scatter", "all_to_all", "barrier", "send",       "recv"};
+  const auto number = static_cast<std::size_t>(collective);
+  return number < std::size(kNames) ? kNames[number] : "unknown";
+}
 
 }  // namespace fastcoll

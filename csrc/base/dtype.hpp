@@ -8,29 +8,9 @@
 namespace fastcoll {
 
 enum class DType : std::uint8_t {
-  UInt8,
-  Int8,
-  UInt16,
-  Int16,
-  UInt32,
-  Int32,
-  UInt64,
-  Int64,
-  Bool,
-  Float16,
-  BFloat16,
-  Float32,
-  Float64,
-  Complex64,   // two float32
-  Complex128,  // two float64
-  // Types that travel but are never summed.
-  Complex32,
-  Float8E5M2,
-  Float8E4M3FN,
-  Float8E5M2FNUZ,
-  Float8E4M3FNUZ,
-  Float8E8M0FNU,
-  Opaque,  // any other type whose elements are plain bytes; counted in bytes
+#define DTYPE(name, ...) name,
+#include "dtypes.def"
+#undef DTYPE
 };
 
 enum class ReduceOp : std::uint8_t {
@@ -50,6 +30,13 @@ enum class ReduceOp : std::uint8_t {
 std::size_t elementSize(DType dtype);
 /// The type of a complex number's parts; any other type itself.
 DType partOf(DType dtype);
+bool isComplex(DType dtype);
+/// A real floating-point type.
+bool isFloating(DType dtype);
+/// Whether tensors of this type can be reduced on the CPU.
+bool isSummed(DType dtype);
+/// ncclDataType_t of one element, or of a complex number's part; -1: NCCL has none.
+int ncclNumber(DType dtype);
 /// The name torch prints, without "torch.": "float32".
 const char* dtypeName(DType dtype);
 /// The name torch.distributed.ReduceOp uses: "SUM".

@@ -2,6 +2,8 @@
 // (csrc/process_group*) translates its kind into the Python exception class that torch users catch.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -52,6 +54,23 @@ std::string concat(const Parts&... parts) {
   std::string text;
   (appendTo(text, parts), ...);
   return text;
+}
+
+/// The head of an error of a group: "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: ". A call
+/// that is not numbered has no seq. The group is anything with a name, a rank and a size.
+template <typename Group>
+std::string errorHead(const char* call, const Group& group,
+                      std::optional<std::uint64_t> seq = std::nullopt) {
+  const std::string number = seq ? concat(", seq ", *seq) : "";
+  return concat("fastcoll.", call, " [group '", group.name, "', rank ", group.rank, "/", group.size,
+                number, "]: ");
+}
+
+/// An error's text without that head, for ranks whose call is another.
+inline std::string causeOf(const Error& error) {
+  const std::string text = error.what();
+  const auto end = text.find("]: ");
+  return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
 }
 
 // What to do about faults that several layers meet: the end of an error's text.

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "../base/env.hpp"
 #include "../base/fork.hpp"
+#include "../base/log.hpp"
 #include "capture.hpp"
 
 namespace fastcoll {
@@ -78,9 +78,7 @@ bool DeviceEngine::forked() const {
 
 void DeviceEngine::throwIfUnusable(const char* call) const {
   if (forked()) {  // before any lock: one may have been held when the process was forked
-    throw Error(ErrorKind::Backend,
-                concat("fastcoll.", call, " [group '", config_.watchdog.name, "', rank ",
-                       config_.watchdog.rank, "/", config_.watchdog.size, "]: ", kForked));
+    throw Error(ErrorKind::Backend, concat(errorHead(call, config_.watchdog), kForked));
   }
   watchdog_->throwIfUnusable(call);
 }

@@ -12,24 +12,6 @@ constexpr int kProduct = 1;
 constexpr int kMax = 2;
 constexpr int kMin = 3;
 
-bool isComplex(DType dtype) {
-  return dtype == DType::Complex32 || dtype == DType::Complex64 || dtype == DType::Complex128;
-}
-
-bool isFloating(DType dtype) {
-  switch (dtype) {
-    case DType::Float16:
-    case DType::BFloat16:
-    case DType::Float32:
-    case DType::Float64:
-    case DType::Float8E5M2:
-    case DType::Float8E4M3FN:
-      return true;
-    default:
-      return false;
-  }
-}
-
 struct KnownOp {
   ReduceOp op;
   int number;
@@ -66,41 +48,9 @@ int lookedUp(const Table& table, DType dtype, ReduceOp op) {
 }  // namespace
 
 std::optional<WireType> computed(DType dtype) {
-  switch (dtype) {
-    case DType::Int8:
-      return WireType{0, 1};
-    case DType::UInt8:
-    case DType::Bool:
-      return WireType{1, 1};
-    case DType::Int32:
-      return WireType{2, 1};
-    case DType::UInt32:
-      return WireType{3, 1};
-    case DType::Int64:
-      return WireType{4, 1};
-    case DType::UInt64:
-      return WireType{5, 1};
-    case DType::Float16:
-      return WireType{6, 1};
-    case DType::Complex32:
-      return WireType{6, 2};
-    case DType::Float32:
-      return WireType{7, 1};
-    case DType::Complex64:
-      return WireType{7, 2};
-    case DType::Float64:
-      return WireType{8, 1};
-    case DType::Complex128:
-      return WireType{8, 2};
-    case DType::BFloat16:
-      return WireType{9, 1};
-    case DType::Float8E4M3FN:
-      return WireType{10, 1};
-    case DType::Float8E5M2:
-      return WireType{11, 1};
-    default:
-      return std::nullopt;
-  }
+  const int number = ncclNumber(dtype);
+  if (number < 0) return std::nullopt;
+  return WireType{number, isComplex(dtype) ? 2u : 1u};
 }
 
 WireType moved(DType dtype) {

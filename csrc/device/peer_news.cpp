@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "../base/env.hpp"
 #include "../base/error.hpp"
+#include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "../group/told_fault.hpp"
 

@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "../base/env.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "../engine/worker_pool.hpp"
 #include "capture.hpp"
@@ -81,8 +81,7 @@ Watchdog::Watchdog(WatchdogConfig config, std::unique_ptr<KeyValueStore> store,
       onFault_(std::move(onFault)) {}
 
 std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
-  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
-                config_.size, ", seq ", seq, "]: ");
+  return errorHead(call, config_, seq);
 }
 
 void Watchdog::throwIfUnusableLocked(const char* call) const {
@@ -216,7 +215,7 @@ void Watchdog::endProcessIfDue() noexcept {
                ", and results may be wrong. Set FASTCOLL_ERROR_HANDLING=raise to get an exception "
                "from the group's next call instead.\n");
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());
-    if (!Environment::read().traceDump.empty()) trace::write(why);
+    if (trace::isWatching()) trace::write(why);
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("the trace was not written: ", error.what()));
   }

@@ -3,8 +3,8 @@
 #include <exception>
 #include <utility>
 
-#include "../base/env.hpp"
 #include "../base/error.hpp"
+#include "../base/log.hpp"
 #include "worker_pool.hpp"
 
 namespace fastcoll {

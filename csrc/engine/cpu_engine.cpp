@@ -56,16 +56,16 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
   record.size = static_cast<std::uint32_t>(config_.size);
   record.uid = ::geteuid();
   record.pid = static_cast<std::uint32_t>(::getpid());
-  record.ringBytes = config_.ringBytes;
+  record.ringBytes = config_.settings.ringBytes;
   record.tuning = config_.tuning.fingerprint();
-  record.transport = static_cast<std::uint32_t>(config_.transport);
+  record.transport = static_cast<std::uint32_t>(config_.settings.transportChoice());
   record.cores = cores_;
   setText(record.bootId, bootId());
-  setText(record.hostId, config_.hostId);
+  setText(record.hostId, config_.settings.hostId);
   setText(record.host, hostName());
   setText(record.version, config_.version);
-  rendezvous_ =
-      std::make_unique<Rendezvous>(*store_, *memory_, *process_, record, config_.arenaBytes);
+  rendezvous_ = std::make_unique<Rendezvous>(*store_, *memory_, *process_, record,
+                                             config_.settings.arenaBytes);
   rendezvous_->publish();
 }
 
@@ -92,8 +92,7 @@ CpuEngine::~CpuEngine() {
 }
 
 std::string CpuEngine::prefix(const char* call, std::uint64_t seq) const {
-  return concat("fastcoll.", call, " [group '", config_.name, "', rank ", config_.rank, "/",
-                config_.size, ", seq ", seq, "]: ");
+  return errorHead(call, config_, seq);
 }
 
 void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
@@ -221,33 +220,24 @@ void CpuEngine::runInline(const TaskRef& task) {
     return;
   }
   // Something is under way: queue behind it and help.
-  struct Waited : Task {
-    TaskRef inner;
-    std::exception_ptr fault;
-    void prepare() override { inner->prepare(); }
-    void transfer(const RunOne& runOne) override { inner->transfer(runOne); }
-    void finish() override { inner->finish(); }
-    void complete(std::exception_ptr f) noexcept override { fault = f; }
-  };
-  auto waited = std::make_shared<Waited>();
-  waited->inner = task;
-  waited->request = task->request;  // for its errors; what runs is that of the inner one
+  const auto ended = std::make_shared<Completion>();
+  task->completion = ended;
   record(*task);
-  waited->trace = task->trace;
-  queue_.push_back(waited);
+  queue_.push_back(task);
   try {
     wakeWorker();
   } catch (const std::exception&) {  // out of threads: this one runs the queue
   }
   lock.unlock();
-  wait(*waited);
-  if (waited->fault) std::rethrow_exception(waited->fault);
+  wait(*ended);
+  if (ended->fault) std::rethrow_exception(ended->fault);
 }
 
-void CpuEngine::submit(TaskRef task) {
+std::uint64_t CpuEngine::submit(TaskRef task) {
   std::unique_lock<std::mutex> lock(mutex_);
   admit(lock, *task);
   record(*task);
+  const std::uint64_t seq = task->request.seq;
   queue_.push_back(std::move(task));
   try {
     wakeWorker();
@@ -258,6 +248,7 @@ void CpuEngine::submit(TaskRef task) {
     trace::fail(refused->trace, error.what());
     throw;
   }
+  return seq;
 }
 
 void CpuEngine::wakeWorker() {
@@ -269,7 +260,7 @@ void CpuEngine::wakeWorker() {
 /// Runs the queue's first task; false when there is none or another thread is at it.
 bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   if (running_ || queue_.empty()) return false;
-  const TaskRef task = std::move(queue_.front());
+  TaskRef task = std::move(queue_.front());
   queue_.pop_front();
   running_ = true;
   lock.unlock();
@@ -280,19 +271,21 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   } catch (...) {
     fault = std::current_exception();
   }
+  const auto completion = task->completion;
+  task.reset();  // lets go of the tensors before anybody is told
   lock.lock();
   running_ = false;
   // A callback may block until another collective of this group is done: somebody else must be
   // there to run it.
-  const bool stepsAside = asWorker && task->callsBack();
+  const bool stepsAside = asWorker && completion->callsBack();
   if (stepsAside) {
     workerAwake_ = false;
     if (!queue_.empty()) wakeWorker();
   }
   changed_.notify_all();
   lock.unlock();
-  task->complete(fault);
-  task->done.store(true, std::memory_order_release);
+  completion->complete(fault);
+  completion->done.store(true, std::memory_order_release);
   lock.lock();
   changed_.notify_all();
   if (!stepsAside) return true;
@@ -324,7 +317,7 @@ void CpuEngine::work() {
   workerAwake_ = false;
 }
 
-void CpuEngine::wait(const Task& task) {
+void CpuEngine::wait(const Completion& task) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!task.done.load(std::memory_order_acquire)) {
     if (runHead(lock, false)) continue;
@@ -338,7 +331,7 @@ void CpuEngine::wait(const Task& task) {
   }
 }
 
-bool CpuEngine::waitUntil(const Task& task, TimePoint until) {
+bool CpuEngine::waitUntil(const Completion& task, TimePoint until) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!task.done.load(std::memory_order_acquire)) {
     const auto now = Clock::now();

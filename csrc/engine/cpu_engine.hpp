@@ -16,7 +16,7 @@
 #include <string>
 
 #include "../algorithms/algorithm.hpp"
-#include "../base/env.hpp"
+#include "../base/settings.hpp"
 #include "../group/rendezvous.hpp"
 #include "../hosts/spanning.hpp"
 #include "../trace/trace.hpp"
@@ -24,6 +24,18 @@
 #include "point_to_point.hpp"
 
 namespace fastcoll {
+
+/// How those who wait for a queued task learn of its end.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  /// Called once, without locks, when the task has been let go.
+  virtual void complete(std::exception_ptr ended) noexcept { fault = std::move(ended); }
+  /// complete() will run a user's code, which may wait for other collectives of the group.
+  virtual bool callsBack() { return false; }
+  std::exception_ptr fault;
+  std::atomic<bool> done{false};
+};
 
 /// A collective on its way through the engine.
 class Task {
@@ -36,11 +48,8 @@ class Task {
   /// The transfer: one collective by default; a composite runs several, one after the other.
   using RunOne = std::function<void(Request&)>;
   virtual void transfer(const RunOne& runOne) { runOne(request); }
-  /// Called once, without locks. Only for submitted tasks; runInline() returns or throws instead.
-  virtual void complete(std::exception_ptr /*fault*/) noexcept {}
-  /// complete() will run a user's code, which may wait for other collectives of the group.
-  virtual bool callsBack() { return false; }
-  std::atomic<bool> done{false};
+  /// Of a task that is queued.
+  std::shared_ptr<Completion> completion;
   /// Read while the engine takes the task, which then has a record.
   const trace::Record* draft = nullptr;
   trace::RecordId trace = 0;
@@ -51,13 +60,8 @@ struct EngineConfig {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::size_t ringBytes = std::size_t{2} << 20;
+  Settings settings;
   TuningTable tuning;
-  int spinMicros = -1;  // -1: by the cores of the ranks
-  StoresChoice stores = StoresChoice::Auto;
-  std::size_t arenaBytes = std::size_t{64} << 30;
-  TransportChoice transport = TransportChoice::Auto;
-  std::string hostId;  // ranks with equal ones share memory; "": the machine tells
   std::string version;
   /// Called before a fault of the group is shown to anyone, without locks.
   std::function<void()> failing = [] {};
@@ -81,12 +85,12 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
 
   /// Runs the collective before it returns; throws its fault.
   void runInline(const TaskRef& task);
-  /// Takes the collective; it completes later.
-  void submit(TaskRef task);
-  /// Waits until the task is done, running the queue if nobody else does.
-  void wait(const Task& task);
+  /// Takes the collective and returns its number; its completion is told of its end.
+  std::uint64_t submit(TaskRef task);
+  /// Waits until a task is done, running the queue if nobody else does.
+  void wait(const Completion& task);
   /// Waits without helping, so that it can give up: false when `until` has passed.
-  bool waitUntil(const Task& task, TimePoint until);
+  bool waitUntil(const Completion& task, TimePoint until);
 
   /// For the call of that name and number. Throws when the group is unusable.
   PointToPoint& pointToPoint(const char* call, std::uint64_t seq);
@@ -116,7 +120,6 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   void runOne(Request& request);
   void decide(Milliseconds timeout);
   void decideSpin(bool coreEach);
-  static std::string causeIn(const Error& error);
   std::optional<ToldFault> toldByNow(const std::string& key) const noexcept;
   ToldFault whoBroke(const std::string& text) const noexcept;
   ToldFault whyLost(int peer, const std::string& text) noexcept;

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "../base/fork.hpp"
+#include "../base/log.hpp"
 #include "cpu_engine.hpp"
 #include "worker_pool.hpp"
 
@@ -15,13 +16,6 @@ constexpr Milliseconds kTelling{100};
 constexpr Milliseconds kWhoBroke{500};
 
 }  // namespace
-
-/// An error's text without the call and rank at its head, which are not those of other ranks.
-std::string CpuEngine::causeIn(const Error& error) {
-  const std::string text = error.what();
-  const auto end = text.find("]: ");
-  return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
-}
 
 ToldFault CpuEngine::tellPeers(const ToldFault& fault) noexcept {
   if (rendezvous_ == nullptr) return fault;
@@ -91,7 +85,7 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
 
 /// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error) {
-  ToldFault fault{error.kind(), causeIn(error)};
+  ToldFault fault{error.kind(), causeOf(error)};
   const std::string own = fault.text;
   if (isUnexplained(error)) fault = whoBroke(own);
   abort(fault.kind, fault.text);

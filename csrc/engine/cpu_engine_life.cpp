@@ -1,6 +1,7 @@
 // The parts of CpuEngine beside its queue: how the first collective, point-to-point and monitored
 // barriers begin, and how a group is shut down.
 #include "../base/fork.hpp"
+#include "../base/log.hpp"
 #include "cpu_engine.hpp"
 
 namespace fastcoll {
@@ -21,8 +22,9 @@ void CpuEngine::decide(Milliseconds timeout) {
   const Agreement agreement = rendezvous_->agree(deadlineAfter(Clock::now(), timeout), timeout);
   decideSpin(agreement.coreEach);
   if (agreement.hosts.count() == 1) {
-    stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(), config_.ringBytes,
-                                              spinMicros_, config_.stores);
+    stream_ = std::make_unique<SegmentStream>(*memory_, agreement.hosts.local(),
+                                              config_.settings.ringBytes, spinMicros_,
+                                              config_.settings.storesChoice());
     reason_ = agreement.reason;
     path_.store(Path::Shared, std::memory_order_release);
     log(LogLevel::Info, concat("group '", config_.name, "' rank ", config_.rank, "/", config_.size,
@@ -35,7 +37,7 @@ void CpuEngine::decide(Milliseconds timeout) {
 /// `coreEach`: no other rank needs the core of one that spins.
 void CpuEngine::decideSpin(bool coreEach) {
   spinDecided_ = true;
-  const int chosen = config_.spinMicros;
+  const int chosen = static_cast<int>(config_.settings.spinMicros);
   spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
   // Nor does another thread of this process, if there is a second core to run on.
   lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
@@ -74,16 +76,16 @@ void CpuEngine::stopConnecting() {
 
 void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   spanning_.hosts = agreement.hosts;
-  spanning_.ringBytes = kSpanningRing * config_.ringBytes;
+  spanning_.ringBytes = kSpanningRing * config_.settings.ringBytes;
   spanning_.tuning = config_.tuning;
   spanning_.memory = memory_.get();
   spanning_.checkPeers = [this](const std::string& site) { checkPeers(site); };
-  spanning_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeIn(error)}); };
+  spanning_.tellPeers = [this](const Error& error) { tellPeers({error.kind(), causeOf(error)}); };
   spanning_.connections = [this]() -> PeerConnections& { return madePointToPoint(); };
   const Hosts& hosts = spanning_.hosts;
   if (hosts.local().size() > 1) {
     stream_ = std::make_unique<SegmentStream>(*memory_, hosts.local(), spanning_.ringBytes,
-                                              spinMicros_, config_.stores);
+                                              spinMicros_, config_.settings.storesChoice());
     stream_->setGrace(kGrace);
     spanning_.stream = stream_.get();
   }
@@ -98,7 +100,7 @@ void CpuEngine::span(const Agreement& agreement, Milliseconds timeout) {
   if (hosts.local().size() > 1) watchHost();
   reason_ = agreement.reason;
   path_.store(Path::Spanning, std::memory_order_release);
-  const bool asked = config_.transport == TransportChoice::Gloo;
+  const bool asked = config_.settings.transport == "gloo";
   log(config_.rank == 0 && !asked ? LogLevel::Warn : LogLevel::Info,
       concat("group '", config_.name, "': the ranks are on ", hosts.count(),
              " hosts, with Gloo between them, because ", agreement.reason));
@@ -117,8 +119,8 @@ PointToPoint& CpuEngine::pointToPoint(const char* call, std::uint64_t seq) {
 PointToPoint& CpuEngine::madePointToPoint() {
   std::call_once(pointToPointMade_, [this] {
     PointToPoint::Setup setup;
-    setup.ringBytes = config_.ringBytes;
-    setup.stores = config_.stores;
+    setup.ringBytes = config_.settings.ringBytes;
+    setup.stores = config_.settings.storesChoice();
     setup.failing = config_.failing;
     setup.tellUnmet = [this] {
       ToldFault fault;

@@ -36,9 +36,7 @@ void PointToPoint::failAllLocked(Finished& finished) {
     const int peer = op->send ? op->peer : op->source;
     if (op->bodyUnderWay_ && peers_[peer].channel) continue;
     try {
-      const auto& id = memory_.identity();
-      memory_.throwAborted(concat("fastcoll.", op->send ? "send" : "recv", " [group '", id.name,
-                                  "', rank ", id.rank, "/", id.size, ", seq ", op->seq, "]: "));
+      memory_.throwAborted(errorHead(op->send ? "send" : "recv", memory_.identity(), op->seq));
     } catch (...) {
       finished.emplace_back(op, std::current_exception());
     }

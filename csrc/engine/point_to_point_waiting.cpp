@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "../base/counted.hpp"
-#include "../base/env.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "point_to_point.hpp"
 

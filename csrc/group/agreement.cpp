@@ -3,7 +3,7 @@
 #include <cstring>
 #include <thread>
 
-#include "../base/env.hpp"
+#include "../base/settings.hpp"
 #include "rendezvous.hpp"
 
 namespace fastcoll {

@@ -11,8 +11,7 @@ namespace fastcoll {
 void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
   const auto deadline = deadlineAfter(Clock::now(), timeout);
   const auto& id = memory_.identity();
-  const std::string where = concat("fastcoll.monitored_barrier [group '", id.name, "', rank ",
-                                   id.rank, "/", id.size, "]: ");
+  const std::string where = errorHead("monitored_barrier", id);
   const std::string base = concat("fastcoll/mb/", ++monitored_, "/");
   const auto stamp = [](std::uint64_t nonce) { return std::to_string(nonce); };
   if (timeout.count() <= 0) {

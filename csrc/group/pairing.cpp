@@ -1,7 +1,7 @@
 // How two ranks meet for point-to-point, whatever the others do.
 #include <cstdio>
 
-#include "../base/env.hpp"
+#include "../base/settings.hpp"
 #include "rendezvous.hpp"
 
 namespace fastcoll {

@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../base/env.hpp"
 #include "../base/hash.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/settings.hpp"
 
 namespace fastcoll {
 namespace {
@@ -46,8 +46,7 @@ Rendezvous::Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& 
       arenaBytes_(arenaBytes) {}
 
 std::string Rendezvous::prefix() const {
-  const auto& id = memory_.identity();
-  return concat("fastcoll.init [group '", id.name, "', rank ", id.rank, "/", id.size, "]: ");
+  return errorHead("init", memory_.identity());
 }
 
 /// The process that wrote the record can be seen from here: 1 it runs, 0 it does not, -1 cannot

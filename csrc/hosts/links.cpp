@@ -47,8 +47,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
   const int count = hosts.count(), here = hosts.here();
   links_.resize(count);
   for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
-  const auto& own = memory.identity();
-  prefix_ = concat("fastcoll.init [group '", own.name, "', rank ", own.rank, "/", own.size, "]: ");
+  prefix_ = errorHead("init", memory.identity());
   // In rounds in which every host has one partner, so that nobody waits for more than one.
   int rounds = 1;
   while (rounds < count) rounds *= 2;

@@ -65,10 +65,7 @@ const IsaKernels& kernels() {
 std::string whyNot(DType dtype, ReduceOp op) {
   const char* type = dtypeName(dtype);
   const char* name = reduceOpName(op);
-  const bool isComplex = dtype == DType::Complex64 || dtype == DType::Complex128;
-  const bool isFloat = isComplex || dtype == DType::Float16 || dtype == DType::BFloat16 ||
-                       dtype == DType::Float32 || dtype == DType::Float64;
-  if (dtype > DType::Complex128) {
+  if (!isSummed(dtype)) {
     const char* to = dtype == DType::Complex32 ? "complex64" : "bfloat16 or float32";
     if (dtype == DType::Opaque)
       return concat(type, " can be moved but not reduced; reduce a tensor of a numeric type");
@@ -87,9 +84,10 @@ std::string whyNot(DType dtype, ReduceOp op) {
     case ReduceOp::BitAnd:
     case ReduceOp::BitOr:
     case ReduceOp::BitXor:
-      if (isFloat)
+      if (isFloating(dtype) || isComplex(dtype)) {
         return concat(name, " is not defined for ", type,
                       "; reduce an integer view of the tensor, such as tensor.view(torch.uint8)");
+      }
       break;
     default:
       break;

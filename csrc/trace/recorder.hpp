@@ -14,6 +14,9 @@
 
 namespace fastcoll::trace {
 
+/// The number of "USR1"; 0 of "none".
+int signalOf(const std::string& name);
+
 /// How far the dump of a failed group has got: what was written when the failure was noticed is
 /// written once more when a call of this rank has met it.
 enum class Dumped : int { No, Noticed, Met };
@@ -26,13 +29,13 @@ struct KnownGroup {
 };
 
 struct Recorder {
-  Recorder(const Environment& env, std::string ours, std::uint64_t forkGeneration)
+  Recorder(const Settings& settings, std::string ours, std::uint64_t forkGeneration)
       : generation(forkGeneration),
         version(std::move(ours)),
-        ring(env.traceSize),
-        stacks(env.traceStacks),
-        dumpPrefix(env.traceDump),
-        signal(env.traceSignal) {}
+        ring(settings.traceSize),
+        stacks(settings.traceStacks),
+        dumpPrefix(settings.traceDump),
+        signal(signalOf(settings.traceSignal)) {}
 
   const std::uint64_t generation;
   const std::string version;  // of fastcoll

@@ -8,6 +8,7 @@
 
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
+#include "../base/log.hpp"
 #include "recorder.hpp"
 
 namespace fastcoll::trace {
@@ -83,10 +84,12 @@ Recorder* recorder() {
   return all != nullptr && all->generation == forkGeneration() ? all : nullptr;
 }
 
-void begin(const Environment& env, const std::string& version) {
+void begin(const Settings& settings, const std::string& version) {
   Recorder* before = current.load(std::memory_order_acquire);
-  if (env.traceSize == 0 || (before != nullptr && before->generation == forkGeneration())) return;
-  auto* const made = new Recorder(env, version, forkGeneration());  // outlives static destructors
+  if (settings.traceSize == 0 || (before != nullptr && before->generation == forkGeneration()))
+    return;
+  auto* const made =
+      new Recorder(settings, version, forkGeneration());  // outlives static destructors
   // A child's numbers of groups go on from its parent's: none means a group of the other process.
   if (before != nullptr) made->lastGroup = before->lastGroup;
   if (!current.compare_exchange_strong(before, made)) {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "../base/env.hpp"
+#include "../base/settings.hpp"
 #include "record.hpp"
 
 namespace fastcoll::trace {
@@ -30,7 +30,7 @@ struct Group {
 };
 
 /// Makes the trace of this process as the environment says; later calls change nothing.
-void begin(const Environment& env, const std::string& version);
+void begin(const Settings& settings, const std::string& version);
 /// This process's rank in the whole job, for the name of its dump.
 void setRank(int rank);
 /// Whether calls are recorded.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "../base/error.hpp"
+#include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "recorder.hpp"
 
@@ -69,6 +70,13 @@ void watch(bool looks) {
 }
 
 }  // namespace
+
+int signalOf(const std::string& name) {
+  if (name == "USR1") return SIGUSR1;
+  if (name == "USR2") return SIGUSR2;
+  if (name == "HUP") return SIGHUP;
+  return name == "QUIT" ? SIGQUIT : 0;
+}
 
 void setLook(std::function<void()> function) {
   const std::lock_guard<std::mutex> lock(threadMutex);

@@ -55,18 +55,17 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   const std::size_t bytes = ControlBlock::bytes(identity_.size);
   if (offset % kPage != 0 || offset > process->bytes() || bytes > process->bytes() - offset) {
     throw Error(ErrorKind::Backend,
-                concat("fastcoll [group '", identity_.name, "']: internal error: rank ", peer,
+                concat(errorHead("init", identity_), "internal error: rank ", peer,
                        " announces a control block outside its memory", kReportThis));
   }
   auto* block = reinterpret_cast<ControlBlock*>(process->base() + offset);
   if (block->nonce.load(std::memory_order_relaxed) != nonce ||
       block->rank != static_cast<std::uint32_t>(peer) ||
       block->size != static_cast<std::uint32_t>(identity_.size)) {
-    throw Error(
-        ErrorKind::Backend,
-        concat("fastcoll [group '", identity_.name, "', rank ", identity_.rank, "/", identity_.size,
-               "]: rank ", peer, " created the group as rank ", block->rank, " of ", block->size,
-               ". All ranks must create the group with the same ranks."));
+    throw Error(ErrorKind::Backend,
+                concat(errorHead("init", identity_), "rank ", peer, " created the group as rank ",
+                       block->rank, " of ", block->size,
+                       ". All ranks must create the group with the same ranks."));
   }
   own().link(peer).nonce.store(nonce, std::memory_order_release);
   auto fresh = std::make_unique<Member>();

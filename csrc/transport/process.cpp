@@ -15,10 +15,10 @@
 #include <cstring>
 #include <iterator>
 
-#include "../base/env.hpp"
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/log.hpp"
 #include "../base/thread.hpp"
 #include "hello.hpp"
 

@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "../base/clock.hpp"
-#include "../base/env.hpp"
+#include "../base/settings.hpp"
 
 namespace fastcoll {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../base/env.hpp"
 #include "../base/interrupt.hpp"
+#include "../base/log.hpp"
 #include "../base/topology.hpp"
 
 namespace fastcoll {
@@ -46,9 +46,7 @@ SegmentStream::SegmentStream(GroupMemory& memory, std::vector<int> members, std:
       compared_(members_.size(), 0) {}
 
 std::string SegmentStream::prefix() const {
-  const auto& id = memory_.identity();
-  return concat("fastcoll.", collectiveName(arrival_.collective), " [group '", id.name, "', rank ",
-                id.rank, "/", id.size, ", seq ", arrival_.seq, "]: ");
+  return errorHead(collectiveName(arrival_.collective), memory_.identity(), arrival_.seq);
 }
 
 void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,

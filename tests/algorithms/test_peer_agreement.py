@@ -47,7 +47,7 @@ def record(**changes):
         ([record(missing="torch 1 has none"), record()], "rank 0: torch 1 has none"),
         ([record()] * 33, "there are 33 ranks, and the kernels support at most 32"),
         ([record(algorithm="nccl")] * 2, "FASTCOLL_ALGO is nccl"),
-        ([record(limit=0), record()], "no limit of a kernel was measured on these devices. Run `python"),
+        ([record(limit=0), record()], "no limit of a kernel was measured on these devices. Run `fastcoll tune"),
         ([record(limit=0, algorithm="one_shot")] * 2, ""),
         ([record(), record(channels=0)], "rank 1: other groups of the process use all thread blocks"),
     ],

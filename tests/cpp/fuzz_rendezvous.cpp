@@ -6,8 +6,8 @@
 #include <cstring>
 #include <map>
 
-#include "../../csrc/base/env.hpp"
 #include "../../csrc/base/error.hpp"
+#include "../../csrc/base/settings.hpp"
 #include "../../csrc/base/topology.hpp"
 #include "../../csrc/group/rendezvous.hpp"
 #include "fuzz_target.hpp"

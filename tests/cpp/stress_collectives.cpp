@@ -51,7 +51,7 @@ void grid(Rank& me) {
 void largeSegments(Rank& me) {
   Random random(2);
   GroupOptions options;
-  options.ringBytes = EngineConfig{}.ringBytes;
+  options.ringBytes = EngineConfig{}.settings.ringBytes;
   const Engine engine = me.group("large", options);
   for (const Collective collective : kCollectives) {
     Plan plan = draw(random, collective, 2200001, me.size);
@@ -93,8 +93,8 @@ void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int s
     const std::size_t at = drawBelow(own, open.size());
     const JobRef job = open[at];
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
-    while (chance(own, 3)) engine->waitUntil(*job, Clock::now() + Milliseconds(1));
-    engine->wait(*job);
+    while (chance(own, 3)) engine->waitUntil(*job->completion, Clock::now() + Milliseconds(1));
+    engine->wait(*job->completion);
     job->check();
   };
   for (int i = 0; i < steps; ++i) {
@@ -145,32 +145,33 @@ void manyOutstanding(Rank& me) {
   }
   std::reverse(open.begin(), open.end());
   for (const auto& job : open) {
-    engine->wait(*job);
+    engine->wait(*job->completion);
     job->check();
   }
 }
 
 /// A callback waits for a later collective of its own group.
 void callbacks(Rank& me) {
-  struct Calling : Job {
-    using Job::Job;
+  struct Calling : Completion {
     bool callsBack() override { return true; }
-    void complete(std::exception_ptr fault) noexcept override {
-      Job::complete(fault);
-      if (then) then();
+    void complete(std::exception_ptr ended) noexcept override {
+      Completion::complete(ended);
+      then();
     }
     std::function<void()> then;
   };
   Random shared(6);
   const Engine engine = me.group("callbacks");
   for (int i = 0; i < 60 * effort; ++i) {
-    const auto first = std::make_shared<Calling>(drawAny(shared, me.size, 300), me.rank, me.size);
+    const auto first = std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size);
     const auto second = std::make_shared<Job>(drawAny(shared, me.size, 300), me.rank, me.size);
-    first->then = [&engine, second] { engine->wait(*second); };
+    const auto calling = std::make_shared<Calling>();
+    calling->then = [&engine, second] { engine->wait(*second->completion); };
+    first->completion = calling;
     engine->submit(first);
     engine->submit(second);
-    if (i % 2 == 0) engine->waitUntil(*second, Clock::now() + Milliseconds(60000));
-    engine->wait(*first);
+    if (i % 2 == 0) engine->waitUntil(*second->completion, Clock::now() + Milliseconds(60000));
+    engine->wait(*first->completion);
     first->check();
     second->check();
   }

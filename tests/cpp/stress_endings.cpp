@@ -48,7 +48,7 @@ void endsUnderWaiters(Rank& me) {
             engine->runInline(task);
           } else {
             engine->submit(task);
-            engine->wait(*task);
+            engine->wait(*task->completion);
             task->check();
           }
         } catch (const Error&) {

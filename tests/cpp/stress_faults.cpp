@@ -29,7 +29,7 @@ void abortDuringWait(Rank& me) {
         requireFault(cause, Milliseconds(2000), [&] {
           if (round % 3 == 0) return engine->runInline(task);
           engine->submit(task);
-          engine->wait(*task);
+          engine->wait(*task->completion);
           task->check();
         });
       } catch (...) {
@@ -155,7 +155,7 @@ void throwsInside(Rank& me) {
     const auto run = [&] {
       if (round < 3) return engine->runInline(task);
       engine->submit(task);
-      engine->wait(*task);
+      engine->wait(*task->completion);
       task->check();
     };
     if (me.rank == 0) {
@@ -216,7 +216,7 @@ void storm(Rank& me) {
         engine->submit(task);
         open.push_back(task);
         if (open.size() < 4) continue;
-        engine->wait(*open.front());
+        engine->wait(*open.front()->completion);
         open.front()->check();
         open.erase(open.begin());
       }

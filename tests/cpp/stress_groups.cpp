@@ -18,12 +18,12 @@ void threadsAndGroups(Rank& me) {
       open.push_back(std::make_shared<Job>(drawAny(shared, me.size, 2000), me.rank, me.size));
       engine->submit(open.back());
       if (open.size() < 4) continue;
-      engine->wait(*open.front());
+      engine->wait(*open.front()->completion);
       open.front()->check();
       open.erase(open.begin());
     }
     for (const auto& job : open) {
-      engine->wait(*job);
+      engine->wait(*job->completion);
       job->check();
     }
   });
@@ -43,7 +43,7 @@ void crossedOrder(Rank& me) {
     }
     for (int step = 0; step < 2; ++step) {
       const int g = (me.rank + i + step) % 2;
-      engines[g]->wait(*jobs[g]);
+      engines[g]->wait(*jobs[g]->completion);
       jobs[g]->check();
     }
   }
@@ -85,7 +85,7 @@ void comeAndGo(Rank& me) {
     for (int i = 0; i < 3; ++i) {
       const auto job = std::make_shared<Job>(drawAny(shared, me.size, 3000), me.rank, me.size);
       engine->submit(job);
-      engine->wait(*job);
+      engine->wait(*job->completion);
       job->check();
     }
     if (round % 3 == 0) engine->shutdown();

@@ -119,12 +119,12 @@ Engine Rank::group(const std::string& name, const GroupOptions& options) const {
   config.name = name;
   config.rank = rank;
   config.size = size;
-  config.ringBytes = options.ringBytes;
+  config.settings.ringBytes = options.ringBytes;
   config.tuning = options.tuning;
-  config.spinMicros = options.spinMicros;
-  config.arenaBytes = std::size_t{1} << 30;
-  config.transport = options.transport;
-  config.hostId = options.hostId;
+  config.settings.spinMicros = options.spinMicros;
+  config.settings.arenaBytes = std::int64_t{1} << 30;
+  config.settings.transport = options.transport;
+  config.settings.hostId = options.hostId;
   config.version = "stress";
   return std::make_shared<CpuEngine>(
       config, std::make_unique<PrefixStore>(meeting_, "group/" + name + "/"), options.makeNetwork);

@@ -43,7 +43,7 @@ struct GroupOptions {
   std::size_t ringBytes = 16384;  // small, so that little data makes many segments
   TuningTable tuning;
   int spinMicros = -1;
-  TransportChoice transport = TransportChoice::Shm;
+  std::string transport = "shm";
   std::string hostId;
   CpuEngine::MakeNetwork makeNetwork;
 };
@@ -121,12 +121,10 @@ class Job : public Task {
   Job(const Plan& plan, int rank, int ranks, Milliseconds timeout = Milliseconds(60000),
       std::shared_ptr<Arena> shared = nullptr);
   ~Job() override;
-  void complete(std::exception_ptr fault) noexcept override { fault_ = fault; }
   /// Throws the fault, or an error if the result is wrong.
   void check() const;
   /// Throws if the result is wrong.
   void verify() const;
-  std::exception_ptr fault() const { return fault_; }
 
   std::function<void()> beforeTransfer;
   void prepare() override {
@@ -158,7 +156,6 @@ class Job : public Task {
   std::size_t used_ = 0;
   std::vector<Expected> expected_;
   double squares_ = 0;
-  std::exception_ptr fault_;
 };
 using JobRef = std::shared_ptr<Job>;
 

@@ -187,6 +187,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::share
     extent_ =
         arena_->allocate(static_cast<std::size_t>(ranks) * plan.count * elementSize(plan.dtype));
   }
+  completion = std::make_shared<Completion>();
   request.collective = plan.collective;
   request.dtype = plan.narrow ? DType::BFloat16 : plan.dtype;
   request.widened = plan.narrow && plan.collective == Collective::ReduceScatter;
@@ -358,7 +359,7 @@ void Job::verifySquares() const {
 }
 
 void Job::check() const {
-  if (fault_) std::rethrow_exception(fault_);
+  if (completion->fault) std::rethrow_exception(completion->fault);
   verify();
 }
 

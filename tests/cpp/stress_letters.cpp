@@ -36,7 +36,7 @@ PointToPoint& pointToPoint(CpuEngine& engine) {
 }
 
 std::shared_ptr<Arena> arenaOf(CpuEngine& engine) {
-  engine.process()->start(engine.config().arenaBytes);
+  engine.process()->start(engine.config().settings.arenaBytes);
   return engine.process()->arena();
 }
 

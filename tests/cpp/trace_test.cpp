@@ -93,9 +93,9 @@ void overtake(std::size_t size) {
 }
 
 void dumpWhileCalling() {
-  Environment env;
-  env.traceSize = 32;
-  trace::begin(env, "test");
+  Settings settings;
+  settings.traceSize = 32;
+  trace::begin(settings, "test");
   std::atomic<bool> stop{false};
   std::thread reader([&] {
     while (!stop.load()) expect(!trace::dump("test").empty(), "an empty dump");

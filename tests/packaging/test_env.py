@@ -1,7 +1,10 @@
 """The environment variables: how they are read, and what is said of a bad one."""
 
+import re
+
 import pytest
 
+import fastcoll
 from fastcoll import env
 
 
@@ -35,3 +38,47 @@ def test_a_misspelt_name_is_found() -> None:
     assert env.unknown({"FASTCOLL_DEBG": "1", "FASTCOLL_DEBUG": "OFF", "PATH": ""}) == [
         "FASTCOLL_DEBG"
     ]
+
+
+OF_GROUPS = {
+    "transport",
+    "ring_bytes",
+    "spin_us",
+    "link_seconds",
+    "shared_tensors",
+    "shared_buckets",
+}
+
+
+def test_options_have_the_settings_of_a_group_with_their_defaults() -> None:
+    rows = {one.name.removeprefix("FASTCOLL_").lower(): one for one in env.VARIABLES}
+    options = fastcoll.Options()
+    assert {name for name in rows if hasattr(options, name)} == {*OF_GROUPS, "tuning"}
+    for name in OF_GROUPS:
+        assert getattr(options, name) == rows[name].default
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("ring_bytes", 1, "expected an integer from 16384 to 1073741824"),
+        ("spin_us", -2, "expected an integer from -1 to 1000000"),
+        ("transport", "tcp", "expected one of auto, shm, gloo"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_is_expected(
+    field: str, value: object, expected: str
+) -> None:
+    given = re.escape(f"fastcoll.Options: {field}={value}: {expected}")
+    with pytest.raises(ValueError, match=given):
+        fastcoll.Options(**{field: value})
+    options = fastcoll.Options()
+    with pytest.raises(ValueError, match=given):
+        setattr(options, field, value)
+
+
+def test_an_option_that_is_none_is_named() -> None:
+    with pytest.raises(TypeError, match="no field is named 'ringbytes'"):
+        fastcoll.Options(ringbytes=1)
+    with pytest.raises(TypeError):
+        fastcoll.Options(ring_bytes="1")

@@ -1,0 +1,26 @@
+#include "log.hpp"
+
+#include <strings.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace fastcoll {
+
+LogLevel logLevel() {
+  const char* text = std::getenv("FASTCOLL_DEBUG");
+  if (text == nullptr) return LogLevel::Warn;
+  if (::strcasecmp(text, "off") == 0) return LogLevel::Off;
+  if (::strcasecmp(text, "info") == 0) return LogLevel::Info;
+  if (::strcasecmp(text, "trace") == 0) return LogLevel::Trace;
+  return LogLevel::Warn;
+}
+
+void log(LogLevel level, const std::string& text) {
+  if (level == LogLevel::Off || level > logLevel()) return;
+  const std::string line = "[fastcoll] " + text + "\n";
+  // One write, so that lines of several ranks do not interleave; a full pipe loses the line.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace fastcoll

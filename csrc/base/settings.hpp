@@ -1,0 +1,75 @@
+// What a user may set: the rows of fastcoll/settings.def as a struct. A variable that is set wins
+// over the field of fastcoll.Options with the same meaning.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fastcoll {
+
+enum class TransportChoice { Auto, Shm, Gloo };
+enum class StoresChoice { Auto, Plain, Streaming };
+
+/// One row of the table.
+struct Setting {
+  const char* variable;
+  bool ofGroup;  // and so a field of fastcoll.Options
+  std::int64_t least = 0;
+  std::int64_t most = 1;           // of a text: characters
+  std::vector<std::string> words;  // of a choice
+
+  /// "ring_bytes" of FASTCOLL_RING_BYTES.
+  std::string option() const;
+  /// Sets `value` to what the text stands for. Throws Error(Value), whose text begins with `given`.
+  void parse(const std::string& given, const std::string& text, std::string& value) const;
+  void parse(const std::string& given, const std::string& text, std::int64_t& value) const;
+  void parse(const std::string& given, const std::string& text, bool& value) const;
+};
+
+struct Settings {
+#define TEXT(scope, field, variable, group, fallback, most, meaning) std::string field = fallback;
+#define CHOICE(scope, field, variable, group, fallback, words, meaning) \
+  std::string field = fallback;
+#define INTEGER(scope, field, variable, group, fallback, least, most, meaning) \
+  std::int64_t field = fallback;
+#define SWITCH(scope, field, variable, group, fallback, meaning) bool field = fallback;
+#include "../../fastcoll/settings.def"
+#undef TEXT
+#undef CHOICE
+#undef INTEGER
+#undef SWITCH
+
+  /// Calls visit(setting, member pointer) for each row.
+  template <typename Visit>
+  static void each(Visit&& visit) {
+#define FASTCOLL_PROCESS false
+#define FASTCOLL_GROUP true
+#define FASTCOLL_WORDS(...) {__VA_ARGS__}
+#define TEXT(scope, field, variable, group, fallback, most, meaning) \
+  visit(Setting{variable, FASTCOLL_##scope, 0, most, {}}, &Settings::field);
+#define CHOICE(scope, field, variable, group, fallback, words, meaning) \
+  visit(Setting{variable, FASTCOLL_##scope, 0, 0, FASTCOLL_WORDS words}, &Settings::field);
+#define INTEGER(scope, field, variable, group, fallback, least, most, meaning) \
+  visit(Setting{variable, FASTCOLL_##scope, least, most, {}}, &Settings::field);
+#define SWITCH(scope, field, variable, group, fallback, meaning) \
+  visit(Setting{variable, FASTCOLL_##scope, 0, 1, {}}, &Settings::field);
+#include "../../fastcoll/settings.def"
+#undef TEXT
+#undef CHOICE
+#undef INTEGER
+#undef SWITCH
+#undef FASTCOLL_PROCESS
+#undef FASTCOLL_GROUP
+#undef FASTCOLL_WORDS
+  }
+
+  /// These settings, and over them what the environment holds now. Throws Error(Value) naming the
+  /// variable whose value is not allowed. Where two of ours are unset, torch's for NCCL decide.
+  Settings withEnvironment() const;
+
+  TransportChoice transportChoice() const;
+  StoresChoice storesChoice() const;
+};
+
+}  // namespace fastcoll
