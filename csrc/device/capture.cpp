@@ -7,7 +7,7 @@
 namespace fastcoll {
 namespace {
 
-// Of cuda.h.
+// From cuda.h.
 using StreamIsCapturing = int (*)(void* stream, int* status);
 using ExchangeMode = int (*)(int* mode);
 constexpr int kSuccess = 0;
@@ -16,14 +16,14 @@ constexpr int kRelaxed = 2;
 
 std::atomic<void*> exchangeMode{nullptr};
 
-/// The driver is there once torch has used a device: asked again until then.
+/// The driver is loaded once torch has used a device. Looks the name up again until then.
 template <typename Function>
 Function ofDriver(std::atomic<void*>& known, const char* name) noexcept {
   void* found = known.load(std::memory_order_acquire);
   if (found == nullptr) {
     if (void* const driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD)) {
       found = ::dlsym(driver, name);
-      ::dlclose(driver);  // its own reference: whoever loaded it keeps it
+      ::dlclose(driver);  // drops this reference only; the library stays loaded
       known.store(found, std::memory_order_release);
     }
   }
@@ -36,7 +36,7 @@ bool isCaptured(const c10::Stream& stream) noexcept {
   static std::atomic<void*> known{nullptr};
   const auto ask = ofDriver<StreamIsCapturing>(known, "cuStreamIsCapturing");
   int status = kNotCapturing;
-  // The legacy stream answers with an error while another stream that it blocks is captured.
+  // The legacy stream returns an error while a stream that it blocks is captured.
   return ask != nullptr && ask(stream.native_handle(), &status) == kSuccess &&
          status != kNotCapturing;
 }

@@ -1,17 +1,19 @@
-// Streams that are being captured into a CUDA graph, asked of the driver by name: neither torch's
-// device-generic classes nor its oldest supported release say it, and this library is built without
-// CUDA. Where no driver is loaded, as with a device of a test, nothing is ever captured.
+// Detects whether a stream is being captured into a CUDA graph. The driver's function is looked up
+// by name: this library is built without CUDA, and neither torch's device-generic classes nor its
+// oldest supported release report a capture. Without a loaded driver, as on a test device, no
+// stream is captured.
 #pragma once
 
 #include <c10/core/Stream.h>
 
 namespace fastcoll {
 
-/// Whether what is put on the stream goes into a graph, instead of running.
+/// Whether work put on the stream goes into a graph instead of running.
 bool isCaptured(const c10::Stream& stream) noexcept;
 
-/// While it lives, this thread may query events although other threads capture. Without it, such a
-/// query fails and ends every capture of the process ("global" is torch's default mode of capture).
+/// During its lifetime this thread may query events while other threads capture. Otherwise such a
+/// query fails and ends every capture of the process, because torch's default capture mode is
+/// "global".
 class RelaxedCapture {
  public:
   RelaxedCapture() noexcept;

@@ -72,17 +72,17 @@ void Communicators::abortAll() noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     aborted_.store(true, std::memory_order_release);
-    // The library's abort would wait behind them.
+    // The library's abort would wait for these kernels.
     for (KernelWords& one : kernels_) one.endWaits();
     all.swap(all_);
   }
   if (all.empty()) return;
   for (const One& one : all) one.calls->end();
-  // Whoever is about to make the next call sees that it has ended, and gives up.
+  // Wait for a thread between two calls: its next call sees end() and throws.
   if (calling_.try_lock_for(kCalls)) calling_.unlock();
   const std::lock_guard<std::mutex> notAsked(asking_);
   const NcclFunctions& nccl = all.front().calls->functions();
-  // Several at once: the end of one may wait for what another one's kernels keep from running.
+  // Abort all in one group: the abort of one may wait for work that the kernels of another block.
   if (all.size() > 1) nccl.groupStart();
   for (const One& one : all) nccl.commAbort(handleOf(*one.calls));
   if (all.size() > 1) nccl.groupEnd();

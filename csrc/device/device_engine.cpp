@@ -13,10 +13,10 @@ namespace fastcoll {
 namespace {
 
 constexpr const char* kFindInterrupt = ". Find out what interrupted the rank.";
-// What is under way when nobody is left to wait for it.
+// How long end() waits for calls under way.
 constexpr Milliseconds kShortGrace{1000};
 
-/// Makes a stream current in this thread for a while, and its device.
+/// Makes a stream and its device current in this thread during its lifetime.
 class Current {
  public:
   Current(const c10::impl::VirtualGuardImpl& impl, c10::Stream stream)
@@ -77,7 +77,7 @@ bool DeviceEngine::forked() const {
 }
 
 void DeviceEngine::throwIfUnusable(const char* call) const {
-  if (forked()) {  // before any lock: one may have been held when the process was forked
+  if (forked()) {  // before any lock: the fork may have copied a held one
     throw Error(ErrorKind::Backend, concat(errorHead(call, config_.watchdog), kForked));
   }
   watchdog_->throwIfUnusable(call);
@@ -111,8 +111,8 @@ void DeviceEngine::connect(c10::Device device) {
   prepare(device, -1, false, "init");
 }
 
-/// Without the launch's lock: while a communicator waits for one rank, another rank may need a call
-/// of this one's other threads to get there.
+/// Takes no launch lock. While a communicator waits for a rank, that rank may first need a call
+/// from another thread of this one.
 void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const char* call) {
   const std::pair<c10::DeviceIndex, int> key{device.index(), pair};
   {
@@ -124,7 +124,7 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
     issuer_->prepare(device, pair, captured);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Value) {
-      watchdog_->waive();  // the caller is told here
+      watchdog_->waive();  // the caller gets the error here
       watchdog_->fail(error.kind(), error.what(), false);
     }
     throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
@@ -138,7 +138,7 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
   prepared_.insert(key);
 }
 
-/// Without the launch's lock, and before the call's time begins.
+/// Takes no launch lock. Runs before the call's timeout starts.
 void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
   try {
     issuer_->compile(requests, stream);
@@ -154,7 +154,7 @@ void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10
 void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* child) {
   throwIfUnusable("split_group");
   prepare(device, -1, false, "split_group");
-  const std::lock_guard<std::mutex> inOrder(launchMutex_);  // it is a call like any other
+  const std::lock_guard<std::mutex> inOrder(launchMutex_);  // ordered like any other call
   try {
     const c10::DeviceGuard onDevice(device);
     issuer_->split(device, color, key, child != nullptr ? child->issuer_.get() : nullptr);
@@ -186,7 +186,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
                                             const FlightRef& flight) {
   const DeviceCall& first = calls.front();
   throwIfUnusable(flight->call);
-  // Code of kernels is loaded here, and tables are copied to the device.
+  // Relaxed, because kernel code is loaded and tables are copied to the device here.
   const RelaxedCapture relaxed;
   const bool captured = isCaptured(first.callers);
   const int pair = calls.size() == 1 ? first.pair : -1;
@@ -198,7 +198,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
   for (DeviceCall& call : calls) {
     std::move(call.requests.begin(), call.requests.end(), std::back_inserter(requests));
   }
-  if (pair >= 0) {  // of whose communicator the lower rank is 0
+  if (pair >= 0) {  // in a pair's communicator the lower rank is 0
     for (DeviceRequest& request : requests) request.root = pair > config_.watchdog.rank;
   } else if (!captured) {
     compile(requests, first.callers);
@@ -228,11 +228,11 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
       watchdog_->strike(flight);
     } else {
-      // This rank would be one call behind the others from here on.
+      // From here on this rank would be one call behind the others, so the group fails.
       watchdog_->fail(error.kind(), concat(flight->describe(), " failed: ", error.what()), false);
       watchdog_->waitForVerdict();
       if (auto fault = flight->fault())
-        std::rethrow_exception(fault);  // says more, if it was first
+        std::rethrow_exception(fault);  // has more detail if it came first
     }
     throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
   } catch (const c10::Error& error) {
@@ -256,7 +256,7 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
   const Current current(impl, stream);
   const bool timed = timed_.load(std::memory_order_relaxed);
   const auto event = [&]() -> std::shared_ptr<c10::Event> {
-    // An event that a graph captured belongs to the graph.
+    // A captured event belongs to its graph, so it is not pooled.
     if (captured) return std::make_shared<c10::Event>(stream.device_type());
     return timed ? own.timedEvents->take() : own.events->take();
   };
@@ -290,7 +290,7 @@ void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 }
 
 void DeviceEngine::shutdown(Milliseconds grace) {
-  if (forked() || shutDown_.exchange(true)) return;  // what a fork has is the parent's
+  if (forked() || shutDown_.exchange(true)) return;  // a fork's state belongs to the parent
   const auto [quiet, interrupted] = watchdog_->close(grace);
   auto kept = watchdog_->takeEnded();
   try {
@@ -301,7 +301,7 @@ void DeviceEngine::shutdown(Milliseconds grace) {
     }
   } catch (const std::exception&) {  // the device has failed
   }
-  // What is left may still be written to: it stays allocated.
+  // The device may still write to the rest, so it stays allocated.
   if (!kept.empty()) new std::vector<FlightRef>(std::move(kept));
   issuer_->close();
   if (interrupted) std::rethrow_exception(interrupted);

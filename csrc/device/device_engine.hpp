@@ -1,13 +1,13 @@
-// The engine of tensors on a device with streams: puts each call on a stream, behind what the
-// caller's stream has done so far, and shows it to the watchdog.
+// The engine of device tensors. It puts each call on a stream, after the work that the caller's
+// stream has so far, and enrolls it with the watchdog.
 //
-// A synchronous call goes onto the caller's own stream: no other stream has to wait. An
-// asynchronous one goes onto the group's communication stream (high priority, one a device), which
-// first waits for the caller's; the caller's waits for it in Work::wait(). No call waits on the
-// host.
+// A synchronous call runs on the caller's own stream, so no other stream waits. An asynchronous
+// call runs on the group's communication stream (high priority, one a device). That stream first
+// waits for the caller's, and Work::wait() makes the caller's stream wait for the call. No call
+// waits on the host.
 //
-// Only torch's device-generic classes are used, so that one build serves every torch, and the tests
-// run these lines on a device without a GPU that checks the order of all accesses.
+// Only torch's device-generic classes are used, so one build serves every torch. The tests run this
+// code without a GPU, on a device that checks the order of all accesses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,22 +41,22 @@ struct DeviceCall {
   const char* name = "";  // "all_reduce"
   bool async = true;
   Milliseconds timeout{};
-  /// Held until it ends: extensions of the group's timeouts end with it.
+  /// Held until the call ends: extensions of the group's timeouts end with it.
   std::shared_ptr<void> extension;
   DType dtype = DType::UInt8;
-  /// The stream that was current when it was made: its tensors' memory is ordered by it.
+  /// The stream that was current when the call was made. It orders the memory of the call's
+  /// tensors.
   c10::Stream callers;
-  /// The peer of a send or receive that is in no batch, and whose group is not bound to a device,
-  /// else -1. Each pair of ranks has a stream and a communicator of its own for these, so that they
-  /// wait for nothing else.
+  /// The peer of a send or receive outside a batch, in a group that is not bound to a device; else
+  /// -1. Each pair of ranks has its own stream and communicator, so these calls wait for no others.
   int pair = -1;
-  /// All ranks make this call, also those that have nothing to move in it.
+  /// All ranks make this call, even a rank that has nothing to move.
   bool everyone = true;
   std::vector<DeviceRequest> requests;
   trace::RecordId trace = 0;
-  /// Everything whose memory the call touches on its stream.
+  /// All tensors whose memory the call touches on its stream.
   std::vector<at::Tensor> used;
-  /// Called with the stream current, behind the requests: copies results to tensors that are not
+  /// Called after the requests, with the stream current. Copies results to tensors that are not
   /// dense.
   std::function<void()> after;
 };
@@ -68,36 +68,37 @@ struct DeviceEngineConfig {
 
 class DeviceEngine {
  public:
-  /// `store`: through which the ranks tell each other of faults; one of the group's own.
+  /// `store`: carries fault reports between the ranks; used by this group only.
   DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
                std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault);
   ~DeviceEngine();
 
   /// Makes the communicator of a device before its first call.
   void connect(c10::Device device);
-  /// Divides that communicator; all ranks call it. `child` is the engine of this rank's part of the
-  /// ranks; nullptr: it is in none.
+  /// Splits that communicator; all ranks call it. `child`: the engine of this rank's new group, or
+  /// nullptr if the rank joins none.
   void split(c10::Device device, int color, int key, DeviceEngine* child);
 
-  /// What came of a launch. `callers`: whose wait for the end frees what the call keeps; nullopt if
-  /// that takes more than one stream's.
+  /// The result of a launch. `callers`: when this stream waits for the end, the kept tensors are
+  /// freed; nullopt if the calls came from several streams.
   struct Launched {
     FlightRef flight;
     c10::Stream stream;
     std::optional<c10::Stream> callers;
   };
-  /// Puts calls of one device on a stream, as one operation where they are several; their options
-  /// are the first one's.
+  /// Puts calls of one device on a stream, several as one operation. The first call's options apply
+  /// to all.
   Launched launch(std::vector<DeviceCall> calls);
 
-  /// From now on calls are timed.
+  /// Times all later calls.
   void enableTiming() { timed_.store(true, std::memory_order_relaxed); }
   void abort(ErrorKind kind, const std::string& cause) noexcept;
-  /// Waits for what is under way, `grace` at most, and aborts the rest. Idempotent. Throws, at its
-  /// end, a fault that nobody was told of, and what interrupted the waiting.
+  /// Waits for calls under way, at most `grace`, and aborts the rest. Idempotent. Throws, at its
+  /// end, what interrupted the wait, or else a fault that was not reported yet.
   void shutdown(Milliseconds grace);
   void setTimeout(Milliseconds timeout) { issuer_->setTimeout(timeout); }
-  /// The same where there is nobody to tell: at the end of the process, with little grace.
+  /// shutdown() for the end of the process: with little grace, and it logs errors instead of
+  /// throwing.
   void end() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const { return watchdog_->faulted(kind); }
   /// Throws Error if there was a fault, the group was closed, or this process is a fork.
@@ -129,9 +130,9 @@ class DeviceEngine {
   std::atomic<bool> shutDown_{false};
 
   std::mutex preparedMutex_;
-  std::set<std::pair<c10::DeviceIndex, int>> prepared_;  // communicators that there are
+  std::set<std::pair<c10::DeviceIndex, int>> prepared_;  // existing communicators
 
-  // Held while calls are put on streams, so that all ranks' calls have the same order and numbers.
+  // Held while calls are put on streams: their order and numbers must be equal on all ranks.
   std::mutex launchMutex_;
   std::map<c10::DeviceIndex, OfDevice> devices_;
 };

@@ -25,7 +25,7 @@ class Planner {
     into_.push_back(one);
   }
 
-  /// Each piece of the message by itself, from `in` to `out`, which are cut alike.
+  /// Adds one operation for each piece of the message. `in` and `out` are cut alike.
   void pieces(Collective collective, const Message* in, const Message* out) {
     const Spans from = in != nullptr ? in->spans() : Spans();
     const Spans to = out != nullptr ? out->spans() : Spans();
@@ -35,7 +35,8 @@ class Planner {
     }
   }
 
-  /// All ranks' pieces: `whole` where they follow each other, as one; else `part` for each rank.
+  /// Adds the pieces of all ranks: one `whole` if they are consecutive in memory, else a `part` for
+  /// each rank.
   void allRanks(const Message& own, const std::vector<Message>& ranks, Collective whole,
                 Collective part) {
     std::vector<Spans> of;
@@ -45,13 +46,13 @@ class Planner {
     for (const Spans& spans : of) most = std::max(most, spans.size());
     const bool gathers = whole == Collective::AllGather;
     for (std::size_t i = 0; i < most; ++i) {
-      // By the call's form: where tensors happen to lie differs from rank to rank.
+      // The call's form decides, because the addresses of tensors differ from rank to rank.
       if (const auto joined = request_.joined ? consecutive(of, i, mine) : std::nullopt) {
         gathers ? add(whole, -1, &mine[i], &*joined) : add(whole, -1, &*joined, &mine[i]);
         continue;
       }
       for (std::size_t root = 0; root < of.size(); ++root) {
-        if (i >= of[root].size()) continue;  // nobody has anything for or from that rank
+        if (i >= of[root].size()) continue;  // no rank has data for or from that rank
         const bool self = static_cast<int>(root) == rank_;
         const Span* const piece = &of[root][i];
         if (gathers) {
@@ -83,7 +84,7 @@ class Planner {
             static_cast<std::int64_t>(span.bytes / size_)};
   }
 
-  /// Piece i of all ranks as one, if they are as long as `mine` and one behind the other.
+  /// Piece i of all ranks as one span, if all are as long as `mine` and consecutive in memory.
   static std::optional<Span> consecutive(const std::vector<Spans>& of, std::size_t i,
                                          const Spans& mine) {
     if (i >= mine.size()) return std::nullopt;

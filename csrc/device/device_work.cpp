@@ -16,8 +16,8 @@ std::exception_ptr DeviceWork::exception() const {
   return translatedFault(flight_->fault());
 }
 
-/// A call that an abort has ended has passed on its device and has no result; its error is on its
-/// way.
+/// An aborted call has passed on its device without a result. Waits for its error, which comes
+/// later.
 void DeviceWork::throwIfFailed() const {
   if (flight_->doomed()) {
     const auto until = deadlineAfter(Clock::now(), kLongestVerdict);
@@ -35,8 +35,7 @@ void DeviceWork::synchronize() {
   const c10::impl::VirtualGuardImpl impl(flight_->device.type());
   const c10::Stream current = impl.getStream(flight_->device);
   if (current != stream_) flight_->blockOn(current);
-  // From here on that stream keeps the order that the kept tensors stood for, if their memory is
-  // its own.
+  // From here on that stream orders the reuse of the kept tensors' memory, if it owns that memory.
   if (callers_ && current == *callers_) flight_->letGo();
 }
 
@@ -67,7 +66,7 @@ void DeviceWork::abort() {
                      "torch.distributed.distributed_c10d._abort_process_group()"));
 }
 
-/// Completed from the start: whoever reads its value waits, by stream, for the device.
+/// Completed from the start: a reader of its value waits for the device by its stream.
 c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
   const std::lock_guard<std::mutex> lock(futureMutex_);
   if (future_ != nullptr) return future_;
@@ -80,7 +79,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFuture() {
     return future_;
   }
   {
-    // It records events on the streams that are current.
+    // markCompleted() records events on the current streams.
     const c10::StreamGuard guard(stream_);
     future_->markCompleted(c10::IValue(outputs_));
   }

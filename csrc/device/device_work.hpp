@@ -1,5 +1,5 @@
-// What a call on device tensors returns. It ends on the device, not on the host: wait() makes the
-// caller's stream wait, and returns at once.
+// The work of a call on device tensors. The call ends on the device, not on the host: wait() makes
+// the caller's stream wait, and returns at once.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -15,7 +15,7 @@ namespace fastcoll {
 
 class DeviceWork : public c10d::Work {
  public:
-  /// `blocking`: wait() waits on the host, as the group's options ask for.
+  /// `blocking`: wait() waits on the host, an option of the group.
   DeviceWork(int rank, c10d::OpType type, const char* title,
              const std::optional<std::vector<at::Tensor>>& profiled,
              std::vector<at::Tensor> outputs, DeviceEngine::Launched launched, bool blocking)
@@ -25,14 +25,14 @@ class DeviceWork : public c10d::Work {
         stream_(launched.stream),
         callers_(launched.callers),
         blocking_(blocking) {
-    // The profiler's span is that of issuing; the device's own events show the rest.
+    // The profiler's span covers issuing only; the device's own events show the rest.
     if (recordFunctionEndCallback_) recordFunctionEndCallback_();
   }
 
   bool isCompleted() override { return flight_->ended(); }
   bool isSuccess() const override { return flight_->ended() && flight_->fault() == nullptr; }
   std::exception_ptr exception() const override;
-  /// With a timeout, or blocking: waits on the host, and throws if it has not ended by then.
+  /// With a timeout, or blocking: waits on the host, and throws if the call does not end in time.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   /// Makes the caller's current stream wait for the end.
   void synchronize() override;
@@ -40,7 +40,7 @@ class DeviceWork : public c10d::Work {
   void abort() override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// Completed with a c10d::WorkResult when the watchdog has seen the end.
+  /// Completed with a c10d::WorkResult when the watchdog sees the end.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   std::uint64_t getSequencenumber() const override { return flight_->seq; }
   std::chrono::milliseconds getTimeout() const FASTCOLL_OVERRIDES_2_14 { return flight_->timeout; }

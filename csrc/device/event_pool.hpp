@@ -1,4 +1,4 @@
-// Events that are used again: making one costs as much as recording it several times.
+// Reuses events, because making one costs as much as recording it several times.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -9,13 +9,13 @@
 
 namespace fastcoll {
 
-/// Events of one device. Taken and given back by any thread; outlives all its events.
+/// Events of one device. Any thread may take and return them. The pool outlives all its events.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   explicit EventPool(c10::DeviceType type, c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT)
       : type_(type), flag_(flag) {}
 
-  /// An event that goes back to the pool with its last owner.
+  /// An event that returns to the pool when its last owner releases it.
   std::shared_ptr<c10::Event> take() {
     std::unique_ptr<c10::Event> event;
     {

@@ -43,7 +43,7 @@ bool Flight::letGoHere() {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!captured_) end = end_;  // what is captured may not be asked, and has not begun
+    if (!captured_) end = end_;  // a captured event may not be queried, and its call has not begun
   }
   const RelaxedCapture relaxed;
   if (end != nullptr && !end->query()) return false;
@@ -81,7 +81,7 @@ bool Flight::ended() const {
   }
   const RelaxedCapture relaxed;
   if (!end->query()) return false;
-  // An abort may have let it pass since the question.
+  // An abort after the check above may have let the event pass.
   std::lock_guard<std::mutex> lock(mutex_);
   if (doomed_) return fault_ != nullptr;
   passed_.store(true, std::memory_order_release);

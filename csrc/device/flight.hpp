@@ -1,5 +1,5 @@
-// A call that was put on a stream and whose end nobody has seen yet: what it was, when it must have
-// ended, the event behind it, and the tensors whose memory it uses.
+// A call on a stream whose end was not seen yet: its description, its deadline, the event after it,
+// and the tensors whose memory it uses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,8 +36,8 @@ class Flight {
   /// "all_reduce(seq 7, float32[1024])"
   std::string describe() const;
 
-  /// The tensors stay until somebody's stream waits for the end, or the end was seen: their memory
-  /// belongs to other streams, which would reuse it at once.
+  /// Keeps the tensors until the caller's stream waits for the end, or the end was seen. Their
+  /// memory belongs to other streams, which would reuse it at once.
   void keep(std::vector<at::Tensor> tensors) {
     std::lock_guard<std::mutex> lock(mutex_);
     kept_ = std::move(tensors);
@@ -50,16 +50,16 @@ class Flight {
     std::lock_guard<std::mutex> lock(mutex_);
     return !kept_.empty();
   }
-  /// Asks the device, whatever another thread has seen, and lets go if it has passed the end: the
-  /// order in which a thread frees memory is its own.
+  /// Queries the device, even if another thread has seen the end, and releases the tensors if it
+  /// has passed. A thread's order of frees is its own, so the thread that frees must query.
   bool letGoHere();
 
   void traceStart() const;
   void traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept;
 
-  /// The call is on its stream between these events. `captured`: the stream is being captured into
-  /// a graph, so that no event may be asked, and nothing has begun. `begin` is nullptr unless calls
-  /// are timed.
+  /// The call is on its stream between these events. `begin` is nullptr unless calls are timed.
+  /// `captured`: the stream is being captured into a graph, so no event may be queried, and nothing
+  /// has begun.
   void issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end, bool captured);
   bool captured() const {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -67,23 +67,24 @@ class Flight {
   }
   /// Makes a stream wait for the end.
   void blockOn(const c10::Stream& stream) const;
-  /// How long it took on the device; throws Error(Value) unless it was timed and has ended.
+  /// The call's time on the device. Throws Error(Value) unless it was timed and has ended.
   float milliseconds() const;
 
   /// True when the device has passed the end, or the call has failed.
   bool ended() const;
-  /// Has `callback` called when the watchdog sees the end; at once if it has been seen.
+  /// Calls `callback` when the watchdog sees the end, or at once if the end was seen.
   void whenEnded(std::function<void()> callback);
-  /// The end was seen: what is to be called now, by somebody who may wait for Python's lock.
+  /// Marks the end as seen. Returns the callbacks to run now, on a thread that may wait for the
+  /// GIL.
   std::vector<std::function<void()>> seen();
-  /// From here on it can only fail: the group has met a fault whose text is still to come, and what
-  /// an abort lets pass has not ended well.
+  /// From here on the call can only fail: the group has a fault whose text comes later. A call that
+  /// an abort lets pass has not succeeded.
   void doom();
   bool doomed() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return doomed_;
   }
-  /// Ends the call with an error; the first one counts. `told` becomes true when somebody asks.
+  /// Ends the call with an error; the first one counts. fault() sets `told`.
   void fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> told);
   std::exception_ptr fault() const {
     std::lock_guard<std::mutex> lock(mutex_);

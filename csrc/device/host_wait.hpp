@@ -1,5 +1,5 @@
-// The one way in which the host waits for a device: by asking again and again, so that it notices
-// Ctrl-C, a deadline, and the end of the group.
+// The only way in which the host waits for a device. It polls, so it notices Ctrl-C, a deadline,
+// and the end of the group.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace fastcoll {
 
-/// Returns true as soon as `ended()` is, and false when `until` has passed first. What
-/// checkInterrupt() or `ended` throws, it throws.
+/// Returns true once `ended()` is true, and false if `until` passes first. Throws what
+/// checkInterrupt() or `ended` throws.
 template <typename Ended>
 bool waitOnHost(Ended&& ended, TimePoint until) {
-  // Between two looks: short beside what a collective on a device takes.
+  // Between two polls: short compared with a collective on a device.
   constexpr std::chrono::microseconds kFirst{20};
   constexpr std::chrono::microseconds kLast{1000};
   auto pause = kFirst;

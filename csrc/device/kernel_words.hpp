@@ -1,6 +1,6 @@
-// What the host and the kernels between ranks tell each other of one region, in words of host
-// memory that the device maps: neither needs a call of the driver, or Python's lock. The other side
-// is kernels/_signals.py.
+// Words of host memory through which the host and the kernels between ranks signal to each other,
+// for one region. The device maps them, so neither side needs a driver call or the GIL. The device
+// side is kernels/_signals.py.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace fastcoll {
 
 class KernelWords {
  public:
-  /// `memory` has the words, and keeps them as long as the pointer lives: one by which waits of
-  /// kernels are ended, and one in which a kernel that gave up says of what. `prefix` is for
-  /// messages, of a group of so many ranks.
+  /// `memory` owns two words. The first one ends the waits of kernels. In the second one, a kernel
+  /// that timed out reports what it waited for. `prefix` begins the messages; `size`: ranks of the
+  /// group.
   KernelWords(std::shared_ptr<std::int64_t> memory, std::string prefix, int size)
       : words_(std::move(memory)), prefix_(std::move(prefix)), size_(size) {}
 
-  /// Ends waits, those to come too.
+  /// Ends all waits, current and future.
   void endWaits() noexcept { __atomic_store_n(words_.get(), 1, __ATOMIC_RELEASE); }
-  /// What a kernel has given up to wait for, or "".
+  /// What a kernel timed out waiting for, or "".
   std::string fault() const;
 
  private:

@@ -24,7 +24,7 @@ constexpr int kInProgress = 7;
 constexpr int kOnDevice = 0;
 constexpr int kOnHost = 1;
 
-/// Groups that this thread has begun and not ended; the library counts by thread, too.
+/// Open groups of this thread; the library counts by thread, too.
 thread_local int groups = 0;
 
 /// A factor as an element of `dtype`.
@@ -56,11 +56,10 @@ class Scalar {
   alignas(8) std::array<char, 8> bytes_{};
 };
 
-// Sums of one rank with a factor, which NCCL before 2.29.7 leaves short of their last elements:
-// there it runs one kernel, over all of the message, for AVG and PREMUL_SUM. It deals the message
-// out to as many blocks as it has 16 KiB, at most 32, in equal parts that it rounds down, so that
-// what is left over is neither scaled nor copied (NVIDIA/nccl#1950). A message that divides evenly
-// is whole; so one that does not is called as two that do.
+// NCCL before 2.29.7 drops the last elements of AVG and PREMUL_SUM of one rank (NVIDIA/nccl#1950).
+// One kernel runs over the whole message, with a block for each 16 KiB, at most 32. The blocks get
+// equal parts, rounded down, and the rest is neither scaled nor copied. A message that divides
+// evenly is complete, so any other one is called as two that do.
 constexpr int kEndsAreWhole = 22907;
 constexpr std::size_t kBlockBytes = 16 << 10;
 constexpr std::size_t kMostBlocks = 32;
@@ -154,12 +153,12 @@ struct NcclCalls::Prepared {
   std::size_t itemSize = 1;
 };
 
-/// The operations that were made for factors. They may go as soon as the calls have returned.
+/// The operations made for factors. They may be destroyed as soon as the calls have returned.
 class NcclCalls::Operations {
  public:
   explicit Operations(const NcclCalls& calls) : calls_(calls) {}
   ~Operations() {
-    if (calls_.ended_.load(std::memory_order_acquire)) return;  // gone with the communicator
+    if (calls_.ended_.load(std::memory_order_acquire)) return;  // freed with the communicator
     for (const int op : made_) calls_.functions_->destroyOp(op, handle());
   }
   Operations(const Operations&) = delete;
@@ -244,7 +243,7 @@ NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations&
   made.in = reinterpret_cast<const void*>(request.in.address);
   made.out = reinterpret_cast<void*>(request.out.address);
   if (collective == Collective::Broadcast || collective == Collective::Reduce) {
-    // Both on all ranks: NCCL registers what it is given, and all must give the same.
+    // Pass both on all ranks: NCCL registers these buffers, and all ranks must pass the same.
     if (request.in.address == 0) made.in = made.out;
     if (request.out.address == 0) made.out = reinterpret_cast<void*>(request.in.address);
   }
@@ -262,7 +261,7 @@ NcclCalls::Prepared NcclCalls::prepare(const DeviceRequest& request, Operations&
     made.op = nccl::numberOf(request.dtype, request.op);
     made.inTwo =
         ranks_ == 1 && functions_->version < kEndsAreWhole &&
-        // What an average of one rank leaves as it was is right.
+        // An average of one rank in place changes nothing, so it is complete.
         (made.op == nccl::kMadeForFactor || (made.op == nccl::kAvg && made.in != made.out));
     if (made.op == nccl::kMadeForFactor) made.op = operations.make(request, type->code);
   } else {
@@ -309,7 +308,7 @@ int NcclCalls::call(const Prepared& one, void* stream) const {
   }
 }
 
-/// Waits for a call that NCCL goes on with after it has returned; in a group its end is waited for.
+/// Waits for a call that NCCL continues after returning. Inside a group, endGroup() waits instead.
 void NcclCalls::finish(int status) const {
   if (status == kSuccess || (status == kInProgress && groups > 0)) return;
   auto pause = std::chrono::microseconds(100);

@@ -1,6 +1,6 @@
-// NCCL's calls that move data, made by the addresses of its functions: CuPy loads the library, and
-// makes, splits and owns the communicators, so there is no header and no link of NCCL's here.
-// Nothing takes Python's lock. Numbers are those of NCCL's public header.
+// NCCL's calls that move data, made by the addresses of its functions. CuPy loads the library, and
+// makes, splits and owns the communicators, so NCCL is neither included nor linked here. No call
+// takes the GIL. Numbers are those of NCCL's public header.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 
 namespace fastcoll {
 
-/// The functions of the library that CuPy has loaded, of the types of nccl.h.
+/// Functions of the library that CuPy has loaded, with the types of nccl.h.
 struct NcclFunctions {
-  /// `addresses`: by name. `version`: as ncclGetVersion has it, such as 22907.
+  /// `addresses`: by name. `version`: as ncclGetVersion returns it, such as 22907.
   NcclFunctions(const std::map<std::string, std::uintptr_t>& addresses, int version);
 
   int version;
@@ -38,30 +38,31 @@ struct NcclFunctions {
   const char* (*getErrorString)(int status);
   const char* (*getLastError)(void* comm);
 
-  /// A status in words: NCCL's for it, NCCL's for the last error, and what to do.
+  /// The text of a status: NCCL's name for it, NCCL's last error, and a remedy.
   std::string describe(int status) const;
 };
 
-/// The calls of one communicator. By one thread at a time, but for end().
+/// The calls of one communicator. One thread at a time, except end().
 class NcclCalls {
  public:
-  /// `ranks`: of the communicator. `patience`: how long a call is waited for in which NCCL does not
-  /// block; few communicators are such.
+  /// `ranks`: of the communicator. `patience`: how long to wait for a call on a nonblocking
+  /// communicator; few are nonblocking.
   NcclCalls(std::shared_ptr<const NcclFunctions> functions, std::uintptr_t communicator, int ranks,
             Milliseconds patience);
 
   std::uintptr_t communicator() const { return communicator_; }
   const NcclFunctions& functions() const { return *functions_; }
 
-  /// Puts the requests on a stream, together where they are several. Throws Error: of kind Type if
-  /// NCCL has no such reduction, and nothing was put on the stream; of kind Backend if NCCL failed.
+  /// Puts the requests on a stream, several as one group. Throws Error(Type) if NCCL has no such
+  /// reduction; nothing was put on the stream then. Throws Error(Backend) if NCCL failed.
   void issue(const std::vector<DeviceRequest>& requests, std::uintptr_t stream);
 
-  /// What this thread calls between them, on any communicator, goes together; groups may be nested.
+  /// All calls of this thread between the two, on any communicator, form one group. Groups may be
+  /// nested.
   void beginGroup();
   void endGroup();
 
-  /// Called before the communicator is ended: who waits for a call then gives up.
+  /// Call before the communicator is ended: a thread that waits for a call then throws.
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
  private:

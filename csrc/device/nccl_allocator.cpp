@@ -1,4 +1,4 @@
-// Device memory of the kind that NCCL registers best, for torch's memory pools: torch's
+// Device memory from NCCL's allocator, which NCCL registers best, for torch's memory pools. torch's
 // CUDAPluggableAllocator looks these functions up by name (fastcoll/cuda/memory_pools.py).
 #include "nccl_allocator.hpp"
 
@@ -25,7 +25,8 @@ void setNcclAllocator(std::uintptr_t ncclMemAlloc, std::uintptr_t ncclMemFree) {
 
 extern "C" {
 
-/// On the current device. NULL, which torch takes for a lack of memory, where NCCL refuses.
+/// Allocates on the current device. Returns NULL if NCCL refuses, which torch takes as out of
+/// memory.
 __attribute__((visibility("default"))) void* fastcoll_nccl_allocate(std::size_t bytes,
                                                                     int /*device*/,
                                                                     void* /*stream*/) {

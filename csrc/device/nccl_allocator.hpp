@@ -4,7 +4,7 @@
 
 namespace fastcoll {
 
-/// What fastcoll_nccl_allocate and fastcoll_nccl_free call: addresses of NCCL's functions.
+/// Sets the addresses of NCCL's functions for fastcoll_nccl_allocate and fastcoll_nccl_free.
 void setNcclAllocator(std::uintptr_t ncclMemAlloc, std::uintptr_t ncclMemFree);
 
 }  // namespace fastcoll

@@ -1,6 +1,6 @@
-// What a user may set of NCCL's communicators: the fields of NCCL's ncclConfig_t, under the names
-// that torch's NCCLConfig gives them. What is not set is NCCL's choice, and its environment
-// variables win. fastcoll/cuda/nccl_config.py hands them over.
+// Settings of NCCL's communicators that a user may change: fields of ncclConfig_t, under the names
+// of torch's NCCLConfig. NCCL chooses unset fields, and its environment variables win.
+// fastcoll/cuda/nccl_config.py passes them to NCCL.
 #pragma once
 
 #include <optional>

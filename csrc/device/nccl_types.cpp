@@ -24,7 +24,7 @@ constexpr std::array<KnownOp, 6> kOps{{{ReduceOp::Sum, kSum},
                                        {ReduceOp::PreMulSum, kMadeForFactor}}};
 constexpr std::array<KnownOp, 3> kOfComplex{
     {{ReduceOp::Sum, kSum}, {ReduceOp::Avg, kAvg}, {ReduceOp::PreMulSum, kMadeForFactor}}};
-// "Or" and "and", as torch does it: of bytes that are 0 or 1.
+// "Or" and "and" of bytes that are 0 or 1, as in torch.
 constexpr std::array<KnownOp, 6> kOfBools{{{ReduceOp::Sum, kMax},
                                            {ReduceOp::Product, kMin},
                                            {ReduceOp::Max, kMax},

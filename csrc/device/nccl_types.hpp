@@ -1,6 +1,6 @@
-// How element types and reductions are called by NCCL: the numbers of its public header. A complex
-// number goes as two floats, a bool as a byte of 0 or 1; what NCCL has no type for can be moved, as
-// bytes, and not reduced.
+// NCCL's numbers of element types and reductions, from its public header. A complex number travels
+// as two floats, a bool as a byte of 0 or 1. A dtype without an NCCL type can be moved, as bytes,
+// but not reduced.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@
 
 namespace fastcoll::nccl {
 
-// ncclRedOp_t; those that are made for a factor have numbers beyond.
+// ncclRedOp_t. Operations made for a factor have higher numbers.
 constexpr int kSum = 0;
 constexpr int kAvg = 4;
-constexpr int kMadeForFactor = -1;  // the number is known when it is made
+constexpr int kMadeForFactor = -1;  // NCCL sets the number when the operation is made
 
-/// What travels for an element: NCCL's number of the type, and how many of them.
+/// The wire form of an element: NCCL's number of the type, and how many of them.
 struct WireType {
   int code;
   std::size_t parts;
 };
 
-/// The type by which NCCL computes; none where it only moves bytes.
+/// The type in which NCCL computes; nullopt if it only moves bytes.
 std::optional<WireType> computed(DType dtype);
-/// As what elements travel that nobody computes with.
+/// The wire form of elements that are moved but not reduced.
 WireType moved(DType dtype);
-/// The number of an operation on a type that NCCL computes with, or kMadeForFactor. Throws Error of
-/// kind Type if there is none, which says what to do.
+/// The number of an operation on a type that NCCL computes in, or kMadeForFactor. Throws
+/// Error(Type), with a remedy, if there is none.
 int numberOf(DType dtype, ReduceOp op);
 
 }  // namespace fastcoll::nccl

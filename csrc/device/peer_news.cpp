@@ -16,7 +16,7 @@ namespace {
 
 constexpr Milliseconds kTick{1000};
 constexpr Milliseconds kPoll{50};
-constexpr int kPatience = 5;  // failures of the store, after which it is not asked any more
+constexpr int kPatience = 5;  // failures of the store in a row, after which it is not polled
 
 std::string progressKey(const Meeting& meeting, int rank) {
   return concat(meeting.instance, "/progress/", rank);
@@ -79,7 +79,7 @@ void PeerNews::run() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     changed_.wait_for(lock, kTick, [this] { return closed_ || telling_; });
-    // A fault is told even when the group ends right after it: the others wait for the word.
+    // Report a fault even if the group ends right after it: the other ranks wait for the report.
     if (auto telling = std::exchange(telling_, std::nullopt)) {
       lock.unlock();
       announce(*telling);
@@ -117,7 +117,7 @@ void PeerNews::look() {
   }
 }
 
-/// Also to those who have a meeting with this rank alone: they pass it on to theirs.
+/// Also to ranks that share only a pair's meeting with this rank: they pass it on to theirs.
 void PeerNews::announce(const Telling& telling) {
   try {
     for (const Meeting& meeting : communicators_->meetings()) {
@@ -126,7 +126,7 @@ void PeerNews::announce(const Telling& telling) {
           telling.cause.empty() ? heard() : concat("rank ", rank_, ": ", telling.cause);
       const ToldFault first =
           writeFault(*store_, faultKey(meeting.instance), {ErrorKind::Backend, mine});
-      // What this rank saw may only be what became of that.
+      // This rank's fault may only be a consequence of that one.
       const std::lock_guard<std::mutex> lock(mutex_);
       if (!telling.cause.empty() && first_.empty() &&
           first.text.rfind(concat("rank ", rank_, ": "), 0) != 0) {
@@ -146,7 +146,7 @@ void PeerNews::ask(const Telling& telling) {
       if (meeting.peer < 0 || rank == meeting.peer || rank == rank_)
         open.emplace_back(meeting, rank);
     }
-    if (meeting.peer < 0) break;  // it has all ranks
+    if (meeting.peer < 0) break;  // this meeting has all ranks
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);

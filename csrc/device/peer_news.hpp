@@ -1,9 +1,9 @@
-// How the ranks of a group tell each other of faults: through the store, on a thread of its own,
-// for a store may be slow, gone, or written in Python.
+// Exchanges fault reports between the ranks of a group through the store. It has a thread of its
+// own, because a store may be slow, gone, or written in Python.
 //
-// Keys begin with the instance of a meeting, since a store may hold those of an earlier life of the
-// group. `<instance>/progress/<rank>` is how far a rank came; the first fault is told as on the CPU
-// (group/told_fault.hpp), under the instance.
+// Keys begin with the instance of a meeting, because a store may hold keys of an earlier life of
+// the group. `<instance>/progress/<rank>` is the progress of a rank. The first fault is written
+// under the instance, as on the CPU (group/told_fault.hpp).
 #pragma once
 
 #include <condition_variable>
@@ -25,19 +25,19 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   PeerNews(int rank, int size, std::unique_ptr<KeyValueStore> store,
            std::shared_ptr<Communicators> communicators);
 
-  /// Starts to look for faults of other ranks, if it has not, and calls `onTick` once a second:
-  /// this is the thread that no driver can hold up. Throws std::system_error.
+  /// Starts the thread, if it does not run. It polls for faults of other ranks and calls `onTick`
+  /// once a second: no driver can block this thread. Throws std::system_error.
   void start(std::function<void()> onTick);
-  /// The first fault that another rank told, or "".
+  /// The first fault that another rank reported, or "".
   std::string heard() const;
-  /// Tells the others of a fault of this rank, or answers to theirs (`cause` is ""), and how far
-  /// this rank came; and asks them, for `patience`. Returns at once.
+  /// Reports this rank's fault and progress to the others; `cause` is "" in answer to their fault.
+  /// Then polls for their progress, at most for `patience`. Returns at once.
   void tell(std::string cause, std::string progress, Milliseconds patience);
-  /// What the others have answered, as the end of a sentence; nullopt while some still may.
+  /// The answers of the others, as the end of a sentence; nullopt while some may still come.
   std::optional<std::string> answers() const;
-  /// What is known of the others by now, in the same form.
+  /// The answers received so far, in the same form.
   std::string answersSoFar() const;
-  /// Lets the thread end; waits for it no longer than `grace`, as its store may hang.
+  /// Ends the thread. Waits for it at most `grace`, because its store may hang.
   void stop(Milliseconds grace) noexcept;
 
  private:
@@ -61,14 +61,14 @@ class PeerNews : public std::enable_shared_from_this<PeerNews> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::function<void()> onTick_;
-  int failures_ = 0;  // of the store, one after the other
+  int failures_ = 0;  // of the store, in a row
   bool running_ = false;
   bool closed_ = false;
   std::string heard_;
   std::optional<Telling> telling_;
   std::vector<int> asked_;             // ranks
   std::vector<std::string> progress_;  // of each rank, or ""
-  std::string first_;                  // the fault that another rank had told before this one
+  std::string first_;                  // the fault that another rank reported before this one
   std::string trouble_;                // of the store
   bool answered_ = false;
 };

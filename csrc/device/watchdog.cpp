@@ -20,18 +20,18 @@
 namespace fastcoll {
 namespace {
 
-// How long the rank that met a fault waits for the others to say how far they are.
+// How long the rank that met a fault waits for the progress of the others.
 constexpr Milliseconds kAnswer{2500};
-// How long a group that ends waits for the library's abort, and for its threads.
+// How long close() waits for the library's abort, and for the threads.
 constexpr Milliseconds kAbort{2000};
 constexpr Milliseconds kThreads{200};
-// Between two looks when somebody waits for one, and when nothing is under way.
+// Between two polls: while a thread waits for one, and while no call is under way.
 constexpr Milliseconds kSoon{10};
 constexpr Milliseconds kIdle{1000};
-// How long asking the device's events may take before it counts as hanging.
+// How long a query of the device's events may take before it counts as a hang.
 constexpr Milliseconds kStall{5000};
 constexpr Milliseconds kSlice{50};
-// How long the program has to hear of a fault by a call of its own.
+// How long the program has to meet a fault in a call of its own.
 constexpr Milliseconds kUntold{1000};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
 
@@ -42,7 +42,7 @@ void collect(Flight& flight, Callbacks& into) {
   std::move(callbacks.begin(), callbacks.end(), std::back_inserter(into));
 }
 
-/// They run a user's code, hence on another thread.
+/// Calls them on another thread, because they run a user's code.
 void callLater(Callbacks callbacks) noexcept {
   if (callbacks.empty()) return;
   try {
@@ -167,7 +167,7 @@ void Watchdog::watch() noexcept {
   changed_.notify_all();
 }
 
-/// Called on another thread: a driver may keep this one from ever answering.
+/// Called on the thread of PeerNews, because a driver may block the watchdog's thread for ever.
 void Watchdog::lookAtThread() noexcept {
   endProcessIfDue();
   std::string late;
@@ -185,9 +185,9 @@ void Watchdog::lookAtThread() noexcept {
   if (!late.empty()) fail(ErrorKind::Timeout, late, false);
 }
 
-/// What the program computes from results that never came is wrong, and it may wait for ever on a
-/// device: where no call has told it of the fault, the process ends, as that of torch's own NCCL
-/// backend does. Called on both threads, as a driver may hold up this one.
+/// Ends the process if no call has raised the fault, as torch's own NCCL backend does. Otherwise
+/// the program would compute from missing results, or wait for a device for ever. Called on both
+/// threads, because a driver may block the watchdog's.
 void Watchdog::endProcessIfDue() noexcept {
   std::string why;
   try {
@@ -232,7 +232,7 @@ void Watchdog::look() {
     lookAtFlights();
   } catch (const std::exception& error) {
     note(std::nullopt);
-    // The device itself reports an error: of a kernel, or of the card.
+    // The device itself reports an error, of a kernel or of the GPU.
     return fail(ErrorKind::Backend, "the device reported an error: " + textOf(error), false);
   }
   const std::string fault = communicators_->asyncError();
@@ -242,7 +242,7 @@ void Watchdog::look() {
   if (!heard.empty()) fail(ErrorKind::Backend, "another rank met a fault: " + heard, true);
 }
 
-/// Events are asked without the lock: a driver may hang.
+/// Queries events without the lock, because a driver may hang.
 void Watchdog::lookAtFlights() {
   std::vector<FlightRef> flights;
   {
@@ -253,7 +253,7 @@ void Watchdog::lookAtFlights() {
   FlightRef late;
   std::vector<bool> ended(flights.size());
   {
-    // Without a device of its own the thread would open the first one.
+    // Without a current device the thread would open the first one.
     const c10::DeviceGuard onDevice(flights.front()->device);
     const c10::impl::VirtualGuardImpl impl(flights.front()->device.type());
     const auto now = Clock::now();
@@ -277,16 +277,16 @@ void Watchdog::lookAtFlights() {
       const auto found = std::find(flights_.begin(), flights_.end(), flights[i]);
       const bool mine = found != flights_.end() && !ended[i];
       if (mine) continue;
-      if (found != flights_.end()) {  // else somebody has told of its end already
+      if (found != flights_.end()) {  // else its end was handled already
         completed_ = std::max(completed_, flights[i]->seq);
         collect(*flights[i], callbacks);
         flights[i]->traceEnd(nullptr, false);
       }
       if (found != flights_.end()) flights_.erase(found);
-      // Also what was struck meanwhile: this thread may hold the last reference.
+      // Also struck calls: this thread may hold the last reference.
       if (flights[i]->keeps()) ended_.push_back(flights[i]);
     }
-    flights.clear();  // under the lock, so that this thread frees no tensors
+    flights.clear();  // under the lock, while ended_ holds them: this thread frees no tensors
     if (flights_.empty()) changed_.notify_all();
   }
   callLater(std::move(callbacks));
@@ -321,7 +321,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     }
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank, "/", config_.size,
                                ": the group is aborted: ", withRemedy(kind, cause)));
-    communicators_->endWaits();  // also where no thread can be started
+    communicators_->endWaits();  // even if no thread can be started
     try {
       abortCommunicators();
     } catch (const std::exception& error) {
@@ -330,12 +330,12 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       log(LogLevel::Warn,
           concat("no thread could be started for the abort: ", error.what(), kMoreThreads));
     }
-    // What was heard is answered; what is new is told.
+    // Answer a fault of another rank; report a new one.
     const bool theirs = !news_->heard().empty() && ask;
     if (!communicators_->meetings().empty()) {
       news_->tell(theirs ? "" : cause, came, ask ? kAnswer : Milliseconds(0));
     } else {
-      ask = false;  // nobody can be asked
+      ask = false;  // there is no rank to ask
     }
     if (!ask) giveVerdict("");
     if (onFault_) onFault_(kind, withRemedy(kind, cause));
@@ -346,7 +346,7 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
   }
 }
 
-/// On a thread that nobody has to wait for: the library's abort may hang. It finds its devices by
+/// Aborts on a detached thread, because the library's abort may hang. The library finds its devices
 /// itself.
 void Watchdog::abortCommunicators() {
   startThread([self = shared_from_this()] {
@@ -367,7 +367,7 @@ void Watchdog::giveVerdict(const std::string& answers) {
     if (phase_ != Phase::Failing) return;
     phase_ = Phase::Failed;
     failedAt_ = Clock::now();
-    // One sentence after the other, and the remedy at the end.
+    // Join the sentences, with the remedy at the end.
     if (!answers.empty() && answers.front() == '.') cause_ = withoutFullStop(cause_);
     cause_ += answers;
     cause_ = withRemedy(kind_, cause_);
@@ -382,7 +382,7 @@ void Watchdog::giveVerdict(const std::string& answers) {
     flights_.clear();
     changed_.notify_all();
   }
-  for (const auto& [ids, error] : traces) {  // not under the lock: it may write a file
+  for (const auto& [ids, error] : traces) {  // without the lock: it may write a file
     for (const auto id : ids) trace::fail(id, error);
   }
   callLater(std::move(callbacks));
@@ -429,7 +429,7 @@ Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
          "group.",
          false);
   }
-  giveVerdict(news_->answersSoFar());  // if one is still to come: who waits learns no more
+  giveVerdict(news_->answersSoFar());  // if one is still due: no more answers are awaited
   lock.lock();
   changed_.wait_for(lock, kAbort, [this] { return !aborting_; });
   closed_ = true;
