@@ -1,12 +1,12 @@
 // The trace in the format of torch's flight recorder, version 2.10, which `torchfrtrace` reads.
 //
-// What that format has no word for is in a dict of our own, "fastcoll", of the dump and of each
-// entry. Where the two think differently:
+// A dict of our own, "fastcoll", in the dump and in each entry holds what that format cannot
+// express. The differences:
 //   - Its reader accepts known libraries only. "gloo:" stands for calls on the CPU, "nccl:" for
-//     those on a device; what really moved the bytes, fastcoll.info.groups() says.
-//   - It expects all ranks of a group in every sequence number, and messages have two. The messages
-//     from one rank to another with one tag are a group of their own here.
-//   - A failed call is "started" or "scheduled" there, as it was, and has the error in our dict.
+//     calls on a device. fastcoll.info.groups() reports what really moved the bytes.
+//   - It expects all ranks of a group in every sequence number, but a message has two ranks. Here
+//     the messages from one rank to another with one tag are a group of their own.
+//   - A failed call keeps its state there, "started" or "scheduled". Our dict has the error.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,17 +23,17 @@
 namespace fastcoll::trace {
 namespace {
 
-/// A sequence of numbers, as a process group of its own.
+/// One sequence of numbers, dumped as a process group of its own.
 struct LaneInfo {
   std::string name;
   std::string description;
-  std::vector<int> ranks;  // of the whole job
+  std::vector<int> ranks;  // in the whole job
   std::uint64_t enqueued = 0;
   std::uint64_t started = 0;
   std::uint64_t completed = 0;
 };
 
-/// Everything under the lock, so that it is held for a copy only.
+/// A copy of everything under the lock, which is held for the copy only.
 struct Snapshot {
   std::map<std::uint32_t, KnownGroup> groups;
   std::map<std::string, int> instances;
@@ -82,14 +82,15 @@ const char* stateText(State state) {
   }
 }
 
-/// The group of this name that was made last has the plain name: it is the one that counts, and
-/// ranks need not have made as many before it.
+/// The newest group of a name has the plain name: it matters most. Ranks need not have made the
+/// same number of groups before it.
 std::string groupName(const Snapshot& all, const KnownGroup& known) {
   const int age = all.instances.at(known.group.name) - 1 - known.instance;
   return age == 0 ? known.group.name : concat(known.group.name, " earlier ", age);
 }
 
-/// Sender and receiver in the group, of a message; the receiver may not know the sender yet.
+/// A message's sender and receiver, as ranks of the group. The sender is negative while a receiver
+/// has not found a message.
 std::pair<int, int> endsOf(const Record& record, const Group& group) {
   const int peer = static_cast<int>(record.peer);
   return record.sends ? std::pair{group.rank, peer} : std::pair{peer, group.rank};
@@ -117,7 +118,7 @@ std::string laneName(const Record& record, const KnownGroup& known, const std::s
 std::string operation(const Record& record, const Group& group) {
   if (record.lane != Lane::Message) return record.name;
   const auto [from, to] = endsOf(record, group);
-  // A receive that has found no message is a group of one: there is no sender.
+  // A receive that has found no message is a group of one, because it has no sender.
   if (from < 0) return "recv 0<-0";
   const bool ascends = group.ranks.at(from) < group.ranks.at(to);
   const int source = ascends ? 0 : 1;
@@ -271,7 +272,7 @@ std::string dump(const std::string& reason) {
   const Ticks::Wall wall(recorder->ticks);
 
   std::map<std::string, LaneInfo> lanes;
-  // Groups whose records are all overwritten count too: their ranks may wait for this one.
+  // Include groups whose records are all overwritten: their ranks may wait for this one.
   for (const auto& [number, known] : all.groups) {
     const std::string name = groupName(all, known);
     lanes.try_emplace(name, LaneInfo{name, known.group.description, known.group.ranks});
@@ -331,19 +332,19 @@ std::string write(const std::string& reason, std::string path) {
                 "fastcoll.trace: nothing is recorded. Make a group first, and leave "
                 "FASTCOLL_TRACE_SIZE above 0.");
   }
-  // Taken in the order in which they are written: none may replace a later one.
+  // One lock for the copy and the file: no dump may replace a later one.
   const std::lock_guard<std::mutex> lock(all->fileMutex);
   const std::string bytes = dump(reason);
   if (path.empty()) {
     const std::lock_guard<std::mutex> names(all->mutex);
     path = concat(all->prefix(), all->rank);
   }
-  // Whoever reads while this writes finds the former file or the new one. The name begins with a
-  // dot, so that a reader of all files with the prefix does not take it for one of them.
+  // A reader during the write finds the former file or the new one. The temporary name begins with
+  // a dot, so a reader of all files with the prefix skips it.
   const std::size_t slash = path.rfind('/') + 1;
   const std::string part =
       concat(path.substr(0, slash), ".", path.substr(slash), ".part", ::getpid());
-  // In a folder that others may write to, what they have put there under this name is not followed.
+  // In a folder that other users may write to, do not follow their link under this name.
   ::unlink(part.c_str());
   const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   std::FILE* const file = fd < 0 ? nullptr : ::fdopen(fd, "wb");

@@ -1,5 +1,5 @@
-// Writes Python's pickle format (protocol 2) without Python: a dump must be possible while another
-// thread holds the interpreter, or hangs in it.
+// Writes Python's pickle format (protocol 2) without Python, because a dump must be possible while
+// another thread holds the interpreter, or hangs in it.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fastcoll::trace {
 
-/// Values follow each other as in the document; a dict is begun and ended, with keys and values in
-/// turns between.
+/// Call in document order. A dict takes keys and values in turns, between beginDict() and
+/// endDict().
 class Pickle {
  public:
   Pickle() { bytes_ = "\x80\x02"; }
@@ -24,7 +24,7 @@ class Pickle {
   Pickle& endDict() { return op('u'); }
   Pickle& beginList() { return op(']').op('('); }
   Pickle& endList() { return op('e'); }
-  /// Makes a tuple of the two values before.
+  /// Makes a tuple of the last two values.
   Pickle& pair() { return op('\x86'); }
 
   Pickle& key(std::string_view name) { return text(name); }
@@ -32,7 +32,7 @@ class Pickle {
   Pickle& field(std::string_view name, std::string_view value) { return text(name).text(value); }
   Pickle& flag(std::string_view name, bool value) { return text(name).boolean(value); }
 
-  /// The whole, ended. Nothing may follow.
+  /// Ends the pickle and returns all of it. Call nothing after it.
   std::string finish() {
     op('.');
     return std::move(bytes_);

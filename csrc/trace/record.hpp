@@ -1,4 +1,4 @@
-// What the trace keeps of one call.
+// The trace's record of one call.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace fastcoll::trace {
 
-/// Number of a record since the process's first, 0: none is kept. Later events name it.
+/// Number of a record, from 1 in each process; 0: not recorded. Later events refer to it.
 using RecordId = std::uint64_t;
 
 enum class State : std::uint8_t { Scheduled, Started, Completed, Failed };
 
-/// Whose numbers a record's sequence number is one of.
+/// The sequence that a record's sequence number belongs to.
 enum class Lane : std::uint8_t {
   Collective,        // the group's collectives on the CPU
   Device,            // the group's collectives on a device
@@ -21,18 +21,18 @@ enum class Lane : std::uint8_t {
   MonitoredBarrier,  // the group's monitored barriers
 };
 
-/// Sizes and dtypes of a call's tensors, in one run of words of fixed length: for each tensor a
-/// header (dtype and number of dimensions), then its sizes. What does not fit is left out, and
+/// Sizes and dtypes of a call's tensors, in a fixed number of words. Each tensor has a header
+/// (dtype and number of dimensions), then its sizes. Tensors that do not fit are left out, but
 /// counted.
 class Shapes {
  public:
   static constexpr int kWords = 40;
 
-  // The words are left as they are: a call writes few of them.
+  // Leaves the words uninitialized, because a call writes few of them.
   Shapes() {}  // NOLINT(modernize-use-equals-default)
 
-  /// Adds a tensor, all inputs before the first output. `parts` > 0: one further dimension in
-  /// front, of a list of so many equal tensors.
+  /// Adds a tensor; add all inputs before the first output. `parts` > 0: a list of so many equal
+  /// tensors, as one more dimension in front.
   void add(bool output, DType dtype, const std::int64_t* sizes, std::size_t dims,
            std::int64_t parts = 0) {
     ++(output ? outputs : inputs);
@@ -52,7 +52,7 @@ class Shapes {
   std::uint64_t words[kWords];
 };
 
-/// The record as it lies in the ring. Whoever calls fills in what describes the call, the trace the
+/// A record as stored in the ring. The caller fills in the description of the call, the trace the
 /// rest. Each field that changes later is a word of its own.
 struct Record {
   RecordId id = 0;

@@ -1,4 +1,4 @@
-// What trace.cpp, dump.cpp and watcher.cpp share: the trace itself.
+// The trace itself, shared by trace.cpp, dump.cpp and watcher.cpp.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,17 @@
 
 namespace fastcoll::trace {
 
-/// The number of "USR1"; 0 of "none".
+/// The number of a signal such as "USR1"; 0 for "none".
 int signalOf(const std::string& name);
 
-/// How far the dump of a failed group has got: what was written when the failure was noticed is
-/// written once more when a call of this rank has met it.
+/// How far a failed group was dumped: not at all, when the failure was noticed, or once more when a
+/// call of this rank met it.
 enum class Dumped : int { No, Noticed, Met };
 
 struct KnownGroup {
   Group group;
-  int instance = 0;      // which of the groups of this name, from 0
-  RecordId endedAt = 0;  // the last record when it ended, 0: it lives
+  int instance = 0;      // index among the groups of this name, from 0
+  RecordId endedAt = 0;  // the last record when the group ended; 0: it has not
   Dumped dumped = Dumped::No;
 };
 
@@ -42,17 +42,17 @@ struct Recorder {
   const Ticks ticks;
   Ring ring;
   const bool stacks;
-  const std::string dumpPrefix;  // empty: nothing is dumped by itself
+  const std::string dumpPrefix;  // empty: no automatic dumps
   std::string prefix() const { return dumpPrefix.empty() ? kDefaultTraceDump : dumpPrefix; }
   const int signal;  // 0: none
 
-  // Everything below is for calls that fail, groups, stacks and dumps. It is held for moments only,
-  // and nothing else is taken while it is.
+  // Guards everything below but fileMutex: failed calls, groups, stacks and dumps. Held for moments
+  // only, and no other lock is taken under it.
   std::mutex mutex;
   std::map<std::uint32_t, KnownGroup> groups;
   std::uint32_t lastGroup = 0;
   std::map<std::string, int> instances;  // groups made of each name
-  int rank = 0;                          // of the whole job
+  int rank = 0;                          // in the whole job
   std::map<RecordId, std::string> errors;
   std::unordered_map<std::string, std::uint32_t> stackNumbers;
   std::vector<const std::string*> stackTexts;  // by number, from 1
@@ -60,9 +60,9 @@ struct Recorder {
   std::mutex fileMutex;  // one dump at a time
 };
 
-/// The trace of this process; nullptr when there is none. It lives for ever.
+/// The trace of this process; nullptr if there is none. It is never destroyed.
 Recorder* recorder();
-/// Writes the dump and says where it is, or why it could not be written.
+/// Writes the dump and logs its path, or why it could not be written.
 void dumpByItself(const std::string& reason) noexcept;
 void startWatcher(Recorder& recorder);
 

@@ -8,7 +8,7 @@ namespace {
 
 static_assert(sizeof(Record) % 8 == 0 && alignof(Record) == 8);
 
-// A holder writes a handful of words; one that is not back by then has lost its core.
+// A holder writes only a few words. If it takes longer, its thread has lost its core.
 constexpr int kTries = 200;
 
 std::size_t powerOfTwo(std::size_t least) {
@@ -45,7 +45,7 @@ class Ring::Claim {
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
   explicit operator bool() const { return held_; }
-  // Release: who reads the new word then sees the version that says so.
+  // Release: a reader of the new word then also reads the odd version.
   template <typename T>
   void set(std::size_t word, T value) {
     slot_.words[word].store(asWord(value), std::memory_order_release);
@@ -92,7 +92,7 @@ RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
     set(FASTCOLL_WORD(started), asWord(draft.created));
   }
   slot.version.store(2 * id, std::memory_order_release);
-  // The next record's lines have left the first-level cache since they were written last.
+  // Prefetch the next record's lines: they have left the first-level cache since their last write.
   const char* const next = reinterpret_cast<const char*>(&slotOf(id + 1));
   for (int line = 0; line < 3; ++line) __builtin_prefetch(next + 64 * line, 1);
   return id;
@@ -100,7 +100,7 @@ RecordId Ring::add(const Record& draft, std::uint64_t seq, bool starts) {
 
 void Ring::start(RecordId id, std::int64_t now) {
   if (Claim slot(*this, id); slot) {
-    // Another thread may have seen the end before this one tells of the start.
+    // Another thread may record the end before this one records the start.
     const auto scheduled = static_cast<std::uint64_t>(State::Scheduled);
     if (slot.get(FASTCOLL_WORD(state)) == scheduled) {
       slot.set(FASTCOLL_WORD(state), static_cast<std::uint64_t>(State::Started));

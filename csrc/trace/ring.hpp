@@ -1,9 +1,9 @@
 // The last N records of a process, written by any thread and read at any moment.
 //
-// Nobody waits for anybody: a slot has a version, twice the number of its record, and one more
-// while somebody writes to it. A reader copies and looks again; a writer that meets another one in
-// the same slot tries for a moment and gives up, which loses one event of the trace. All words are
-// atomic, so that a copy taken in the middle of a write is a retry and not a data race.
+// No thread blocks. A slot has a version: twice the number of its record, plus one during a write.
+// A reader copies the slot and then checks the version again. A writer that meets another one in
+// its slot retries for a moment, then drops its event. All words are atomic, so a copy during a
+// write is a retry and not a data race.
 #pragma once
 
 #include <atomic>
@@ -19,16 +19,17 @@ class Ring {
  public:
   explicit Ring(std::size_t size);
 
-  /// Writes a record, scheduled or started under this number; 0 if the slot could not be had.
+  /// Writes a record with this sequence number, scheduled or started. Returns its number; 0 if the
+  /// slot was busy.
   RecordId add(const Record& draft, std::uint64_t seq, bool starts);
-  /// These change fields of a record; nothing happens if it has been overwritten since.
+  /// These change fields of a record. They do nothing if it has been overwritten since.
   void start(RecordId id, std::int64_t now);
   void end(RecordId id, State state, std::int64_t now);
   void setMessage(RecordId id, std::int64_t peer, std::uint64_t seq);
 
-  /// The group that a record names; 0 if it has been overwritten.
+  /// The group number in a record; 0 if the record has been overwritten.
   std::uint32_t groupOf(RecordId id) const;
-  /// Copies the last `size()` records that are there, oldest first.
+  /// Copies the readable records of the last `size()`, oldest first.
   std::vector<Record> read() const;
   std::size_t size() const { return size_; }
   /// The number of the last record made.
@@ -40,13 +41,13 @@ class Ring {
     std::atomic<std::uint64_t> version{0};
     std::atomic<std::uint64_t> words[kWords];
   };
-  /// The slot of a record, for one who has the right to write; gives it back when it goes.
+  /// Exclusive write access to a record's slot, released by the destructor.
   class Claim;
 
   Slot& slotOf(RecordId id) const { return slots_[id & mask_]; }
 
   const std::size_t size_;
-  const std::size_t mask_;  // slots are a power of two, and some are spare
+  const std::size_t mask_;  // slots are a power of two, `size_` or more
   std::unique_ptr<Slot[]> slots_;
   std::atomic<RecordId> next_{0};
 };

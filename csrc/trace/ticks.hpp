@@ -1,6 +1,6 @@
-// The clock of the records. Where the kernel itself trusts the processor's counter (the same rate
-// on all cores, whatever their frequency and sleep), it is read directly: 10 ns instead of 25,
-// twice a call. What a tick is in nanoseconds is found when somebody wants to know.
+// The clock of the records. If the kernel itself uses the processor's counter, it is read directly:
+// 10 ns instead of 25, twice a call. Such a counter has the same rate on all cores, at any
+// frequency and in sleep. A tick's length in nanoseconds is computed on demand.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,7 @@ class Ticks {
     return steadyNanos();
   }
 
-  /// Ticks of now and before, in nanoseconds since 1970.
+  /// Converts ticks, of now or earlier, to nanoseconds since 1970.
   class Wall {
    public:
     explicit Wall(const Ticks& ticks);

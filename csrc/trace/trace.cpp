@@ -17,14 +17,14 @@ namespace {
 std::atomic<Recorder*> current{nullptr};
 std::atomic<std::string (*)()> stackReader{nullptr};
 
-// Most stacks and error texts that are kept. A program has few places that communicate.
+// Limits on kept stacks and error texts. A program has few places that communicate.
 constexpr std::size_t kStacks = 1 << 14;
 constexpr std::size_t kErrors = 256;
 
 std::uint32_t numberOfStack(Recorder& all) {
   const auto reader = stackReader.load(std::memory_order_acquire);
   if (reader == nullptr) return 0;
-  std::string text = reader();  // takes the interpreter: before the lock
+  std::string text = reader();  // takes the GIL, so before the lock
   if (text.empty()) return 0;
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto found = all.stackNumbers.find(text);
@@ -36,7 +36,7 @@ std::uint32_t numberOfStack(Recorder& all) {
   return number;
 }
 
-/// Forgets groups that ended before the oldest record was made. Under the lock.
+/// Forgets groups that ended before the oldest record was made. Call it under the lock.
 void forgetGroups(Recorder& all) {
   for (auto it = all.groups.begin(); it != all.groups.end();) {
     const RecordId ended = it->second.endedAt;
@@ -55,7 +55,7 @@ bool mustDump(Recorder& all, std::uint32_t group, Dumped how) {
   return true;
 }
 
-/// Says at the start what would only be said when a dump fails, and is lost by then.
+/// Warns at the start if dumps cannot be written: a warning at the first dump would be too late.
 void checkFolder(const std::string& prefix) {
   if (prefix.empty()) return;
   const std::size_t slash = prefix.rfind('/');
@@ -90,7 +90,7 @@ void begin(const Settings& settings, const std::string& version) {
     return;
   auto* const made =
       new Recorder(settings, version, forkGeneration());  // outlives static destructors
-  // A child's numbers of groups go on from its parent's: none means a group of the other process.
+  // A child continues its parent's group numbers, so no number means a group of each.
   if (before != nullptr) made->lastGroup = before->lastGroup;
   if (!current.compare_exchange_strong(before, made)) {
     delete made;
@@ -155,7 +155,7 @@ RecordId record(const Record& draft, std::uint64_t seq, bool starts) {
   return current.load(std::memory_order_acquire)->ring.add(draft, seq, starts);
 }
 
-// A number was given out by the process's own trace, so `current` needs no second look.
+// This process's own trace made the number, so `current` needs no check of its generation.
 void start(RecordId id) {
   if (id == 0) return;
   Recorder& all = *current.load(std::memory_order_acquire);
@@ -181,7 +181,7 @@ void fail(RecordId id, const std::string& error, bool groupFailed) noexcept {
     all.ring.end(id, State::Failed, all.ticks.now());
     {
       const std::lock_guard<std::mutex> lock(all.mutex);
-      // Those that count are the first; those of records that are overwritten count no more.
+      // The first errors matter most. Errors of overwritten records are dropped.
       const RecordId last = all.ring.last();
       const RecordId oldest = last > all.ring.size() ? last - all.ring.size() : 0;
       all.errors.erase(all.errors.begin(), all.errors.lower_bound(oldest));

@@ -1,11 +1,11 @@
-// The trace of a process: its last collectives and messages, whatever their group, for whoever has
-// to find out which rank did something else. One for the process, made with its first group; a
-// forked child begins its own.
+// The trace of a process: its last collectives and messages, of all groups. It serves to find the
+// rank that did something else. Each process has one, made with its first group; a forked child
+// begins its own.
 //
-//   ring.hpp       the records, written without a lock or an allocation
-//   trace.cpp      what is beside the ring: groups, error texts, stacks
-//   dump.cpp       all of it in the format of torch's flight recorder
-//   watcher.cpp    the thread that dumps on a signal, and when a group of this process has failed
+//  ring.hpp       the records, written without a lock or an allocation
+//  trace.cpp      the rest of the state: groups, error texts, stacks
+//  dump.cpp       all of it in the format of torch's flight recorder
+//  watcher.cpp    the thread that dumps on a signal, and when a group of this process has failed
 #pragma once
 
 #include <cstdint>
@@ -19,56 +19,58 @@
 
 namespace fastcoll::trace {
 
-/// Where dumps go that are asked for by a signal while FASTCOLL_TRACE_DUMP is not set.
+/// Prefix of dumps requested by a signal if FASTCOLL_TRACE_DUMP is not set.
 constexpr const char* kDefaultTraceDump = "/tmp/fastcoll_trace_";
 
 struct Group {
   std::string name;
   std::string description;
   int rank = 0;
-  std::vector<int> ranks;  // of the whole job, by rank in the group
+  std::vector<int> ranks;  // in the whole job, indexed by rank in the group
 };
 
-/// Makes the trace of this process as the environment says; later calls change nothing.
+/// Makes the trace of this process by its settings; later calls change nothing.
 void begin(const Settings& settings, const std::string& version);
 /// This process's rank in the whole job, for the name of its dump.
 void setRank(int rank);
 /// Whether calls are recorded.
 bool isOn();
-/// Whether there is a thread that has to hear of failed groups.
+/// Whether faults are dumped, by a thread that polls for failed groups.
 bool isWatching();
-/// Sets what returns the caller's stack, innermost frame first, a line "name\tfile\tline" each.
+/// Sets the reader of the caller's stack. It returns a line "name\tfile\tline" a frame, innermost
+/// first.
 void setStackReader(std::string (*reader)());
 
-/// The number that the group's records name; 0 when nothing is recorded.
+/// Adds a group. Returns the number for its records; 0 if nothing is recorded.
 std::uint32_t addGroup(Group group);
-/// The group has ended: it is forgotten with its last record.
+/// Marks a group as ended. It is forgotten with its last record.
 void endGroup(std::uint32_t group);
 
-/// Completes the description of a call with the time and, if asked for, the caller's stack: before
-/// any lock is taken, for it may need the interpreter. A description with group 0 is not recorded.
+/// Completes the description of a call with the time and, if enabled, the caller's stack. Call it
+/// before any lock, because it may need the interpreter. A description with group 0 is not
+/// recorded.
 void describe(Record& draft);
-/// Records a described call under its number; `starts`: it starts where it was made. Returns the
-/// record's number, 0 when nothing is recorded. All functions below ignore 0.
+/// Records a described call under its sequence number; `starts`: it starts at once. Returns the
+/// record's number; 0 if nothing is recorded. All functions below ignore 0.
 RecordId record(const Record& draft, std::uint64_t seq, bool starts = false);
 void start(RecordId id);
 void complete(RecordId id);
-/// A receive from any rank has found its message.
+/// Records the source and number of the message that a receive from any rank has found.
 void setMessage(RecordId id, int source, std::uint64_t seq);
-/// The call has failed, and the group with it unless it is said otherwise: then the first such call
-/// writes the dump, if one is asked for.
+/// The call has failed; `groupFailed`: so has its group, and its first such call writes the dump,
+/// if dumps are on.
 void fail(RecordId id, const std::string& error, bool groupFailed = true) noexcept;
 void fail(RecordId id, const std::exception_ptr& error, bool groupFailed = true) noexcept;
-/// The group has failed, by what another rank did.
+/// The group has failed because of another rank.
 void groupFailed(std::uint32_t group) noexcept;
 
-/// The dump as torch's analyser reads it: a pickle. Empty when nothing is recorded.
+/// The dump as torch's analyser reads it: a pickle. Empty if nothing is recorded.
 std::string dump(const std::string& reason);
-/// Writes the dump to a file whose name is complete, or made of FASTCOLL_TRACE_DUMP and the rank.
+/// Writes the dump to `path`; if empty, the name is made of FASTCOLL_TRACE_DUMP and the rank.
 /// Returns the name. Throws Error(Value) if it cannot be written.
 std::string write(const std::string& reason, std::string path = "");
 
-/// Called by the watcher now and then; returns nothing, throws nothing.
+/// Sets a function that the watcher calls every 100 ms if faults are dumped. It must not throw.
 void setLook(std::function<void()> look);
 /// Ends the watcher, at exit.
 void stopWatching() noexcept;

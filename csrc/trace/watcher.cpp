@@ -1,6 +1,6 @@
-// The one thread of the trace, started only where the environment asks for a dump by signal or at
-// a fault. A signal handler may do next to nothing: ours writes into an eventfd, and this thread
-// does the rest, whatever the main thread hangs in and whoever holds the interpreter.
+// The only thread of the trace, started if the settings request a dump on a signal or at a fault. A
+// signal handler may do very little, so ours writes into an eventfd and this thread does the rest.
+// It runs even if the main thread hangs or another thread holds the interpreter.
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ std::atomic<int> doorbell{-1};
 std::atomic<int> owner{0};  // a forked child inherits the handler, and the parent's eventfd
 struct sigaction before;
 
-std::mutex threadMutex;  // of what follows
+std::mutex threadMutex;  // guards what follows
 std::thread* thread = nullptr;
 std::atomic<int> threadOf{0};
 std::function<void()>* look = nullptr;
@@ -113,7 +113,7 @@ void startWatcher(Recorder& recorder) {
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   struct sigaction now{};
   ::sigaction(recorder.signal, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == onSignal) return;  // a fork's
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == onSignal) return;  // by a parent
   before = now;
   ::sigaction(recorder.signal, &action, nullptr);
 }
