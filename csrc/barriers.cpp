@@ -1,4 +1,4 @@
-// The calls of ProcessGroupFastcoll that move nothing: ranks wait for each other.
+// The barriers of ProcessGroupFastcoll: ranks wait for each other and move no data.
 #include "process_group.hpp"
 
 namespace fastcoll {

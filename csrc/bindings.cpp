@@ -1,4 +1,4 @@
-// What Python sees as fastcoll._C; fastcoll/_C.pyi documents it.
+// The Python module fastcoll._C; fastcoll/_C.pyi documents it.
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -22,7 +22,7 @@ namespace {
 template <typename T>
 using Ref = c10::intrusive_ptr<T>;
 
-/// Options(timeout, **fields): each field is set as an attribute is.
+/// Options(timeout, **fields): each field is set like an attribute.
 Ref<Options> newOptions(std::chrono::milliseconds timeout, const py::kwargs& fields) {
   auto options = c10::make_intrusive<Options>(timeout);
   const py::object attributes = py::cast(options);
@@ -36,7 +36,7 @@ Ref<Options> newOptions(std::chrono::milliseconds timeout, const py::kwargs& fie
   return options;
 }
 
-/// The settings of a group, as fields of its options.
+/// Binds the settings of a group as fields of its options.
 void bindSettings(py::class_<Options, c10d::Backend::Options, Ref<Options>>& options) {
   Settings::each([&options](const Setting& setting, auto field) {
     if (!setting.ofGroup) return;
@@ -60,14 +60,14 @@ Ref<Options> copyOf(const Options& options) {
   return c10::make_intrusive<Options>(options);
 }
 
-// Waits call this between slices on the main thread: KeyboardInterrupt leaves through them.
+// Waits call this between slices on the main thread, so KeyboardInterrupt leaves through them.
 void checkSignals() {
   if (Py_IsInitialized() == 0) return;
   py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-/// What a factory returns. Its error becomes one of the engine, which tells the other ranks.
+/// Calls a factory. Its error becomes an engine's error, which is reported to the other ranks.
 py::object called(const py::object& factory) {
   try {
     return factory();
@@ -242,7 +242,7 @@ PYBIND11_MODULE(_C, m) {
             pools("deregister")(group.options()->group_name, pool);
           },
           py::arg("pool"))
-      // Ranks outside a split have nothing to do: there is no communicator to take part in.
+      // A rank outside a split has nothing to do, because no communicator needs it.
       .def("perform_nocolor_split", [](ProcessGroupFastcoll&, const py::object&) {})
       .def("_set_default_timeout", &ProcessGroupFastcoll::setTimeout,
            py::call_guard<py::gil_scoped_release>());

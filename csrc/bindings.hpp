@@ -1,4 +1,4 @@
-// The parts of fastcoll._C that are bound in files of their own.
+// The parts of fastcoll._C that have files of their own.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +7,7 @@ namespace fastcoll {
 
 /// The device engine.
 void bindDevice(pybind11::module_& m);
-/// The roster, by which the ranks of a device group come together.
+/// The roster, through which the ranks of a device group meet.
 void bindRoster(pybind11::module_& m);
 /// torch's symmetric memory, without the GIL.
 void bindSymmetricMemory(pybind11::module_& m);

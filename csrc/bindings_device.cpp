@@ -1,5 +1,5 @@
-// What Python sees of the device engine: calls of NCCL, communicators, and the way by which the
-// engine calls fastcoll.cuda.engine.
+// Python bindings of the device engine: calls of NCCL, communicators, and the issuer, through which
+// the engine calls fastcoll.cuda.engine.
 #include "bindings.hpp"
 
 #include <pybind11/chrono.h>
@@ -32,8 +32,8 @@ std::string textOf(const py::error_already_set& error) {
   return py::str(error.value()).cast<std::string>();
 }
 
-/// What becomes of an exception: the engine's own, or, for what is none of Python's Exceptions (the
-/// user has asked the program to end), itself.
+/// Translates a Python exception into an error of the engine. What is no Exception (the user has
+/// ended the program) is rethrown as it is.
 [[noreturn]] void rethrow(const py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw;
   throw Error(kindOf(error), textOf(error));
@@ -43,16 +43,15 @@ std::string textOf(const py::error_already_set& error) {
   throw Error(ErrorKind::Backend, concat("the group was aborted", kInitAgain));
 }
 
-/// The engine's library: NCCL's calls are made here, and what is made once, or served by a kernel,
-/// by an object in Python with
+/// The issuer of the engine. It makes NCCL's calls itself. A Python object makes what is made once,
+/// and runs the kernels:
 ///   prepare(device, pair, captured)       makes a communicator
-///   split(device, color, key, child)      divides it; `child` is another such object, or None
+///   split(device, color, key, child)      splits it; `child` is another such object, or None
 ///   kernel_bytes(device)                  size of the largest all-reduce that a kernel may serve;
 ///                                         the largest int: an algorithm is forced
-///   compile(tasks, options, device)       makes the code for collectives of a kind; returns
-///   whether
-///                                         kernels serve any of them
-///   serve(tasks, options, stream, device) by kernels; returns which tasks are left to NCCL,
+///   compile(tasks, options, device)       compiles kernels for a kind of collectives; returns
+///                                         whether kernels serve any of them
+///   serve(tasks, options, stream, device) runs kernels; returns which tasks are left to NCCL,
 ///                                         or None: all, whenever such tasks come
 ///   refuse(call)                          raises why there is no NCCL for it
 ///   set_timeout(timedelta)                from the next call on
@@ -67,7 +66,7 @@ class PythonIssuer : public DeviceIssuer {
         communicators_(engine_->attr("communicators").cast<std::shared_ptr<Communicators>>()) {}
 
   ~PythonIssuer() override {
-    // The interpreter may be gone, and with it whoever could free them.
+    // If the interpreter is gone, nothing can free them.
     if (Py_IsInitialized() == 0) {
       engine_.release();
       serve_.release();
@@ -163,7 +162,7 @@ class PythonIssuer : public DeviceIssuer {
  private:
   using Indices = std::vector<std::size_t>;
 
-  /// Takes note of which all-reduces NCCL serves, whatever they are of.
+  /// Records the size above which NCCL serves every all-reduce without options.
   void askHowFar(c10::Device device) {
     const int index = device.index();
     const auto bytes = engine_->attr("kernel_bytes")(index).cast<std::int64_t>();
@@ -183,8 +182,8 @@ class PythonIssuer : public DeviceIssuer {
     }
   }
 
-  /// What kernels may serve; all-reduces that were made with the same options together. Of the
-  /// other collectives that is what the ring does, each by itself, if an algorithm is forced.
+  /// The requests that kernels may serve; all-reduces with the same options form one group. If an
+  /// algorithm is forced, also each reduce-scatter and all-gather by itself: the ring serves them.
   std::vector<Indices> forKernels(const std::vector<DeviceRequest>& requests,
                                   c10::DeviceIndex device) {
     std::int64_t limit = 0;
@@ -218,7 +217,7 @@ class PythonIssuer : public DeviceIssuer {
     return together;
   }
 
-  /// Has kernels serve what is theirs. Empty: nothing was.
+  /// Lets kernels serve their requests. Returns which were served; empty: none.
   std::vector<bool> byKernels(const std::vector<DeviceRequest>& requests,
                               const c10::Stream& stream) {
     std::vector<bool> served;
@@ -240,7 +239,7 @@ class PythonIssuer : public DeviceIssuer {
     return served;
   }
 
-  /// Which of these are left to NCCL; nullopt: all, always.
+  /// Lets kernels serve these. Returns which are left to NCCL; nullopt: all, always.
   std::optional<Indices> ask(const std::vector<DeviceRequest>& requests, const Indices& those,
                              const c10::Stream& stream) {
     const py::gil_scoped_acquire gil;
@@ -277,7 +276,7 @@ class PythonIssuer : public DeviceIssuer {
     kinds.insert(kind);
   }
 
-  /// All of these collectives that a choice, and the code of a kernel, depend on.
+  /// A key of all in these collectives that decides on the choice and on a kernel's code.
   static std::string kindOf(const std::vector<DeviceRequest>& requests, const Indices& those,
                             c10::DeviceIndex device) {
     std::string kind(1, static_cast<char>(device));
@@ -314,8 +313,8 @@ class PythonIssuer : public DeviceIssuer {
   std::unique_ptr<py::object> serve_;
   std::unique_ptr<py::object> compile_;
   const std::shared_ptr<Communicators> communicators_;
-  std::mutex kindsMutex_;                    // what is below; held for no call of Python
-  std::map<int, std::int64_t> kernelBytes_;  // by device; 0: NCCL serves all that has no options
+  std::mutex kindsMutex_;                    // guards the rest; not held during a call of Python
+  std::map<int, std::int64_t> kernelBytes_;  // by device; 0: NCCL serves all without options
   std::unordered_set<std::string> plain_;    // kinds that NCCL serves
   std::unordered_set<std::string> compiled_;
 };
@@ -344,7 +343,7 @@ py::tuple names(int count, const char* (*nameOf)(Enum)) {
   return all;
 }
 
-/// `words`: int64, on the host. It is freed without Python's lock.
+/// `words`: int64, on the host. It is freed without the GIL.
 void addKernels(Communicators& communicators, const at::Tensor& words, std::string prefix,
                 int size) {
   const py::gil_scoped_release released;

@@ -1,5 +1,5 @@
-// group/roster.hpp and the fault that ranks tell each other under its id, as fastcoll.cuda uses
-// them. Waits release the GIL; between two looks into the store they call `on_look`.
+// Binds group/roster.hpp, and the fault that ranks report to each other under its id, for
+// fastcoll.cuda. Waits release the GIL and call `on_look` between two polls of the store.
 #include "bindings.hpp"
 
 #include <torch/csrc/utils/pybind.h>
@@ -20,7 +20,7 @@ py::list bytesOf(const Roster::Texts& texts) {
   return all;
 }
 
-/// A roster that owns its store. Records begin with a magic, and all are as long as this rank's.
+/// A roster that owns its store. Records begin with `magic` and are all as long as this rank's.
 class PythonRoster {
  public:
   PythonRoster(c10::intrusive_ptr<c10d::Store> store, std::string folder, int rank, int size,
@@ -42,7 +42,7 @@ class PythonRoster {
   py::list gather(const py::object& onLook) {
     return bytesOf(run([&] {
       const Roster::Texts& records = roster_.gather(believes(), looker(onLook));
-      for (std::size_t rank = 0; rank < records.size(); ++rank) {  // those of rank 0's failure, too
+      for (std::size_t rank = 0; rank < records.size(); ++rank) {  // rank 0 may have failed on one
         if (!records[rank].empty()) believes()(static_cast<int>(rank), records[rank]);
       }
       for (const std::string& record : records) {

@@ -1,6 +1,6 @@
-// Memory that ranks map of each other, by torch's symmetric memory. torch's own binding holds the
-// GIL until all ranks have come: a rank that died before would freeze the others, their timeouts
-// and signal handlers included.
+// Maps memory of other ranks by torch's symmetric memory, without the GIL. torch's own binding
+// holds the GIL until all ranks have come. A rank that died before would then freeze the others,
+// with their timeouts and signal handlers.
 #include "bindings.hpp"
 
 #include <c10/util/env.h>
@@ -23,9 +23,10 @@ using c10d::symmetric_memory::SymmetricMemory;
 constexpr const char* kOverlapping = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES";
 constexpr const char* kNoMulticast = "TORCH_SYMM_MEM_DISABLE_MULTICAST";
 
-/// An environment variable that is "1" while this lives, and "0", torch's default, if it was unset.
-/// It is not removed: that would move other variables, which NCCL's threads may read meanwhile.
-/// Where it was set before, the change replaces one pointer.
+/// Sets an environment variable to "1" during its lifetime. Afterwards it has its former value, or
+/// "0" (torch's default) if it was unset. It is not removed, because that would move other
+/// variables, which NCCL's threads may read meanwhile. If it was set before, the change replaces
+/// one pointer.
 class Switched {
  public:
   explicit Switched(const char* name)
@@ -46,8 +47,8 @@ at::Tensor allocate(int64_t bytes, const c10::Device& device) {
                                                    std::nullopt);
 }
 
-/// One at a time in a process: torch names the socket by which it passes memory on after the
-/// process alone, and reads the environment.
+/// One at a time in a process: torch names its socket for passing memory after the process alone,
+/// and reads the environment.
 c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const std::string& group,
                                                double seconds) {
   static std::timed_mutex one;
@@ -57,9 +58,9 @@ c10::intrusive_ptr<SymmetricMemory> rendezvous(const at::Tensor& memory, const s
                 concat("another group of this process has been mapping memory for ", seconds,
                        " s, and has not ended"));
   }
-  // torch compares devices by host and index, and refuses ranks that each see one GPU only, as
-  // index 0; who calls this has compared what tells GPUs apart. And no kernel of ours uses the
-  // multicast object, of which the making can hang.
+  // torch compares devices by host and index, so it refuses ranks that each see only one GPU, as
+  // index 0. The caller has already compared the GPUs' identities. No kernel of ours uses the
+  // multicast object, and making it can hang.
   const Switched overlapping(kOverlapping), noMulticast(kNoMulticast);
   return c10d::symmetric_memory::rendezvous(memory, group);
 }

@@ -1,4 +1,4 @@
-// Checks of a call's tensors that several collectives share. They throw before anything is sent.
+// Checks of tensors shared by several collectives. They throw before any data is sent.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +10,13 @@
 
 namespace fastcoll {
 
-/// Called where a check has failed, so that no call pays for the words of errors that it is spared.
+/// Throws. Call it only after a check has failed, so other calls build no error text.
 [[noreturn]] inline void refuse(const CallSite& site, const std::string& expected,
                                 const std::string& got) {
   throw Error(ErrorKind::Value, concat(site.prefix(), "expected ", expected, ", got ", got));
 }
 
-/// Calls something of a lower layer, whose errors do not say which call it was.
+/// Calls a lower layer, whose errors lack the call's name, and adds it to them.
 template <typename Body>
 auto named(const CallSite& site, Body body) -> decltype(body()) {
   try {
@@ -33,7 +33,7 @@ inline at::Tensor& single(const CallSite& site, std::vector<at::Tensor>& tensors
   return tensors[0];
 }
 
-/// The one list that torch hands down, of a tensor for each rank; `what` are "output tensors".
+/// The only list that torch passes, with a tensor for each rank; `what` is "output tensors".
 inline std::vector<at::Tensor>& onePerRank(const CallSite& site,
                                            std::vector<std::vector<at::Tensor>>& lists,
                                            const char* what) {

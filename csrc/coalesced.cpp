@@ -1,5 +1,5 @@
-// The coalesced collectives of ProcessGroupFastcoll: a list of tensors is one message per dtype,
-// whose segments are gathered from the tensors and scattered back, with no flat copy. torch's own
+// The coalesced collectives of ProcessGroupFastcoll. A list of tensors is one message per dtype.
+// Its segments are gathered from the tensors and scattered back, with no flat copy. torch's own
 // calls take one dtype, as on other backends; allreduceList takes several.
 #include <ATen/ATen.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using Tensors = ProcessGroupFastcoll::Tensors;
 
-/// Groups of indices of tensors with one dtype, in the order of first appearance.
+/// Indices of tensors, grouped by dtype in the order of first appearance.
 std::vector<std::vector<std::size_t>> byType(const Tensors& tensors) {
   std::vector<std::vector<std::size_t>> groups;
   std::map<at::ScalarType, std::size_t> known;

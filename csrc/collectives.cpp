@@ -1,5 +1,5 @@
-// The collectives of ProcessGroupFastcoll in which all ranks have the same part: check the tensors,
-// describe the transfer, launch it.
+// The collectives of ProcessGroupFastcoll in which all ranks have the same part. Each checks the
+// tensors, describes the transfer, and launches it.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ WorkRef ProcessGroupFastcoll::allgather(std::vector<Tensors>& outputs, Tensors& 
       sameType(site, input, out[i]);
       request.expectedCount.push_back(out[i].numel());
       even = even && out[i].numel() == input.numel();
-      // NCCL takes outputs of other lengths, Gloo refuses them; so do we, each on its devices.
+      // NCCL takes outputs of other lengths, Gloo refuses them. So do we, each on its devices.
       const bool fixed = input.is_cpu() || i == static_cast<std::size_t>(rank_);
       if (fixed && out[i].numel() != input.numel()) {
         refuse(site, concat("output ", i, " of the input's ", input.numel(), " elements"),
@@ -129,7 +129,7 @@ WorkRef ProcessGroupFastcoll::reduce_scatter(Tensors& outputs, std::vector<Tenso
     task->addOutput(request.out[0], output, sharesMemory(output, in, mine));
     setReduction(site, *task, request, opts.reduceOp);
     if (!even) {
-      // Pieces of different lengths: one reduce to each rank. All ranks see the same list.
+      // Pieces of different lengths: one reduce to each rank. All ranks have the same list.
       for (std::size_t root = 0; root < in.size(); ++root) {
         Request part = request;
         part.collective = Collective::Reduce;
@@ -244,7 +244,7 @@ WorkRef ProcessGroupFastcoll::alltoall_base(at::Tensor& output, at::Tensor& inpu
         start += bytes;
       }
     };
-    // Output pieces would overwrite input pieces that are still to be sent.
+    // Clone a shared input: output pieces would overwrite input pieces that are not sent yet.
     const bool shared = input.numel() > 0 && input.is_alias_of(output);
     at::Tensor source = shared ? input.clone() : input;
     Message wholeIn;

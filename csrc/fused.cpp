@@ -1,5 +1,5 @@
-// Reductions of gradients that do on their way what else would be passes of their own: a list of
-// tensors is one message, float32 may travel in 16 bits, and the squares of the result are summed.
+// Reductions of gradients that fuse what would be separate passes. A list of tensors is one
+// message, float32 may travel in 16 bits, and the squares of the result are summed.
 #include <ATen/ATen.h>
 
 #include "call_checks.hpp"
@@ -9,7 +9,7 @@
 namespace fastcoll {
 namespace {
 
-/// Has the squares of a result of `dtype` summed into a tensor, if there is one.
+/// Requests the sum of the squares of a result of `dtype` in a tensor, if there is one.
 void setSquares(const CallSite& site, TensorTask& task, const std::optional<at::Tensor>& squares,
                 DType dtype) {
   if (!squares) return;
@@ -25,7 +25,7 @@ void setSquares(const CallSite& site, TensorTask& task, const std::optional<at::
   task.request.squares = squares->mutable_data_ptr<double>();
 }
 
-/// An empty message of tensors of `dtype` that travel as `wire`.
+/// An empty message for tensors of `dtype` that travel as `wire`.
 Message travelling(const CallSite& site, DType dtype, DType wire) {
   if (wire == dtype) return {};
   if (dtype != DType::Float32) {

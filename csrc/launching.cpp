@@ -1,4 +1,4 @@
-// How a call of torch's becomes a task of an engine: run by its caller, or a work.
+// Turns a call of torch into a task of an engine. The caller runs it, or gets a work.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
@@ -60,7 +60,7 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, 
       if (!factor.defined()) {
         request.factor = supplement->double_factor;
       } else if (onDevice && factor.device() == *task.device()) {
-        // Read there, by the library, so that nobody waits for it on the host.
+        // The library reads it on the device, so the host need not wait for it.
         const DType type = partOf(request.dtype);
         if (factor.numel() != 1 || dtypeOf(factor.scalar_type()) != type) {
           throw Error(ErrorKind::Type, concat(site.prefix(), "expected a factor of one element of ",
@@ -81,7 +81,7 @@ void ProcessGroupFastcoll::setReduction(const CallSite& site, TensorTask& task, 
                                         "PREMUL_SUM, got operation " +
                                         std::to_string(static_cast<int>(op.op_)));
   }
-  if (onDevice) return;  // the library says what it can reduce
+  if (onDevice) return;  // the library checks it
   named(site, [&] { reduceFunction(request.dtype, request.op); });
 }
 
@@ -120,7 +120,7 @@ bool ProcessGroupFastcoll::collecting(WorkRef& work) {
 
 namespace {
 
-/// Tells a work.
+/// Completes a work.
 class WorkCompletion : public Completion {
  public:
   explicit WorkCompletion(c10::intrusive_ptr<CollectiveWork> work) : work_(std::move(work)) {}
@@ -141,7 +141,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
   if (task->device() && !task->device()->is_cpu()) {
     return launchOnDevice(std::move(task), std::move(call));
   }
-  WorkTerms terms = termsOf(call.timeout);  // until the end of a call that makes no work
+  WorkTerms terms = termsOf(call.timeout);  // lives to the end of a call that makes no work
   task->request.timeout = terms.timeout;
   trace::Record draft;
   describe(draft, *task, call);
@@ -161,7 +161,7 @@ ProcessGroupFastcoll::WorkRef ProcessGroupFastcoll::launch(std::shared_ptr<Tenso
                                                   std::optional<Tensors>(std::move(call.inputs)),
                                                   std::move(call.outputs), 0, std::move(terms));
   if (!call.async && !coalescing) {
-    // Inline, but the profiler sees the span of a work, or torch lists it.
+    // Inline, but with a work: the profiler records its span, or torch lists it.
     try {
       engine_->runInline(task);
     } catch (...) {

@@ -1,5 +1,5 @@
-// Numbers the messages from one rank to another with one tag, the same on both of them, so that the
-// traces of the two tell which send and which receive belong together.
+// Numbers the messages from one rank to another with one tag. Both ranks count alike, so their two
+// traces show which send and which receive belong together.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ class MessageNumbers {
                               static_cast<std::uint64_t>(peer) << 32 |
                               static_cast<std::uint32_t>(tag);
     const std::lock_guard<std::mutex> lock(mutex_);
-    // A program that gives every message a tag of its own must not fill the memory: such messages
-    // have no number, on both ends.
+    // Limit the memory of a program that gives every message a tag of its own: further tags have no
+    // number, on both ends.
     if (counts_.size() >= kMost && counts_.find(key) == counts_.end()) return 0;
     return ++counts_[key];
   }

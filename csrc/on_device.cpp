@@ -1,5 +1,5 @@
-// ProcessGroupFastcoll on a device with streams: the engine's life, launching, and what a barrier
-// owes to a stream.
+// ProcessGroupFastcoll on a device with streams: the engine's life, launching, and a barrier's wait
+// for a stream.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -37,7 +37,7 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
 }
 
 DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
-  if (forkGeneration_ != forkGeneration()) {  // before any lock: one may have been held then
+  if (forkGeneration_ != forkGeneration()) {  // before any lock, which the fork may hold
     throw Error(ErrorKind::Backend, site("init").prefix() + kForked);
   }
   const std::lock_guard<std::mutex> making(deviceMaking_);
@@ -60,8 +60,8 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
   config.watchdog.heartbeat = std::chrono::seconds(settings.heartbeatSeconds);
   config.watchdog.failing = [hooks = abortHooks_] { hooks->callElsewhere(); };
   config.highPriority = options_->highPriorityStream;
-  // A group fails as one: its CPU tensors' engine tells the ranks of this host at once. On another
-  // thread, for it calls back those who wait there.
+  // A group fails as one: its CPU engine reports the fault to the ranks of this host at once. It
+  // does so on another thread, because its abort runs the callbacks of works.
   const auto onFault = [cpu = std::weak_ptr<CpuEngine>(engine_)](ErrorKind kind,
                                                                  const std::string& cause) {
     runOnWorker([cpu, kind, cause] {
@@ -73,7 +73,7 @@ DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
       std::make_unique<StoreAdapter>(store), onFault);
   livingDevices().add(made);
   const std::lock_guard<std::mutex> lock(deviceMutex_);
-  throwIfOver();  // meanwhile
+  throwIfOver();  // it may have ended meanwhile
   if (timed_) made->enableTiming();
   device_ = std::move(made);
   return *device_;
@@ -90,7 +90,7 @@ Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
   return *all;
 }
 
-/// Called where torch was told which device this process uses: the communicator is made at once.
+/// Called if torch was told which device this process uses. Makes the communicator at once.
 void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
   guarded([&] {
     if (!isServed(device.type())) return;
@@ -100,8 +100,8 @@ void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
   });
 }
 
-/// Gives the child a communicator that is a part of this group's, where all ranks have one: then
-/// they were told their device. `child` is nullptr on ranks that are in none.
+/// Splits the child's communicator from this group's, if torch was told the device: only then do
+/// all ranks have one. `child` is nullptr on ranks that join none.
 void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
   std::optional<c10::Device> device;
   {
@@ -140,7 +140,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   try {
     engine.throwIfUnusable(collectiveName(task->request.collective));
   } catch (const Error& error) {
-    // The first call that is refused tells a rank that came too late from one that did not come.
+    // Trace the first refused call: it tells a rank that came too late from one that did not come.
     if (!refused_.exchange(true)) trace::fail(traced(), error.what());
     throw;
   }
@@ -156,7 +156,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   one.timeout = terms.timeout;
   one.extension = std::move(terms.extension);
   one.dtype = task->request.dtype;
-  one.pair = bound ? -1 : pair;  // where the group's communicator is there already, it serves
+  one.pair = bound ? -1 : pair;  // a bound group's communicator exists already and serves pairs
   one.everyone = pair < 0;
   if (task->parts.empty()) {
     planOnDevice(task->request, rank_, one.requests);
@@ -167,7 +167,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   task->prepare();  // on the caller's stream
   one.used = task->memoryOf();
   one.after = [task] { task->finish(); };
-  one.trace = traced();  // numbered when nothing can fail any more that the other ranks do not see
+  one.trace = traced();  // numbered last: from here on, other ranks see every failure
   WorkRef none;
   const bool collects = collecting(none);
   one.async = call.async || collects;
@@ -190,7 +190,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
       std::move(call.outputs), std::move(launched), blocks);
 }
 
-/// The calls of a batch as one; nullptr if there were none.
+/// Launches the calls of a batch as one; nullptr if there were none.
 WorkRef ProcessGroupFastcoll::launchBatch() {
   std::vector<DeviceCall> calls;
   {
@@ -209,8 +209,8 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
   Tensors outputs;
   for (DeviceCall& call : calls) {
     call.pair = -1;
-    call.everyone = true;  // also with nothing to move: the others may have something
-    // Those of sends too: the future orders whoever overwrites them.
+    call.everyone = true;  // even with nothing to move: other ranks may have something
+    // The tensors of sends too: the future orders later writes to them.
     outputs.insert(outputs.end(), call.used.begin(), call.used.end());
   }
   auto launched = deviceEngine(device.type()).launch(std::move(calls));
@@ -221,11 +221,11 @@ WorkRef ProcessGroupFastcoll::launchBatch() {
 
 // --- barrier -------------------------------------------------------------------------------------
 
-/// What a barrier does before the ranks meet on their hosts: waits for all that the current stream
-/// has been given so far, on the device that is named, or else was used last. Which ranks meet, and
-/// where, must not depend on what each of them has used; so the devices themselves do not meet.
-/// A group that neither used a device nor is bound to one waits for none, whatever the caller
-/// names: torch names device 0 where there is no device, and a group of CPU tensors starts no CUDA.
+/// Returns what a barrier does before the ranks meet on their hosts. It waits for all work that
+/// the current stream has so far, on the device that is named, or else was used last. The meeting
+/// of the ranks must not depend on what each has used, so the devices themselves do not meet. A
+/// group that neither used a device nor is bound to one waits for none, even if the caller names
+/// one: torch names device 0 if there is no device, and a group of CPU tensors starts no CUDA.
 std::function<void()> ProcessGroupFastcoll::behindDevice(const c10d::BarrierOptions& opts) {
   std::optional<c10::Device> device;
   {

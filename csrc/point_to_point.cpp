@@ -9,7 +9,7 @@
 namespace fastcoll {
 namespace {
 
-/// One message, which tells its work when it is done.
+/// One message. It completes its work when it is done.
 class TensorMessage : public PointToPointOp {
  public:
   void complete(std::exception_ptr fault) noexcept override {
@@ -132,7 +132,7 @@ WorkRef ProcessGroupFastcoll::launchMessage(const CallSite& site, at::Tensor& te
   try {
     pointToPoint.submit(op);
   } catch (...) {
-    op->work.reset();  // they hold each other until the operation is complete
+    op->work.reset();  // operation and work hold each other until completion
     throw;
   }
   return work;
@@ -152,7 +152,7 @@ WorkRef ProcessGroupFastcoll::recv(Tensors& tensors, int source, int tag) {
   return guarded([&]() -> WorkRef {
     const CallSite site = this->site("recv");
     at::Tensor& tensor = single(site, tensors);
-    checkRank(site, "source rank", source);  // any rank is asked for by another call
+    checkRank(site, "source rank", source);  // recvAnysource() serves any rank
     WorkRef work = launchPointToPoint(site, tensor, false, source, tag);
     collecting(work);
     return work;
@@ -169,8 +169,8 @@ WorkRef ProcessGroupFastcoll::recvAnysource(Tensors& tensors, int tag) {
   });
 }
 
-/// On CPU a batch gains nothing from being one work, and Python's way of collecting it costs more
-/// than a small exchange does; calls that are collected all the same work.
+/// On CPU a batch gains nothing from being one work, and collecting it in Python takes longer than
+/// a small exchange. Collected calls still work.
 bool ProcessGroupFastcoll::supportsCoalescing() const {
   return at::hasCUDA();
 }

@@ -1,4 +1,4 @@
-// How a group on torch's side begins, ends and is split.
+// The life of a group on torch's side: its begin, its end, split and merge.
 #include "process_group.hpp"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   config.rank = rank;
   config.size = size;
   config.settings = options.settings.withEnvironment();
-  // Whole pages, and a cache line for each rank in a segment, which is a quarter of the ring.
+  // Whole pages. A segment, a quarter of the ring, has at least a cache line for each rank.
   std::int64_t& ring = config.settings.ringBytes;
   ring = roundToPage(std::max<std::size_t>(ring, 4 * 64 * size));
   config.tuning = options.tuning.value_or(TuningTable{});
@@ -38,7 +38,8 @@ EngineConfig configOf(const Options& options, const std::string& name, int rank,
   return config;
 }
 
-/// Makes the way to other hosts. It holds the store, not the group: the engine may outlive that.
+/// Returns the maker of the network to other hosts. It holds the store, not the group, because the
+/// engine may outlive the group.
 CpuEngine::MakeNetwork networkOf(const c10::intrusive_ptr<c10d::Store>& store,
                                  const Settings& settings) {
   const std::chrono::seconds silence(settings.linkSeconds);
@@ -145,11 +146,11 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
         Error(ErrorKind::Type, "fastcoll.split_group: expected options, got None: leave them out"));
   }
   std::lock_guard<std::mutex> lock(splitMutex_);
-  // torch asks once per device type, and one object serves them all.
+  // torch calls this once per device type, and one group serves them all.
   if (lastSplit_ == opts->group_name) return lastSplitGroup_->lock();
   auto given = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (given == nullptr) {
-    // As new_group does where fastcoll serves in the place of the backend that they are of.
+    // As in new_group, if fastcoll replaces the backend of these options.
     TORCH_WARN("fastcoll: group '", opts->group_name,
                "' is split off without its options of backend '", opts->backend,
                "': it has those of its parent, and the timeout of split_group. Pass "
@@ -171,7 +172,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
     group = c10::make_intrusive<ProcessGroupFastcoll>(store, static_cast<int>(mine - ranks.begin()),
                                                       static_cast<int>(ranks.size()), options);
   }
-  // Groups of one split share no ranks, so that the first of each names it.
+  // Groups of one split share no ranks, so the first rank of each is its color.
   translated([&] { splitDevice(member ? ranks[0] : -1, group.get()); });
   lastSplit_ = opts->group_name;
   lastSplitGroup_.emplace(c10::intrusive_ptr<c10d::Backend>(group));
@@ -179,13 +180,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::split(
   return group;
 }
 
-/// The ranks come from several groups, and are numbered as they came to the store. Which global
-/// ranks they are is not known here.
+/// The ranks come from several groups, numbered in the order in which they came to the store. Their
+/// global ranks are not known here.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupFastcoll::merge(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank, const int& size) {
   std::lock_guard<std::mutex> lock(splitMutex_);
-  // torch asks once per device type, as in split().
+  // torch calls this once per device type, as in split().
   if (lastMerge_ == store) return lastMergeGroup_->lock();
   auto options = c10::dynamic_intrusive_pointer_cast<Options>(opts);
   if (options == nullptr) {

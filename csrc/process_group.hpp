@@ -1,13 +1,13 @@
-// The door to torch: a c10d::Backend that validates each call, turns its tensors into a request,
-// and gives it to the engine of their device.
+// The c10d::Backend of fastcoll. It validates each call, turns its tensors into a request, and
+// gives it to the engine of their device.
 //
 // process_group.cpp   life, options, groups, abort        collectives.cpp   the collectives
-// rooted.cpp          those with a root                   barriers.cpp      waiting for each other
+// rooted.cpp          collectives with a root             barriers.cpp      barriers
 // coalesced.cpp       collectives of lists of tensors
 // fused.cpp           gradients, with a wire dtype and statistics
 // point_to_point.cpp  send, recv, coalescing              sparse.cpp        sparse all_reduce
 // on_device.cpp       launching on a device with streams
-// traced.cpp          what the trace is told of each call
+// traced.cpp          the trace's records of calls
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -41,10 +41,11 @@ class ProcessGroupFastcoll : public c10d::Backend {
   using Options = fastcoll::Options;
   using Tensors = std::vector<at::Tensor>;
   using WorkRef = c10::intrusive_ptr<c10d::Work>;
-  /// Makes what connects hosts by Gloo.
+  /// Makes the function that connects hosts by Gloo.
   using GlooFactory = std::function<GlooNetwork::Maker()>;
   static void setGlooFactory(GlooFactory factory);
-  /// Makes the way to the library that moves device tensors (NCCL); called at the first of them.
+  /// Makes the issuer for the library that moves device tensors (NCCL). Called at the first device
+  /// tensor.
   using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(
       const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
       const c10::intrusive_ptr<Options>&, c10::DeviceType)>;
@@ -53,7 +54,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   ProcessGroupFastcoll(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                        c10::intrusive_ptr<Options> options);
   ~ProcessGroupFastcoll() override;
-  /// Called when nobody holds the group any more but the one that it was split from, weakly.
+  /// Called when only weak references to the group are left: one in the group that it was split
+  /// from.
   void release_resources() override;
 
   // --- life and groups (process_group.cpp)
@@ -89,15 +91,15 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void unregisterAbortHook(std::int64_t id) FASTCOLL_OVERRIDES_2_14 { abortHooks_->remove(id); }
   void abort() override;
   void shutdown() override;
-  /// DDP asks it where it may allocate its buckets; true where peers can read them.
+  /// Whether DDP may allocate its buckets by allocateTensor(); true if peers can read them.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  /// As allocateTensor; throws where shared memory is lacking, and does not take other memory.
+  /// As allocateTensor, but throws if shared memory is lacking, instead of using other memory.
   at::Tensor allocateShared(long size, at::TensorOptions options);
-  /// Whether all of the tensor's memory is of allocateShared, so that peers read it where it is.
+  /// Whether all of the tensor's memory is shared, so peers read it in place.
   bool isShared(const at::Tensor& tensor) const;
   EngineInfo info() const { return engine_->info(); }
-  /// The engines of this process's live groups; and the end of all of them, at exit.
+  /// The engines of this process's live groups. shutdownAll() ends all groups, at exit.
   static std::vector<std::shared_ptr<CpuEngine>> live();
   static void shutdownAll();
 
@@ -110,13 +112,13 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// As allreduce_coalesced; the tensors may have several dtypes.
   WorkRef allreduceList(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts,
                         std::shared_ptr<const AllReduceOptions> onDevice = nullptr);
-  /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp).
-  /// `wire`: float32 travels as it, is summed in float32, and rounded once more. `squares`: one
-  /// float64 for the sum of the squares of this rank's share of the result.
+  /// As allreduce of all tensors, which have one dtype and are on the CPU (fused.cpp). `wire`: the
+  /// wire dtype of float32 tensors, which are summed in float32 and rounded once more. `squares`:
+  /// one float64 for the sum of the squares of this rank's share of the result.
   WorkRef allreduceFused(Tensors tensors, const c10d::AllreduceOptions& opts,
                          std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
-  /// As _reduce_scatter_base on the CPU, likewise; the output may be float32 where 16 bits travel,
-  /// and then the sum is not rounded.
+  /// As _reduce_scatter_base on the CPU, likewise. With a 16-bit wire dtype the output may be
+  /// float32; then the sum is not rounded.
   WorkRef reduceScatterFused(at::Tensor output, at::Tensor input,
                              const c10d::ReduceScatterOptions& opts,
                              std::optional<at::ScalarType> wire, std::optional<at::Tensor> squares);
@@ -158,7 +160,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   WorkRef endCoalescing() override;
 
  private:
-  /// What torch wants to know of a call beside its request.
+  /// What torch needs of a call besides its request.
   struct Call {
     c10d::OpType type;
     const char* title;
@@ -166,7 +168,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
     std::chrono::milliseconds timeout;
     Tensors inputs;                                             // for the profiler
     Tensors outputs;                                            // value of the future
-    std::shared_ptr<const AllReduceOptions> options = nullptr;  // of device tensors
+    std::shared_ptr<const AllReduceOptions> options = nullptr;  // for device tensors
   };
 
   // traced.cpp
@@ -174,8 +176,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void endTrace();
   std::uint32_t traceGroup();
   static void lookAtGroups();
-  /// Describes a collective to the trace. `device`: its number is its place among the group's
-  /// collectives on a device.
+  /// Describes a collective to the trace. `device`: number it among the group's collectives on a
+  /// device.
   void describe(trace::Record& draft, const TensorTask& task, const Call& call,
                 bool device = false);
   trace::RecordId tracedMessage(const char* name, const at::Tensor& tensor, bool send, int peer,
@@ -197,8 +199,8 @@ class ProcessGroupFastcoll : public c10d::Backend {
                         trace::RecordId record);
   bool collecting(WorkRef& work);
   void stopCollecting();
-  /// Calls the body of a call: what it throws becomes torch's, and ends a batch that is collected,
-  /// which torch would not end.
+  /// Runs the body of a call and translates its exceptions to torch's. An exception also ends a
+  /// batch under collection, which torch would not end.
   template <typename Body>
   auto guarded(Body&& body) -> decltype(body()) {
     try {
@@ -211,7 +213,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   void shareTensors() const;
   // on_device.cpp
   std::shared_ptr<DeviceEngine> device() const;
-  /// The engine there is; after this there comes no other.
+  /// The device engine, if there is one. No other can be made after this call.
   std::shared_ptr<DeviceEngine> lastDeviceEngine(const std::string& why);
   DeviceEngine& deviceEngine(c10::DeviceType type);
   void throwIfOver() const;
@@ -223,7 +225,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::chrono::milliseconds timeoutOr(std::chrono::milliseconds given) const {
     return given == c10d::kUnsetTimeout ? options_->timeout : given;
   }
-  /// Of a call that is made now.
+  /// The terms of a call that is made now.
   WorkTerms termsOf(std::chrono::milliseconds given) {
     WorkTerms terms{timeoutOr(given), timed_, nullptr};
     terms.extension = extensions_.extend(terms.timeout);
@@ -237,7 +239,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   TimeoutExtensions extensions_;
   std::shared_ptr<CpuEngine> engine_;
   std::atomic<std::uint64_t> messages_{0};
-  /// FASTCOLL_DEBUG=TRACE: autograd is told of every output.
+  /// FASTCOLL_DEBUG=TRACE: count every output as changed, for autograd.
   const bool countsAllChanges_ = logLevel() == LogLevel::Trace;
 
   std::mutex traceMutex_;
@@ -247,25 +249,25 @@ class ProcessGroupFastcoll : public c10d::Backend {
   const std::shared_ptr<MessageNumbers> messageNumbers_ = std::make_shared<MessageNumbers>();
 
   std::mutex coalescingMutex_;
-  std::thread::id coalescingThread_;  // that called startCoalescing and not yet endCoalescing
+  std::thread::id coalescingThread_;  // between startCoalescing and endCoalescing
   std::vector<WorkRef> coalesced_;
   std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
 
   const std::uint64_t forkGeneration_ = forkGeneration();
-  std::mutex deviceMaking_;  // before deviceMutex_, which is never held while Python is called
+  std::mutex deviceMaking_;  // taken before deviceMutex_, which no call of Python holds
   mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;
-  std::atomic<bool> refused_{false};  // a device call, since the group failed
-  std::optional<c10::Device> bound_;  // torch was told that this process uses it
+  std::atomic<bool> refused_{false};  // a device call was refused: the group had failed
+  std::optional<c10::Device> bound_;  // the one that torch has bound this process to
   std::atomic<bool> timed_{false};
-  std::string over_;  // why no engine can be made any more
+  std::string over_;  // why no device engine can be made any more
 
   std::mutex splitMutex_;
   std::atomic<std::uint64_t> splits_{0};
-  std::string lastSplit_;  // name of the group made last
+  std::string lastSplit_;  // name of the last group split off
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastSplitGroup_;
-  c10::intrusive_ptr<c10d::Store> lastMerge_;  // of the merge that came last
+  c10::intrusive_ptr<c10d::Store> lastMerge_;  // store of the last merge
   std::optional<c10::weak_intrusive_ptr<c10d::Backend>> lastMergeGroup_;
 };
 

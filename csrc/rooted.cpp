@@ -1,5 +1,4 @@
-// The collectives of ProcessGroupFastcoll in which one rank, the root, has another part than the
-// others.
+// The collectives of ProcessGroupFastcoll in which one rank, the root, has a different part.
 #include <ATen/ATen.h>
 
 #include "call_checks.hpp"
@@ -100,7 +99,7 @@ WorkRef ProcessGroupFastcoll::gather_single(at::Tensor& output, at::Tensor& inpu
     request.count = input.numel();
     request.in.resize(1);
     task->addInput(request.in[0], input);
-    Tensors out;  // elsewhere torch gives an empty one
+    Tensors out;  // on other ranks torch passes an empty output
     if (rank_ == request.root) {
       sameType(site, input, output);
       if (output.numel() != input.numel() * size_) {

@@ -18,12 +18,12 @@
 namespace fastcoll {
 namespace {
 
-// A kept block serves a tensor that leaves no more than an eighth of it unused.
+// A kept block serves a tensor if it is larger by no more than an eighth of the tensor.
 constexpr std::size_t kUnusedPart = 8;
-// What may be kept beyond a quarter of the most that was in use at once.
+// Bytes that may be kept beyond a quarter of the most that was in use at once.
 constexpr std::size_t kKeptBytes = std::size_t{64} << 20;
 
-// Whose lock a fork holds; set and read on the forking thread.
+// The allocator whose lock a fork holds. Set and read on the forking thread.
 SharedAllocator* forking = nullptr;
 
 }  // namespace
@@ -45,7 +45,7 @@ void Forks::parent() noexcept {
 }
 
 void Forks::child() noexcept {
-  // The writing end stays open, here and in children of this one, to the end.
+  // The writing end stays open in this child and its own children, until they end.
   if (ends_[0] >= 0) ::close(ends_[0]);
 }
 
@@ -84,7 +84,7 @@ void SharedAllocator::afterForkInChild() noexcept {
   if (self == nullptr) return;
   if (!self->blocks_.empty()) self->forks_.child();
   for (const auto& [data, block] : self->blocks_) {
-    // A refusal leaves the shared mapping: the child reads what is right, and should not write.
+    // If this fails, the shared mapping stays: the child reads correct data, and should not write.
     ::mmap(data, block.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED,
            block.arena->descriptor(), static_cast<off_t>(block.offset));
   }
@@ -147,7 +147,7 @@ void SharedAllocator::copy_data(void* to, const void* from, std::size_t bytes) c
 }
 
 void SharedAllocator::deleteBlock(void* data) {
-  // A forked child leaves its parent's alone, one that has an allocator of its own too.
+  // A forked child leaves its parent's blocks alone, even if it has its own allocator.
   SharedAllocator* self = current_.load(std::memory_order_acquire);
   if (self->ours()) self->give(data);
 }
@@ -168,7 +168,7 @@ bool SharedAllocator::inArena(const void* data) {
 
 void* SharedAllocator::take(std::size_t bytes) {
   if (!ours()) return nullptr;
-  std::shared_ptr<LocalProcess> process;  // outlives the lock: its end may wait for a thread
+  std::shared_ptr<LocalProcess> process;  // ends after the lock: that may wait for a thread
   std::lock_guard<std::mutex> lock(mutex_);
   process = process_.lock();
   if (process == nullptr) {
@@ -229,7 +229,7 @@ SharedAllocator::Block SharedAllocator::reserve(const std::shared_ptr<Arena>& ar
     return {arena, arena->allocateTensor(bytes), bytes};
   } catch (const Error&) {
     if (keptBytes_ == 0) throw;
-    releaseKept(0);  // what is kept is room
+    releaseKept(0);  // kept blocks give room
     return {arena, arena->allocateTensor(bytes), bytes};
   }
 }
@@ -238,8 +238,8 @@ void SharedAllocator::give(void* data) noexcept {
   std::shared_ptr<LocalProcess> process;
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = blocks_.find(data);
-  if (found == blocks_.end()) return;  // of this forked child's parent
-  // Before anybody can be given the block again.
+  if (found == blocks_.end()) return;  // the block of this forked child's parent
+  // Before the block can be reused.
   c10::profiledCPUMemoryReporter().Delete(data);
   Block block = std::move(found->second);
   blocks_.erase(found);
@@ -250,14 +250,14 @@ void SharedAllocator::give(void* data) noexcept {
   giveBack(std::move(block), process);
 }
 
-/// Takes a block back that torch does not use: holds, keeps or releases it.
+/// Takes back a block that torch does not use: holds, keeps or releases it.
 void SharedAllocator::giveBack(Block block, const std::shared_ptr<LocalProcess>& process) noexcept {
   if (forks_.alive(block.after, block.last)) {
     held_.push_back(std::move(block));
     return;
   }
   const std::uint8_t* data = block.arena->base() + block.offset;
-  // One that was withdrawn after a fault must not be handed out again.
+  // A block that was withdrawn after a fault must not be reused.
   const bool keep = process != nullptr && process->started() && process->arena() == block.arena &&
                     block.arena->offsetOf(data, block.bytes) != 0;
   if (keep) {
@@ -268,7 +268,7 @@ void SharedAllocator::giveBack(Block block, const std::shared_ptr<LocalProcess>&
   }
 }
 
-/// Gives kept blocks back, the largest first, until at most so many bytes are kept.
+/// Releases kept blocks, the largest first, until at most `most` bytes are kept.
 void SharedAllocator::releaseKept(std::size_t most) noexcept {
   while (keptBytes_ > most && !kept_.empty()) {
     const auto last = std::prev(kept_.end());
@@ -278,7 +278,7 @@ void SharedAllocator::releaseKept(std::size_t most) noexcept {
   }
 }
 
-/// Takes back what was held for children that have ended.
+/// Takes back the blocks that were held for children that have ended.
 void SharedAllocator::releaseHeld(const std::shared_ptr<LocalProcess>& process) noexcept {
   forks_.reap();
   for (Block& block : std::exchange(held_, {})) giveBack(std::move(block), process);

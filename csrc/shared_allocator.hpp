@@ -1,16 +1,16 @@
-// torch's allocator of CPU memory, while FASTCOLL_SHARED_TENSORS=1 or Options.shared_tensors is on:
-// tensors of kLeastBytes and more lie in this process's shared arena, where peers read and reduce
-// them in place, as those of allocate_tensor. Nothing of a model or a script changes.
+// torch's allocator of CPU memory while FASTCOLL_SHARED_TENSORS=1 or Options.shared_tensors is on.
+// Tensors of kLeastBytes and more lie in this process's shared arena, where peers read and reduce
+// them in place, like those of allocate_tensor. Models and scripts do not change.
 //
 // A tensor that cannot have shared memory (none is left, a forked child, no group) has ordinary
-// memory: only the copies into the rings are back. Blocks that torch frees are kept for tensors to
-// come, for shared pages are dear to make; blocks in use and kept together exceed by no more than a
-// quarter, and kKeptBytes, what was in use at once.
+// memory, and is copied into the rings again. Blocks that torch frees are kept for later tensors,
+// because making shared pages is slow. Blocks in use and kept together exceed the most that was in
+// use at once by at most a quarter and kKeptBytes.
 //
-// A forked child sees its parent's blocks. In the child they become private mappings, so that it
-// writes to nobody else's tensors, and the parent does not use or empty a block that was in use at
-// the fork before the child has ended (Forks). What the parent writes into a tensor that it still
-// has, the child sees until it has written to that page itself.
+// A forked child sees its parent's blocks. In the child they become private mappings, so it never
+// writes to another process's tensors. The parent does not use or empty a block that was in use at
+// the fork before the child has ended (Forks). The child sees the parent's writes to a tensor that
+// the parent still has, until the child itself has written to that page.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -27,13 +27,13 @@
 
 namespace fastcoll {
 
-/// Which forked children may still look at this process's memory. Each fork leaves a pipe, whose
-/// writing end only its children have: at its end of file all of them are gone.
+/// Tracks the forked children that may still read this process's memory. Each fork leaves a pipe
+/// whose writing end only its children have: at its end of file all of them have ended.
 class Forks {
  public:
-  /// Number of the latest; they count from 1.
+  /// Number of the latest fork, from 1.
   std::uint64_t latest() const { return latest_; }
-  /// In the parent, before and after; in the child, after.
+  /// Called in the parent before and after a fork, and in the child after it.
   void prepare() noexcept;
   void parent() noexcept;
   void child() noexcept;
@@ -45,7 +45,7 @@ class Forks {
  private:
   struct Fork {
     std::uint64_t number;
-    int reader;  // -1: no pipe could be had, so the fork is never forgotten
+    int reader;  // -1: no pipe could be made, so the fork is never forgotten
   };
   std::uint64_t latest_ = 0;
   int ends_[2] = {-1, -1};
@@ -54,13 +54,13 @@ class Forks {
 
 class SharedAllocator : public c10::Allocator {
  public:
-  /// Smaller messages gain nothing by being shared.
+  /// Smaller messages gain nothing from shared memory.
   static constexpr std::size_t kLeastBytes = 32 * 1024;
 
-  /// Makes it torch's allocator, from now to the end of the process, with the arena of `process`
-  /// while that lives.
+  /// Makes it torch's allocator to the end of the process, with the arena of `process` while that
+  /// lives.
   static void install(const std::shared_ptr<LocalProcess>& process, std::size_t arenaBytes);
-  /// Gives kept blocks back to the system: the last group is gone.
+  /// Returns kept blocks to the system, after the end of the last group.
   static void trim() noexcept;
 
   c10::DataPtr allocate(std::size_t bytes) override;
@@ -75,7 +75,7 @@ class SharedAllocator : public c10::Allocator {
     std::uint64_t after = 0;  // the latest fork when it was handed out
     std::uint64_t last = 0;   // the latest fork when it came back
   };
-  /// Addresses of an arena; they are never forgotten, for a child may free what its parent made.
+  /// Addresses of an arena. Never forgotten, because a child may free its parent's tensors.
   struct Range {
     std::uintptr_t first;
     std::uintptr_t end;
@@ -97,7 +97,7 @@ class SharedAllocator : public c10::Allocator {
   void releaseKept(std::size_t most) noexcept;
   void releaseHeld(const std::shared_ptr<LocalProcess>& process) noexcept;
 
-  /// A forked child has none until it installs its own.
+  /// In a forked child, ours() is false until it installs its own.
   static std::atomic<SharedAllocator*> current_;
   static std::atomic<Range*> ranges_;
   const std::uint64_t forkGeneration_;

@@ -1,5 +1,5 @@
-// The process group's tensors in shared memory: those that a caller asks for (allocate_tensor), and
-// all of a process (SharedAllocator).
+// The process group's tensors in shared memory: those that a caller requests (allocate_tensor), and
+// all tensors of a process (SharedAllocator).
 #include <ATen/ATen.h>
 
 #include "call_checks.hpp"
@@ -8,7 +8,8 @@
 
 namespace fastcoll {
 
-/// From here on torch allocates in shared memory, if that is asked for and anybody may read it.
+/// Makes torch allocate in shared memory from here on, if it is enabled and other ranks can read
+/// it.
 void ProcessGroupFastcoll::shareTensors() const {
   const Settings& settings = engine_->config().settings;
   if (!settings.sharedTensors || size_ == 1 || settings.transport == "gloo") return;
@@ -19,17 +20,16 @@ bool ProcessGroupFastcoll::supportsTensorAlloc(c10::DeviceIndex device) {
   if (device >= 0) return false;
   const Settings& settings = engine_->config().settings;
   if (!settings.sharedBuckets) return false;
-  // DDP broadcasts before it allocates: by then the ranks know what they share.
+  // DDP broadcasts before it allocates, so isRemote() is decided by then.
   return size_ > 1 && settings.transport != "gloo" && !engine_->isRemote();
 }
 
-/// For torch, which asks for buckets as it would ask for any memory: they need not be shared.
+/// torch allocates buckets through it like any memory, so they need not be shared.
 at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions options) {
   const c10::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
   if (c10::isComplexType(dtype)) {
-    // DDP's Reducer views complex buckets as pairs of reals (is_complex_bucket, torch 2.11
-    // to 2.15), and leaves that view out where a backend has allocated the bucket: it expects the
-    // pairs.
+    // DDP's Reducer views complex buckets as pairs of reals (is_complex_bucket, torch 2.11 to
+    // 2.15). If a backend has allocated the bucket, it leaves that view out and expects the pairs.
     return allocateTensor(2 * size, options.dtype(c10::toRealValueType(dtype)));
   }
   try {
@@ -37,7 +37,7 @@ at::Tensor ProcessGroupFastcoll::allocateTensor(long size, at::TensorOptions opt
   } catch (const c10::DistBackendError& error) {
     log(LogLevel::Warn,
         concat("a tensor is not in shared memory: ", error.what_without_backtrace()));
-  } catch (const std::system_error& error) {  // no thread, for one
+  } catch (const std::system_error& error) {  // for example, no thread
     log(LogLevel::Warn, concat("a tensor is not in shared memory: ", error.what()));
   }
   return at::empty({size}, options);
@@ -57,8 +57,9 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
     std::shared_ptr<Arena> arena = engine_->process()->arena();
     const std::size_t bytes = size * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));
-    // The tensor keeps the arena: it may outlive the group and the process's presence. Who resizes
-    // it (torch's batched_powerSGD_hook pads a bucket) moves it to memory of torch's own allocator.
+    // The tensor keeps the arena, because it may outlive the group and the process's presence. A
+    // resize (torch's batched_powerSGD_hook pads a bucket) moves it to memory of torch's own
+    // allocator.
     c10::DataPtr memory = c10::InefficientStdFunctionContext::makeDataPtr(
         arena->base() + offset, [arena, offset](void*) { arena->release(offset); }, at::kCPU);
     const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),

@@ -1,8 +1,8 @@
 // All-reduce of sparse COO tensors (gradients of Embedding(sparse=True)).
 //
-// Ranks have different indices, so nothing can be summed in place: three all-gathers bring every
-// rank's number of entries, indices and values together, and each rank concatenates them in rank
-// order and coalesces. Bytes read per rank: those of all the others' entries.
+// Ranks have different indices, so nothing can be summed in place. Three all-gathers bring the
+// numbers of entries, the indices and the values of all ranks together. Each rank concatenates them
+// in rank order and coalesces. Bytes read per rank: the entries of all other ranks.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -64,7 +64,7 @@ class SparseTask : public TensorTask {
     at::Tensor sum =
         at::sparse_coo_tensor(at::cat(indexParts, 1), at::cat(valueParts, 0), mine.sizes())
             .coalesce();
-    if (request.op == ReduceOp::Avg) {  // integers as elsewhere: cut towards zero
+    if (request.op == ReduceOp::Avg) {  // integers are cut towards zero, as elsewhere
       const bool integers = at::isIntegralType(sum.scalar_type(), false);
       sum = integers ? at::div(sum, ranks_, "trunc") : at::div(sum, ranks_);
     }
@@ -104,7 +104,7 @@ class SparseTask : public TensorTask {
 
   CallSite site_;
   at::Tensor tensor_;
-  std::vector<at::Tensor> kept_;  // what a transfer that is given up may still touch
+  std::vector<at::Tensor> kept_;  // memory that an abandoned transfer may still touch
   int rank_;
   int ranks_;
 };

@@ -1,5 +1,5 @@
-// What most files of the lower layers include of the standard library: compiled once, as a
-// precompiled header (build_backend/extension.py). No file names it; each includes what it needs.
+// The standard headers that most files of the lower layers include, compiled once as a precompiled
+// header (build_backend/extension.py). No file names it; each includes what it needs.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-// torch's store as the layers below see it. A store written in Python takes the GIL by itself.
+// Adapts torch's store to the layers below. A store written in Python takes the GIL by itself.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -41,7 +41,7 @@ class StoreAdapter : public KeyValueStore {
     try {
       const std::vector<std::uint8_t> mine(value.begin(), value.end());
       there = store_->compareSet(key, {}, mine);
-    } catch (const std::exception&) {  // a store written in Python need not have it
+    } catch (const std::exception&) {  // a store written in Python may lack it
       return KeyValueStore::setFirst(key, value);
     }
     return std::string(there.begin(), there.end());
@@ -50,7 +50,7 @@ class StoreAdapter : public KeyValueStore {
   void erase(const std::string& key) noexcept override {
     try {
       store_->deleteKey(key);
-    } catch (const std::exception&) {  // not every store can, and this one may be gone
+    } catch (const std::exception&) {  // not every store can delete, and this one may be gone
     }
   }
 

@@ -11,8 +11,8 @@
 namespace fastcoll {
 namespace {
 
-// Strides that cannot overlap: sorted by stride, each is larger than all that the smaller ones
-// reach.
+// Elements cannot overlap if, sorted by stride, each stride is larger than the reach of all smaller
+// ones.
 bool mayOverlapItself(const at::Tensor& tensor) {
   if (tensor.numel() <= 1 || tensor.is_non_overlapping_and_dense()) return false;
   std::vector<int64_t> order(tensor.dim());
@@ -32,7 +32,7 @@ bool needsStaging(const at::Tensor& tensor) {
   return !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg();
 }
 
-/// Whether tensors, equally long, follow each other in memory.
+/// Whether tensors of equal length are consecutive in memory.
 bool lieInARow(const std::vector<at::Tensor>& tensors) {
   const auto* next = static_cast<const char*>(tensors[0].data_ptr());
   for (const at::Tensor& tensor : tensors) {
@@ -42,9 +42,9 @@ bool lieInARow(const std::vector<at::Tensor>& tensors) {
   return true;
 }
 
-/// The first byte of a tensor's memory, and the one behind the last.
+/// The first byte of a tensor's memory, and the one after the last.
 std::pair<const char*, const char*> spanOf(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided) return {nullptr, nullptr};  // refused where it is added
+  if (tensor.layout() != at::kStrided) return {nullptr, nullptr};  // refused when it is added
   const auto* const begin = static_cast<const char*>(tensor.data_ptr());
   if (tensor.numel() == 0) return {begin, begin};
   std::int64_t last = 0;  // no stride is negative
@@ -174,7 +174,7 @@ void TensorTask::addOutput(Message& message, const at::Tensor& tensor, bool apar
 std::vector<at::Tensor> TensorTask::rowFor(const std::vector<at::Tensor>& tensors, bool even) {
   for (const at::Tensor& tensor : tensors) admit(tensor);
   if (!even || device_->is_cpu() || tensors[0].numel() == 0) return {};
-  request.joined = true;  // by the form of the call: where tensors lie differs from rank to rank
+  request.joined = true;  // by the call's form: addresses differ from rank to rank
   if (lieInARow(tensors)) return {};
   const auto ranks = static_cast<std::int64_t>(tensors.size());
   return at::empty({ranks, tensors[0].numel()}, tensors[0].options().requires_grad(false)).unbind();
@@ -273,7 +273,7 @@ void cut(const Message& whole, int parts, std::vector<Message>& into) {
 
 }  // namespace fastcoll
 
-/// For tests, which run the engine of device tensors on a device without a GPU.
+/// For tests, which run the device engine on a device without a GPU.
 extern "C" __attribute__((visibility("default"))) void fastcollServeDevice(int type) {
   fastcoll::serve(static_cast<c10::DeviceType>(type));
 }

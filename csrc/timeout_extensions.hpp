@@ -9,8 +9,8 @@
 
 namespace fastcoll {
 
-/// An extension is added to the timeout of every call made from then on, until the first of those
-/// calls has ended. From any thread.
+/// Adds an extension to the timeout of every later call, until the first of those calls has ended.
+/// From any thread.
 class TimeoutExtensions {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -40,7 +40,7 @@ class TimeoutExtensions {
   struct State {
     std::mutex mutex;
     std::atomic<Milliseconds> active{Milliseconds(0)};
-    Milliseconds unclaimed{0};  // of them: no call was made since
+    Milliseconds unclaimed{0};  // part of `active`; no call was made since
   };
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };

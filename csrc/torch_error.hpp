@@ -1,4 +1,4 @@
-// Translates fastcoll's one exception into the class that a torch user catches.
+// Translates fastcoll's only exception into the class that a torch user catches.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -36,7 +36,7 @@ auto translated(Body&& body) -> decltype(body()) {
   }
 }
 
-/// The same for an exception that is already in flight to somebody else.
+/// The same for a stored exception.
 inline std::exception_ptr translatedFault(std::exception_ptr fault) {
   if (!fault) return fault;
   try {

@@ -1,5 +1,5 @@
-// One source for every torch that is supported: what a release has added to torch's classes is
-// overridden where it is, and an ordinary member before.
+// One source for every supported torch. A method that a release added to torch's classes is an
+// override there, and an ordinary member before.
 #pragma once
 
 #include <torch/headeronly/version.h>

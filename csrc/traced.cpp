@@ -1,5 +1,5 @@
-// What ProcessGroupFastcoll tells the trace: its groups, and each call with the name, sizes and
-// dtypes that torch's analyser expects of one that is right.
+// Records the groups and calls of ProcessGroupFastcoll in the trace. Each call has the name, sizes
+// and dtypes that torch's analyser expects of a correct one.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -14,15 +14,15 @@ namespace {
 
 using Tensors = ProcessGroupFastcoll::Tensors;
 
-// Groups that the trace's thread looks at. Pointers, and not references that keep: the last of
-// those may be let go by nobody but the program.
+// Groups that the trace's thread polls. Raw pointers, because that thread must never drop the last
+// reference to a group.
 struct Watched {
   const std::uint64_t generation = forkGeneration();
   std::mutex mutex;
   std::vector<ProcessGroupFastcoll*> groups;
 };
 
-/// Those of this process: a forked child begins with none, and with a mutex that nobody holds.
+/// The groups of this process. A forked child begins with none, and with an unlocked mutex.
 Watched& watched() {
   static std::atomic<Watched*> known{nullptr};
   Watched* now = known.load(std::memory_order_acquire);
@@ -48,7 +48,7 @@ bool equalCounts(const Tensors& tensors) {
                      [&](const auto& one) { return one.numel() == tensors[0].numel(); });
 }
 
-/// A list with a tensor for each rank, as one tensor with a dimension more.
+/// Adds a list with a tensor for each rank, as one tensor with one more dimension.
 void addList(trace::Shapes& shapes, bool output, const Tensors& list, std::size_t ranks) {
   if (list.size() == ranks && ranks > 0 && equalCounts(list)) {
     add(shapes, output, list[0], static_cast<std::int64_t>(ranks));
@@ -57,7 +57,7 @@ void addList(trace::Shapes& shapes, bool output, const Tensors& list, std::size_
   }
 }
 
-/// A list with a tensor for each rank, as the elements in all of them.
+/// Adds a list with a tensor for each rank, as its total number of elements.
 void addTotal(trace::Shapes& shapes, bool output, const Tensors& list) {
   std::int64_t total = 0;
   for (const auto& tensor : list) total += tensor.numel();
@@ -65,8 +65,8 @@ void addTotal(trace::Shapes& shapes, bool output, const Tensors& list) {
   shapes.add(output, dtype, &total, 1);
 }
 
-/// Fills in the call's name and shapes. Sizes must be equal on all ranks wherever the call is
-/// right, but for scatter, gather and all_to_all, of which the analyser knows.
+/// Fills in the call's name and shapes. In a correct call the sizes must be equal on all ranks. The
+/// analyser makes exceptions for scatter, gather and all_to_all.
 void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, const Tensors& out,
                std::size_t ranks) {
   trace::Shapes& shapes = record.shapes;
@@ -88,7 +88,7 @@ void setShapes(trace::Record& record, c10d::OpType type, const Tensors& in, cons
     case OpType::ALLGATHER: {
       const bool even = equalCounts(out);
       record.name = even ? "all_gather" : "all_gather_v";
-      // Each rank's input is one of the outputs, which all ranks have.
+      // Uneven inputs differ between ranks, so record the outputs, which all ranks have.
       even ? addAll(shapes, false, in) : addAll(shapes, false, out);
       return addList(shapes, true, out, ranks);
     }
@@ -175,10 +175,10 @@ void ProcessGroupFastcoll::lookAtGroups() {
       }
     }
   }
-  for (const auto group : failed) trace::groupFailed(group);  // writes a file
+  for (const auto group : failed) trace::groupFailed(group);  // writes a file, hence no lock
 }
 
-/// At the first call, when torch has given the group its description.
+/// Adds the group at its first call: torch sets the description after the constructor.
 std::uint32_t ProcessGroupFastcoll::traceGroup() {
   if (const auto known = traceGroup_.load(std::memory_order_acquire); known != 0) return known;
   if (!trace::isOn()) return 0;

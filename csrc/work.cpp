@@ -55,7 +55,7 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
     result = futureResult_;
   }
   if (!future && !result) return;
-  // Without locks: callbacks may issue collectives, or ask this very work for anything.
+  // Without locks: callbacks may issue collectives, or use this very work.
   const auto tell = [self = c10::intrusive_ptr<WorkFastcoll>::unsafe_reclaim_from_nonowning(this),
                      future, result, fault] {
     if (future) resolve(future, *self, fault);
@@ -64,11 +64,11 @@ void WorkFastcoll::markDone(std::exception_ptr fault) noexcept {
         static_cast<int64_t>(fault ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
   };
   if (settled_) {
-    // This thread is the one that would run what a callback waits for.
+    // A callback may wait for an operation that only this thread would run.
     try {
       return runOnWorker(tell);
     } catch (...) {
-      // No thread is to be had: then here.
+      // No thread can be started, so run it here.
     }
   }
   tell();
@@ -136,7 +136,7 @@ bool CollectiveWork::waitForTransfer(std::optional<TimePoint> until) {
 }
 
 void CollectiveWork::transferEnded() noexcept {
-  // An inline work is attached to none.
+  // An inline work has no completion.
   if (completion_ != nullptr) completion_->done.store(true, std::memory_order_release);
   EngineWork::transferEnded();
 }

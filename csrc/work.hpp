@@ -1,5 +1,5 @@
-// What an asynchronous call returns. A Work completes by itself, can be waited for from any thread
-// and any number of times, and outlives its group.
+// The works that asynchronous calls return. A Work completes by itself. Any thread can wait for it,
+// any number of times. It may outlive its group.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -14,11 +14,11 @@
 
 namespace fastcoll {
 
-/// What a work knows of its call beside the tensors.
+/// The terms of a call that its work keeps besides the tensors.
 struct WorkTerms {
   std::chrono::milliseconds timeout{};
-  bool timed = false;                  // torch's enableCollectivesTiming() came before
-  TimeoutExtensions::Claim extension;  // until it ends
+  bool timed = false;                  // after torch's enableCollectivesTiming()
+  TimeoutExtensions::Claim extension;  // held until the call ends
 };
 
 class WorkFastcoll : public c10d::Work {
@@ -41,11 +41,13 @@ class WorkFastcoll : public c10d::Work {
   std::chrono::milliseconds getTimeout() const FASTCOLL_OVERRIDES_2_14 { return terms_.timeout; }
   float getDuration() const override;
 
-  /// Ends the work; its waiters wake, then its futures' callbacks run on this thread.
+  /// Ends the work: wakes its waiters, then runs its futures' callbacks, on this thread unless
+  /// callsBack() was false.
   void markDone(std::exception_ptr fault) noexcept;
   void setSequence(std::uint64_t seq) { seq_ = seq; }
-  /// Asked once, by the thread that is about to call markDone(): whether that will run callbacks.
-  /// If not it stays so: a future that is made before markDone() is resolved on another thread.
+  /// Called once, by the thread that is about to call markDone(): whether that will run callbacks.
+  /// After false it will not: a future that is made before markDone() is resolved on another
+  /// thread.
   bool callsBack() {
     std::lock_guard<std::mutex> lock(futureMutex_);
     settled_ = future_ == nullptr && futureResult_ == nullptr;
@@ -76,7 +78,7 @@ class WorkFastcoll : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> futureResult_;
 };
 
-/// A work of the CPU engine. It lets go of the engine when it has ended: a handle that the caller
+/// A work of the CPU engine. It releases the engine at its end, because a work that the caller
 /// keeps must not keep the group's memory and threads.
 class EngineWork : public WorkFastcoll {
  public:
@@ -134,7 +136,7 @@ class PointToPointWork : public EngineWork {
   PointToPointRef op_;
 };
 
-/// Several works as one: what endCoalescing returns, and sends between hosts.
+/// Several works as one, returned by endCoalescing.
 class CombinedWork : public WorkFastcoll {
  public:
   CombinedWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works,
@@ -144,7 +146,7 @@ class CombinedWork : public WorkFastcoll {
   std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// Of the work that took longest.
+  /// The duration of the work that took longest.
   float getDuration() const override;
 
  protected:

@@ -1,12 +1,13 @@
-// torch's list of works that compiled graphs wait for: it takes what a call returns, while
-// allow_inflight_collective_as_graph_input_ctx() is in force, and c10d::Work::wait takes it out.
+// torch's list of works that compiled graphs wait for. While
+// allow_inflight_collective_as_graph_input_ctx() is in force, torch lists what a call returns, and
+// c10d::Work::wait removes it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fastcoll {
 
-/// Whether each call must return a work: torch would list nullptr, and wait for it.
+/// Whether each call must return a work: otherwise torch would list nullptr and wait for it.
 inline bool listsWorks() {
   return c10d::allow_inflight_collective_as_graph_input();
 }
