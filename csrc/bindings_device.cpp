@@ -162,7 +162,7 @@ class PythonIssuer : public DeviceIssuer {
  private:
   using Indices = std::vector<std::size_t>;
 
-  /// Records the size above which NCCL serves every all-reduce without options.
+  /// Records the size above which NCCL serves every single all-reduce without options.
   void askHowFar(c10::Device device) {
     const int index = device.index();
     const auto bytes = engine_->attr("kernel_bytes")(index).cast<std::int64_t>();

@@ -42,7 +42,7 @@ class PythonRoster {
   py::list gather(const py::object& onLook) {
     return bytesOf(run([&] {
       const Roster::Texts& records = roster_.gather(believes(), looker(onLook));
-      for (std::size_t rank = 0; rank < records.size(); ++rank) {  // rank 0 may have failed on one
+      for (std::size_t rank = 0; rank < records.size(); ++rank) {  // rank 0 lists bad ones too
         if (!records[rank].empty()) believes()(static_cast<int>(rank), records[rank]);
       }
       for (const std::string& record : records) {

@@ -37,7 +37,7 @@ std::shared_ptr<DeviceEngine> ProcessGroupFastcoll::device() const {
 }
 
 DeviceEngine& ProcessGroupFastcoll::deviceEngine(c10::DeviceType type) {
-  if (forkGeneration_ != forkGeneration()) {  // before any lock, which the fork may hold
+  if (forkGeneration_ != forkGeneration()) {  // before any lock: a fork may inherit a held one
     throw Error(ErrorKind::Backend, site("init").prefix() + kForked);
   }
   const std::lock_guard<std::mutex> making(deviceMaking_);
@@ -90,7 +90,7 @@ Living<DeviceEngine>& ProcessGroupFastcoll::livingDevices() {
   return *all;
 }
 
-/// Called if torch was told which device this process uses. Makes the communicator at once.
+/// Called when torch binds this process to a device. Makes the communicator at once.
 void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
   guarded([&] {
     if (!isServed(device.type())) return;
@@ -100,8 +100,8 @@ void ProcessGroupFastcoll::eagerConnectSingleDevice(at::Device device) {
   });
 }
 
-/// Splits the child's communicator from this group's, if torch was told the device: only then do
-/// all ranks have one. `child` is nullptr on ranks that join none.
+/// Splits the child's communicator from this group's, if torch has bound this process to a
+/// device: only then do all ranks have one. `child` is nullptr on ranks that join none.
 void ProcessGroupFastcoll::splitDevice(int color, ProcessGroupFastcoll* child) {
   std::optional<c10::Device> device;
   {
@@ -140,7 +140,7 @@ WorkRef ProcessGroupFastcoll::launchOnDevice(std::shared_ptr<TensorTask> task, C
   try {
     engine.throwIfUnusable(collectiveName(task->request.collective));
   } catch (const Error& error) {
-    // Trace the first refused call: it tells a rank that came too late from one that did not come.
+    // Trace the first refused call: it distinguishes a late rank from an absent one.
     if (!refused_.exchange(true)) trace::fail(traced(), error.what());
     throw;
   }

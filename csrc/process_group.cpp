@@ -1,4 +1,4 @@
-// The life of a group on torch's side: its begin, its end, split and merge.
+// The life of a group on torch's side: construction, abort, shutdown, split and merge.
 #include "process_group.hpp"
 
 #include <algorithm>

@@ -254,7 +254,7 @@ class ProcessGroupFastcoll : public c10d::Backend {
   std::vector<DeviceCall> batch_;  // calls on a device since startCoalescing
 
   const std::uint64_t forkGeneration_ = forkGeneration();
-  std::mutex deviceMaking_;  // taken before deviceMutex_, which no call of Python holds
+  std::mutex deviceMaking_;  // taken before deviceMutex_, which is free during calls of Python
   mutable std::mutex deviceMutex_;
   std::shared_ptr<DeviceEngine> device_;  // made at the first tensor on a device
   std::optional<c10::Device> lastDevice_;

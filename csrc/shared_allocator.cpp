@@ -168,7 +168,7 @@ bool SharedAllocator::inArena(const void* data) {
 
 void* SharedAllocator::take(std::size_t bytes) {
   if (!ours()) return nullptr;
-  std::shared_ptr<LocalProcess> process;  // ends after the lock: that may wait for a thread
+  std::shared_ptr<LocalProcess> process;  // destroyed after the lock, as that may wait for a thread
   std::lock_guard<std::mutex> lock(mutex_);
   process = process_.lock();
   if (process == nullptr) {
@@ -229,7 +229,7 @@ SharedAllocator::Block SharedAllocator::reserve(const std::shared_ptr<Arena>& ar
     return {arena, arena->allocateTensor(bytes), bytes};
   } catch (const Error&) {
     if (keptBytes_ == 0) throw;
-    releaseKept(0);  // kept blocks give room
+    releaseKept(0);  // makes room
     return {arena, arena->allocateTensor(bytes), bytes};
   }
 }

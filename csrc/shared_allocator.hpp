@@ -5,12 +5,12 @@
 // A tensor that cannot have shared memory (none is left, a forked child, no group) has ordinary
 // memory, and is copied into the rings again. Blocks that torch frees are kept for later tensors,
 // because making shared pages is slow. Blocks in use and kept together exceed the most that was in
-// use at once by at most a quarter and kKeptBytes.
+// use at once by at most a quarter plus kKeptBytes.
 //
 // A forked child sees its parent's blocks. In the child they become private mappings, so it never
-// writes to another process's tensors. The parent does not use or empty a block that was in use at
-// the fork before the child has ended (Forks). The child sees the parent's writes to a tensor that
-// the parent still has, until the child itself has written to that page.
+// writes to another process's tensors. The parent neither reuses nor empties a block that was in
+// use at the fork before the child has ended (Forks). The child sees the parent's writes to a
+// tensor that the parent still has, until the child itself has written to that page.
 #pragma once
 
 #include <c10/core/Allocator.h>

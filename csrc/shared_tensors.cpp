@@ -57,7 +57,7 @@ at::Tensor ProcessGroupFastcoll::allocateShared(long size, at::TensorOptions opt
     std::shared_ptr<Arena> arena = engine_->process()->arena();
     const std::size_t bytes = size * options.dtype().itemsize();
     const std::uint64_t offset = arena->allocateTensor(std::max<std::size_t>(bytes, 1));
-    // The tensor keeps the arena, because it may outlive the group and the process's presence. A
+    // The tensor keeps the arena, because it may outlive the group and the LocalProcess. A
     // resize (torch's batched_powerSGD_hook pads a bucket) moves it to memory of torch's own
     // allocator.
     c10::DataPtr memory = c10::InefficientStdFunctionContext::makeDataPtr(

@@ -41,7 +41,7 @@ class StoreAdapter : public KeyValueStore {
     try {
       const std::vector<std::uint8_t> mine(value.begin(), value.end());
       there = store_->compareSet(key, {}, mine);
-    } catch (const std::exception&) {  // a store written in Python may lack it
+    } catch (const std::exception&) {  // a store written in Python may lack compareSet
       return KeyValueStore::setFirst(key, value);
     }
     return std::string(there.begin(), there.end());

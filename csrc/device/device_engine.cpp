@@ -77,7 +77,7 @@ bool DeviceEngine::forked() const {
 }
 
 void DeviceEngine::throwIfUnusable(const char* call) const {
-  if (forked()) {  // before any lock: the fork may have copied a held one
+  if (forked()) {  // before any lock: a fork may inherit a held one
     throw Error(ErrorKind::Backend, concat(errorHead(call, config_.watchdog), kForked));
   }
   watchdog_->throwIfUnusable(call);

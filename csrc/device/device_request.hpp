@@ -46,7 +46,7 @@ struct DeviceRequest {
   ReduceOp op = ReduceOp::None;
   int root = -1;                      // or the peer of a send or receive
   double factor = 1.0;                // PREMUL_SUM
-  std::uintptr_t factorOnDevice = 0;  // its address, as one `dtype` element, if not 0
+  std::uintptr_t factorOnDevice = 0;  // if not 0: its address, one element of partOf(dtype)
   DeviceSpan in;
   DeviceSpan out;
   std::shared_ptr<const AllReduceOptions> options;  // nullptr: none

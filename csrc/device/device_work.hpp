@@ -15,7 +15,7 @@ namespace fastcoll {
 
 class DeviceWork : public c10d::Work {
  public:
-  /// `blocking`: wait() waits on the host, an option of the group.
+  /// `blocking`, from the group's options: wait() waits on the host.
   DeviceWork(int rank, c10d::OpType type, const char* title,
              const std::optional<std::vector<at::Tensor>>& profiled,
              std::vector<at::Tensor> outputs, DeviceEngine::Launched launched, bool blocking)

@@ -50,8 +50,8 @@ class Flight {
     std::lock_guard<std::mutex> lock(mutex_);
     return !kept_.empty();
   }
-  /// Queries the device, even if another thread has seen the end, and releases the tensors if it
-  /// has passed. A thread's order of frees is its own, so the thread that frees must query.
+  /// Queries the device, even if another thread has seen the end, and releases the tensors if the
+  /// end has passed. A thread's order of frees is its own, so the thread that frees must query.
   bool letGoHere();
 
   void traceStart() const;
