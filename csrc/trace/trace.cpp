@@ -90,7 +90,7 @@ void begin(const Settings& settings, const std::string& version) {
     return;
   auto* const made =
       new Recorder(settings, version, forkGeneration());  // outlives static destructors
-  // A child continues its parent's group numbers, so no number means a group of each.
+  // A child continues its parent's group numbers, so a number never means two groups.
   if (before != nullptr) made->lastGroup = before->lastGroup;
   if (!current.compare_exchange_strong(before, made)) {
     delete made;

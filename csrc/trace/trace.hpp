@@ -2,10 +2,10 @@
 // rank that did something else. Each process has one, made with its first group; a forked child
 // begins its own.
 //
-//  ring.hpp       the records, written without a lock or an allocation
-//  trace.cpp      the rest of the state: groups, error texts, stacks
-//  dump.cpp       all of it in the format of torch's flight recorder
-//  watcher.cpp    the thread that dumps on a signal, and when a group of this process has failed
+//   ring.hpp       the records, written without a lock or an allocation
+//   trace.cpp      the rest of the state: groups, error texts, stacks
+//   dump.cpp       all of it in the format of torch's flight recorder
+//   watcher.cpp    the thread that dumps on a signal, and when a group of this process has failed
 #pragma once
 
 #include <cstdint>

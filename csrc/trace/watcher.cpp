@@ -113,7 +113,7 @@ void startWatcher(Recorder& recorder) {
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   struct sigaction now{};
   ::sigaction(recorder.signal, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == onSignal) return;  // by a parent
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == onSignal) return;  // inherited
   before = now;
   ::sigaction(recorder.signal, &action, nullptr);
 }
