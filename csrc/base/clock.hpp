@@ -9,7 +9,7 @@ using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 using Milliseconds = std::chrono::milliseconds;
 
-/// now + timeout, saturating where the sum would overflow.
+/// start + timeout, or TimePoint::max() if the sum would overflow.
 inline TimePoint deadlineAfter(TimePoint start, Milliseconds timeout) {
   const auto room = std::chrono::duration_cast<Milliseconds>(TimePoint::max() - start);
   return timeout >= room ? TimePoint::max() : start + timeout;

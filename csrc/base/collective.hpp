@@ -1,4 +1,4 @@
-// The collectives and messages that every engine knows, and their names.
+// The collectives and point-to-point calls of every engine, and their names.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,7 @@ namespace fastcoll {
 
 CoreSet allowedCores() {
   CoreSet cores;
-  // The kernel refuses a set that is smaller than its own.
+  // The kernel refuses a set that is smaller than its own (EINVAL), so double the size and retry.
   for (int count = CPU_SETSIZE; count <= 1 << 16; count *= 2) {
     const std::size_t bytes = CPU_ALLOC_SIZE(count);
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(count),
@@ -45,8 +45,8 @@ int grantedCores() {
 
 namespace {
 
-/// Gives each rank a core of its set, by augmenting paths (Kuhn's algorithm): a rank takes a core
-/// whose present holder finds another.
+/// Gives each rank a core of its set by augmenting paths (Kuhn's algorithm). A rank takes a core
+/// if that core is free, or if the core's holder finds another one.
 class Matching {
  public:
   explicit Matching(const std::vector<CoreSet>& ranks) : ranks_(ranks) {}

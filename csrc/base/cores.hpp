@@ -1,8 +1,8 @@
-// The cores that threads may run on, and whether the ranks of a host have one each: only then may a
-// rank spin while it waits for another, which may need the very core that would be spun on.
+// The cores that threads may run on, and whether each rank of a host has its own core. Only then
+// may a rank spin while it waits, because the awaited rank may need the core that spins.
 //
-// Launchers bind ranks to cores of their own, so that a rank sees only its own. What counts are the
-// cores of all ranks that may meet on one.
+// Launchers bind each rank to its own cores, and a rank sees only those. So the check needs the
+// cores of all ranks that may share a core.
 #pragma once
 
 #include <bitset>
@@ -10,19 +10,19 @@
 
 namespace fastcoll {
 
-/// Cores by their number; those from the last on share places, so that a machine with more of them
-/// is thought to have fewer.
+/// Cores by number, modulo 1024. A larger machine therefore counts as one with fewer cores.
 using CoreSet = std::bitset<1024>;
 
-/// Those that the calling thread may run on; none where the kernel does not tell.
+/// The cores that the calling thread may run on; empty if the kernel does not report them.
 CoreSet allowedCores();
-/// As many cores' time as the control group grants this process.
+/// CPU time that the control group (v2) grants this process, in whole cores; 2^20 if unlimited.
 int grantedCores();
 
-/// Whether `self`, one of the `ranks` of a host, has a core for itself: each of the ranks that may
-/// meet with it on a core, and of those that may meet with these, can be given one of its own, and
-/// `granted` is enough for all ranks, which share it wherever they are bound. False where the cores
-/// of a rank that may meet with it are unknown; such a rank may meet with all.
+/// Whether `self`, one of the `ranks` of a host, has a core for itself. Two conditions:
+/// - Every rank that may share a core with it, directly or through other ranks, can get its own.
+/// - `granted` is enough for all ranks, which share that time wherever they are bound.
+/// A rank whose cores are unknown (an empty set) may share a core with any rank. If such a rank
+/// may share a core with `self`, the result is false.
 bool hasCoreEach(const std::vector<CoreSet>& ranks, std::size_t self, int granted);
 
 }  // namespace fastcoll

@@ -1,12 +1,12 @@
-// Counts those who are somewhere at the moment.
+// Counts the threads that are inside a scope.
 #pragma once
 
 #include <atomic>
 
 namespace fastcoll {
 
-/// One more while it lives. seq_cst: then looks at what others change before they look at the
-/// count.
+/// Adds one to the count while it lives. seq_cst: this thread counts itself before it reads what
+/// others change; they change it before they read the count. So one of the two sees the other.
 template <typename T>
 class Counted {
  public:

@@ -23,7 +23,7 @@ constexpr Row kRows[] = {
 #undef DTYPE
 };
 
-// Numbers that come from other ranks are named before they are checked.
+// Dtype numbers from other ranks reach this before they are checked, so they may be invalid.
 const Row& rowOf(DType dtype) {
   static constexpr Row kUnknown{"unknown", 1, DType::Opaque, Kind::Bytes, false, -1};
   const auto number = static_cast<std::size_t>(dtype);

@@ -1,4 +1,4 @@
-// The element types and reduction operations that fastcoll knows, free of torch so that every layer
+// The element types and reduction operations of fastcoll. Torch is not used here, so every layer
 // below the process group can be compiled, tested and sanitized without it.
 #pragma once
 
@@ -23,19 +23,19 @@ enum class ReduceOp : std::uint8_t {
   BitOr,
   BitXor,
   PreMulSum,
-  None,  // the collective moves data and reduces nothing
+  None,  // the collective only moves data
 };
 
 /// Bytes of one element.
 std::size_t elementSize(DType dtype);
-/// The type of a complex number's parts; any other type itself.
+/// For a complex type, the type of its parts; else the type itself.
 DType partOf(DType dtype);
 bool isComplex(DType dtype);
-/// A real floating-point type.
+/// Whether the type is a real floating-point type.
 bool isFloating(DType dtype);
 /// Whether tensors of this type can be reduced on the CPU.
 bool isSummed(DType dtype);
-/// ncclDataType_t of one element, or of a complex number's part; -1: NCCL has none.
+/// ncclDataType_t of one element, or of a complex number's part; -1 if NCCL has none.
 int ncclNumber(DType dtype);
 /// The name torch prints, without "torch.": "float32".
 const char* dtypeName(DType dtype);

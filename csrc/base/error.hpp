@@ -30,9 +30,9 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
-/// Appends a part of a text: strings and characters as they are, numbers in decimal, anything else
-/// by its operator<<. No stream where none is needed: they are most of what a file takes to
-/// compile.
+/// Appends a part of a text: strings and characters as they are, integers in decimal, anything else
+/// by its operator<<. A stream is used only for the last, because streams take most of a file's
+/// compile time.
 template <typename Part>
 void appendTo(std::string& text, const Part& part) {
   if constexpr (std::is_same_v<Part, char>) {
@@ -48,7 +48,7 @@ void appendTo(std::string& text, const Part& part) {
   }
 }
 
-/// Joins its arguments to one text.
+/// Joins its arguments into one text.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::string text;
@@ -56,8 +56,8 @@ std::string concat(const Parts&... parts) {
   return text;
 }
 
-/// The head of an error of a group: "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: ". A call
-/// that is not numbered has no seq. The group is anything with a name, a rank and a size.
+/// The head of a group's error: "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: ". A call
+/// without a sequence number has no seq. Group: any type with a name, a rank and a size.
 template <typename Group>
 std::string errorHead(const char* call, const Group& group,
                       std::optional<std::uint64_t> seq = std::nullopt) {
@@ -66,14 +66,14 @@ std::string errorHead(const char* call, const Group& group,
                 number, "]: ");
 }
 
-/// An error's text without that head, for ranks whose call is another.
+/// An error's text without that head, for ranks that run another call.
 inline std::string causeOf(const Error& error) {
   const std::string text = error.what();
   const auto end = text.find("]: ");
   return text.rfind("fastcoll.", 0) == 0 && end != std::string::npos ? text.substr(end + 3) : text;
 }
 
-// What to do about faults that several layers meet: the end of an error's text.
+// Remedies that several layers share: the end of an error's text.
 inline constexpr std::string_view kReadLog = ". Read the end of its log.";
 inline constexpr std::string_view kFindDelay =
     ". Find out what delays it, or raise the group's timeout.";
@@ -85,7 +85,7 @@ inline constexpr std::string_view kOwnStore =
 inline constexpr std::string_view kMoreThreads = ". Raise the limit on processes (ulimit -u).";
 inline constexpr std::string_view kReportThis = ". Please report this.";
 
-/// The text without a full stop, for another sentence to follow.
+/// The text without its full stop, so that the sentence can go on.
 inline std::string withoutFullStop(std::string text) {
   if (!text.empty() && text.back() == '.') text.pop_back();
   return text;

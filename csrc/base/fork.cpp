@@ -10,8 +10,8 @@
 namespace fastcoll {
 namespace {
 
-// The page is wiped in a child (MADV_WIPEONFORK, Linux 4.14), so reading it costs one load instead
-// of a getpid() system call. Where the advice fails, the pid itself is the generation.
+// The kernel zeroes the page in a child (MADV_WIPEONFORK, Linux 4.14). So a check costs one load,
+// not a getpid() system call. If madvise fails, the pid itself is the generation.
 std::atomic<std::uint64_t>* generationPage() {
   static std::atomic<std::uint64_t>* page = [] {
     void* memory =
@@ -33,7 +33,7 @@ std::uint64_t forkGeneration() {
   if (page == nullptr) return static_cast<std::uint64_t>(::getpid());
   std::uint64_t value = page->load(std::memory_order_acquire);
   if (value == 0) {
-    // The pid makes a child's generation differ from its parent's even though both start at zero.
+    // Parent and child both start at zero; the pid makes their generations differ.
     std::uint64_t expected = 0;
     value = static_cast<std::uint64_t>(::getpid());
     if (!page->compare_exchange_strong(expected, value)) value = expected;

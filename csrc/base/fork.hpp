@@ -1,5 +1,5 @@
 // Detects that this process is a fork of the one that made fastcoll's state. A child shares the
-// parent's mapped control blocks but none of its threads: it must neither use nor tear them down.
+// parent's mapped control blocks but has none of its threads. It must neither use nor free them.
 #pragma once
 
 #include <cstdint>

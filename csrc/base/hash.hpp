@@ -1,4 +1,4 @@
-// A hash for names and fingerprints; no protection against those who choose the input.
+// A hash for names and fingerprints. It does not resist chosen inputs.
 #pragma once
 
 #include <cstddef>

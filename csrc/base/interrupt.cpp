@@ -16,7 +16,7 @@ void setInterruptCheck(InterruptCheck check) {
 
 void checkInterrupt() {
   const InterruptCheck check = installed.load(std::memory_order_acquire);
-  // Python delivers signals on the main thread only, and that is the thread whose id is the pid.
+  // Python delivers signals on the main thread only: the thread whose id is the pid.
   if (check != nullptr && ::syscall(SYS_gettid) == ::getpid()) check();
 }
 

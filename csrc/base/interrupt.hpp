@@ -1,4 +1,4 @@
-// Lets a wait in C++ notice Ctrl-C without a dependency on Python: the bindings install a check
+// Lets a wait in C++ detect Ctrl-C without a dependency on Python. The bindings install a check
 // that throws when the interpreter has a signal to deliver.
 #pragma once
 

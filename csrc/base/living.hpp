@@ -1,4 +1,4 @@
-// The living objects of one kind in this process, for what must reach all of them at its end.
+// All living objects of one type in this process, so that the exit code can reach each of them.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace fastcoll {
 
-/// Holds weak pointers. A forked child sees none of its parent's objects. Meant for a static that
+/// Holds weak pointers. A forked child sees none of its parent's objects. Use it as a static that
 /// is never destroyed.
 template <typename T>
 class Living {
@@ -45,7 +45,7 @@ class Living {
   State& state() {
     State* now = state_.load(std::memory_order_acquire);
     if (now == nullptr || now->generation != forkGeneration()) {
-      // Another one, as the parent's mutex may have been held when this process was forked.
+      // A fresh state, because the parent's mutex may have been held at the fork.
       auto* fresh = new State;
       if (state_.compare_exchange_strong(now, fresh, std::memory_order_acq_rel)) return *fresh;
       delete fresh;

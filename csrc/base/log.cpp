@@ -19,7 +19,7 @@ LogLevel logLevel() {
 void log(LogLevel level, const std::string& text) {
   if (level == LogLevel::Off || level > logLevel()) return;
   const std::string line = "[fastcoll] " + text + "\n";
-  // One write, so that lines of several ranks do not interleave; a full pipe loses the line.
+  // One write keeps the lines of several ranks apart. If the pipe is full, the line is lost.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

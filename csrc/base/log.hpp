@@ -1,4 +1,4 @@
-// Lines on standard error, as FASTCOLL_DEBUG asks for them.
+// Log lines on standard error, up to the level of FASTCOLL_DEBUG.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@ namespace fastcoll {
 
 enum class LogLevel { Off = 0, Warn = 1, Info = 2, Trace = 3 };
 
-/// FASTCOLL_DEBUG as it is now; never throws (a bad value counts as Warn).
+/// The present value of FASTCOLL_DEBUG. Never throws; a bad value counts as Warn.
 LogLevel logLevel();
 
-/// Writes "[fastcoll] text" to standard error in one call if `level` is switched on.
+/// Writes "[fastcoll] text" to standard error in one call if `level` is enabled.
 void log(LogLevel level, const std::string& text);
 
 }  // namespace fastcoll

@@ -1,5 +1,5 @@
-// What a user may set: the rows of fastcoll/settings.def as a struct. A variable that is set wins
-// over the field of fastcoll.Options with the same meaning.
+// The user's settings: the rows of fastcoll/settings.def as a struct. A variable that is set
+// overrides the field of fastcoll.Options with the same meaning.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ enum class StoresChoice { Auto, Plain, Streaming };
 /// One row of the table.
 struct Setting {
   const char* variable;
-  bool ofGroup;  // and so a field of fastcoll.Options
+  bool ofGroup;  // then also a field of fastcoll.Options
   std::int64_t least = 0;
-  std::int64_t most = 1;           // of a text: characters
-  std::vector<std::string> words;  // of a choice
+  std::int64_t most = 1;           // for a text: characters
+  std::vector<std::string> words;  // for a choice
 
   /// "ring_bytes" of FASTCOLL_RING_BYTES.
   std::string option() const;
-  /// Sets `value` to what the text stands for. Throws Error(Value), whose text begins with `given`.
+  /// Sets `value` from the text. Throws Error(Value), whose text begins with `given`.
   void parse(const std::string& given, const std::string& text, std::string& value) const;
   void parse(const std::string& given, const std::string& text, std::int64_t& value) const;
   void parse(const std::string& given, const std::string& text, bool& value) const;
@@ -64,8 +64,9 @@ struct Settings {
 #undef FASTCOLL_WORDS
   }
 
-  /// These settings, and over them what the environment holds now. Throws Error(Value) naming the
-  /// variable whose value is not allowed. Where two of ours are unset, torch's for NCCL decide.
+  /// These settings, overridden by the present environment. Throws Error(Value) that names the
+  /// variable whose value is not allowed. If FASTCOLL_ERROR_HANDLING or FASTCOLL_HEARTBEAT_SECONDS
+  /// is unset, torch's variables for NCCL decide.
   Settings withEnvironment() const;
 
   TransportChoice transportChoice() const;

@@ -1,4 +1,4 @@
-// Threads of the library's own: signals are for the program's threads, so these block all of them.
+// The library's own threads. They block all signals, which belong to the program's threads.
 #pragma once
 
 #include <signal.h>
@@ -8,7 +8,7 @@
 
 namespace fastcoll {
 
-/// Starts a thread that no signal is delivered to. Throws std::system_error if there is no room.
+/// Starts a thread that blocks all signals. Throws std::system_error if the system has no room.
 template <typename Body>
 std::thread startThread(Body&& body) {
   struct Masked {

@@ -63,12 +63,12 @@ std::string hostName() {
 
 namespace {
 
-/// What follows the command name in /proc/<pid>/stat, or "".
+/// The text behind the command name in /proc/<pid>/stat, or "".
 std::string statusFields(int pid) {
   std::ifstream file(concat("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(file, line)) return "";
-  // The command name is in parentheses and may itself hold spaces and parentheses.
+  // The command name is in parentheses and may itself contain spaces and parentheses.
   const auto close = line.rfind(')');
   return close == std::string::npos || close + 2 >= line.size() ? "" : line.substr(close + 2);
 }

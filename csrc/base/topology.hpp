@@ -1,4 +1,4 @@
-// What this process can say of the machine it runs on.
+// Facts about the machine, its namespaces and its processes, and random bytes.
 #pragma once
 
 #include <array>
@@ -16,22 +16,22 @@ std::uint64_t randomNonce64();
 
 /// /proc/sys/kernel/random/boot_id as text, or "" where it cannot be read.
 std::string bootId();
-/// Inode of this process's network namespace (abstract unix sockets live in one), or 0.
+/// Inode of this process's network namespace, or 0. Abstract unix sockets belong to one.
 std::uint64_t networkNamespace();
 std::string hostName();
-/// Inode of this process's pid namespace: pids mean the same to processes that share it. Or 0.
+/// Inode of this process's pid namespace, or 0. Processes that share it agree on pids.
 std::uint64_t pidNamespace();
-/// When the process began (clock ticks since boot), 0 where no such process runs (or only its
-/// zombie), nothing where that cannot be read. With the pid it names a process for ever, though
-/// pids are used again.
+/// Start time of the process, in clock ticks since boot. 0: no such process runs, or it is a
+/// zombie. Nothing: the time cannot be read. Pids are reused, but pid and start time together
+/// identify a process for good.
 std::optional<std::uint64_t> processStart(int pid);
-/// When this process began, and now, in nanoseconds since boot (equal for all processes of a
-/// machine).
+/// Start time of this process, and the present time, in nanoseconds since boot. The boot time is
+/// the same for all processes of a machine.
 std::uint64_t processBegan();
 std::uint64_t nanosecondsSinceBoot();
-/// State letter of /proc/<pid>/stat ('R', 'S', 'T' ...), or '?' where it cannot be seen.
+/// State letter of /proc/<pid>/stat ('R', 'S', 'T' ...), or '?' if it cannot be read.
 char processState(int pid);
-/// A signal or a debugger has stopped the process.
+/// Whether a signal or a debugger has stopped the process.
 inline bool isStopped(char state) {
   return state == 'T' || state == 't';
 }

@@ -6,7 +6,8 @@
 
 namespace fastcoll {
 
-/// Bytes of the sequence that begins at `at`, which is inside the text; 0 if none does.
+/// Bytes of the sequence that begins at `at`, which is inside the text; 0 if the bytes there are
+/// not a valid sequence.
 inline std::size_t utf8SequenceAt(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -19,7 +20,7 @@ inline std::size_t utf8SequenceAt(std::string_view text, std::size_t at) {
   for (std::size_t i = 1; i < length; ++i) {
     if ((byte(at + i) & 0xc0) != 0x80) return 0;
   }
-  // Too long a form, a surrogate, or beyond the last character.
+  // An overlong form, a surrogate, or a code point above U+10FFFF.
   if (first == 0xe0 && byte(at + 1) < 0xa0) return 0;
   if (first == 0xed && byte(at + 1) >= 0xa0) return 0;
   if (first == 0xf0 && byte(at + 1) < 0x90) return 0;
