@@ -27,11 +27,11 @@ namespace {
 int makeMemfd() {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll", flags | MFD_NOEXEC_SEAL));
-  // Kernels before 6.3 do not know the flag.
+  // Kernels before 6.3 reject MFD_NOEXEC_SEAL.
   if (fd < 0 && errno == EINVAL) {
     fd = static_cast<int>(::syscall(SYS_memfd_create, "fastcoll", flags));
   }
-  // Without memfd (a strict seccomp profile): an unlinked file, which has no name either.
+  // If memfd is refused (a strict seccomp profile), use an unlinked file, which has no name either.
   if (fd < 0) fd = ::open("/dev/shm", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   return fd;
 }
@@ -46,13 +46,13 @@ DirectoryEntry* directory(std::uint8_t* base) {
 
 constexpr std::uint64_t kTombstone = ~std::uint64_t{0};
 
-// A peer's sleep ends within kWaitSlice, and before the next one it sees that the group is over.
+// A peer sleeps for kWaitSlice at most. Before its next sleep it detects that the group has ended.
 constexpr Milliseconds kRetirement{1000};
 
 }  // namespace
 
 void* mapShared(int fd, std::size_t bytes) {
-  // Address space with room for alignment, of which all but the aligned part is given back.
+  // Reserve address space with room for alignment, then unmap all but the aligned part.
   const std::size_t room = bytes + kHugePage;
   void* reserved =
       ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -88,7 +88,7 @@ const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t no
 }
 
 void mapNow(std::uint8_t* data, std::size_t bytes) noexcept {
-  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of Linux 5.14, which headers may lack
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE of Linux 5.14; headers may lack it
   ::madvise(data, bytes, kPopulateWrite);
 }
 
@@ -144,7 +144,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
 
 Arena::~Arena() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
-  // In a forked child the descriptor is the child's own copy: closing it touches nobody else.
+  // In a forked child the descriptor is a copy, so closing it affects no other process.
   if (fd_ >= 0) ::close(fd_);
 }
 
@@ -168,14 +168,14 @@ std::uint64_t Arena::allocateFrom(std::uint64_t least, std::size_t bytes) {
   }
   reserve(offset, need);
   extents_.emplace(offset, Extent{need});
-  // Only where it takes no more memory than was asked for; a refusal leaves ordinary pages.
+  // Only whole huge pages, which use no extra memory. If the kernel refuses, ordinary pages stay.
   const std::size_t huge = need / kHugePage * kHugePage;
   if (huge > 0) ::madvise(base_ + offset, huge, MADV_COLLAPSE);
   return offset;
 }
 
 void Arena::reserve(std::uint64_t offset, std::size_t bytes) {
-  // A signal undoes all of a call: under a timer of signals a long one would never end.
+  // A signal makes fallocate undo its work. Under periodic signals a long call would never end.
   constexpr std::size_t kAtOnce = std::size_t{16} << 20;
   for (std::size_t done = 0; done < bytes; done += kAtOnce) {
     const std::size_t part = std::min(kAtOnce, bytes - done);
@@ -234,7 +234,7 @@ bool Arena::withdraw(const void* data, std::size_t bytes) noexcept {
         ::mmap(nullptr, extent.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return false;
     std::memcpy(copy, base_ + start, extent.bytes);
-    // Peers may still read what was sent to them from here: the shared pages stay until release().
+    // Peers may still read messages in the shared pages, which therefore stay until release().
     if (::mremap(copy, extent.bytes, extent.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, base_ + start) ==
         MAP_FAILED) {
       ::munmap(copy, extent.bytes);
@@ -255,7 +255,7 @@ void Arena::retire(std::uint64_t offset) noexcept {
   if (found != extents_.end()) found->second.reusableFrom = now + kRetirement;
 }
 
-/// Zeroes the pages for peers that still look and for the next owner of the extent.
+/// Frees the pages. Peers that still read there, and the extent's next owner, see zeros.
 void Arena::punch(std::uint64_t offset, std::size_t bytes) noexcept {
   ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));

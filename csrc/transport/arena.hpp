@@ -1,11 +1,10 @@
-// The one piece of shared memory of a process ("outbox"): a sealed memfd without a name, mapped
-// once by its owner and once by each peer. Groups, slots and tensors are extents carved from it, so
-// that a group costs no descriptor, and nothing can be left behind: the memory lives as long as a
-// mapping.
+// The only shared memory of a process: a sealed memfd without a name, mapped once by its owner and
+// once by each peer. Control blocks, rings and tensors are extents of it, so a group needs no
+// descriptor. Nothing can be left behind, because the memory lives only as long as a mapping.
 //
-// The file's size is address space, not memory: an extent is reserved with fallocate before it is
-// handed out, so that a full machine is an error here and never a SIGBUS later. The seals (SHRINK,
-// GROW) keep a broken peer from cutting the file under us.
+// The file's size is address space, not memory. An extent is reserved with fallocate before it is
+// handed out, so a full machine is an error here and never a SIGBUS later. Because of the seals
+// (SHRINK, GROW), a broken peer cannot truncate the file.
 #pragma once
 
 #include <atomic>
@@ -28,12 +27,12 @@ inline std::size_t roundToPage(std::size_t bytes) {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    6;  // layout of shared memory, of frames, and of what is in the store
+    6;  // layout of shared memory, of network frames, and of records in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 
-/// A directory entry tells where the control block of a group instance lies.
-/// nonce: 0 = empty, written last (release); offset is valid when the nonce matches.
+/// A directory entry holds the offset of a group instance's control block.
+/// nonce: 0 = empty, written last (release). The offset is valid if the nonce matches.
 struct DirectoryEntry {
   std::atomic<std::uint64_t> nonce;
   std::atomic<std::uint64_t> offset;
@@ -42,12 +41,12 @@ struct DirectoryEntry {
 struct ArenaHeader {
   std::uint64_t magic;
   std::uint32_t abi;
-  std::uint32_t pid;  // as its owner sees it; for messages only
+  std::uint32_t pid;  // in the owner's pid namespace; for error texts and the process state
   Nonce128 nonce;
   std::uint64_t bytes;
-  /// Thread id of the owner's keeper thread; the kernel ORs FUTEX_OWNER_DIED when it dies.
+  /// Thread id of the owner's keeper thread; the kernel ORs in FUTEX_OWNER_DIED when it dies.
   alignas(64) std::atomic<std::uint32_t> life;
-  /// 1 after a clean leave, so that an exit is told from a crash.
+  /// 1 after a clean leave; distinguishes an exit from a crash.
   std::atomic<std::uint32_t> bye;
   char host[64];
 
@@ -61,40 +60,40 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 /// Entry of `nonce` in the directory of a mapped arena, or nullptr.
 const DirectoryEntry* findInDirectory(const std::uint8_t* base, std::uint64_t nonce);
 
-/// Maps shared memory where its huge pages can be mapped as such; MAP_FAILED and errno if it fails.
+/// Maps shared memory aligned for huge pages; MAP_FAILED and errno if it fails.
 void* mapShared(int fd, std::size_t bytes);
 
 class Arena {
  public:
   /// Reserves `virtualBytes` of address space (halved until the system grants it, at least 64 MiB).
-  /// Throws Error(Backend) that says what failed and what to do.
+  /// Throws Error(Backend) with the failed call and a remedy.
   static std::shared_ptr<Arena> create(std::size_t virtualBytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   std::uint8_t* base() const { return base_; }
-  /// Offset of [data, data + bytes), or 0 if that does not lie in this arena.
+  /// Offset of [data, data + bytes), or 0 if it does not lie in this arena or was withdrawn.
   std::uint64_t offsetOf(const void* data, std::size_t bytes) const;
   std::size_t bytes() const { return bytes_; }
   int descriptor() const { return fd_; }
   ArenaHeader* header() const { return reinterpret_cast<ArenaHeader*>(base_); }
 
-  /// Reserves zeroed memory; returns its offset, a multiple of the page size. Extents of kHugePage
-  /// and more lie in huge pages where the kernel has some: fewer misses of the TLB, which are dear
-  /// in a virtual machine.
+  /// Reserves zeroed memory; returns its offset, a multiple of the page size. Extents of at least
+  /// kHugePage use huge pages if the kernel has some. They reduce TLB misses, which take long in a
+  /// virtual machine.
   std::uint64_t allocate(std::size_t bytes) { return allocateFrom(0, bytes); }
-  /// The same for a tensor: not in the first eighth of the arena, so that tensors never take the
-  /// room that groups need, nor a place in which a stopped peer may still count itself out.
+  /// The same for a tensor, but outside the arena's first eighth. So tensors never take the room
+  /// that groups need, nor memory where a stopped peer may still decrement a waiters' count.
   std::uint64_t allocateTensor(std::size_t bytes) { return allocateFrom(bytes_ / 8, bytes); }
-  /// Gives the extent's memory back to the system at once.
+  /// Returns the extent's memory to the system at once.
   void release(std::uint64_t offset) noexcept;
-  /// The same for an extent that peers know of: one may still look there, or add itself to a
-  /// waiters' count. The memory is left as it is and not handed out again for a while.
+  /// The same for an extent that a peer may still read, or in which it may still increment a
+  /// waiters' count. The memory keeps its contents and is not reused for a second.
   void retire(std::uint64_t offset) noexcept;
-  /// Moves the extents of [data, data + bytes) out of shared memory: the addresses and the contents
-  /// stay, and what peers write there from now on is not seen here. The extents' places are never
-  /// handed out again, because a stopped peer may wake up at any time. False if memory is lacking.
+  /// Moves the extents of [data, data + bytes) out of shared memory. Addresses and contents stay;
+  /// later writes of peers have no effect here. The extents' offsets are never reused, because a
+  /// stopped peer may wake up at any time. Returns false if memory is lacking.
   bool withdraw(const void* data, std::size_t bytes) noexcept;
   /// Bytes reserved now.
   std::size_t used() const;
@@ -118,11 +117,11 @@ class Arena {
   void reserve(std::uint64_t offset, std::size_t bytes);
   void punch(std::uint64_t offset, std::size_t bytes) noexcept;
   void releaseRetired(TimePoint now) noexcept;
-  std::map<std::uint64_t, Extent> extents_;  // by offset: those handed out, retired or gone
+  std::map<std::uint64_t, Extent> extents_;  // by offset: handed out, retired or gone
   std::atomic<bool> hasWithdrawn_{false};
 };
 
-/// Maps pages of shared memory at once, reserved ones: a fault for each, on the way of the first
+/// Maps reserved pages of shared memory at once. A page fault for each of them, during the first
 /// messages, takes many times longer. Best effort.
 void mapNow(std::uint8_t* data, std::size_t bytes) noexcept;
 

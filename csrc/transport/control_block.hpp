@@ -1,8 +1,9 @@
-// What a rank of a group shows to the others in shared memory. One block per (group, rank), in the
-// arena of the rank's process; peers find it through the arena's directory by the instance nonce.
+// A rank's state of one group in shared memory, which its peers read. There is one block per
+// (group, rank), in the arena of the rank's process. Peers find it in the arena's directory by the
+// instance nonce.
 //
-// Who writes what: the owner writes its identity, arrivals, progress, splits and rings. Peers write
-// `waiters` (they are about to sleep on a word of this block), `doorbell` and `abort`.
+// Writers: the owner writes its identity, arrivals, progress, splits and rings. Peers write
+// `waiters` (before they sleep on a word of this block), `doorbell` and `abort`.
 #pragma once
 
 #include <atomic>
@@ -14,40 +15,41 @@
 
 namespace fastcoll {
 
-/// A collective's signature: what must be equal on all ranks. Written before the first segment of
-/// the collective is published, read after it was seen published. There are two, used in turn: a
-/// rank writes the one of collective k only after all peers arrived at k-1, so after all left k-2.
+/// A collective's signature, which all ranks compare. A rank writes it before it publishes the
+/// collective's first segment; a peer reads it after it has seen that segment published. Two are
+/// used in turn. A rank writes the one of collective k only after all peers have arrived at k-1,
+/// so after all have left k-2.
 struct alignas(64) Arrival {
   std::uint64_t seq;
-  std::uint64_t count;    // elements; a peer knows how many it expects
+  std::uint64_t count;    // elements; each peer has its own expected count
   std::uint64_t longest;  // all_to_all: bytes of the largest message this rank sends to a peer
   std::uint64_t direct;   // arena offset of its message, if peers may read it there; else 0
-  double factor;          // of PREMUL_SUM
-  std::int32_t root;      // -1 where there is none
+  double factor;          // for PREMUL_SUM
+  std::int32_t root;      // -1 if there is none
   Collective collective;
   DType dtype;
   ReduceOp op;
-  bool narrowed;  // `dtype` is the wire of wider tensors
+  bool narrowed;  // `dtype` is the wire dtype of wider tensors
 };
 static_assert(sizeof(Arrival) == 64);
 
-/// Positions in the group's stream of segments; both only grow. A futex on either's low half wakes
-/// the ranks that sleep on this block.
+/// Positions in the group's stream of segments. They only grow. A futex on the low half of either
+/// one wakes the ranks that sleep on this block.
 struct alignas(64) Progress {
-  std::atomic<std::uint64_t> published;  // up to here this rank's segments may be read
-  std::atomic<std::uint64_t> consumed;   // up to here it has read, and written, those of all peers
-  std::atomic<std::uint32_t> waiters;    // ranks that sleep, or are about to, on one of the two
+  std::atomic<std::uint64_t> published;  // peers may read this rank's segments up to here
+  std::atomic<std::uint64_t> consumed;   // it has read, and written, all peers' segments up to here
+  std::atomic<std::uint32_t> waiters;    // ranks that sleep on one of the two, or are about to
   std::atomic<std::uint64_t> completed;  // sequence number of the last collective finished here
 };
 
-/// Rung by a peer when something of interest to point-to-point happened.
+/// Rung after any change that this rank's point-to-point must handle; on a fault or close too.
 struct alignas(64) Doorbell {
   std::atomic<std::uint64_t> rings;
   std::atomic<std::uint32_t> waiters;
 };
 
-/// The first fault of the group, written once; every member holds a copy. A rank that writes it is
-/// named meanwhile, so that its death in between is seen.
+/// The first fault of the group, written once; every member holds a copy. Meanwhile `state` names
+/// the writing rank, so its death in between is detected.
 struct alignas(64) AbortRecord {
   enum State : std::uint32_t { kNone = 0, kSet = 1, kWriting = 2 };  // kWriting + rank
   std::atomic<std::uint32_t> state;
@@ -57,12 +59,12 @@ struct alignas(64) AbortRecord {
 
 /// One entry per peer.
 struct PeerLink {
-  std::atomic<std::uint64_t> nonce;    // the peer's instance nonce as this rank knows it (the echo)
+  std::atomic<std::uint64_t> nonce;    // the peer's instance nonce that this rank bound (the echo)
   std::atomic<std::uint64_t> channel;  // arena offset of this rank's channel to the peer, 0 = none
 };
 
 struct ControlBlock {
-  std::atomic<std::uint64_t> nonce;  // a peer may look at a block that is another group's by now
+  std::atomic<std::uint64_t> nonce;  // a peer may read a block that another group owns by now
   std::uint32_t rank;
   std::uint32_t size;
   std::atomic<std::uint32_t> closed;     // the owner has destroyed the group
@@ -74,7 +76,7 @@ struct ControlBlock {
   // Followed by: PeerLink[size], splits[2][2][size] (uint64), the small ring.
 
   static constexpr std::size_t kSmallRingBytes = 32 * 1024;
-  /// What still goes through the small ring, so that a group of small messages needs no other.
+  /// The largest segment of the small ring. A group of small messages needs no other ring.
   static constexpr std::size_t kSmallSegmentBytes = 2048;
 
   static std::size_t linksOffset() { return sizeof(ControlBlock); }
@@ -88,7 +90,7 @@ struct ControlBlock {
   PeerLink& link(int peer) {
     return reinterpret_cast<PeerLink*>(reinterpret_cast<std::uint8_t*>(this) + linksOffset())[peer];
   }
-  /// Bytes that this rank sends to each peer, then those it expects from each, in the group's
+  /// Bytes that this rank sends to each peer, then bytes that it expects from each, in the group's
   /// collective number `collective`.
   std::uint64_t* splits(std::uint64_t collective) {
     return reinterpret_cast<std::uint64_t*>(reinterpret_cast<std::uint8_t*>(this) +

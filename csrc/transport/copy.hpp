@@ -1,8 +1,8 @@
 // Copies of a transfer's bytes.
 //
-// Large results are written past the caches (non-temporal stores): a plain store first reads the
-// line it is about to overwrite from memory, and pushes the slots out of the cache. Below some
-// megabytes the reader of the result wants to find it in the cache, so plain copies are right.
+// Large results are written past the caches (non-temporal stores). A plain store first reads the
+// line that it overwrites from memory, and evicts the rings from the cache. Below some megabytes
+// plain copies are right, because the result's reader then finds it in the cache.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@
 
 namespace fastcoll {
 
-/// memcpy, which a conditional expression can name.
+/// memcpy with the type of copyStreaming, for use in a conditional expression.
 inline void copyPlain(void* to, const void* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
-/// Copies `bytes` from `from` to `to`, which do not overlap. The stores are ordered before any
-/// later store of this thread, as those of memcpy are.
+/// Copies `bytes` from `from` to `to`, which do not overlap. As with memcpy, the stores are ordered
+/// before any later store of this thread.
 inline void copyStreaming(void* to, const void* from, std::size_t bytes) {
 #if defined(__x86_64__)
   auto* out = static_cast<std::uint8_t*>(to);
@@ -47,7 +47,7 @@ inline void copyStreaming(void* to, const void* from, std::size_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(out, in, bytes);
-  _mm_sfence();  // non-temporal stores are ordered by nothing else
+  _mm_sfence();  // nothing else orders non-temporal stores
 #else
   std::memcpy(to, from, bytes);
 #endif

@@ -1,4 +1,4 @@
-// Futexes shared between processes, as thin as the system call.
+// Futexes shared between processes: thin wrappers of the system call.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ void futexWait(const std::atomic<std::uint32_t>* word, std::uint32_t expected,
 /// Wakes every sleeper on the word.
 void futexWakeAll(const std::atomic<std::uint32_t>* word);
 
-/// The half of a 64-bit counter that changes with every increment: what a futex can watch.
+/// The half of a 64-bit counter that changes with every increment, for a 32-bit futex.
 inline const std::atomic<std::uint32_t>* lowHalf(const std::atomic<std::uint64_t>* counter) {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
   return reinterpret_cast<const std::atomic<std::uint32_t>*>(counter);
@@ -25,7 +25,7 @@ inline const std::atomic<std::uint32_t>* lowHalf(const std::atomic<std::uint64_t
 #endif
 }
 
-/// Tells the core that this is a spin loop.
+/// Hints to the core that this is a spin loop.
 inline void cpuRelax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();

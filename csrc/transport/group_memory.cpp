@@ -13,7 +13,7 @@
 namespace fastcoll {
 namespace {
 
-// How long a fault's writer, which lives, may take for its few bytes.
+// Time that a live writer may take for the few bytes of a fault.
 constexpr Milliseconds kWriting{100};
 
 void wakeSleepers(ControlBlock& block) noexcept {
@@ -38,7 +38,7 @@ void GroupMemory::open(std::size_t arenaBytes) {
   block->nonce.store(identity_.nonce, std::memory_order_relaxed);
   block->rank = static_cast<std::uint32_t>(identity_.rank);
   block->size = static_cast<std::uint32_t>(identity_.size);
-  if (early_) record(block->abort, earlyKind_, earlyCause_);  // nobody knows it yet
+  if (early_) record(block->abort, earlyKind_, earlyCause_);  // no peer has the block yet
   own_.store(block, std::memory_order_release);
   arena().addToDirectory(identity_.nonce, blockOffset_);
 }
@@ -75,7 +75,7 @@ bool GroupMemory::bind(int peer, std::shared_ptr<PeerProcess> process, std::uint
   members_[peer].store(fresh.get(), std::memory_order_release);
   everBound_.emplace_back(peer, std::move(fresh));
   if (aborted()) {
-    passOn();  // the abort came before this peer could be told
+    passOn();  // the abort came before this peer was bound
   } else {
     hear(peer);
   }
@@ -99,7 +99,7 @@ bool GroupMemory::isMutual(int peer, std::uint64_t nonce) {
   return false;
 }
 
-/// The peer's instance has bound, or is about to, this instance of the group.
+/// Whether the peer's instance has bound this instance of the group, or is about to.
 bool GroupMemory::isMeant(const Member& there) const {
   return there.block->link(identity_.rank).nonce.load(std::memory_order_acquire) == identity_.nonce;
 }
@@ -107,12 +107,12 @@ bool GroupMemory::isMeant(const Member& there) const {
 void GroupMemory::close(bool keep) noexcept {
   if (!isOpen() || closed_) return;
   closed_ = true;
-  // Whoever aborted may not have told all yet. A peer that still reads must hear of the fault
-  // before the memory under it goes, or it would report what it read as success.
+  // The rank that aborted may not have written all records yet. A peer that still reads must get
+  // the fault before the memory is freed. Otherwise it would report success for what it read.
   if (aborted()) passOn();
-  // A peer may still read the last segments that this rank published. The extents are given back
-  // only when every peer has consumed all of them or is gone; otherwise they stay with the arena,
-  // which goes with the process's last group.
+  // A peer may still read the last segments that this rank published. The extents are freed only
+  // if every peer has consumed all of them, left or died. Otherwise they stay with the arena, which
+  // ends with the process's last group.
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto finished = [&](int peer) {
     if (peer == identity_.rank || !isBound(peer) || aborted() || isDead(peer) || hasLeft(peer)) {
@@ -152,16 +152,16 @@ GroupMemory::~GroupMemory() {
       }
       giveBackCounts(blockOffset_);
     } catch (const std::bad_alloc&) {
-      // No memory to remember who may write there: it stays with the arena.
+      // There is no memory for the list of writers, so the extents stay with the arena.
     }
   }
   everBound_.clear();
   process_->prune();
 }
 
-/// After a fault a peer that does not know of it yet, or was stopped, may still read the ring, and
-/// write into it what is meant for its owner: then nobody else gets that memory before the peer has
-/// left or died. Who leaves has ended its collectives.
+/// After a fault, a peer that has not detected it yet, or is stopped, may still read the ring and
+/// write its owner's bytes into it. So the memory is not reused before such a peer has consumed all
+/// segments, left or died. A peer that has left has ended its collectives.
 void GroupMemory::giveBackRing(std::uint64_t offset) {
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto uses = [published](const Instance& peer) {
@@ -182,8 +182,8 @@ void GroupMemory::giveBackRing(std::uint64_t offset) {
   retireAfter(offset, std::move(writers), finished);
 }
 
-/// The same for the control block and the pair channels, in which peers count and record faults;
-/// also without a fault, if a peer still counts as asleep.
+/// The same for the control block and the pair channels, in which peers change counters and record
+/// faults. It applies without a fault too, if a peer still counts as asleep.
 void GroupMemory::giveBackCounts(std::uint64_t offset) {
   std::vector<Instance> writers;
   if (aborted() || own().progress.waiters.load(std::memory_order_seq_cst) > 0) {
@@ -193,9 +193,9 @@ void GroupMemory::giveBackCounts(std::uint64_t offset) {
               [](const Instance& peer) { return peer.process->died() || peer.left(); });
 }
 
-/// Retires the memory when `over` holds for all writers: now, or when the process looks again.
+/// Retires the memory once `over` holds for all writers: now, or in a later retireHeld().
 void GroupMemory::retireAfter(std::uint64_t offset, std::vector<Instance> writers, Over over) {
-  // Who is done is let go at once, for an instance keeps its process's memory mapped.
+  // Drop finished writers at once, because an Instance keeps its process's memory mapped.
   auto done = [writers = std::move(writers), over = std::move(over)]() mutable {
     writers.erase(std::remove_if(writers.begin(), writers.end(), over), writers.end());
     return writers.empty();
@@ -226,7 +226,7 @@ bool GroupMemory::isDead(int peer) const {
 }
 
 bool GroupMemory::Instance::left() const {
-  // A block that was given back is zeroed or somebody else's: then the nonce differs.
+  // A freed block is zeroed or belongs to another group, so its nonce differs.
   return process->left() || block->nonce.load(std::memory_order_acquire) != nonce ||
          block->closed.load(std::memory_order_acquire) != 0;
 }
@@ -236,7 +236,7 @@ bool GroupMemory::hasLeft(int peer) const {
 }
 
 std::string GroupMemory::memberName(int peer) const {
-  // What names this rank is read on others.
+  // Other ranks read the name of this rank.
   if (peer == identity_.rank) {
     return concat("rank ", peer, " (pid ", ::getpid(), ", host ", hostName(), ")");
   }
@@ -275,12 +275,12 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
       return;
     }
   }
-  // A record that is being written may be that of a rank that has died at it.
+  // kWriting does not count as a record here, because its writer may have died.
   if (own().abort.state.load(std::memory_order_acquire) != AbortRecord::kSet) tellAll(kind, cause);
 }
 
-/// Writes the fault into a member's record, unless it has one: that one is then what is told on.
-/// True if it was written.
+/// Writes the fault into a member's record and returns true. If the record already has a fault,
+/// reads it into `kind` and `cause` and returns false. False too after kWriting.
 bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept {
   const std::uint32_t mine = AbortRecord::kWriting + static_cast<std::uint32_t>(rank());
   std::uint32_t seen = AbortRecord::kNone;
@@ -292,7 +292,7 @@ bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause)
       return false;
     }
     if (seen == AbortRecord::kNone) continue;
-    // Somebody is about to write. If it died meanwhile, what `seen` holds may be replaced.
+    // Another rank is writing. If that rank has died, its claim, which `seen` holds, is replaced.
     const auto writer = static_cast<std::int64_t>(seen - AbortRecord::kWriting);
     const bool dead = writer < size() && isDead(static_cast<int>(writer));
     if (dead) continue;
@@ -308,15 +308,15 @@ bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause)
   return true;
 }
 
-// Two ranks may notice two faults at once. Both write in the order of ranks, and go on with what
-// they find: whoever comes first to the first record decides for all. A rank's own record is no
-// exception, or it would raise what the others never hear of.
+// Two ranks may detect two faults at once. Both write the records in rank order, and go on with the
+// fault that they find there. So the first writer of the first record decides for all. A rank's own
+// record has no special place; otherwise the rank could raise a fault that no other rank gets.
 void GroupMemory::tellAll(ErrorKind kind, std::string cause) noexcept {
   const auto listens = [this](int peer) {
     return peer == identity_.rank || (isBound(peer) && !hasLeft(peer));
   };
-  // All are told before any is woken: a rank sleeps on another's words, and one that woke without
-  // finding a fault of its own would sleep for another slice.
+  // Write all records before waking any rank. Ranks sleep on words of other ranks' blocks; a rank
+  // that woke before its own record was set would sleep for another slice.
   bool told = false;
   for (int peer = 0; peer < identity_.size; ++peer) {
     if (listens(peer)) told = record(recordOf(peer), kind, cause) || told;
@@ -343,19 +343,19 @@ bool GroupMemory::hear(int peer) noexcept {
   if (recordOf(peer).state.load(std::memory_order_acquire) != AbortRecord::kSet) return false;
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
-  record(recordOf(peer), kind, cause);  // only reads it
+  record(recordOf(peer), kind, cause);  // it is set, so this only reads it
   tellAll(kind, std::move(cause));
   return true;
 }
 
 void GroupMemory::recorded(ErrorKind& kind, std::string& cause) const {
-  if (!isOpen()) {  // early_ was seen, after what it tells of was written
+  if (!isOpen()) {  // early_ is true, and these fields were written before it
     kind = earlyKind_;
     cause = earlyCause_;
     return;
   }
   const AbortRecord& fault = own().abort;
-  // The writer may be between claim and text, or have died there: wait a little, not for ever.
+  // The writer may be between claim and text, or may have died there: wait for kWriting at most.
   const auto until = Clock::now() + kWriting;
   std::uint32_t state = fault.state.load(std::memory_order_acquire);
   while (state >= AbortRecord::kWriting && Clock::now() < until) {

@@ -98,7 +98,7 @@ std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descripto
 
   std::memset(&hello, 0, sizeof hello);
   iovec part{&hello, sizeof hello};
-  // Room for more than one descriptor, so that a hostile surplus is seen and closed, not leaked.
+  // Room for more than one descriptor: a hostile surplus is received and closed, not leaked.
   alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;

@@ -1,5 +1,6 @@
-// The one message that two processes of a host exchange over their unix socket: who I am, whom I
-// mean, and the descriptor of my arena. Everything that comes in is checked before it is believed.
+// The only message that two processes of a host exchange over their unix socket. It has the nonces
+// of sender and receiver, and the descriptor of the sender's arena. Every field is checked before
+// it is used.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +15,20 @@ struct Hello {
   std::uint32_t abi;
   std::uint32_t bytesOfThis;
   Nonce128 sender;
-  Nonce128 receiver;  // the nonce that the sender believes the receiver to have
+  Nonce128 receiver;  // the nonce of the process that the sender means
   std::uint64_t arenaBytes;
 };
 
 /// A SOCK_SEQPACKET socket that listens at the abstract name; throws Error(Backend).
 int listenAt(const Nonce128& socketName);
-/// A connected socket, or -1 when nobody listens there.
+/// A connected socket, or -1 if no process accepts there. Throws Error(Backend) if it cannot open a
+/// socket.
 int connectTo(const Nonce128& socketName);
-/// Sends the hello with one descriptor. False when the peer went away.
+/// Sends the hello with one descriptor. Returns false if that fails: the peer has exited.
 bool sendHello(int socket, const Hello& hello, int descriptor);
-/// Receives a hello with exactly one descriptor, waiting until `timeoutMs`. On success returns ""
-/// and the descriptor (owned by the caller); otherwise the reason, and no descriptor stays open.
+/// Receives a hello with exactly one descriptor; waits `timeoutMs` milliseconds at most. Returns ""
+/// and the descriptor, which the caller owns. On failure returns the reason, and no descriptor
+/// stays open.
 std::string receiveHello(int socket, int timeoutMs, Hello& hello, int& descriptor);
 
 }  // namespace fastcoll
