@@ -16,7 +16,7 @@
 
 namespace fastcoll {
 
-/// A collective as the engine hands it down: validated, contiguous spans, no torch.
+/// A collective as the engine passes it on: validated, in contiguous spans, without torch.
 ///
 ///   collective       in                          out
 ///   AllReduce        [message]                   [message]          (may be the same memory)
@@ -34,23 +34,24 @@ struct Request {
   ReduceOp op = ReduceOp::None;
   int root = -1;
   double factor = 1.0;  // PREMUL_SUM
-  /// Where the factor lies, if on a device; only that device's engine can read it.
+  /// Address of the factor if it is on a device; only that device's engine can read it.
   const void* factorOnDevice = nullptr;
   std::uint64_t count = 0;  // elements announced to the peers
   std::uint64_t seq = 0;
   std::vector<Message> in;
   std::vector<Message> out;
-  /// The parts of all ranks lie one behind the other, by the form of the call, so on every rank.
+  /// The parts of all ranks are contiguous. The form of the call implies it, so it holds on every
+  /// rank.
   bool joined = false;
-  /// ReduceScatter: `dtype` has 16 bits, and `out` is float32, which the sum is not rounded from.
+  /// ReduceScatter: `dtype` has 16 bits and `out` is float32, so the sum is not rounded to 16 bits.
   bool widened = false;
-  /// AllReduce: `dtype` is the wire of wider tensors, to which partial sums between hosts are
-  /// rounded too.
+  /// AllReduce: `dtype` is the wire dtype of wider tensors. Partial sums between hosts are rounded
+  /// to it too.
   bool narrowed = false;
   /// AllReduce, ReduceScatter: where to add the squares of this rank's share of the result, or
-  /// nullptr. The shares of all ranks make up the result.
+  /// nullptr. The shares of all ranks together are the result.
   double* squares = nullptr;
-  /// Elements that each peer must announce, where they differ from `count`; else empty.
+  /// Elements that each peer must announce, if they differ from `count`; else empty.
   std::vector<std::uint64_t> expectedCount;
 
   Milliseconds timeout{};
@@ -61,8 +62,8 @@ struct Request {
 
 void oneShotAllReduce(SegmentStream& stream, const Request& request);
 void segmentedAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning);
-/// Within an all-reduce that has begun, on all ranks or none. `own` is the offset of this rank's
-/// message in shared memory, as announced, or 0. False, on all ranks alike, where that of one is 0.
+/// Call it within an all-reduce that has begun, on all ranks or none. `own` is the announced offset
+/// of this rank's message in shared memory, or 0. Returns false on all ranks if one of them is 0.
 bool directAllReduce(SegmentStream& stream, const Request& request, const TuningTable& tuning,
                      std::uint64_t own);
 void allGather(SegmentStream& stream, const Request& request, const TuningTable& tuning);
@@ -80,8 +81,8 @@ void runSingleRank(const Request& request);
 /// Runs the collective with the algorithm that the selector chooses.
 void runCollective(SegmentStream& stream, const Request& request, const TuningTable& tuning);
 
-/// The part of `total` elements that belongs to `index` of `parts`; starts are multiples of 64
-/// elements, so that every piece but the last is made of whole cache lines.
+/// The part of `total` elements that belongs to `index` of `parts`. Starts are multiples of 64
+/// elements, so every piece but the last consists of whole cache lines.
 struct Piece {
   std::size_t start;
   std::size_t count;

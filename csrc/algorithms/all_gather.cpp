@@ -2,7 +2,7 @@
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B. The messages may differ in length: a rank
 // whose message has ended publishes empty segments until the longest has ended. Two ranks exchange
-// messages of 8 KiB and more that fit into caches in place (exchange.hpp).
+// their messages in place if these have at least 8 KiB and fit into caches (exchange.hpp).
 #include "direct.hpp"
 #include "exchange.hpp"
 

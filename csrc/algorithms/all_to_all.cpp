@@ -1,14 +1,16 @@
 // All-to-all: every rank publishes, per segment, a piece for each peer; each peer copies its own.
 //
-// Messages may differ for every pair, and no rank knows the others' sizes, so all ranks first
-// announce the bytes of each pair; then all know the longest message, cut alike, and both ends of
-// every pair have compared the bytes they mean to exchange. Messages that fit into the segment of
-// the announcement on all ranks travel with it. Else a rank fills its first segment while the
-// announcements are on their way, as if the longest message were its own: mostly all are alike.
+// Messages may differ for every pair, and no rank has the others' sizes. So all ranks first
+// announce the bytes of each pair, and compare what both ends of every pair announced. Then all of
+// them cut by the longest message. If the messages of all ranks fit into the announcement's
+// segment, they travel with it. Otherwise a rank fills its first segment before all announcements
+// arrive. It assumes that its own longest message is the longest of all, because usually all are
+// equal.
 //
-// Two ranks exchange messages of 8 KiB and more that fit into caches in place (exchange.hpp).
+// Two ranks exchange their messages in place if these have at least 8 KiB and fit into caches
+// (exchange.hpp).
 //
-// Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: what it receives.
+// Steps: 1 for the announcement, and 1 per segment. Bytes read per rank: those that it receives.
 #include <optional>
 
 #include "direct.hpp"
@@ -17,7 +19,7 @@
 namespace fastcoll {
 namespace {
 
-/// Every rank looks at every pair, so that a disagreement of two is an error on all.
+/// Every rank compares every pair, so a mismatch between two ranks is an error on all.
 void comparePairs(SegmentStream& stream, const Arrival& arrival) {
   for (int from = 0; from < stream.size(); ++from) {
     for (int to = 0; to < stream.size(); ++to) {
@@ -33,7 +35,7 @@ void comparePairs(SegmentStream& stream, const Arrival& arrival) {
   }
 }
 
-/// Reads what the peers publish for this rank in one segment.
+/// Reads the pieces for this rank from one segment of each peer.
 void readPieces(SegmentStream& stream, const Request& request, const Strided& strided,
                 std::size_t s, const Segment& segment, bool streaming) {
   for (int i = 1; i < stream.size(); ++i) {
@@ -45,7 +47,7 @@ void readPieces(SegmentStream& stream, const Request& request, const Strided& st
   }
 }
 
-/// The peers' messages lie in shared memory, each rank's in one run.
+/// Reads the peers' messages in shared memory, where each rank's messages are one run.
 void readDirect(SegmentStream& stream, const Request& request, bool streaming) {
   for (int i = 1; i < stream.size(); ++i) {
     const int peer = (stream.rank() + i) % stream.size();
@@ -101,7 +103,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
                           bool streams) {
     return strided.write(s, stream.rank(), request.in, memory, streams);
   };
-  const std::size_t next = (mine + 1) % request.in.size();  // the only peer, of two ranks
+  const std::size_t next = (mine + 1) % request.in.size();  // the only peer if two ranks
   const auto exchangeOf = [&](std::size_t bytes) {
     return Exchange(stream, tuning, request.in[next], request.out[next].bytes(), bytes);
   };
@@ -167,7 +169,7 @@ void allToAll(SegmentStream& stream, const Request& request, const TuningTable& 
         },
         guessed ? &*guessed : nullptr);
   }
-  // A rank can be wrong about itself only: its own message must fit its own output.
+  // comparePairs() has checked that its own message fits its own output.
   request.in[mine].copyTo(request.out[mine], streaming);
   if (direct) stream.awaitConsumed(first);
   stream.end();

@@ -1,4 +1,4 @@
-// Barrier: one empty segment; a rank leaves when it has seen everybody's.
+// Barrier: one empty segment; a rank leaves once it has seen those of all peers.
 //
 // Steps: 1. Bytes read: none but the counters and signatures of the peers.
 #include "algorithm.hpp"

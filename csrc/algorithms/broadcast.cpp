@@ -1,7 +1,7 @@
 // Broadcast: the root publishes its message segment by segment; every rank copies it.
 //
-// Steps: 1 per segment. Bytes read per rank: B. The root waits for all ranks to arrive, so that a
-// rank which runs something else is an error on all of them and not only where it is noticed. A
+// Steps: 1 per segment. Bytes read per rank: B. The root waits until all ranks have arrived. So a
+// rank that runs another collective is an error on all ranks, not only on those that detect it. A
 // root whose message lies in shared memory publishes it as a whole, and waits for the readers.
 #include "direct.hpp"
 #include "pipeline.hpp"
@@ -13,9 +13,9 @@ void receive(SegmentStream& stream, const Message& message, const Cut& cut, int 
              bool streaming) {
   for (std::size_t s = 0; s < cut.segments; ++s) {
     const Segment segment = stream.place(cut.length(s));
-    if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival
+    if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     message.write(cut.offset(s), cut.length(s), stream.await(root, segment), streaming);
-    // Last of all: a peer may give its memory back after it.
+    // The last consume comes last of all, because a peer may free its memory after it.
     if (s + 1 == cut.segments) stream.awaitArrivals();
     stream.consume(segment);
   }
@@ -33,7 +33,7 @@ void broadcast(SegmentStream& stream, const Request& request, const TuningTable&
   if (mayBeDirect && root) arrival.direct = directOffset(stream, request.in);
   stream.begin(arrival, request.expectedCount, nullptr, request.deadline, request.timeout);
   if (mayBeDirect) {
-    // The root alone decides; the others hear of it where they would wait for its first segment.
+    // The root alone decides; the others wait for its decision instead of its first segment.
     const Segment first = stream.place(0);
     stream.publish(first);
     if (!root) stream.awaitPublished(request.root, first);

@@ -1,16 +1,16 @@
-// Messages that lie in shared memory already (allocate_tensor) are read by the peers where they
-// are, without the copy into the ring. All ranks must be able to, and must know it of each other:
+// If messages already lie in shared memory (allocate_tensor), peers read them in place, without the
+// copy into the ring. This needs the messages of all ranks, so the ranks agree on it:
 //
 //   every rank announces the offset of its message, or 0, with its signature (Arrival::direct);
-//   one that announced 0 knows that the ring will be used and goes on without waiting;
-//   the others wait for all signatures, which tell all of them the same.
+//   a rank that announced 0 uses the ring and goes on without waiting;
+//   the other ranks wait for all signatures, from which all of them decide alike.
 #pragma once
 
 #include "algorithm.hpp"
 
 namespace fastcoll {
 
-/// What to announce for the messages: their offset, if they lie in one run.
+/// The offset to announce for the messages if they are one run in shared memory; else 0.
 inline std::uint64_t directOffset(const SegmentStream& stream, const std::vector<Message>& run) {
   std::size_t bytes = 0;
   const std::uint8_t* first = run.empty() ? nullptr : run[0].contiguous(0, run[0].bytes());
@@ -24,10 +24,10 @@ inline std::uint64_t directOffset(const SegmentStream& stream, const std::vector
 
 class DirectRead {
  public:
-  /// Places the segment of arrival; all ranks do so or none.
+  /// Places the arrival segment. All ranks must do so, or none.
   explicit DirectRead(SegmentStream& stream) : stream_(stream), arrival_(stream.place(0)) {}
 
-  /// True if every rank announced its message, on all ranks alike.
+  /// True, on all ranks alike, if every rank announced an offset.
   bool agreed(std::uint64_t own) {
     if (own == 0) return false;
     stream_.publish(arrival_);
@@ -37,7 +37,8 @@ class DirectRead {
     }
     return true;
   }
-  /// This rank has read what it needs; returns when nobody reads this rank's message any more.
+  /// Call it once this rank has read all that it needs. Returns when no peer reads this rank's
+  /// message any more.
   void finish() {
     stream_.consume(arrival_);
     stream_.awaitConsumed(arrival_);

@@ -2,15 +2,15 @@
 //
 // Phases: a message is cut into one piece per rank; each rank reduces its piece of all messages,
 //         and writes the result over that piece of every message, block by block while
-//         the block is in the first-level cache. Nobody else touches that piece before all are
-//         done, so ranks wait for each other only when they arrive and at the end.
-// Bytes read per rank: B; written: B. The lines it writes are those it has just read, so memory is
-//         read once and written once, as by a rank that scales its own message: the floor that the
-//         benchmark measures. To read a peer's result instead would be to fetch lines that are
-//         dirty in the peer's cache, which costs more than the sum itself.
+//         the block is in the first-level cache. No other rank accesses that piece before all have
+//         finished, so ranks wait for each other only when they arrive and at the end.
+// Bytes read per rank: B; written: B. A rank writes the lines that it has just read. So memory is
+//         read once and written once, as when a rank scales its own message: the lower bound that
+//         the benchmark measures. To read a peer's result instead would fetch lines that are dirty
+//         in the peer's cache, which costs more than the sum itself.
 //
-// After a fault a peer that does not know of it yet may still write. The caller must be able to use
-// its tensor as soon as it has the error, so the tensor is first withdrawn from shared memory.
+// After a fault, a peer that has not detected it yet may still write. The caller must be able to
+// use its tensor once it has the error, so the tensor is first withdrawn from shared memory.
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 

@@ -1,18 +1,18 @@
-// What two ranks have for each other, exchanged in place: half of a rank's message goes through its
-// own ring, the other half through its peer's.
+// Two ranks exchange their messages in place: half of a rank's message goes through its own ring,
+// the other half through its peer's.
 //
-// Phases, for each segment s: both ranks publish the first half of what they have for the other;
-//         each takes its own from the peer's segment, and writes the second half of what it has for
-//         the peer over it; once the peer has consumed the segment, its owner takes the second half
+// Phases, for each segment s: both ranks publish the first half of their messages; each reads the
+//         peer's first half from the peer's segment, and writes the second half of its own message
+//         over it; once the peer has consumed the segment, its owner reads the peer's second half
 //         from it.
 // Order:  publish 0 | publish s+1, first half of s, second half of s-1 | ...
-// Steps: 2 per segment. Bytes read per rank: half of what it receives of its peer's ring, where it
-//         writes half of what it sends; the other half of its own ring.
+// Steps: 2 per segment. Bytes read per rank: half of what it receives, from its peer's ring, where
+//         it writes half of what it sends; the other half from its own ring.
 //
-// A line of the ring goes to the peer and comes back, and carries bytes both ways. A line that
-// comes back unwritten is as quick to write again between cores that share a cache, but several
-// times as slow between others. Messages that no cache holds are bounded by memory, and go the
-// simpler way.
+// A line of the ring goes to the peer and returns, and carries bytes both ways. Between cores that
+// share a cache, a line that returns unwritten is as fast to write again. Between other cores it is
+// several times slower. Messages too large for a cache are bound by memory, and use the simpler
+// pipeline.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@ namespace fastcoll {
 
 class Exchange {
  public:
-  /// Whether ranks whose longest message has so many bytes exchange them so, on all ranks alike.
+  /// Whether the ranks exchange messages of at most `longest` bytes so; equal on all ranks.
   static bool serves(const SegmentStream& stream, const TuningTable& tuning, std::size_t longest) {
     return stream.size() == 2 && longest >= kLeastBytes && longest <= tuning.longBytes;
   }
 
-  /// `in`: for the peer, from which `expected` bytes come. `longest`: at least the bytes of either,
-  /// the same on both ranks.
+  /// `in`: the message for the peer. `expected`: bytes that come from the peer. `longest`: at least
+  /// the bytes of either message, equal on both ranks.
   Exchange(SegmentStream& stream, const TuningTable& tuning, const Message& in,
            std::size_t expected, std::size_t longest)
       : stream_(stream),
@@ -37,7 +37,7 @@ class Exchange {
         expected_(expected),
         cut_(longest, segmentLimit(stream, tuning, longest)) {}
 
-  /// Places segment s, the next one, and fills it; what it waits for was published long before.
+  /// Places segment s, the next one, and fills it. It waits for a position published long before.
   Segment fill(std::size_t s) {
     const Segment segment = stream_.place(half(cut_.step), true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {
@@ -48,8 +48,8 @@ class Exchange {
     return segment;
   }
 
-  /// Calls take(offset, bytes, memory) for all that comes, part by part; the parts lie at `memory`
-  /// during the call. `filled`: segment 0, if it has been filled already.
+  /// Calls take(offset, bytes, memory) for each part received; `memory` is valid during the call.
+  /// `filled`: segment 0, if it has been filled already.
   template <typename Take>
   void run(Take take, const Segment* filled = nullptr) {
     Segment ahead = filled != nullptr ? *filled : fill(0);
@@ -70,19 +70,19 @@ class Exchange {
   }
 
  private:
-  /// Below, the second step costs more than it spares.
+  /// Below this size the second step costs more than it saves.
   static constexpr std::size_t kLeastBytes = 8 * 1024;
-  /// What is read is written over while it is in the first-level cache. One line less than two
-  /// pages: the first loads of a block would wait for the last block's stores, of which they are
-  /// told apart by their place in the page only.
+  /// A block is overwritten while it is in the first-level cache. 8 KiB minus one line avoids 4K
+  /// aliasing: otherwise the first loads of a block would wait for the previous block's stores,
+  /// whose addresses differ in the page number only.
   static constexpr std::size_t kBlock = 8192 - 64;
 
-  /// The part that goes through the sender's ring: all of one line, or whole lines that are no less
-  /// than the rest.
+  /// Bytes that go through the sender's ring: all, if at most one line; else whole lines, and at
+  /// least as many as the rest.
   static std::size_t half(std::size_t length) {
     return std::min(length, (length + 127) / 128 * 64);
   }
-  /// How much of `length` bytes lies in the block at `at`.
+  /// Bytes of `length` in the block at `at`.
   static std::size_t within(std::size_t length, std::size_t at) {
     return at >= length ? 0 : std::min(kBlock, length - at);
   }

@@ -1,7 +1,7 @@
 // All-reduce in one shot, for small messages.
 //
-// Phases: every rank publishes its message; every rank reads all messages and reduces them in rank
-//         order, so that all get the same bits.
+// Phases: every rank publishes its message; every rank reads all messages and reduces them by the
+//         same tree over the ranks, so all get the same bits.
 // Steps: 1. Bytes read per rank: (n - 1) B. Chosen: up to TuningTable::oneShotBytes.
 #include "algorithm.hpp"
 #include "segment_reduce.hpp"
@@ -20,7 +20,7 @@ void oneShotAllReduce(SegmentStream& stream, const Request& request) {
     return bytes;
   });
   stream.publish(segment);
-  // Not from the ring, whose lines the peers are fetching.
+  // Not read from the ring, because the peers are fetching its lines.
   reducer.ownSource(stream, in, 0, bytes);
   for (int i = 1; i < stream.size(); ++i) {
     const int peer = (stream.rank() + i) % stream.size();

@@ -1,14 +1,14 @@
-// The pipeline that the one-phase algorithms share: while segment s is read, segment s + 1 is
-// already published, so that the peers rarely wait.
+// The pipeline of the one-phase algorithms: segment s + 1 is published before segment s is read, so
+// the peers rarely wait.
 #pragma once
 
 #include "algorithm.hpp"
 
 namespace fastcoll {
 
-/// For each of `segments` segments, of bytes(s) bytes: fill(s, memory, streaming) writes and
-/// returns how much, drain(s, segment) reads. `filled`: segment 0, if it is placed and filled
-/// already.
+/// Runs `segments` segments of bytes(s) bytes each: fill(s, memory, streaming) writes one and
+/// returns the bytes written, drain(s, segment) reads one. `filled`: segment 0, if it is placed and
+/// filled already.
 template <typename Bytes, typename Fill, typename Drain>
 void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, Fill fill,
                       Drain drain, const Segment* filled = nullptr) {
@@ -29,7 +29,7 @@ void pipelineSegments(SegmentStream& stream, std::size_t segments, Bytes bytes, 
   }
 }
 
-/// How a message is cut into segments of at most `limit` bytes; there is always one.
+/// The cut of a message into segments of at most `limit` bytes; there is at least one.
 struct Cut {
   std::size_t total;
   std::size_t step;
@@ -40,15 +40,15 @@ struct Cut {
         step(std::min(messageBytes, limit)),
         segments(step == 0 ? 1 : ceilDiv(messageBytes, step)) {}
   std::size_t offset(std::size_t s) const { return s * step; }
-  /// Bytes of segment s of a message that may be shorter than the longest.
+  /// Bytes of segment s of a message that may be shorter than `total`.
   std::size_t length(std::size_t s, std::size_t messageBytes) const {
     return offset(s) >= messageBytes ? 0 : std::min(step, messageBytes - offset(s));
   }
   std::size_t length(std::size_t s) const { return length(s, total); }
 };
 
-/// A rank that gives its message and reads nothing: the root of a broadcast, the others of gather
-/// and reduce.
+/// For a rank that publishes its message and reads nothing: the root of broadcast, every other rank
+/// in gather and reduce.
 inline void publishAll(SegmentStream& stream, const Message& message, const Cut& cut) {
   Segment segment;
   for (std::size_t s = 0; s < cut.segments; ++s) {
@@ -58,15 +58,15 @@ inline void publishAll(SegmentStream& stream, const Message& message, const Cut&
       return cut.length(s);
     });
     stream.publish(segment);
-    // Other ranks that only publish wait for this one too before they reuse their memory.
+    // Before they reuse their memory, other ranks that only publish wait for this consume too.
     if (s + 1 < cut.segments) stream.consume(segment);
   }
   stream.awaitArrivals();
-  stream.consume(segment);  // last of all: a peer may give its memory back after it
+  stream.consume(segment);  // last of all: a peer may free its memory after it
 }
 
-/// How a message per rank is cut: every segment holds a piece for each peer, `stride` bytes apart,
-/// in rank order without the owner's.
+/// The cut of one message per rank: every segment has a piece for each peer, `stride` bytes apart,
+/// in rank order, and none for its owner.
 struct Strided {
   Cut cut;
   std::size_t stride;
@@ -77,9 +77,10 @@ struct Strided {
         stride((cut.step + 63) / 64 * 64),
         peers(ranks - 1) {}
   std::size_t bytes() const { return peers * stride; }
-  /// Where the piece for `to` begins in a segment of `owner`.
+  /// Offset of the piece for `to` in a segment of `owner`.
   std::size_t place(int owner, int to) const { return (to > owner ? to - 1 : to) * stride; }
-  /// Writes the pieces of segment s from the owner's messages, one for each rank; returns how much.
+  /// Writes the pieces of segment s from the owner's messages, one for each rank; returns the bytes
+  /// written.
   std::size_t write(std::size_t s, int owner, const std::vector<Message>& messages,
                     std::uint8_t* memory, bool streaming) const {
     const int ranks = static_cast<int>(peers) + 1;

@@ -2,8 +2,8 @@
 // own pieces.
 //
 // Steps: 1 per segment. Bytes read per rank: (n - 1) B / n, where B is the sum over all ranks'
-// pieces. Two ranks exchange messages of 8 KiB and more that fit into caches in place
-// (exchange.hpp).
+// pieces. Two ranks exchange their messages in place if these have at least 8 KiB and fit into
+// caches (exchange.hpp).
 #include "direct.hpp"
 #include "exchange.hpp"
 #include "segment_reduce.hpp"

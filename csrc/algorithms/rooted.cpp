@@ -1,22 +1,22 @@
 // Gather, scatter and reduce: one rank, the root, reads from all or writes to all.
 //
 // Steps: 1 per segment. Bytes read: gather, reduce: the root reads (n - 1) B; scatter: each rank
-// reads its own message. As in broadcast, every rank waits for all to arrive, and consumes the last
-// segment after that: a peer may give its memory back then.
+// reads its own message. As in broadcast, every rank waits until all have arrived, and only then
+// consumes the last segment, because a peer may free its memory after that.
 #include "pipeline.hpp"
 #include "segment_reduce.hpp"
 
 namespace fastcoll {
 namespace {
 
-/// Root's side of gather and reduce: drain(s, segment) reads the peers' segment s.
+/// The root's part of gather and reduce: drain(s, segment) reads the peers' segment s.
 template <typename Drain>
 void readAll(SegmentStream& stream, const Cut& cut, Drain drain) {
   for (std::size_t s = 0; s < cut.segments; ++s) {
     const Segment segment = stream.place(cut.length(s));
-    if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival
+    if (s == 0) stream.publish(segment);  // announces this rank's arrival only
     drain(s, segment);
-    stream.consume(segment);  // all peers have arrived: it has read something of each
+    stream.consume(segment);  // all peers have arrived: this rank has read a segment of each
   }
 }
 
@@ -84,7 +84,7 @@ void scatter(SegmentStream& stream, const Request& request, const TuningTable& t
       });
       stream.publish(segment);
     } else {
-      if (s == 0) stream.publish(segment);  // it has nothing to show but its arrival
+      if (s == 0) stream.publish(segment);  // announces this rank's arrival only
       const std::uint8_t* memory = stream.await(request.root, segment);
       out.write(cut.offset(s), cut.length(s), memory + strided.place(request.root, stream.rank()),
                 streaming);

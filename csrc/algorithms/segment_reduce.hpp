@@ -1,6 +1,6 @@
-// What the reducing algorithms share: one call of the kernel over a piece of a segment, from the
-// memory of all ranks. Where the squares of the result are asked for, they are summed
-// block by block while it is in the first-level cache.
+// Common to the reducing algorithms: one kernel call over a piece of a segment, from the memory of
+// all ranks. If the request needs the squares of the result, they are summed block by block while
+// the result is in the first-level cache.
 #pragma once
 
 #include <vector>
@@ -24,13 +24,13 @@ class SegmentReducer {
         sources_(ranks),
         rows_(cast_ == nullptr ? 0 : sources_.size() * kBlock * widening_) {}
 
-  /// How many times as long a result is as what is read for it.
+  /// Bytes of the result per byte of a source.
   std::size_t widening() const { return widening_; }
 
-  /// Nothing is measured by run(): the caller reduces what other ranks reduce too.
+  /// From now on run() sums no squares. Use it for a result that other ranks reduce too.
   void measureNothing() { squares_ = nullptr; }
-  /// Adds the squares of this rank's share of a result that all ranks have, reduced of `bytes` of
-  /// each source; nothing if nobody asked for them.
+  /// Adds the squares of this rank's share of a result that all ranks have, if the request needs
+  /// them. The result was reduced from `bytes` of each source.
   void measureShare(const Request& request, const std::uint8_t* result, std::size_t bytes,
                     int rank) const {
     const Piece mine = pieceOf(bytes / element_, static_cast<int>(sources_.size()), rank);
@@ -41,11 +41,11 @@ class SegmentReducer {
 
   /// Address of the piece in rank `rank`'s contribution.
   void source(int rank, const void* piece) { sources_[rank] = piece; }
-  /// The own contribution is read where it lies, unless it is scattered over tensors.
+  /// Reads the own contribution in place, unless it is scattered over tensors.
   void ownSource(SegmentStream& stream, const Message& in, std::size_t offset, std::size_t bytes) {
     const std::uint8_t* own = in.contiguous(offset, bytes);
     if (own == nullptr) {
-      // Behind the part of the scratch memory that may receive the result.
+      // Use the scratch memory behind the part that may receive the result.
       std::uint8_t* spare = stream.scratch((widening_ + 1) * bytes) + widening_ * bytes;
       in.read(offset, bytes, spare);
       own = spare;
@@ -53,8 +53,8 @@ class SegmentReducer {
     source(stream.rank(), own);
   }
 
-  /// Writes the result of `bytes` of each source to its place in a message, `offset` being that in
-  /// the sources' message, and returns where it is as reduced.
+  /// Reduces `bytes` of each source, at `offset` of the sources' message, and writes the result to
+  /// its place in `out`. Returns the address of the reduced bytes, in `out` or in scratch memory.
   const std::uint8_t* runInto(const Message& out, std::size_t offset, std::size_t bytes,
                               SegmentStream& stream) {
     if (bytes == 0) return nullptr;
@@ -66,8 +66,8 @@ class SegmentReducer {
     return result;
   }
 
-  /// Writes the result to `out` and to `copies`, one or more, while it is in the first-level cache.
-  /// Each of them may be a source.
+  /// Writes the result to `out` and to each of `copies` (at least one) while it is in the
+  /// first-level cache. Each of them may be a source.
   void runInto(std::uint8_t* out, const std::vector<std::uint8_t*>& copies, std::size_t bytes) {
     inBlocks(bytes, [&](std::size_t at, std::size_t length) {
       reduce(out + at, length, copies[0] + at);
@@ -86,7 +86,7 @@ class SegmentReducer {
   }
 
  private:
-  /// Calls reduceBlock(at, length) with the sources moved on by `at`.
+  /// Calls reduceBlock(at, length) with the sources advanced by `at`.
   template <typename ReduceBlock>
   void inBlocks(std::size_t bytes, ReduceBlock reduceBlock) {
     const std::vector<const void*> first = sources_;
@@ -129,8 +129,8 @@ class SegmentReducer {
 
   DType result_;
   ReduceFn kernel_;
-  const WireCast* cast_;  // of sources that are narrower than the result
-  std::size_t element_;   // bytes, of a source
+  const WireCast* cast_;  // for sources that are narrower than the result
+  std::size_t element_;   // bytes of a source's element
   std::size_t widening_;
   double factor_;
   double* squares_;

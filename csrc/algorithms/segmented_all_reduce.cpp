@@ -6,12 +6,12 @@
 //         segment, its owner copies the other ranks' results from it.
 // Order:  publish 0 | publish s+1, reduce s, copy s-1 | ... The look-ahead of one segment hides the
 //         wait for the peers.
-// Steps: 2 per segment. Bytes read per rank: of its peers (n - 1) B / n, and as much is written
-//         there; of its own ring (n - 1) B / n. Chosen: above the one-shot limit.
+// Steps: 2 per segment. Bytes read per rank: (n - 1) B / n from its peers' rings, where it writes
+//         as much; (n - 1) B / n from its own ring. Chosen: above the one-shot limit.
 //
-// A line of the ring goes to the peer and comes back, and is in its owner's cache when it is
-// written the next time. A result that was published in a ring of its own would cost another line,
-// which is dear between cores that share no cache.
+// A line of the ring goes to the peer and returns, so it is in its owner's cache at the next write.
+// A result published in a separate ring would cost another line, which takes long between cores
+// that share no cache.
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 
@@ -46,8 +46,8 @@ class Pipeline {
   }
 
  private:
-  /// Most elements of a segment. A rank's own piece does not go through its ring; the others are as
-  /// long as a segment of the ring may be. Longer ones would overlap what has not been copied yet.
+  /// Most elements of a segment. A rank's own piece does not go through its ring; the other pieces
+  /// may fill a whole segment of the ring. Longer ones would overlap results not copied yet.
   std::size_t limit(const TuningTable& tuning) const {
     const std::size_t ranks = stream_.size();
     const std::size_t inRing = segmentLimit(stream_, tuning, in_.bytes()) / element_;
@@ -58,19 +58,19 @@ class Pipeline {
     return std::min(perSegment_, total_ - s * perSegment_);
   }
   Piece piece(std::size_t s, int rank) const { return pieceOf(elements(s), stream_.size(), rank); }
-  /// The piece in the message, in bytes.
+  /// Offset of the piece in the message, in bytes.
   std::size_t offset(std::size_t s, int rank) const {
     return (s * perSegment_ + piece(s, rank).start) * element_;
   }
   std::size_t bytes(std::size_t s, int rank) const { return piece(s, rank).count * element_; }
-  /// The piece for `to` in the segment of `owner`, which holds all pieces but the owner's own.
+  /// Offset of the piece for `to` in the segment of `owner`, which has all pieces but the owner's.
   std::size_t place(std::size_t s, int owner, int to) const {
     const std::size_t skipped = to > owner ? piece(s, owner).count : 0;
     return (piece(s, to).start - skipped) * element_;
   }
 
   Segment publishInput(std::size_t s) {
-    // Pieces shrink with the rank: nobody leaves out less than the last one.
+    // Pieces never grow with the rank, so the last rank leaves out the least.
     const std::size_t most = elements(s) - piece(s, stream_.size() - 1).count;
     const Segment segment = stream_.place(most * element_, true);
     stream_.fill(segment, [&](std::uint8_t* memory, bool streaming) {

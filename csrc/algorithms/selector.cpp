@@ -4,8 +4,8 @@ namespace fastcoll {
 
 AllReduceAlgorithm selectAllReduce(const TuningTable& tuning, std::size_t bytes, int ranks,
                                    std::size_t ringBytes) {
-  // One shot reads (n - 1) B of its peers where the pipeline reads (n - 1) B / n, and writes as
-  // much: its limit falls with n.
+  // One shot reads (n - 1) B from its peers. The pipeline reads (n - 1) B / n and writes as much.
+  // So the limit falls with n.
   const std::size_t limit = std::min(ringBytes / 4, 2 * tuning.oneShotBytes / ranks);
   const bool fits = bytes <= std::max(limit, ControlBlock::kSmallSegmentBytes);
   return fits ? AllReduceAlgorithm::OneShot : AllReduceAlgorithm::Segmented;

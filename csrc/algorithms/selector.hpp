@@ -1,4 +1,4 @@
-// Which algorithm runs: pure functions of what is equal on all ranks.
+// Selects the algorithm by pure functions of values that are equal on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace fastcoll {
 
 enum class AllReduceAlgorithm : std::uint8_t {
-  OneShot,    // everybody reads everything it needs at once
+  OneShot,    // every rank reads all messages at once
   Segmented,  // reduce-scatter and all-gather in a pipeline of segments
 };
 

@@ -1,4 +1,4 @@
-// A group of one rank: nothing travels; AVG and PREMUL_SUM still do their arithmetic.
+// A group of one rank: no bytes travel, but AVG and PREMUL_SUM still compute.
 #include "algorithm.hpp"
 #include "segment_reduce.hpp"
 

@@ -280,7 +280,7 @@ void GroupMemory::abort(ErrorKind kind, const std::string& cause) noexcept {
 }
 
 /// Writes the fault into a member's record and returns true. If the record already has a fault,
-/// reads it into `kind` and `cause` and returns false. False too after kWriting.
+/// reads it into `kind` and `cause` and returns false. Also false if a live writer takes too long.
 bool GroupMemory::record(AbortRecord& into, ErrorKind& kind, std::string& cause) noexcept {
   const std::uint32_t mine = AbortRecord::kWriting + static_cast<std::uint32_t>(rank());
   std::uint32_t seen = AbortRecord::kNone;

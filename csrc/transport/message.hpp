@@ -1,7 +1,7 @@
-// A message: the caller's bytes, in one piece or in many. Coalesced collectives treat a list of
-// tensors as one message, so that they need no flat copy: segments are gathered straight from the
-// tensors into the slots of shared memory and scattered straight back. With a cast, what lies in
-// memory is float32 and what travels is 16 bits wide: then it lies nowhere in one piece.
+// A message: the caller's bytes, in one piece or in many. A coalesced collective treats its list of
+// tensors as one message and needs no flat copy. Segments are gathered from the tensors straight
+// into the ring, and scattered straight back. With a cast, memory holds float32 and 16 bits travel;
+// such a message is never in one piece.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Span {
 class Message {
  public:
   Message() = default;
-  /// Of float32 that travels in fewer bits; all sizes and offsets are those on the wire.
+  /// A message of float32 that travels in 16 bits. All sizes and offsets are those on the wire.
   explicit Message(const WireCast& cast) : cast_(&cast) {}
   Message(void* data, std::size_t bytes) : first_{static_cast<std::uint8_t*>(data), bytes} {
     bytes_ = bytes;
@@ -43,7 +43,7 @@ class Message {
   }
 
   std::size_t bytes() const { return bytes_; }
-  /// The pieces, none of them empty. Of a message without a cast.
+  /// The pieces, none of them empty. Only for a message without a cast.
   std::vector<Span> spans() const {
     if (bytes_ == 0) return {};
     std::vector<Span> all{first_};
@@ -51,7 +51,7 @@ class Message {
     return all;
   }
 
-  /// The address of [offset, offset + length) if it lies in one piece, else nullptr.
+  /// The address of [offset, offset + length) if it is in one piece, else nullptr.
   std::uint8_t* contiguous(std::size_t offset, std::size_t length) const {
     if (cast_ != nullptr) return nullptr;
     if (offset + length <= first_.bytes) return first_.data + offset;
@@ -61,7 +61,7 @@ class Message {
     return within + length <= placed.span.bytes ? placed.span.data + within : nullptr;
   }
 
-  /// Copies [offset, offset + length) of the message to `to`; `streaming` past the caches.
+  /// Copies [offset, offset + length) of the message to `to`; `streaming`: past the caches.
   void read(std::size_t offset, std::size_t length, void* to, bool streaming = false) const {
     auto* out = static_cast<std::uint8_t*>(to);
     visit(offset, length, [&out, streaming, this](std::uint8_t* data, std::size_t bytes) {
@@ -76,7 +76,8 @@ class Message {
     });
   }
 
-  /// Copies `length` bytes at `from` into the message at `offset`; `streaming` past the caches.
+  /// Copies `length` bytes at `from` into the message at `offset`; `streaming`: past the caches,
+  /// except with a cast.
   void write(std::size_t offset, std::size_t length, const void* from,
              bool streaming = false) const {
     const auto* in = static_cast<const std::uint8_t*>(from);
@@ -109,7 +110,7 @@ class Message {
     std::size_t start;  // in the message
   };
 
-  /// Narrows block by block in the first-level cache, for the kernels know plain stores only.
+  /// Narrows block by block in the first-level cache, because the kernels have plain stores only.
   void narrowStreaming(std::uint8_t* out, const std::uint8_t* data, std::size_t bytes) const {
     alignas(64) std::array<std::uint8_t, 4096> block;
     for (std::size_t at = 0; at < bytes; at += block.size()) {
@@ -119,7 +120,7 @@ class Message {
     }
   }
 
-  /// The later piece that holds byte `offset`; there is one.
+  /// The piece of `more_` that holds byte `offset`. The caller ensures that there is one.
   std::vector<Placed>::const_iterator find(std::size_t offset) const {
     return std::upper_bound(more_.begin(), more_.end(), offset,
                             [](std::size_t at, const Placed& p) { return at < p.start; }) -

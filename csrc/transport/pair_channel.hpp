@@ -1,18 +1,19 @@
-// The one-way channel from a sender to a receiver, in the sender's arena. It exists once the sender
-// has something for that receiver, and its offset stands in the sender's link to it.
+// The one-way channel from a sender to a receiver, in the sender's arena. The sender creates it for
+// its first message to that receiver, and stores its offset in its PeerLink.
 //
-// The sender writes records, one behind the other, into a ring of bytes; the receiver takes them in
-// that order, and can take every one at once: what nobody receives yet goes to private memory. So
-// nothing in the ring ever waits for what stands before it. A message begins with a kMessage
-// record, numbered by its place among them. Of a large one only the beginning comes unasked; the
-// rest follows in kPiece records when the receiver, having matched it to a receive, has answered
-// with its number. A message that lies in the sender's arena is not copied: the record tells where,
-// the receiver reads it there, and its answer is that it has done so.
+// The sender writes records one behind another into a ring of bytes; the receiver takes them in
+// that order. It can take every record at once, because a message without a matching receive goes
+// to private memory. So no record in the ring ever waits for an earlier one.
 //
-// A ring begins small, inside the channel. Before the first message that is not small the sender
-// reserves a large one and tells its place in the last record of the small one (kMove). A line that
-// the receiver's core still caches is slow to write, so the large ring is longer than a core's
-// second-level cache, and is always written through in full.
+// A message begins with a kMessage record; its number is its place among these records. Only the
+// beginning of a large message is eager. The receiver matches it to a receive and answers with its
+// number; then the rest follows in kPiece records. A message in the sender's arena is not copied.
+// Its record gives the offset, the receiver reads the message there, and its answer confirms that.
+//
+// A ring begins small, inside the channel. Before the first message that is not small, the sender
+// reserves a large ring, and gives its offset in the small ring's last record (kMove). A line that
+// the receiver's core still caches is slow to write. So the large ring is longer than a core's
+// second-level cache, and the sender always cycles through all of it.
 #pragma once
 
 #include <atomic>
@@ -23,26 +24,26 @@
 
 namespace fastcoll {
 
-/// A record's first line; its payload follows from the next line on, or lies in `payload` if it
-/// fits. All fields but `kind` are written before it and read after it.
+/// A record's first line. Its payload is in `payload` if it fits, else it begins in the next line.
+/// All other fields are written before `kind` and read after it.
 struct alignas(64) PairRecord {
-  /// kTaken and kGoodbye are words between hosts; see remote_channel.hpp.
+  /// kTaken and kGoodbye are used between hosts only; see remote_channel.hpp.
   enum Kind : std::uint32_t { kNone = 0, kMessage, kPiece, kMove, kTaken, kGoodbye };
   static constexpr std::size_t kLine = 64;
   static constexpr std::size_t kInlineBytes = 32;
 
-  /// Released by the sender, acquired by the receiver. It is kNone where the next record will
-  /// begin: the sender clears it there before it publishes a record.
+  /// Released by the sender, acquired by the receiver. It is kNone at the place of the next record:
+  /// the sender clears it there before it publishes a record.
   std::atomic<std::uint32_t> kind;
   std::int32_t tag;
   std::uint32_t length;  // bytes of payload
   DType dtype;
   std::uint8_t asks;    // kMessage: the sender awaits an answer
   std::uint64_t bytes;  // kMessage: of the whole message; kMove: of the new ring
-  std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: the number
+  std::uint64_t where;  // kMessage, kMove: offset in the sender's arena, or 0; kPiece: a number
   std::uint8_t payload[kInlineBytes];
 
-  /// What a record takes of the ring.
+  /// Bytes of the ring for a record with `length` bytes of payload.
   static std::size_t size(std::size_t length) {
     return length <= kInlineBytes ? kLine : kLine + (length + kLine - 1) / kLine * kLine;
   }
@@ -50,7 +51,7 @@ struct alignas(64) PairRecord {
 static_assert(sizeof(PairRecord) == PairRecord::kLine);
 static_assert(sizeof(DType) == 1);
 
-/// What a record says, read once: a broken peer may write it again.
+/// A record's fields, read once, because a broken peer may overwrite them.
 struct RecordHead {
   PairRecord::Kind kind;
   std::int32_t tag;
@@ -64,18 +65,18 @@ struct RecordHead {
 struct PairChannel {
   static constexpr std::size_t kAnswers = 16;
   static constexpr std::size_t kFirstRingBytes = 32 * 1024;
-  /// A message of up to so many bytes goes through any ring in one record.
+  /// A message of at most this size goes through any ring in one record.
   static constexpr std::size_t kSmallBytes = 2048;
 
   // Counts and positions only grow; release on write, acquire on read.
   // Written by the sender.
-  alignas(64) std::atomic<std::uint64_t> heard;  // answers whose place may be used again
+  alignas(64) std::atomic<std::uint64_t> heard;  // answers read; their slots may be reused
   // Written by the receiver.
   alignas(64) std::atomic<std::uint64_t> drained;  // position up to which the ring may be reused
   alignas(64) std::atomic<std::uint64_t> answered;
-  std::atomic<std::uint64_t> answers[kAnswers];  // numbers of messages; relaxed, before `answered`
-  // Written by the receiver: it holds so much that nobody receives that it wants no more unasked.
-  // Apart from what changes with every message, so that the sender may look often.
+  std::atomic<std::uint64_t> answers[kAnswers];  // message numbers; relaxed, before `answered`
+  // Written by the receiver: it holds so many unmatched bytes that it wants no more eager ones. It
+  // has its own line, apart from the words that every message changes, because the sender polls it.
   alignas(64) std::atomic<std::uint32_t> full;
 
   alignas(64) std::uint8_t ring[kFirstRingBytes];

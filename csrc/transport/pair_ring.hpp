@@ -1,5 +1,5 @@
-// The two ends of a PairChannel's ring: where the sender writes its next record, and where the
-// receiver finds it. Neither waits, and neither locks: each end is used by one thread at a time.
+// The two ends of a PairChannel's ring: the sender writes records at one, and the receiver reads
+// them at the other. Neither end waits or locks, because one thread at a time uses it.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace fastcoll {
 
-/// What a ring's two ends share: positions count bytes since the channel began, and `base` is the
-/// position of the present ring's first byte.
+/// The present ring, as each end has it. Positions count bytes since the channel began. `base` is
+/// the position of the present ring's first byte.
 struct PairRing {
   std::uint8_t* data = nullptr;
   std::size_t bytes = 0;  // a multiple of PairRecord::kLine
@@ -34,7 +34,7 @@ struct PairRing {
   }
 };
 
-/// A record's payload lies in one run or two.
+/// The one or two runs of a record's payload.
 using RecordBytes = std::array<std::pair<const std::uint8_t*, std::size_t>, 2>;
 
 class PairWriter {
@@ -42,12 +42,12 @@ class PairWriter {
   explicit PairWriter(PairChannel& channel)
       : channel_(channel), ring_{channel.ring, PairChannel::kFirstRingBytes, 0} {}
 
-  /// True when a record with so much payload can be written now.
+  /// Whether a record with `length` bytes of payload can be written now.
   bool fits(std::size_t length) {
-    // The line behind the record is cleared with it, so it must be free too.
+    // write() also clears the line behind the record, so that line must be free too.
     const std::size_t need = PairRecord::size(length) + PairRecord::kLine;
     if (position_ + need <= free_) return true;
-    // Acquire: the receiver has read what lay here before it is overwritten.
+    // Acquire: the receiver's reads of this memory come before the new record's writes.
     const std::uint64_t drained = channel_.drained.load(std::memory_order_acquire);
     free_ = std::max(drained, ring_.base) + ring_.bytes;
     return position_ + need <= free_;
@@ -77,15 +77,15 @@ class PairWriter {
     }
     position_ += PairRecord::size(head.length);
     ring_.record(position_).kind.store(PairRecord::kNone, std::memory_order_relaxed);
-    // Release publishes payload, fields and the cleared line (copyStreaming has ordered its stores
-    // before this one); seq_cst, because the sender then looks whether the receiver sleeps.
+    // Release publishes payload, fields and the cleared line; copyStreaming has ordered its stores
+    // before this one. It is seq_cst, because the sender then reads whether the receiver sleeps.
     record.kind.store(head.kind, std::memory_order_seq_cst);
-    // The line that the next record clears: fetched now, not between its payload and its
-    // publication.
+    // Fetch the line that the next record clears now, not between its payload and its publication.
     __builtin_prefetch(&ring_.record(position_ + PairRecord::kLine), 1);
   }
 
-  /// Goes on in another ring, `offset` of the sender's arena; a record without payload must fit.
+  /// Continues in another ring, at `offset` of the sender's arena. A record without payload must
+  /// fit.
   void move(std::uint8_t* data, std::size_t bytes, std::uint64_t offset, const RingStores& stores) {
     RecordHead head{};
     head.kind = PairRecord::kMove;
@@ -98,7 +98,7 @@ class PairWriter {
   }
 
   std::size_t ringBytes() const { return ring_.bytes; }
-  /// The receiver has taken everything.
+  /// Whether the receiver has taken all records.
   bool taken() const { return channel_.drained.load(std::memory_order_acquire) == position_; }
 
  private:
@@ -106,7 +106,7 @@ class PairWriter {
   PairRing ring_;
   RingStores stores_;  // plain in the small ring
   std::uint64_t position_ = 0;
-  std::uint64_t free_ = PairChannel::kFirstRingBytes;  // as far as `drained` was last seen to allow
+  std::uint64_t free_ = PairChannel::kFirstRingBytes;  // end of the room, by the last `drained`
 };
 
 class PairReader {
@@ -128,7 +128,7 @@ class PairReader {
             record.bytes,
             record.where};
   }
-  /// Payload that the ring can hold; a record that claims more is broken.
+  /// The longest payload that the ring can hold. A record with a longer one is broken.
   std::size_t most() const { return ring_.bytes - 2 * PairRecord::kLine; }
   /// The runs of the next record's payload.
   RecordBytes payload(const PairRecord& record, std::size_t length) const {
@@ -140,9 +140,10 @@ class PairReader {
     return runs;
   }
   void advance(std::size_t length) { position_ += PairRecord::size(length); }
-  /// The rest follows in another ring.
+  /// Continues in another ring.
   void move(std::uint8_t* data, std::size_t bytes) { ring_ = {data, bytes, position_}; }
-  /// Gives the sender the room of all records behind. seq_cst: then looks whether it sleeps.
+  /// Frees the room of all records taken so far. seq_cst, because this rank then reads whether the
+  /// sender sleeps.
   void release() { channel_.drained.store(position_, std::memory_order_seq_cst); }
 
  private:

@@ -25,7 +25,7 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kWatch = 100;  // milliseconds from one look of watch()'s to the next
+constexpr int kWatch = 100;  // milliseconds between two calls of a watch
 
 constexpr int kHelloTimeoutMs = 5000;
 
@@ -35,7 +35,7 @@ struct Instance {
   std::uint64_t forkGeneration = 0;
 };
 
-// Never destroyed: threads and late destructors may still look at exit.
+// Never destroyed: threads and late destructors may still use it at exit.
 Instance& instance() {
   static auto* it = new Instance;
   return *it;
@@ -43,7 +43,7 @@ Instance& instance() {
 
 void goodbyeAtExit() {
   auto& it = instance();
-  // try_lock: a thread that is ended in the middle of get() must not hang the exit.
+  // try_lock: if a thread was ended inside get(), the exit must not hang.
   std::unique_lock<std::mutex> lock(it.mutex, std::try_to_lock);
   if (!lock.owns_lock() || it.forkGeneration != forkGeneration()) return;
   if (auto process = it.process.lock()) process->sayGoodbye();
@@ -73,7 +73,7 @@ std::shared_ptr<LocalProcess> LocalProcess::get() {
   std::lock_guard<std::mutex> lock(it.mutex);
   const std::uint64_t generation = forkGeneration();
   if (it.forkGeneration != generation) {
-    // A forked child starts afresh and lets go of the parent's without touching it.
+    // A forked child starts afresh, and drops the parent's instance without touching it.
     it.process.reset();
     it.forkGeneration = generation;
     static std::once_flag once;
@@ -94,7 +94,7 @@ LocalProcess::LocalProcess() : forkGeneration_(forkGeneration()) {
 
 LocalProcess::~LocalProcess() {
   if (forkGeneration_ != forkGeneration()) {
-    // In a child: the keeper thread does not exist here, so it is neither joined nor destroyed.
+    // A child has no keeper thread, so it can neither join nor destroy it.
     if (keeper_.joinable()) keeper_.detach();
     return;
   }
@@ -154,7 +154,7 @@ void LocalProcess::startKeeper(std::size_t arenaBytes) {
     throw Error(ErrorKind::Backend, concat("fastcoll: eventfd failed (", std::strerror(errno),
                                            "). Raise the limit on open files."));
   }
-  // The life word must be set before anybody can map the arena, so the socket opens last.
+  // `life` must be set before any peer can map the arena, so the socket opens last.
   keeper_ = startThread([this] { keep(); });
   while (arena_->header()->life.load(std::memory_order_acquire) == 0) ::usleep(20);
   peers_[address_.nonce] = std::make_shared<PeerProcess>(arena_);
@@ -167,9 +167,9 @@ void LocalProcess::sayGoodbye() noexcept {
 }
 
 void LocalProcess::keep() {
-  // The robust list belongs to this thread alone: when it ends, however it ends, the kernel walks
-  // the list before it frees the address space and marks the life word in shared memory. The list
-  // node stays in private memory; futex_offset leads from it to the word.
+  // The robust list belongs to this thread alone. However the thread ends, the kernel walks the
+  // list before it frees the address space, and marks `life` in shared memory. The list node stays
+  // in private memory; futex_offset leads from it to `life`.
   struct Node {
     robust_list next;
   } node{};
@@ -206,7 +206,7 @@ void LocalProcess::keep() {
         serve(connection);
         ::close(connection);
       } else if (errno == EMFILE || errno == ENFILE) {
-        ::usleep(10000);  // out of descriptors: the peer retries, we must not burn the core
+        ::usleep(10000);  // out of descriptors: the peer retries; do not spin meanwhile
       }
     }
   }
@@ -216,7 +216,7 @@ void LocalProcess::serve(int connection) {
   try {
     ucred credentials{};
     socklen_t length = sizeof credentials;
-    // Before anything is awaited: another user must not be able to keep this thread busy.
+    // Check this before any wait: another user must not be able to block this thread.
     if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
         credentials.uid != ::geteuid()) {
       log(LogLevel::Info, concat("refused a connection from user ", credentials.uid));
@@ -263,7 +263,7 @@ std::shared_ptr<PeerProcess> LocalProcess::adopt(const Nonce128& nonce, int memo
   }
   ::madvise(mapped, bytes, MADV_DONTDUMP);
   auto peer = std::make_shared<PeerProcess>(static_cast<std::uint8_t*>(mapped), bytes);
-  // The proof that this is shared memory with that very process, whatever host names say.
+  // This proves that the memory is shared with that very process, whatever the host names are.
   if (peer->header().magic != kArenaMagic || peer->header().nonce != nonce) {
     throw Error(ErrorKind::Network, "fastcoll: the memory that a peer sent is not that peer's");
   }
@@ -291,13 +291,13 @@ std::shared_ptr<PeerProcess> LocalProcess::connect(const ProcessAddress& address
   pollfd waiting{asked->fd, POLLIN, 0};
   if (::poll(&waiting, 1, 0) <= 0) return nullptr;
   {
-    // Of two threads that find the answer here, one takes it.
+    // If two threads find the answer here, one takes it.
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto it = asked_.find(address.nonce);
     if (it == asked_.end() || it->second != asked) return nullptr;
     asked_.erase(it);
   }
-  // The peer closed without an answer: the name is stale or it is going away.
+  // The peer closed without an answer: the name is stale, or the peer is exiting.
   if (char byte = 0; ::recv(asked->fd, &byte, 1, MSG_PEEK) == 0) return nullptr;
   Hello reply;
   int memory = -1;
@@ -327,7 +327,7 @@ void LocalProcess::retireHeld() {
 }
 
 void LocalProcess::prune() {
-  retireHeld();  // before the peers: what is held holds some of them
+  retireHeld();  // before the peers, because held memory refers to some of them
   std::lock_guard<std::mutex> lock(mutex_);
   asked_.clear();  // a group that still waits connects anew
   for (auto it = peers_.begin(); it != peers_.end();) {

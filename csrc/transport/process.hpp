@@ -1,7 +1,7 @@
-// A process among the others of its host: its shared arena, the thread that keeps it alive for the
-// peers to see, the unix socket by which memory is exchanged, and the peers it has met.
+// A process among the others of its host: its shared arena, the keeper thread that shows peers that
+// it is alive, the unix socket that exchanges arenas, and the connected peers.
 //
-// Nothing is made before it is needed: a LocalProcess is a pair of random names until start().
+// Nothing is created before it is needed: until start(), a LocalProcess is a pair of random names.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@
 
 namespace fastcoll {
 
-/// How a process is found by others; travels through the store inside a group record.
+/// The address of a process for its peers; part of a group record in the store.
 struct ProcessAddress {
   Nonce128 nonce{};       // names this incarnation of the process
   Nonce128 socketName{};  // abstract unix socket: unguessable, gone with its owner
@@ -39,15 +39,16 @@ class PeerProcess {
   std::uint8_t* base() const { return base_; }
   std::size_t bytes() const { return bytes_; }
   const ArenaHeader& header() const { return *reinterpret_cast<const ArenaHeader*>(base_); }
-  /// The kernel saw its keeper thread die. One load; true within 0.1 ms of any death.
+  /// Whether its keeper thread has ended, as the kernel marks it. One load; true within 0.1 ms of
+  /// any death.
   bool died() const { return (header().life.load(std::memory_order_acquire) & kOwnerDied) != 0; }
-  /// It said goodbye before it went.
+  /// Whether it left cleanly; see sayGoodbye().
   bool left() const { return header().bye.load(std::memory_order_acquire) != 0; }
   /// "pid 4711, host h1"
   std::string name() const;
 
  private:
-  std::shared_ptr<Arena> own_;  // set when this is the process itself
+  std::shared_ptr<Arena> own_;  // set if this is the process itself
   std::uint8_t* base_;
   std::size_t bytes_;
 };
@@ -63,46 +64,47 @@ struct Descriptor {
 
 class LocalProcess {
  public:
-  /// The process's one instance, shared by its groups and gone with the last of them.
+  /// The process's only instance. Its groups share it, and it ends with the last of them.
   static std::shared_ptr<LocalProcess> get();
   ~LocalProcess();
   LocalProcess(const LocalProcess&) = delete;
   LocalProcess& operator=(const LocalProcess&) = delete;
 
   const ProcessAddress& address() const { return address_; }
-  /// Makes the arena, the socket and the keeper thread, once. Throws Error(Backend).
+  /// Creates the arena, the socket and the keeper thread, once. Throws Error(Backend).
   void start(std::size_t arenaBytes);
-  /// Valid after start(), which does not run on another thread meanwhile.
+  /// Valid after start(). No other thread may run start() meanwhile.
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   bool started() const;
 
-  /// The peer at `address`, connecting to it unless it is known already. Waits for nobody: returns
+  /// The peer at `address`; connects to it unless it is connected already. Never waits. Returns
   /// nullptr if no process listens there now (a stale address, or a process that has not started
-  /// yet), or the peer has not answered yet (it may be stopped). Call again: one connection to a
-  /// peer stays open until it answers. Throws Error(Network) when somebody answers wrongly or
-  /// memory cannot be mapped.
+  /// yet), or if the peer has not answered yet (it may be stopped). Call again: one connection to a
+  /// peer stays open until it answers. Throws Error(Network) if the answer is wrong or memory
+  /// cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address);
 
-  /// Forgets peers that no group uses any more, and does what retireHeld() does.
+  /// Calls retireHeld(), drops peers that no group uses any more, and closes connections that have
+  /// no answer yet.
   void prune();
-  /// Retires held memory that is free by now.
+  /// Retires held memory whose writers have finished.
   void retireHeld();
-  /// Keeps memory of the arena, which a peer may still write into, until `over` says that none
-  /// does: it is asked now and then, from any thread.
+  /// Keeps arena memory, which a peer may still write into, until `over` returns true. Any thread
+  /// may call `over`, at later calls of retireHeld().
   void hold(std::uint64_t offset, std::function<bool()> over);
 
-  /// Has `look` called ten times a second by the keeper thread, until it says false. It must not
-  /// wait for anything. Valid after start().
+  /// The keeper thread calls `look` ten times a second, until it returns false. `look` must not
+  /// wait. Valid after start().
   void watch(std::function<bool()> look);
 
-  /// Marks a clean leave in the arena; called at exit too.
+  /// Marks a clean leave in the arena; also called at exit.
   void sayGoodbye() noexcept;
 
  private:
   LocalProcess();
   void startKeeper(std::size_t arenaBytes);
   void keep();     // body of the keeper thread
-  bool lookAll();  // calls the watches; whether there are any
+  bool lookAll();  // calls the watches; true while any is left
   void wakeKeeper() const;
   void serve(int connection);  // answers one hello, never throws
   std::shared_ptr<PeerProcess> adopt(const Nonce128& nonce, int memory, std::uint64_t bytes);
@@ -118,7 +120,8 @@ class LocalProcess {
   std::map<Nonce128, std::shared_ptr<PeerProcess>> peers_;
   std::map<Nonce128, std::shared_ptr<Descriptor>> asked_;  // connections without an answer yet
   std::map<std::uint64_t, std::function<bool()>> held_;
-  // The keeper takes this one, never mutex_: who holds mutex_ may be waiting for a peer's keeper.
+  // Guards watches_, and is not held while a watch runs. The keeper takes mutex_ in adopt(), so a
+  // thread that holds mutex_ must not wait for a peer's keeper.
   std::mutex watchMutex_;
   std::vector<std::function<bool()>> watches_;
 };

@@ -25,7 +25,7 @@ void StoresChooser::took(double cost, bool streaming) {
   if (tried && tries_ > 0) --tries_;
   if (tries_ > 0 || !plain_.enough() || !streaming_.enough()) return;
   if (wantsOther()) {
-    // What the other way cost long ago may have been another message's cost: it is tried first.
+    // Old costs of the other stores may be those of another message, so try these stores first.
     if (inARow_ < kFirstRest) {
       turn();
     } else {
@@ -53,7 +53,7 @@ void StoresChooser::turn() {
 }
 
 void StoresChooser::weigh(double latest) {
-  // A median follows after more of the same only: they are had at once.
+  // A median moves only after more such costs, so try the next segment at once.
   const bool promising =
       now_ ? latest < kEnds * streaming_.median() : plain_.median() >= kBegins * latest;
   if (promising) {

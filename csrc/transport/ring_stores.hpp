@@ -2,10 +2,11 @@
 // caches; copyStreaming).
 //
 // A plain store to a line that a peer has read takes the line back from the peer's cache. Between
-// cores that share a cache that is cheap, and the peer finds the new bytes in it; between others it
-// costs several times a streaming store. Which of the two holds differs from pair to pair, and
-// changes when the system moves a thread or a virtual machine's cores. So the writer of a ring
-// chooses by what its segments have cost. The choice is each rank's own: it changes no bit.
+// cores that share a cache this costs little, and the peer finds the new bytes in that cache.
+// Between other cores it costs several times as much as a streaming store. The case differs from
+// pair to pair, and changes when the system moves a thread or a virtual machine's cores. So a
+// ring's writer chooses by the measured costs of its segments. Each rank chooses alone, because the
+// choice changes no bit.
 #pragma once
 
 #include <array>
@@ -19,36 +20,36 @@
 
 namespace fastcoll {
 
-/// Chooses for segments of about one length: a line of a short one costs more, in either way.
+/// Chooses for segments of similar length. A line of a short segment costs more with both stores.
 class StoresChooser {
  public:
-  /// Streaming begins when plain stores cost so many times as much, and ends below the second. The
-  /// writer's cost is not all: what streams is read from memory. AMD EPYC, nanoseconds a line of a
-  /// plain store and of a streaming one: cores that share a cache 1.5 and 2.3, in segments of 8 KiB
-  /// 5 and 1.5; others 16 to 26 and 2, where a line comes back from its reader 7 and 2. Of these
-  /// streaming is worth it in the third only, where a broadcast takes a fifth to a third.
+  /// Streaming begins when plain stores cost kBegins times as much, and ends below kEnds times. The
+  /// writer's cost is not all, because peers read streamed lines from memory. AMD EPYC, nanoseconds
+  /// per line for plain and streaming stores:
+  ///   1. cores that share a cache: 1.5 and 2.3    2. the same, segments of 8 KiB: 5 and 1.5
+  ///   3. other cores: 16 to 26 and 2              4. the same, line back from reader: 7 and 2
+  /// Streaming pays in case 3 only. There a broadcast takes a fifth to a third of the time.
   static constexpr double kBegins = 6.0;
   static constexpr double kEnds = 4.0;
-  /// Streaming is tried at once when plain stores cost so many times what they cost at its last
-  /// try.
+  /// Streaming is tried at once when plain stores cost kRises times as much as at its last try.
   static constexpr double kRises = 3.0;
-  /// After so many timed segments in one way the other is tried again: soon after a turn, and the
-  /// less often the longer it lasts.
+  /// Timed segments with the present stores before the others are tried again: kFirstRest after a
+  /// change, doubled by each failed try up to kLongestRest.
   static constexpr int kFirstRest = 16;
   static constexpr int kLongestRest = 512;
-  /// One segment in so many is timed while nothing is tried: the clock keeps copies apart.
+  /// Outside tries, one segment in kTimed is timed, because reading the clock separates copies.
   static constexpr int kTimed = 4;
 
   /// Whether the next segment is to be written with streaming stores.
   bool streaming() const { return now_ != (tries_ > 0); }
-  /// Whether the time of this segment is to be told.
+  /// Whether to time this segment and pass its cost to took().
   bool timed();
-  /// A segment has cost so many nanoseconds a byte.
+  /// Records the cost of a segment, in nanoseconds a byte.
   void took(double cost, bool streaming);
 
  private:
-  /// The last costs of one way, in nanoseconds a byte. Their median is not moved by one or two
-  /// segments during which the thread did not run.
+  /// The last costs of one kind of stores, in nanoseconds a byte. One or two segments during which
+  /// the thread did not run do not move their median.
   struct Costs {
     static constexpr int kKept = 5;
     static constexpr int kEnough = 3;
@@ -66,35 +67,36 @@ class StoresChooser {
   void weigh(double latest);
 
   int untimed_ = 0;
-  bool now_ = false;            // streaming is the present way
-  int tries_ = Costs::kEnough;  // segments that the other way is to be tried for
-  int inARow_ = 0;              // timed segments since the other way was tried
-  int rest_ = kFirstRest;       // timed segments from a try of the other way to the next
-  double plainThen_ = std::numeric_limits<double>::infinity();  // when streaming was tried
+  bool now_ = false;            // streaming stores are the present ones
+  int tries_ = Costs::kEnough;  // segments left for the try of the other stores
+  int inARow_ = 0;              // timed segments since the other stores were tried
+  int rest_ = kFirstRest;       // timed segments between two tries of the other stores
+  double plainThen_ = std::numeric_limits<double>::infinity();  // plain cost at the last try
   Costs plain_;
   Costs streaming_;
 };
 
 class RingStores {
  public:
-  /// Segments of fewer bytes are written plainly, and tell nothing.
+  /// With StoresChoice::Auto, shorter segments use plain stores and are not measured.
   static constexpr std::size_t kLeastBytes = 8 * 1024;
-  /// Segments of fewer bytes have a choice of their own.
+  /// Shorter segments have their own chooser.
   static constexpr std::size_t kLongBytes = 64 * 1024;
 
-  /// `ringBytes`: the first pass through the ring tells nothing, for no peer has read those lines.
+  /// `ringBytes`: the first pass through the ring is not measured, because no peer has read those
+  /// lines yet.
   explicit RingStores(StoresChoice choice = StoresChoice::Plain, std::size_t ringBytes = 0)
       : choice_(choice), fresh_(ringBytes) {}
 
   /// Whether the next segment, of `bytes`, is to be written with streaming stores.
   bool streaming(std::size_t bytes) const;
-  /// Whether the time of this segment is to be told.
+  /// Whether to time this segment and pass its time to took().
   bool timed(std::size_t bytes);
-  /// Of a segment of `bytes`, `written` have been written in that way within so many nanoseconds.
+  /// Records the time in which these stores wrote `written` bytes of a segment of `bytes`.
   void took(std::size_t bytes, std::size_t written, double nanoseconds, bool streaming);
 
-  /// Calls write(streaming) for a segment of `bytes`, and learns from the time it takes; it waits
-  /// for nobody, and returns how many bytes it has written. Returns whether it was streaming.
+  /// Calls write(streaming) for a segment of `bytes` and records its time. `write` must not wait;
+  /// it returns the number of bytes written. Returns whether the stores were streaming.
   template <typename Write>
   bool fill(std::size_t bytes, Write write) {
     const bool way = streaming(bytes);
@@ -119,7 +121,7 @@ class RingStores {
   }
 
   StoresChoice choice_;
-  std::size_t fresh_;  // bytes of the first pass that are left
+  std::size_t fresh_;  // bytes left of the first pass
   StoresChooser short_;
   StoresChooser long_;
 };

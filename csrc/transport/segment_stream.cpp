@@ -25,7 +25,7 @@ std::string describe(const Arrival& arrival) {
 }
 
 bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected) {
-  // all_to_all compares the bytes of each pair itself: the sums may differ.
+  // all_to_all compares the bytes of each pair itself: the counts may differ.
   const bool counts = theirs.count == expected || mine.collective == Collective::AllToAll;
   const bool factors = theirs.factor == mine.factor ||
                        (theirs.factor != theirs.factor && mine.factor != mine.factor);  // NaN
@@ -67,8 +67,8 @@ void SegmentStream::begin(const Arrival& arrival, const std::vector<std::uint64_
 
 Segment SegmentStream::place(std::size_t bytes, bool large) {
   const std::size_t need = std::max<std::size_t>(kLine, (bytes + kLine - 1) / kLine * kLine);
-  // Once large, always large within a collective: the large segments that are under way are more
-  // than the small ring is long. Readers write into the large ring only: see giveBackRing().
+  // Once large, always large within a collective: the large segments in flight exceed the small
+  // ring. Readers write into the large ring only: see giveBackRing().
   large_ = large_ || large || need > ControlBlock::kSmallSegmentBytes;
   const std::size_t ring = large_ ? ringBytes_ : ControlBlock::kSmallRingBytes;
   const std::size_t offset = placed_ % ring;
@@ -85,7 +85,7 @@ void SegmentStream::openLargeRing() {
     const std::uint64_t offset = memory_.arena().allocate(ringBytes_);
     own.largeRing.store(offset, std::memory_order_release);
   } catch (const Error& error) {
-    // The peers wait for this rank's first segment: tell them why it never comes.
+    // The peers wait for this rank's first segment, so record why it never comes.
     fail(error.kind(), concat("rank ", memory_.rank(), ": ", error.what()));
   }
 }
@@ -93,7 +93,7 @@ void SegmentStream::openLargeRing() {
 void SegmentStream::end() {
   next_ = placed_;
   ++collectives_;
-  // After a fault elsewhere what was just read may already have been given back.
+  // After another rank's fault, the memory just read may have been freed before the read.
   if (memory_.aborted()) memory_.throwAborted(prefix());
 }
 
@@ -116,7 +116,7 @@ void SegmentStream::awaitConsumed(std::uint64_t position) {
   std::uint64_t least = ~std::uint64_t{0};
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    // Within a collective: a rank that runs another one will never consume this one's segments.
+    // Within a collective, compare first: a rank that runs another one never consumes this one's.
     if (position > next_ && compared_[peer] == 0) awaitArrival(peer);
     Progress& progress = memory_.block(memberOf(peer)).progress;
     awaited_ = peer;
@@ -229,7 +229,7 @@ bool SegmentStream::hopeless() {
   try {
     checkInterrupt();
   } catch (...) {
-    // The collective is broken off half-way, so the group cannot be used any more on any rank.
+    // The collective ends half-way, so no rank can use the group any more.
     memory_.abort(ErrorKind::Backend, concat(memory_.memberName(memory_.rank()),
                                              " was interrupted in ", describe(arrival_), kReadLog));
     throw;
@@ -246,8 +246,8 @@ bool SegmentStream::hopeless() {
   return false;
 }
 
-// A peer that is dead or gone dooms the collective if it is the one awaited, or if it will never
-// arrive. One that died after it gave all we need does not.
+// A peer that died or left makes the wait hopeless if it is the awaited one, or if it has not
+// arrived. A peer that died after it published all that this rank needs does not.
 bool SegmentStream::checkWorthlessPeers() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
@@ -255,7 +255,7 @@ bool SegmentStream::checkWorthlessPeers() {
         memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) > next_;
     if (arrived && peer != awaited_) continue;
     if (memory_.isDead(memberOf(peer)) || memory_.hasLeft(memberOf(peer))) {
-      // It may have arrived between the two looks.
+      // It may have arrived between the two reads.
       if (peer != awaited_ &&
           memory_.block(memberOf(peer)).progress.published.load(std::memory_order_acquire) >
               next_) {
@@ -269,7 +269,7 @@ bool SegmentStream::checkWorthlessPeers() {
   return false;
 }
 
-/// Of the peer's process, as the kernel shows it.
+/// State letter of the peer's process; see processState().
 char SegmentStream::stateOf(int peer) const {
   return processState(static_cast<int>(memory_.process(memberOf(peer)).header().pid));
 }
@@ -313,7 +313,7 @@ std::string SegmentStream::lateRanks() const {
 
 void SegmentStream::raise() {
   if (memory_.aborted()) {
-    memory_.passOn();  // whoever told this rank may have died before it told all
+    memory_.passOn();  // the rank that recorded it here may have died before it reached all
     memory_.throwAborted(prefix());
   }
   fail(hopelessKind_, hopelessCause_);

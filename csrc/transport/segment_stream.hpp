@@ -9,19 +9,19 @@
 //   owner:   wait until all peers consumed up to end - ring;  write;  published = end
 //   reader:  wait until peer.published >= end;  read;                 consumed = end
 //
-// A reader may also write: the parts of a segment that are meant for it alone, before it has
-// consumed the segment. The owner, which reads them once all peers have consumed it, finds there
-// what they wrote; so a result goes back in the lines that its operands came in.
+// A reader may also write the parts of a segment that are meant for it alone, before it consumes
+// the segment. The owner reads these parts once all peers have consumed the segment. So a result
+// returns in the lines that brought its operands.
 //
-// Release/acquire on the two orders the plain writes and reads of the ring. A segment is written
-// over only by one that ends a whole ring later, and `consumed` is always the end of a segment, so
-// waiting for end - ring frees every segment that the new one overlaps.
+// Release/acquire on the two positions orders the plain writes and reads of the ring. Only a
+// segment that ends a whole ring later overwrites a segment. `consumed` is always the end of a
+// segment, so waiting for end - ring frees every segment that the new one overlaps.
 //
-// The ring is cycled through in full whatever the size of the segments: to write a line that a peer
-// still caches is several times slower than to write one that has left its cache, so the ring is
-// longer than a core's second-level cache. Collectives of segments of up to kSmallSegmentBytes go
-// through a small ring in the control block, in the same positions, so that a group that moves no
-// more needs no other memory; but for those in which readers write.
+// Segments of any size cycle through the whole ring, which is longer than a core's second-level
+// cache. To write a line that a peer still caches is several times slower than to write one that
+// has left its cache. A collective with segments of at most kSmallSegmentBytes uses a small ring in
+// the control block, with the same positions, so a group of such collectives needs no other memory.
+// Collectives in which readers write always use the large ring.
 #pragma once
 
 #include <atomic>
@@ -44,8 +44,8 @@ struct Segment {
 
 class SegmentStream : private WaitGuard {
  public:
-  /// `members`: the ranks of the group, this one among them, whose blocks are bound: they share
-  /// this stream. In all that follows a peer is named by its place among them.
+  /// `members`: the group's ranks that share this stream, this one included; their blocks are
+  /// bound. All functions below identify a peer by its place in `members`.
   SegmentStream(GroupMemory& memory, std::vector<int> members, std::size_t ringBytes,
                 int spinMicros, StoresChoice stores);
 
@@ -53,36 +53,38 @@ class SegmentStream : private WaitGuard {
   int size() const { return static_cast<int>(members_.size()); }
   /// The rank in the group of the member at this place.
   int memberOf(int place) const { return members_[place]; }
-  /// Bytes of the large ring. A segment takes a quarter at most: three are under way at once,
-  /// behind, present and ahead, and the end of the ring may be too short for one.
+  /// Bytes of the large ring. A segment takes a quarter at most: three are in flight at once
+  /// (behind, present, ahead), and the end of the ring may be too short for one.
   std::size_t ringBytes() const { return ringBytes_; }
 
   /// Extends the deadline while the missing peer may itself wait for another host, because that
-  /// peer can name the cause: by twice this if all peers have arrived, by three times if those that
-  /// have not are still in a collective that this rank has completed. Not if a peer is stopped.
+  /// peer can name the cause. Adds 2 * grace if all peers have arrived. Adds 3 * grace if those
+  /// that have not are still in a collective that this rank has completed. Adds nothing if a peer
+  /// is stopped.
   void setGrace(Milliseconds grace) { grace_ = grace; }
-  /// Starts a collective: announces its signature. `expectedCount[peer]` tells how many elements
-  /// each peer must announce; empty means as many as this rank does. `splits` are the bytes sent to
-  /// each peer and expected from each (all_to_all), or nullptr.
+  /// Starts a collective: announces its signature. `expectedCount[peer]` is the number of elements
+  /// that each peer must announce; empty: as many as this rank. `splits` are the bytes sent to each
+  /// peer and expected from each (all_to_all), or nullptr.
   void begin(const Arrival& arrival, const std::vector<std::uint64_t>& expectedCount,
              const std::uint64_t* splits, TimePoint deadline, Milliseconds timeout);
   /// The next `bytes` of the stream, at least a cache line. All ranks must place the same. `large`:
-  /// in the large ring, whatever its size; the only one whose memory waits for late writers.
+  /// in the large ring, whatever the size. Readers may write only there, because only that ring's
+  /// memory is kept for late writers.
   Segment place(std::size_t bytes, bool large = false);
-  /// Takes back what was placed after `last` in the present collective, none of which this rank has
-  /// published. What lies there may have been written.
+  /// Undoes the placing of all segments after `last` in the present collective. This rank has
+  /// published none of them, but may have written them.
   void placeAfter(const Segment& last) {
     placed_ = last.end;
     large_ = last.large;
   }
-  /// Ends the collective: this rank has published and consumed all that it placed.
+  /// Ends the collective. This rank must have published and consumed all that it placed.
   void end();
 
-  /// This rank's memory for the segment, once every peer has finished with what was there.
+  /// Waits until every peer has consumed the former contents of the segment's memory; returns it.
   std::uint8_t* acquire(const Segment& segment);
-  /// Acquires the segment and fills it by write(memory, streaming), which waits for nobody, returns
-  /// how many bytes it has written, and orders its stores before later ones as memcpy and
-  /// copyStreaming do: publish() releases them. Returns the memory.
+  /// Acquires the segment, fills it by write(memory, streaming), and returns its memory. `write`
+  /// must not wait, and returns the number of bytes written. Like memcpy and copyStreaming, it must
+  /// order its stores before later ones, because publish() releases them.
   template <typename Write>
   std::uint8_t* fill(const Segment& segment, Write write) {
     std::uint8_t* memory = acquire(segment);
@@ -96,15 +98,16 @@ class SegmentStream : private WaitGuard {
     }
     return memory;
   }
-  /// Whether the last segment that fill() wrote to the large ring was written so. Of any thread.
+  /// Whether fill() used streaming stores for the last segment of the large ring. Any thread may
+  /// call it.
   bool streamed() const { return streamed_.load(std::memory_order_relaxed); }
   /// Makes everything up to and including this segment readable.
   void publish(const Segment& segment);
-  /// Waits until the peer has published the segment; at the peer's first segment of a collective
-  /// its signature is compared. Returns the peer's memory of it, which this rank may write where
-  /// the bytes are meant for it alone and the segment is one of the large ring.
+  /// Waits until the peer has published the segment; at the peer's first segment of a collective,
+  /// compares its signature. Returns the peer's memory of the segment. In the large ring, this rank
+  /// may write the bytes that are meant for it alone.
   std::uint8_t* await(int peer, const Segment& segment);
-  /// The same, where the segment has no bytes to be read.
+  /// The same for a segment without bytes to read.
   void awaitPublished(int peer, const Segment& segment);
   /// Waits until all peers have arrived in the collective, and agree.
   void awaitArrivals();
@@ -114,22 +117,22 @@ class SegmentStream : private WaitGuard {
   const Arrival& arrivalOf(int peer) const;
   std::uint64_t splitOf(int peer, int destination) const;
   std::uint64_t expectedBy(int peer, int source) const;
-  /// This rank has finished reading all peers' segments up to and including this one.
+  /// Marks all peers' segments, up to and including this one, as consumed by this rank.
   void consume(const Segment& segment);
 
-  /// Offset of [data, data + bytes) in this process's arena if it lies there, so that peers can
-  /// read it where it is; else 0.
+  /// Offset of [data, data + bytes) in this process's arena, where peers can read it; 0 if it is
+  /// not there.
   std::uint64_t directOffset(const void* data, std::size_t bytes) const;
-  /// The message that the peer announced as direct, of `bytes` in all.
+  /// The message that the peer announced as direct, of `bytes` in total.
   std::uint8_t* directOf(int peer, std::size_t bytes) const;
-  /// Takes this rank's message, into which peers write, out of their reach: after a fault, before
-  /// the caller hears of it. Never throws.
+  /// Moves this rank's message, into which peers write, out of shared memory. Call it after a
+  /// fault, before the caller gets the error. Never throws.
   void withdraw(const void* data, std::size_t bytes) noexcept;
-  /// For a rank that does without waiting for long: throws once the group has failed.
+  /// Throws if the group has failed. For a rank that works for long without a wait.
   void throwIfAborted();
 
-  /// Publishes that this rank has completed the whole collective, which may have had parts outside
-  /// of the stream.
+  /// Publishes that this rank has completed the whole collective, including any part outside the
+  /// stream.
   void completed(std::uint64_t seq) {
     memory_.own().progress.completed.store(seq, std::memory_order_release);
   }
@@ -140,7 +143,7 @@ class SegmentStream : private WaitGuard {
   /// "fastcoll.all_reduce [group 'g', rank 3/8, seq 17]: "
   std::string prefix() const;
 
-  /// Scratch memory of this rank, for what must not land in a segment that others read.
+  /// Scratch memory of this rank, for bytes that must not be in a segment that peers read.
   std::uint8_t* scratch(std::size_t bytes);
 
  private:
@@ -167,9 +170,9 @@ class SegmentStream : private WaitGuard {
 
   std::uint64_t next_ = 0;           // where the present (or next) collective begins
   std::uint64_t placed_ = 0;         // where the next segment begins
-  std::uint64_t consumedByAll_ = 0;  // as far as is known
+  std::uint64_t consumedByAll_ = 0;  // as of the last read
   bool large_ = false;               // a large segment was placed in the present collective
-  std::uint64_t collectives_ = 0;    // done so far; its parity names the arrival line in use
+  std::uint64_t collectives_ = 0;    // ended so far; its parity selects the arrival line
   Arrival arrival_{};
   std::vector<std::uint64_t> expectedCount_;
   std::vector<std::uint8_t> compared_;
@@ -182,8 +185,8 @@ class SegmentStream : private WaitGuard {
   std::vector<std::uint8_t> scratch_;
 };
 
-/// Whether two ranks' signatures name the same collective; `expected` is the count it must
-/// announce.
+/// Whether two ranks' signatures describe the same collective; `expected` is the count that
+/// `theirs` must have.
 bool agree(const Arrival& mine, const Arrival& theirs, std::uint64_t expected);
 
 /// "all_reduce(seq 17, float32[1000], SUM)"

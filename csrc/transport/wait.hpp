@@ -1,8 +1,8 @@
-// Waiting for a word of shared memory: spin while that is cheap, then sleep on a futex in slices,
-// and between slices look for everything that would make the wait endless.
+// Waits for a word of shared memory: spin for a short time, then sleep on a futex in slices.
+// Between slices, check for everything that would make the wait endless.
 //
-// No wake-up is lost: the waiter announces itself (waiters, seq_cst) before it reads the word for
-// the last time; the writer stores the word (seq_cst) before it reads `waiters`. One of the two
+// No wake-up is lost. The waiter announces itself (waiters, seq_cst) before it reads the word for
+// the last time; the writer stores the word (seq_cst) before it reads `waiters`. So one of the two
 // sees the other, and the kernel compares the word again before it puts the waiter to sleep.
 #pragma once
 
@@ -20,13 +20,13 @@
 
 namespace fastcoll {
 
-/// What a wait looks at between slices.
+/// The checks of a wait between slices.
 class WaitGuard {
  public:
   virtual ~WaitGuard() = default;
-  /// Says that the wait is hopeless (somebody died, time is up); may throw on Ctrl-C.
+  /// True if the wait is hopeless (a rank died, time is up); may throw on Ctrl-C.
   virtual bool hopeless() = 0;
-  /// Called when hopeless and the word is still not ready. Throws.
+  /// Called if the wait is hopeless and the word is still not ready. Throws.
   [[noreturn]] virtual void raise() = 0;
   virtual TimePoint deadline() const = 0;
 };
@@ -43,7 +43,7 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
       cpuRelax();
       if (ready(word.load(std::memory_order_acquire))) return;
     }
-    // From here on the peer may be waiting for this very core: offer it.
+    // From here on the peer may be waiting for this core, so yield it.
     const auto end = Clock::now() + std::chrono::microseconds(spinMicros);
     do {
       ::sched_yield();
@@ -55,7 +55,7 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
   }
   for (;;) {
     if (guard.hopeless()) {
-      // The peer may have written the word and then gone: what it wrote counts.
+      // The peer may have written the word before it exited; then the word counts.
       if (ready(word.load(std::memory_order_acquire))) return;
       guard.raise();
     }
@@ -72,7 +72,7 @@ void waitOn(const std::atomic<std::uint64_t>& word, std::atomic<std::uint32_t>& 
   }
 }
 
-/// Stores the word and wakes those who sleep on it.
+/// Stores the word and wakes the ranks that sleep on it.
 inline void publishWord(std::atomic<std::uint64_t>& word, const std::atomic<std::uint32_t>& waiters,
                         std::uint64_t value) {
   word.store(value, std::memory_order_seq_cst);
