@@ -1,8 +1,8 @@
-// How floats in memory become lanes to count in, and how those are written back.
+// How floats in memory become lanes for arithmetic, and how lanes are written back.
 //
-// A 16-bit float is widened to float32 when it is read, which is exact, and rounded once, to
-// nearest even, when it is written. Subnormal numbers are kept, unless the caller's thread itself
-// has asked the CPU to flush them (torch.set_flush_denormal); float16's own are kept even then.
+// A 16-bit float is widened to float32 when it is read, which is exact. It is rounded once, to
+// nearest even, when it is written. Subnormal numbers are kept unless the caller's thread has set
+// the CPU to flush them (torch.set_flush_denormal); those of float16 are kept even then.
 
 template <class T>
 struct Native {
@@ -14,14 +14,14 @@ struct Native {
   static FASTCOLL_INLINE Raw pack(Acc acc) { return canonicalNan<T>(acc); }
 };
 
-/// Two 16-bit elements share a 32-bit lane of memory; they are taken apart with shifts, which need
-/// no shuffles and leave the order in memory alone.
+/// Two 16-bit elements share a 32-bit lane of memory. Shifts separate them, which need no shuffles
+/// and keep the order in memory.
 struct Pair {
   Vec<float> low, high;
 };
 using Words = Vec<std::uint32_t>;
 
-/// As many 16-bit elements as a vector has float32 lanes: how they lie beside float32 in memory.
+/// As many 16-bit elements as a vector has float32 lanes, for the wire casts.
 using Half = VectorOf<std::uint16_t, kWidth / 2>::type;
 
 struct BFloat16 {
@@ -44,8 +44,8 @@ struct BFloat16 {
   }
 
  private:
-  /// The upper half of the result is the bfloat16. The carry out of the lower half rounds up, into
-  /// the exponent and to Inf too; a NaN must not be carried into.
+  /// The upper half of the result is the bfloat16. The carry out of the lower half rounds up, even
+  /// into the exponent and to Inf. A NaN must not get this carry.
   static FASTCOLL_INLINE Words round(Vec<float> v) {
     const Words bits = as<std::uint32_t>(v);
     const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -55,7 +55,7 @@ struct BFloat16 {
 
 #if defined(__x86_64__) && FASTCOLL_VECTOR_BYTES > 16
 
-/// By F16C, whose rounding is named in the instruction.
+/// By F16C, whose instruction gives the rounding mode.
 struct Float16 {
   using Lane = float;
   using Raw = VectorOf<std::uint16_t, kWidth / 2>::type;
@@ -63,7 +63,7 @@ struct Float16 {
   static constexpr std::size_t kElement = 2;
 
 #if FASTCOLL_VECTOR_BYTES == 64
-  // With a mask of ones: of the plain intrinsics GCC 12 warns that they read an undefined register.
+  // With a mask of ones, because GCC 12 warns that plain intrinsics read an undefined register.
   static FASTCOLL_INLINE Acc unpack(Raw raw) {
     return (Acc)_mm512_maskz_cvtph_ps(0xffff, (__m256i)raw);
   }
@@ -99,9 +99,8 @@ struct Float16 {
 
 #else
 
-/// By integer arithmetic. With e the exponent field: e moves from bias 15 to bias 127 by an
-/// addition; subnormals (e = 0) are normal float32 numbers, made and unmade by letting an addition
-/// align them.
+/// By integer arithmetic. An addition changes the exponent field e from bias 15 to bias 127.
+/// Subnormals (e = 0) are normal float32 numbers; a float addition aligns them in both directions.
 struct Float16 {
   using Lane = float;
   using Raw = Words;
@@ -135,9 +134,9 @@ struct Float16 {
   static FASTCOLL_INLINE Words round(Vec<float> v) {
     const Words bits = as<std::uint32_t>(v);
     const Words magnitude = bits & 0x7fffffffu;
-    // The carry out of the 13 bits that go away rounds up, to Inf from 65520 on.
+    // The carry out of the 13 dropped bits rounds up, to Inf from 65520 on.
     const Words normal = (magnitude - kRebias + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Next to 1/2 the last bit of a float32 is worth 2^-24, that of a subnormal float16.
+    // Near 1/2 the last bit of a float32 is 2^-24, like that of a subnormal float16.
     const Words half = broadcast<std::uint32_t>(126u << 23);
     const Words subnormal = as<std::uint32_t>(as<float>(magnitude) + as<float>(half)) - half;
     const Words finite = magnitude < ((127u - 14u) << 23) ? subnormal : normal;

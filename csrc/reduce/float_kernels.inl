@@ -1,11 +1,11 @@
-// The operations on floats and complex numbers, on lanes that a format has made ready.
+// The operations on floats and complex numbers, on lanes that a format has unpacked.
 //
 // Each step is rounded as written: no contraction into a fused multiply-add, no reassociation.
 
 /// An operation: post(combine(combine(pre(s0), pre(s1)), ...)), each step on a vector of lanes.
 template <class T>
 struct Operation {
-  static constexpr bool kCopiesOne = true;  // of one source, the result is that source
+  static constexpr bool kCopiesOne = true;  // the result of one source is that source
   static constexpr bool kLongTiles = false;
   explicit Operation(const ReduceArgs&) noexcept {}
   FASTCOLL_INLINE Vec<T> pre(Vec<T> v) const { return v; }
@@ -14,7 +14,7 @@ struct Operation {
 
 template <class T>
 struct Sum : Operation<T> {
-  static constexpr bool kLongTiles = true;  // what gradients take
+  static constexpr bool kLongTiles = true;  // the operation of gradients
   using Operation<T>::Operation;
   FASTCOLL_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) const { return a + b; }
 };
@@ -28,7 +28,7 @@ struct SumThenDivide : Sum<T> {
   T divisor;
 };
 
-/// For a divisor whose reciprocal is exact: the same bits as dividing, several times as fast.
+/// For a divisor with an exact reciprocal: the same bits as a division, several times as fast.
 template <class T>
 struct SumThenScale : Sum<T> {
   static constexpr bool kCopiesOne = false;
@@ -38,7 +38,7 @@ struct SumThenScale : Sum<T> {
   T scale;
 };
 
-/// True for powers of two, of either sign, that are normal numbers and whose reciprocals are.
+/// True for powers of two of either sign, if they and their reciprocals are normal numbers.
 template <class T>
 bool hasExactReciprocal(T divisor) noexcept {
   using Bits = typename Lanes<T>::Bits;
@@ -86,14 +86,14 @@ struct ComplexProduct : Operation<T> {
   }
 };
 
-/// As torch.minimum, NaN wins; and -0 is below +0, so that the result does not hang on the order.
+/// As in torch.minimum, a NaN wins. -0 is below +0, so the result does not depend on the order.
 template <class T>
 struct Min : Operation<T> {
   using Operation<T>::Operation;
   FASTCOLL_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) const {
     using Bits = typename Lanes<T>::Bits;
-    // Unordered or equal, one select takes b and the other a. Equal: either the bits are the same,
-    // or -0 | +0 = -0. Unordered: a NaN with more bits set is a NaN.
+    // If a and b are unordered or equal, one select takes b and the other a. Equal: either the bits
+    // are the same, or -0 | +0 = -0. Unordered: a NaN with more bits set is a NaN.
     const Vec<T> x = a < b ? a : b;
     const Vec<T> y = b < a ? b : a;
     return as<T>(as<Bits>(x) | as<Bits>(y));

@@ -1,6 +1,6 @@
-// Integers, which wrap around as in torch, and bool, of which any nonzero byte is true.
+// Integers, which wrap around as in torch, and bool, where any nonzero byte is true.
 
-// Adding and multiplying are done on unsigned lanes, where wrapping around is defined.
+// Additions and multiplications use unsigned lanes, where wrapping around is defined.
 struct Add {
   template <class V>
   static FASTCOLL_INLINE V combine(V a, V b) {

@@ -1,12 +1,13 @@
-// The one table that each per-ISA unit exports; reduce.cpp chooses between them at run time.
+// The one table that each per-ISA unit exports; reduce.cpp selects a table at run time.
 #pragma once
 
 #include "reduce.hpp"
 
 namespace fastcoll {
 
-/// The kernels, or what looks them up: nullptr where there is none. The AVX units exist on x86-64
-/// alone, and even their look-ups are compiled for that ISA: ask the CPU before calling one.
+/// The kernels, or functions that look them up and return nullptr if there is none. The AVX units
+/// exist on x86-64 only. Even their look-ups are compiled for that ISA, so check the CPU before a
+/// call.
 struct IsaKernels {
   ReduceFn (*reduction)(DType dtype, ReduceOp op) noexcept;
   SquaresFn (*squares)(DType dtype) noexcept;

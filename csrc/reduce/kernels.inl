@@ -1,10 +1,9 @@
-// All kernels of one ISA; included by one unit per ISA, which sets the vector
-// width.
+// All kernels of one ISA; included by one unit per ISA, which sets the vector width.
 //
-// Everything here and in the files it includes has internal linkage, and nothing of the standard
-// library is called: a weak symbol made in this unit could hold AVX-512 code, and the linker would
-// be free to hand it to the rest of the program. For the same reason each unit sets its own target
-// and its own floating-point contraction, instead of trusting build flags.
+// Everything here and in the included files has internal linkage and calls no function of the
+// standard library. A weak symbol of this unit could contain AVX-512 code, and the linker could
+// use it for the rest of the program. For the same reason each unit sets its own target and its own
+// floating-point contraction, and does not rely on build flags.
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -31,7 +30,7 @@
 namespace fastcoll {
 namespace {
 
-// clang-format off: each is written with what comes before it
+// clang-format off: each file uses the files before it
 #include "lanes.inl"
 #include "float_formats.inl"
 #include "float_kernels.inl"
@@ -70,7 +69,7 @@ ReduceFn floatKernel(ReduceOp op) {
 
 template <class T>
 ReduceFn integerKernel(ReduceOp op) {
-  using Bits = typename Lanes<T>::Bits;  // sums and products wrap around, and share their code
+  using Bits = typename Lanes<T>::Bits;  // sums and products wrap around; signed T shares them
   switch (op) {
     case ReduceOp::Sum:
       return kernel<IntegerKernel<Bits, Add>, sizeof(T)>;

@@ -1,5 +1,5 @@
-// The vectors that the kernels are written in: GCC's and Clang's vector types, so that one text is
-// SSE2, AVX2, AVX-512 or NEON, and the order of every floating-point operation is the one written.
+// The vectors of the kernels: GCC's and Clang's vector types. So one text serves SSE2, AVX2,
+// AVX-512 and NEON, and floating-point operations keep the order in which they are written.
 
 constexpr int kWidth = FASTCOLL_VECTOR_BYTES;
 
@@ -10,7 +10,7 @@ struct VectorOf {
 template <class T>
 using Vec = typename VectorOf<T>::type;
 
-/// The unsigned type as wide as T; for floats also their sign bit, their exponent and their NaN.
+/// The unsigned type as wide as T; for floats also the sign bit, exponent mask and canonical NaN.
 template <class T>
 struct Lanes {
   using Bits = std::make_unsigned_t<T>;
@@ -33,7 +33,7 @@ FASTCOLL_INLINE Vec<T> broadcast(T value) {
   return Vec<T>{} + value;
 }
 
-/// The same bits seen as vectors of T.
+/// The same bits as a vector of T.
 template <class T, class V>
 FASTCOLL_INLINE Vec<T> as(V v) {
   static_assert(sizeof(V) == kWidth, "a vector is seen as another of its own width");
@@ -45,15 +45,15 @@ FASTCOLL_INLINE Vec<T> flipBits(Vec<T> v, typename Lanes<T>::Bits bits) {
   return as<T>(as<typename Lanes<T>::Bits>(v) ^ bits);
 }
 
-/// Which NaN an addition returns (payload, sign) hangs on the CPU and on how the compiler orders
-/// the operands; all of them become this one, so that the bits of a result do not.
+/// The NaN of an addition (payload, sign) depends on the CPU and on the compiler's order of the
+/// operands. Every NaN becomes this one, so the bits of a result do not depend on them.
 template <class T>
 FASTCOLL_INLINE Vec<T> canonicalNan(Vec<T> v) {
   using Bits = typename Lanes<T>::Bits;
   return v != v ? as<T>(broadcast<Bits>(Lanes<T>::kNan)) : v;
 }
 
-/// What to take from (re, im) pairs: re twice, im twice, or the two exchanged.
+/// Which lanes to take from (re, im) pairs: re twice, im twice, or the two exchanged.
 enum class Pick { Re, Im, Swapped };
 
 constexpr std::size_t pickedLane(Pick pick, std::size_t lane) {

@@ -1,13 +1,13 @@
-// The walk over memory, the same for every kernel: each byte of a source is read once, each byte of
-// a destination is written once, after all sources were read there. So a destination may be a
+// The loops over memory, the same for every kernel. Each byte of a source is read once. Each byte
+// of a destination is written once, after all sources were read there. So a destination may be a
 // source.
 //
 // A kernel P turns sizeof(P::Raw) bytes into accumulators (load), folds them (combine) and turns
-// them back (store); elements do not mix, so where a block begins does not show in the result. The
-// last block is padded with zeros and goes the same way.
+// them back (store). Elements do not mix, so the result does not depend on where a block begins.
+// The last block is padded with zeros and handled in the same way.
 //
-// Bytes read: k * n; bytes written: n to each destination. Bound by memory, or by L2 where a
-// segment lies there.
+// Bytes read: k * n; bytes written: n to each destination. Bound by memory, or by L2 if the segment
+// is there.
 
 template <class Raw>
 FASTCOLL_INLINE Raw get(const char* from) {
@@ -21,10 +21,11 @@ FASTCOLL_INLINE void put(char* to, Raw raw) {
   __builtin_memcpy(to, &raw, sizeof raw);
 }
 
-/// Partial results that wait for their right halves: of fewer than 2^(2 + kDeepest) sources.
+/// Most partial results that wait for their right halves. Enough for fewer than 2^(2 + kDeepest)
+/// sources.
 constexpr int kDeepest = 14;
 
-/// Where a result goes.
+/// The destinations of a result.
 struct Targets {
   char* dst;
   char* copy;  // or nullptr
@@ -36,7 +37,7 @@ struct Targets {
   }
 };
 
-/// The pairwise step, which matters most: no loop over sources. Returns where it stopped.
+/// Two sources, the most important case, without a loop over sources. Returns where it stopped.
 template <class P>
 FASTCOLL_INLINE std::size_t twoSources(const P& p, Targets to, const char* a, const char* b,
                                        std::size_t bytes) {
@@ -48,7 +49,7 @@ FASTCOLL_INLINE std::size_t twoSources(const P& p, Targets to, const char* a, co
   return at;
 }
 
-/// 2^m sources from `first` on, as the tree folds them: the left half with the right one.
+/// Folds 2^m sources from `first` on as the tree does: the left half with the right half.
 /// `load(j, v)` is vector v of source j.
 template <int kVectors, int kSources, class P, class Load>
 FASTCOLL_INLINE void foldBlock(const P& p, const Load& load, int first,
@@ -65,14 +66,14 @@ FASTCOLL_INLINE void foldBlock(const P& p, const Load& load, int first,
   }
 }
 
-/// All sources, as the tree folds them: blocks of four at once, and the last sources, fewer than
-/// four, one by one. What is folded waits for a right half of its own size, as digits wait for a
-/// carry in a binary counter; what waits at the end is the right end of the tree.
+/// Folds all sources as the tree does: blocks of four at once, then the last sources, fewer than
+/// four, one by one. A partial result waits for a right half of its own size, as digits wait for a
+/// carry in a binary counter. The partial results left at the end are the right end of the tree.
 template <int kVectors, class P, class Load>
 FASTCOLL_INLINE void fold(const P& p, const Load& load, int k, typename P::Acc (&acc)[kVectors]) {
   typename P::Acc left[kDeepest][kVectors];
   int waiting = 0;
-  // Combines with the last of those that wait, `carries` times.
+  // Combines `acc` with the last waiting partial result, `carries` times.
   const auto carry = [&](int carries) __attribute__((always_inline)) {
     for (; carries > 0; --carries) {
       --waiting;
@@ -99,8 +100,8 @@ FASTCOLL_INLINE void fold(const P& p, const Load& load, int k, typename P::Acc (
   }
 }
 
-/// Any number of sources, in tiles of kVectors whose accumulators stay in registers: a source's
-/// pointer is fetched once a tile. Goes on at `at` and returns where it stopped.
+/// Any number of sources, in tiles of kVectors whose accumulators stay in registers. A source's
+/// pointer is loaded once per tile. Starts at `at` and returns where it stopped.
 template <int kVectors, class P>
 FASTCOLL_INLINE std::size_t manySources(const P& p, Targets to, const char* const* srcs, int k,
                                         std::size_t at, std::size_t bytes) {
@@ -143,7 +144,7 @@ void rest(const P& p, Targets to, const char* const* srcs, int k, std::size_t at
   }
 }
 
-/// Not inlined: complex numbers are summed as the floats that they are made of.
+/// Not inlined, because sums of complex numbers share the code of sums of their float parts.
 template <class P>
 __attribute__((noinline)) void reduce(const ReduceArgs& args, std::size_t bytes) noexcept {
   const P p(args);
@@ -159,12 +160,12 @@ __attribute__((noinline)) void reduce(const ReduceArgs& args, std::size_t bytes)
 
   std::size_t at = 0;
   if (k == 2) {
-    // The compiler makes two loops of it: it knows in each whether there is a copy.
+    // Two calls, so that the compiler makes a loop with a copy and a loop without one.
     at = to.copy == nullptr ? twoSources(p, {to.dst, nullptr}, srcs[0], srcs[1], bytes)
                             : twoSources(p, to, srcs[0], srcs[1], bytes);
   } else {
-    // Long tiles where the prefetcher cannot follow so many streams, short ones where it can; the
-    // sums of gradients have both, for a loop takes long to compile.
+    // Long tiles if there are too many streams for the prefetcher, else short ones. Only the sums
+    // of gradients have both, because a loop takes long to compile.
     constexpr int kShort = sizeof(typename P::Acc) == kWidth ? 4 : 2;
     if constexpr (P::kLongTiles) {
       if (k > 8) at = manySources<2 * kShort>(p, to, srcs, k, at, bytes);
@@ -179,7 +180,7 @@ void kernel(const ReduceArgs& args) noexcept {
   reduce<P>(args, args.count * kElement);
 }
 
-/// AVG, by a multiplication where that gives the same bits.
+/// AVG, by a multiplication if that gives the same bits.
 template <class Format, std::size_t kElement>
 void averageKernel(const ReduceArgs& args) noexcept {
   using Lane = typename Format::Lane;
@@ -190,8 +191,8 @@ void averageKernel(const ReduceArgs& args) noexcept {
 }
 
 /// AVG of integers, as NCCL defines it: the sum, which wraps around, is divided by the number of
-/// ranks, and the quotient is cut towards zero. Divided in 64 bits, as there may be more ranks than
-/// T can count, and in a pass of its own: no processor divides vectors of integers.
+/// ranks, and the quotient is cut towards zero. The division has 64 bits, because there may be more
+/// ranks than T can count. It is a separate pass, because no CPU divides vectors of integers.
 template <class T>
 void integerAverage(const ReduceArgs& args) noexcept {
   using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;

@@ -1,4 +1,5 @@
-// Chooses the instruction set once, hands out its kernels, and says why where there is none.
+// Selects the instruction set once, returns its kernels, and explains in an error why one is
+// missing.
 #include "reduce.hpp"
 
 #include <atomic>
@@ -21,7 +22,7 @@ struct Isa {
 };
 
 #if defined(__x86_64__)
-// Older compilers do not know "f16c" by name. The system saves the registers if it does so for AVX.
+// Older compilers do not accept "f16c" as a name. A system that saves AVX registers saves these.
 bool cpuHasF16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;

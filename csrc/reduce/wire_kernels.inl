@@ -1,4 +1,4 @@
-// Beside a reduction: what turns float32 in memory into 16 bits on the wire and back, and what sums
+// Kernels beside the reductions: float32 in memory to 16 bits on the wire and back, and sums of
 // squares. Bound by memory.
 
 template <class Format>
@@ -39,7 +39,7 @@ FASTCOLL_INLINE Vec<double> doubles(const char* from) {
   return __builtin_convertvector(get<Few>(from), Vec<double>);
 }
 
-/// In four partial sums, so that additions need not wait for each other.
+/// In four partial sums, so additions need not wait for each other.
 template <class T>
 double squaresOf(const void* from, std::size_t count) noexcept {
   constexpr std::size_t kLanes = kWidth / sizeof(double);
@@ -64,7 +64,7 @@ double squaresOf(const void* from, std::size_t count) noexcept {
   return total;
 }
 
-/// By way of a block of float32, which stays in the first-level cache.
+/// Through a block of float32, which stays in the first-level cache.
 template <class Format>
 double squaresOfHalves(const void* from, std::size_t count) noexcept {
   constexpr std::size_t kBlock = 1024;
