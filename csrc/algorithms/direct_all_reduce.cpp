@@ -1,16 +1,16 @@
 // All-reduce of messages that lie in shared memory, in place: no ring, and one phase.
 //
-// Phases: a message is cut into one piece per rank; each rank reduces its piece of all messages,
-//         and writes the result over that piece of every message, block by block while
+// Phases: a message is cut into one piece per rank. Each rank reduces its piece of all messages,
+//         and writes the result over that piece of every message. It does so block by block, while
 //         the block is in the first-level cache. No other rank accesses that piece before all have
-//         finished, so ranks wait for each other only when they arrive and at the end.
+//         finished. So ranks wait for each other only when they arrive and at the end.
 // Bytes read per rank: B; written: B. A rank writes the lines that it has just read. So memory is
 //         read once and written once, as when a rank scales its own message: the lower bound that
-//         the benchmark measures. To read a peer's result instead would fetch lines that are dirty
-//         in the peer's cache, which costs more than the sum itself.
+//         the benchmark measures. A read of a peer's result would fetch lines that are dirty in
+//         the peer's cache. That costs more than the sum itself.
 //
 // After a fault, a peer that has not detected it yet may still write. The caller must be able to
-// use its tensor once it has the error, so the tensor is first withdrawn from shared memory.
+// use its tensor once it has the error. So the tensor is first withdrawn from shared memory.
 #include "direct.hpp"
 #include "segment_reduce.hpp"
 

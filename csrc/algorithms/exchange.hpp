@@ -73,8 +73,8 @@ class Exchange {
   /// Below this size the second step costs more than it saves.
   static constexpr std::size_t kLeastBytes = 8 * 1024;
   /// A block is overwritten while it is in the first-level cache. 8 KiB minus one line avoids 4K
-  /// aliasing: otherwise the first loads of a block would wait for the previous block's stores,
-  /// whose addresses differ in the page number only.
+  /// aliasing: otherwise a block's first loads would wait for the previous block's stores. Their
+  /// addresses would differ in the page number only.
   static constexpr std::size_t kBlock = 8192 - 64;
 
   /// Bytes that go through the sender's ring: all, if at most one line; else whole lines, and at

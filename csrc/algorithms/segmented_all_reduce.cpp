@@ -1,8 +1,8 @@
 // All-reduce by reduce-scatter and all-gather, pipelined over segments that stay in cache.
 //
 // Phases, for each segment s: every rank publishes the pieces that its peers reduce; each rank
-//         reduces its own piece, and writes the result to its output and, in each
-//         peer's segment, over the operand that it has read there; once all peers have consumed the
+//         reduces its own piece and writes the result to its output; it also writes the result over
+//         the operand that it has read in each peer's segment; once all peers have consumed the
 //         segment, its owner copies the other ranks' results from it.
 // Order:  publish 0 | publish s+1, reduce s, copy s-1 | ... The look-ahead of one segment hides the
 //         wait for the peers.

@@ -28,7 +28,7 @@ struct TuningTable {
   std::size_t directBytes = 32 << 10;
   std::size_t directAllReduceBytes = 32 << 10;
   /// Latency times bandwidth of the link between hosts: the bytes that it carries in the time of an
-  /// empty step, so a saved step is worth as many bytes (hosts/selector.hpp). The default is an
+  /// empty step. So a saved step is worth as many bytes (hosts/selector.hpp). The default is an
   /// estimate: 1 Gbit/s in 164 us. With it, all_reduce and broadcast over three and four hosts take
   /// more steps from 13 to 40 KiB on. Run `python -m fastcoll.tune --hosts` to measure it.
   std::size_t linkBytes = 20 << 10;

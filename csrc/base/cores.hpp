@@ -1,7 +1,7 @@
 // The cores that threads may run on, and whether each rank of a host has its own core. Only then
 // may a rank spin while it waits, because the awaited rank may need the core that spins.
 //
-// Launchers bind each rank to its own cores, and a rank sees only those. So the check needs the
+// Launchers bind each rank to its own cores, and a rank can read only those. So the check needs the
 // cores of all ranks that may share a core.
 #pragma once
 

@@ -1,9 +1,9 @@
 // All kernels of one ISA; included by one unit per ISA, which sets the vector width.
 //
 // Everything here and in the included files has internal linkage and calls no function of the
-// standard library. A weak symbol of this unit could contain AVX-512 code, and the linker could
-// use it for the rest of the program. For the same reason each unit sets its own target and its own
-// floating-point contraction, and does not rely on build flags.
+// standard library. Otherwise a weak symbol of this unit could contain AVX-512 code, and the linker
+// could use it for the whole program. For the same reason each unit sets its own target and its own
+// floating-point contraction instead of relying on build flags.
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>

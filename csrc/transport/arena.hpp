@@ -3,7 +3,7 @@
 // descriptor. Nothing can be left behind, because the memory lives only as long as a mapping.
 //
 // The file's size is address space, not memory. An extent is reserved with fallocate before it is
-// handed out, so a full machine is an error here and never a SIGBUS later. Because of the seals
+// handed out. So a full machine is an error here and never a SIGBUS later. Because of the seals
 // (SHRINK, GROW), a broken peer cannot truncate the file.
 #pragma once
 

@@ -159,9 +159,9 @@ GroupMemory::~GroupMemory() {
   process_->prune();
 }
 
-/// After a fault, a peer that has not detected it yet, or is stopped, may still read the ring and
-/// write its owner's bytes into it. So the memory is not reused before such a peer has consumed all
-/// segments, left or died. A peer that has left has ended its collectives.
+/// After a fault, a peer that is stopped or has not detected it may still use the ring: it reads
+/// segments, and writes bytes for their owner. So the memory is not reused before such a peer has
+/// consumed all segments, left or died. A peer that has left has ended its collectives.
 void GroupMemory::giveBackRing(std::uint64_t offset) {
   const std::uint64_t published = own().progress.published.load(std::memory_order_relaxed);
   const auto uses = [published](const Instance& peer) {

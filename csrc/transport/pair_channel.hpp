@@ -11,8 +11,8 @@
 // Its record gives the offset, the receiver reads the message there, and its answer confirms that.
 //
 // A ring begins small, inside the channel. Before the first message that is not small, the sender
-// reserves a large ring, and gives its offset in the small ring's last record (kMove). A line that
-// the receiver's core still caches is slow to write. So the large ring is longer than a core's
+// reserves a large ring. The small ring's last record gives the offset (kMove). A line that the
+// receiver's core still caches is slow to write. So the large ring is longer than a core's
 // second-level cache, and the sender always cycles through all of it.
 #pragma once
 

@@ -23,7 +23,7 @@ namespace fastcoll {
 /// The address of a process for its peers; part of a group record in the store.
 struct ProcessAddress {
   Nonce128 nonce{};       // names this incarnation of the process
-  Nonce128 socketName{};  // abstract unix socket: unguessable, gone with its owner
+  Nonce128 socketName{};  // abstract unix socket: unguessable, closed with its owner
 };
 
 /// Another process's arena, mapped here.
@@ -78,10 +78,10 @@ class LocalProcess {
   bool started() const;
 
   /// The peer at `address`; connects to it unless it is connected already. Never waits. Returns
-  /// nullptr if no process listens there now (a stale address, or a process that has not started
-  /// yet), or if the peer has not answered yet (it may be stopped). Call again: one connection to a
-  /// peer stays open until it answers. Throws Error(Network) if the answer is wrong or memory
-  /// cannot be mapped.
+  /// nullptr in two cases: no process listens there now (a stale address, or a process that has not
+  /// started yet), or the peer has not answered yet (it may be stopped). Then call again: one
+  /// connection to a peer stays open until it answers. Throws Error(Network) if the answer is wrong
+  /// or memory cannot be mapped.
   std::shared_ptr<PeerProcess> connect(const ProcessAddress& address);
 
   /// Calls retireHeld(), drops peers that no group uses any more, and closes connections that have

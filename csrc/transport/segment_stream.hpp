@@ -1,17 +1,17 @@
 // The stream of segments by which the ranks of a group exchange a collective's bytes.
 //
 // Every rank owns a ring of memory in its arena. It writes segment after segment into it; all peers
-// read the segments in place. A segment has a position in the stream, counted in bytes since the
-// group began, and lies in the ring at that position modulo the ring's length. All ranks place the
-// same segments for a collective, so that a position names the same thing everywhere and no barrier
-// is needed between collectives. Two positions per rank order everything:
+// read the segments in place. A segment has a position in the stream, in bytes since the group
+// began. It lies in the ring at that position modulo the ring's length. All ranks place the same
+// segments for a collective. So a position names the same segment on every rank, and no barrier is
+// needed between collectives. Two positions per rank order everything:
 //
 //   owner:   wait until all peers consumed up to end - ring;  write;  published = end
 //   reader:  wait until peer.published >= end;  read;                 consumed = end
 //
-// A reader may also write the parts of a segment that are meant for it alone, before it consumes
-// the segment. The owner reads these parts once all peers have consumed the segment. So a result
-// returns in the lines that brought its operands.
+// Before a reader consumes a segment, it may also write the parts that are meant for it alone. The
+// owner reads these parts once all peers have consumed the segment. So a result returns in the
+// lines that brought its operands.
 //
 // Release/acquire on the two positions orders the plain writes and reads of the ring. Only a
 // segment that ends a whole ring later overwrites a segment. `consumed` is always the end of a
@@ -20,7 +20,7 @@
 // Segments of any size cycle through the whole ring, which is longer than a core's second-level
 // cache. To write a line that a peer still caches is several times slower than to write one that
 // has left its cache. A collective with segments of at most kSmallSegmentBytes uses a small ring in
-// the control block, with the same positions, so a group of such collectives needs no other memory.
+// the control block, with the same positions. So a group of such collectives needs no other memory.
 // Collectives in which readers write always use the large ring.
 #pragma once
 

@@ -3,7 +3,7 @@
 //
 // No wake-up is lost. The waiter announces itself (waiters, seq_cst) before it reads the word for
 // the last time; the writer stores the word (seq_cst) before it reads `waiters`. So one of the two
-// sees the other, and the kernel compares the word again before it puts the waiter to sleep.
+// sees the other. The kernel compares the word again before it puts the waiter to sleep.
 #pragma once
 
 #include <sched.h>
