@@ -1,4 +1,4 @@
-// What a user wants called when a group fails, to look at its state before the errors come
+// User functions that a failing group calls before it raises its errors, to inspect its state
 // (c10d::Backend::registerAbortHook).
 #pragma once
 
@@ -13,21 +13,21 @@
 
 namespace fastcoll {
 
-/// The hooks of one group. They are called once, at its first fault, and no lock is held meanwhile.
+/// The hooks of one group. They run once, at its first fault, with no lock held.
 class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
  public:
   using Hook = std::function<void()>;
-  /// A hook that is added after they were called is never called.
+  /// A hook that is added after the first fault is never called.
   void add(std::int64_t id, Hook hook);
   void remove(std::int64_t id);
-  /// Removes all, at the end of the group: a hook may hold the group, which holds its hooks.
+  /// Removes all hooks at the end of the group: a hook may hold the group, which holds its hooks.
   void clear();
 
-  /// Each thread that is about to show a fault calls this. The first one runs the hooks; the others
-  /// wait for their end, for ten seconds at most. What a hook throws is logged.
+  /// Each thread calls this before it raises a fault. The first thread runs the hooks. The others
+  /// wait until the hooks end, for 10 s at most. A hook's exception is logged.
   void call() noexcept;
-  /// The same for a thread that must not wait for Python's lock: a pooled thread runs the hooks,
-  /// and this one waits for two seconds at most.
+  /// The same for a thread that must not wait for the GIL: a pooled thread runs the hooks, and this
+  /// one waits for 2 s at most.
   void callElsewhere() noexcept;
 
  private:
@@ -36,7 +36,7 @@ class AbortHooks : public std::enable_shared_from_this<AbortHooks> {
 
   std::mutex mutex_;
   std::condition_variable ended_;
-  // None ends under the mutex: it may be a Python object, which needs Python's lock.
+  // Never destroy a hook under the mutex: it may be a Python object, which needs the GIL.
   std::map<std::int64_t, Hook> hooks_;
   Phase phase_ = Phase::Waiting;
   std::thread::id runner_;

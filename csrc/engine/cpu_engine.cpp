@@ -71,7 +71,7 @@ CpuEngine::CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store,
 
 CpuEngine::~CpuEngine() {
   if (forkGeneration_ != forkGeneration()) {
-    // A fork's copy: its mutexes, threads and shared memory are the parent's; let them be.
+    // In a forked child the mutexes, threads and shared memory are the parent's: leave them alone.
     (void)pointToPoint_.release();
     (void)stream_.release();
     (void)rendezvous_.release();
@@ -82,7 +82,8 @@ CpuEngine::~CpuEngine() {
     return;
   }
   shutdown();
-  // The rendezvous and the channels speak of the memory, which holds the process as this does.
+  // The rendezvous and the channels refer to the memory. The memory holds the process, as this
+  // does.
   pointToPoint_.reset();
   spanning_.links.reset();
   stream_.reset();
@@ -111,7 +112,7 @@ void CpuEngine::throwIfUnusable(const char* call, std::uint64_t seq) const {
   }
 }
 
-/// The same at the begin of a call. It gives the lock back before it throws.
+/// The same check at the start of a call. It releases the lock before it throws.
 void CpuEngine::refuseIfUnusable(std::unique_lock<std::mutex>& lock, const char* call,
                                  std::uint64_t seq) {
   try {
@@ -183,8 +184,8 @@ void CpuEngine::release(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-/// Takes a call and numbers it. Of those that are refused after a fault, the trace keeps the first:
-/// it tells a rank that came too late from one that did not come.
+/// Admits a call and numbers it. The trace records the first call that is refused after a fault.
+/// That record distinguishes a late rank from one that did not arrive.
 void CpuEngine::admit(std::unique_lock<std::mutex>& lock, Task& task) {
   const std::uint64_t next = sequence_ + 1;
   try {
@@ -219,7 +220,7 @@ void CpuEngine::runInline(const TaskRef& task) {
     release(lock);
     return;
   }
-  // Something is under way: queue behind it and help.
+  // Another collective runs or is queued: queue behind it and help.
   const auto ended = std::make_shared<Completion>();
   task->completion = ended;
   record(*task);
@@ -243,7 +244,7 @@ std::uint64_t CpuEngine::submit(TaskRef task) {
     wakeWorker();
   } catch (const std::exception& error) {
     const TaskRef refused = std::move(queue_.back());
-    queue_.pop_back();  // as a whole
+    queue_.pop_back();  // a call that throws must not run later
     lock.unlock();
     trace::fail(refused->trace, error.what());
     throw;
@@ -257,7 +258,7 @@ void CpuEngine::wakeWorker() {
   workerAwake_ = true;  // under the lock that work() takes first
 }
 
-/// Runs the queue's first task; false when there is none or another thread is at it.
+/// Runs the queue's first task; false if there is none or another thread runs one.
 bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
   if (running_ || queue_.empty()) return false;
   TaskRef task = std::move(queue_.front());
@@ -272,11 +273,11 @@ bool CpuEngine::runHead(std::unique_lock<std::mutex>& lock, bool asWorker) {
     fault = std::current_exception();
   }
   const auto completion = task->completion;
-  task.reset();  // lets go of the tensors before anybody is told
+  task.reset();  // releases the tensors before any waiter is notified
   lock.lock();
   running_ = false;
-  // A callback may block until another collective of this group is done: somebody else must be
-  // there to run it.
+  // A callback may block until another collective of this group is done. Another thread must be
+  // there to run that one.
   const bool stepsAside = asWorker && completion->callsBack();
   if (stepsAside) {
     workerAwake_ = false;
@@ -304,7 +305,7 @@ void CpuEngine::work() {
       idleSince = Clock::now();
       continue;
     }
-    if (hadWork) return;  // stepped aside, and replaced
+    if (hadWork) return;  // another worker has taken over
     if (queue_.empty() && Clock::now() - idleSince >= linger) break;
     if (!queue_.empty()) {
       changed_.wait_for(lock, kWaitSlice);  // another thread runs the queue
@@ -375,7 +376,7 @@ EngineInfo CpuEngine::info() const {
   }
   info.reason = info.transport == "undecided" ? "not used yet" : reason_;
   if (process_->started()) {
-    process_->retireHeld();  // what only ended groups have held
+    process_->retireHeld();  // memory that only ended groups held
     info.sharedBytes = process_->arena()->used();
   }
   return info;

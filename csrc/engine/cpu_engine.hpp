@@ -1,9 +1,9 @@
-// The engine of CPU tensors: one queue of collectives per group, run in order by whichever thread
-// has reason to: the caller itself when the group is idle and the call synchronous, a waiter, or a
-// pooled thread so that asynchronous work overlaps with computation.
+// The engine of CPU tensors: one queue of collectives per group, run in order. If the group is
+// idle, the caller of a synchronous collective runs it. Otherwise a waiter or a pooled thread runs
+// the queue. The pooled thread lets asynchronous work overlap with computation.
 //
-// Only one thread runs a group's collectives at a time (`running_`). It gives that role up before
-// it completes a task, so that a callback may issue collectives on the same group.
+// One thread at a time runs a group's collectives (`running_`). It clears `running_` before it
+// completes a task, so a callback may issue collectives on the same group.
 #pragma once
 
 #include <atomic>
@@ -25,32 +25,33 @@
 
 namespace fastcoll {
 
-/// How those who wait for a queued task learn of its end.
+/// Reports the end of a queued task to its waiters.
 class Completion {
  public:
   virtual ~Completion() = default;
-  /// Called once, without locks, when the task has been let go.
+  /// Called once, without locks, after the engine has released the task.
   virtual void complete(std::exception_ptr ended) noexcept { fault = std::move(ended); }
-  /// complete() will run a user's code, which may wait for other collectives of the group.
+  /// Whether complete() runs user code, which may wait for other collectives of the group.
   virtual bool callsBack() { return false; }
   std::exception_ptr fault;
   std::atomic<bool> done{false};
 };
 
-/// A collective on its way through the engine.
+/// A collective in the engine.
 class Task {
  public:
   virtual ~Task() = default;
   Request request;
-  /// Called on the running thread around the transfer: stage non-contiguous tensors in and out.
+  /// Called on the running thread before and after the transfer: copy non-contiguous tensors in and
+  /// out.
   virtual void prepare() {}
   virtual void finish() {}
   /// The transfer: one collective by default; a composite runs several, one after the other.
   using RunOne = std::function<void(Request&)>;
   virtual void transfer(const RunOne& runOne) { runOne(request); }
-  /// Of a task that is queued.
+  /// Set for a task that is queued.
   std::shared_ptr<Completion> completion;
-  /// Read while the engine takes the task, which then has a record.
+  /// Read, then cleared, when the engine records the task in the trace.
   const trace::Record* draft = nullptr;
   trace::RecordId trace = 0;
 };
@@ -63,50 +64,51 @@ struct EngineConfig {
   Settings settings;
   TuningTable tuning;
   std::string version;
-  /// Called before a fault of the group is shown to anyone, without locks.
+  /// Called without locks before a fault of the group is raised.
   std::function<void()> failing = [] {};
 };
 
 struct EngineInfo {
   std::string transport;  // "shm", "shm+gloo", "gloo", "local", "undecided"
   std::string reason;
-  std::string stores;  // of shared memory: "plain" or "streaming", as the last large segment
-  int spinMicros = 0;  // of waits for other ranks, before they sleep
+  std::string stores;  // to shared memory: "plain" or "streaming", as for the last large segment
+  int spinMicros = 0;  // how long a wait for other ranks spins before it sleeps
   std::size_t sharedBytes = 0;  // reserved by the process for all its groups
 };
 
 class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
  public:
-  /// Makes the way to other hosts.
+  /// Makes the network to other hosts.
   using MakeNetwork = std::function<std::shared_ptr<Network>()>;
 
   CpuEngine(EngineConfig config, std::unique_ptr<KeyValueStore> store, MakeNetwork makeNetwork);
   ~CpuEngine();
 
-  /// Runs the collective before it returns; throws its fault.
+  /// Returns when the collective has run; throws its fault.
   void runInline(const TaskRef& task);
-  /// Takes the collective and returns its number; its completion is told of its end.
+  /// Queues the collective and returns its number. Its completion is called at its end.
   std::uint64_t submit(TaskRef task);
-  /// Waits until a task is done, running the queue if nobody else does.
+  /// Waits until a task is done. Runs the queue if no other thread does.
   void wait(const Completion& task);
-  /// Waits without helping, so that it can give up: false when `until` has passed.
+  /// Waits without running the queue, so it can end on time: false when `until` has passed.
   bool waitUntil(const Completion& task, TimePoint until);
 
-  /// For the call of that name and number. Throws when the group is unusable.
+  /// For the call of that name and number. Throws if the group is unusable.
   PointToPoint& pointToPoint(const char* call, std::uint64_t seq);
-  /// For one that has been begun.
+  /// For an operation that has begun.
   PointToPoint& pointToPoint() { return *pointToPoint_; }
-  /// Waits for all ranks and names those that do not come; the group stays usable.
+  /// Waits for all ranks; its error names the missing ranks. The group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
 
-  /// Fails everything pending and later, on all ranks. From any thread; never throws.
+  /// Fails all pending and later work, on all ranks. From any thread; never throws.
   void abort(ErrorKind kind, const std::string& cause) noexcept;
-  /// Lets pending work end for a moment, then fails it; tells the peers. Idempotent, never throws.
+  /// Waits briefly for pending work, then fails it and notifies the peers. Idempotent, never
+  /// throws.
   void shutdown() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   std::uint64_t sequence() const;
   EngineInfo info() const;
-  /// Whether the group is on several hosts; false as long as that is not decided.
+  /// Whether the group is on several hosts; false while that is undecided.
   bool isRemote() const { return path_.load(std::memory_order_acquire) == Path::Spanning; }
   const EngineConfig& config() const { return config_; }
   const std::shared_ptr<LocalProcess>& process() const { return process_; }
@@ -165,7 +167,7 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::unique_ptr<PointToPoint> pointToPoint_;
   std::once_flag pointToPointMade_;
   Spanning spanning_;
-  std::shared_ptr<HostWatch> hostWatch_;  // of a leader
+  std::shared_ptr<HostWatch> hostWatch_;  // if this host has several ranks
   std::atomic<Path> path_{Path::Undecided};
   std::string reason_;
 
@@ -173,11 +175,11 @@ class CpuEngine : public std::enable_shared_from_this<CpuEngine> {
   std::condition_variable changed_;
   std::deque<TaskRef> queue_;
   bool running_ = false;
-  std::uint64_t sequence_ = 0;  // of the last collective taken
+  std::uint64_t sequence_ = 0;  // of the last admitted collective
   bool workerAwake_ = false;
   bool closed_ = false;
-  std::atomic<bool> refused_{false};  // a call, since the group failed
-  bool interrupted_ = false;          // a fault before there was shared memory to record it in
+  std::atomic<bool> refused_{false};  // a call was refused because the group has failed
+  bool interrupted_ = false;          // this rank has aborted the group, for the reason below
   ErrorKind faultKind_ = ErrorKind::Backend;
   std::string fault_;
   std::atomic<bool> spinDecided_{false};

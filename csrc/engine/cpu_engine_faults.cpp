@@ -1,4 +1,4 @@
-// How a group fails, on this rank and, where memory is not shared, on the others.
+// How a group fails on this rank, and on the ranks that share no memory with it.
 #include <mutex>
 #include <thread>
 
@@ -10,9 +10,9 @@
 namespace fastcoll {
 namespace {
 
-// For the store to take a word and to give one; a store in reach does so in less than one.
+// Limit on one write to, or read from, the store. A reachable store needs less than 1 ms.
 constexpr Milliseconds kTelling{100};
-// For the rank that noticed first to say so, and for the kernel to bury a process.
+// Time for the first rank that detects a fault to write it, and for the kernel to end a process.
 constexpr Milliseconds kWhoBroke{500};
 
 }  // namespace
@@ -32,8 +32,8 @@ void CpuEngine::checkPeers(const std::string& prefix) const {
   }
 }
 
-/// What is told under the key by now. An answer that is under way may be older than this call: then
-/// the second question is of now.
+/// The fault under the key by now. The first answer may be of a read that began before this call,
+/// so read twice.
 std::optional<ToldFault> CpuEngine::toldByNow(const std::string& key) const noexcept {
   for (int question = 0; question < 2; ++question) {
     if (auto told = firstFault_.heard(key, kTelling)) return told;
@@ -41,7 +41,8 @@ std::optional<ToldFault> CpuEngine::toldByNow(const std::string& key) const noex
   return std::nullopt;
 }
 
-/// Why a connection to another host broke: what its ranks have told, or that a process has ended.
+/// Why a connection to another host broke: the fault that a rank wrote, or that a process has
+/// ended.
 ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   ToldFault fault{ErrorKind::Backend, text};
   try {
@@ -49,7 +50,7 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
     const std::string key = rendezvous_->faultKeys()[0];
     while (Clock::now() < began + kWhoBroke) {
       if (auto first = firstFault_.heard(key, Milliseconds(20))) return *first;
-      // A process that has ended may have said goodbye before: its peers have time to tell.
+      // An ended process may have sent a close notice before. Give its peers time to write a fault.
       const std::string ended = Clock::now() < told ? "" : rendezvous_->endedProcesses();
       if (!ended.empty()) {
         if (auto first = toldByNow(key)) return *first;
@@ -63,14 +64,14 @@ ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   return fault;
 }
 
-/// Why a connection for point-to-point broke: what the peer has told, or that it is gone.
+/// Why a point-to-point connection broke: the fault that the peer wrote, or that it has ended.
 ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
   ToldFault fault{ErrorKind::Backend, brokeOff(memory_->memberName(peer), text)};
   try {
     const std::string key = rendezvous_->faultKeyOf(peer);
     for (const auto until = Clock::now() + kTelling; Clock::now() < until;) {
       if (auto told = firstFault_.heard(key, Milliseconds(20))) return *told;
-      if (rendezvous_->hasEnded(peer)) {  // it may have told before
+      if (rendezvous_->hasEnded(peer)) {  // it may have written a fault before
         if (auto told = toldByNow(key)) return *told;
         fault.text = concat(memory_->memberName(peer), ": connection closed by peer (process died)",
                             kReadLog);
@@ -83,7 +84,7 @@ ToldFault CpuEngine::whyLost(int peer, const std::string& text) noexcept {
   return fault;
 }
 
-/// Fails the group with a fault of this rank, and throws: that one, or the one that came first.
+/// Fails the group with this rank's fault. Throws that fault, or the one that came first.
 void CpuEngine::failHere(const Request& request, const Error& error) {
   ToldFault fault{error.kind(), causeOf(error)};
   const std::string own = fault.text;
@@ -95,19 +96,19 @@ void CpuEngine::failHere(const Request& request, const Error& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     fault = {faultKind_, fault_};
   }
-  // To the rank that came late the others' error says less than its own.
+  // The late rank's own error is more precise than the others' error.
   const bool late = dynamic_cast<const Rendezvous::CameLate*>(&error) != nullptr;
   if (late || fault.text == own) throw error;
   throw Error(fault.kind, prefix(collectiveName(request.collective), request.seq) + fault.text);
 }
 
-/// This rank has failed already, and told the other hosts so.
+/// Whether this rank has already failed, and written that for the other hosts.
 bool CpuEngine::hasTold() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return interrupted_;
 }
 
-/// Of a collective that has failed, and the group with it: before its caller hears of that.
+/// Called after a collective and its group have failed, before the caller gets the error.
 void CpuEngine::takeConnectionsBack() noexcept {
   PointToPoint* pointToPoint = nullptr;
   {
@@ -118,11 +119,12 @@ void CpuEngine::takeConnectionsBack() noexcept {
 }
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (forkGeneration_ != forkGeneration()) return;  // a child speaks for nobody
+  if (forkGeneration_ != forkGeneration())
+    return;  // a forked child must not fail its parent's group
   config_.failing();
   try {
     ToldFault fault{kind, cause};
-    // Memory tells only the ranks of this host.
+    // Shared memory notifies only the ranks of this host.
     const Path path = path_.load(std::memory_order_acquire);
     const bool told = path == Path::Spanning ? hasTold() : path == Path::Shared || faulted();
     if (!told) fault = tellPeers(fault);
@@ -147,15 +149,15 @@ void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
 
 // --- a fault of this host, while its leader calls nothing ----------------------------------------
 
-/// What the keeper thread knows of an engine; nothing when that is about to end.
+/// The keeper thread's pointer to an engine; null when the engine is about to end.
 struct CpuEngine::HostWatch {
   std::mutex mutex;
   CpuEngine* engine;
 };
 
-/// Ranks of a host see each other's deaths and aborts in their calls. Another host waits for this
-/// one's leader, or for a message of any of its ranks, and all of them may call nothing for a long
-/// time: so each looks now and then.
+/// Ranks of a host detect each other's deaths and aborts in their calls. They may make no call for
+/// a long time, while another host waits for their leader or for a message. So the keeper thread of
+/// each rank checks periodically.
 void CpuEngine::watchHost() {
   hostWatch_ = std::make_shared<HostWatch>();
   hostWatch_->engine = this;
@@ -171,7 +173,7 @@ void CpuEngine::endHostWatch() noexcept {
   hostWatch_->engine = nullptr;
 }
 
-/// By the keeper thread, which must not wait: false when there is no more to look for.
+/// Called by the keeper thread, which must not wait. False ends the watch.
 bool CpuEngine::lookAtHost() noexcept {
   ErrorKind kind = ErrorKind::Backend;
   std::string cause;
@@ -185,17 +187,17 @@ bool CpuEngine::lookAtHost() noexcept {
     runOnWorker([weak = weak_from_this(), kind, cause] {
       if (const auto self = weak.lock()) self->failIdle(kind, cause);
     });
-  } catch (const std::exception&) {  // no thread is to be had: a call will notice
+  } catch (const std::exception&) {  // no thread: the next call detects the fault
   }
   return false;
 }
 
-/// Fails the group, and shows the other hosts that it has failed.
+/// Fails the group. Closes the connections, so the other hosts detect that it has failed.
 void CpuEngine::failIdle(ErrorKind kind, const std::string& cause) noexcept {
   abort(kind, cause);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (running_ || closed_) return;  // a call that runs, or is to run, closes them
+    if (running_ || closed_) return;  // the running call, or the shutdown, closes them
     running_ = true;
   }
   if (spanning_.links != nullptr) spanning_.links->close();

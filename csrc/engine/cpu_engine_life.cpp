@@ -1,18 +1,17 @@
-// The parts of CpuEngine beside its queue: how the first collective, point-to-point and monitored
-// barriers begin, and how a group is shut down.
+// The parts of CpuEngine other than its queue: how the first collective, point-to-point and
+// monitored barriers begin, and how a group is shut down.
 #include "../base/fork.hpp"
 #include "../base/log.hpp"
 #include "cpu_engine.hpp"
 
 namespace fastcoll {
 namespace {
-// A waiter spins this long where every local rank has a core of its own; see
-// docs/concepts/faults.md.
+// How long a waiter spins if every local rank has a core of its own; see docs/concepts/faults.md.
 constexpr int kSpinMicros = 50;
-// How often a rank that has met another looks whether all have created the group.
+// How often a rank that has met a peer checks whether all ranks have created the group.
 constexpr Milliseconds kSpinLook{200};
-// A ring between ranks of a host is so many times longer in a group of several hosts: what goes
-// over the network at once is a quarter of it, and costs Gloo the same for 0.5 and for 2 MiB.
+// A group of several hosts has rings inside a host that are longer by this factor. One transfer
+// between hosts is a quarter of a ring, and costs Gloo the same for 0.5 and for 2 MiB.
 constexpr std::size_t kSpanningRing = 4;
 }  // namespace
 
@@ -34,16 +33,17 @@ void CpuEngine::decide(Milliseconds timeout) {
   span(agreement, timeout);
 }
 
-/// `coreEach`: no other rank needs the core of one that spins.
+/// `coreEach`: every rank has a core of its own, so spinning delays no other rank.
 void CpuEngine::decideSpin(bool coreEach) {
   spinDecided_ = true;
   const int chosen = static_cast<int>(config_.settings.spinMicros);
   spinMicros_ = chosen >= 0 ? chosen : coreEach ? kSpinMicros : 0;
-  // Nor does another thread of this process, if there is a second core to run on.
+  // With a second core, spinning delays no other thread of this process either.
   lingerMicros_ = chosen >= 0 || cores_.count() > 1 ? spinMicros_.load() : 0;
 }
 
-/// Runs what connects ranks of several hosts: whatever breaks is a connection.
+/// Runs `connect`, which connects ranks of several hosts. Turns its errors, except CannotConnect,
+/// into ConnectionLost.
 template <typename Connect>
 void CpuEngine::connect(Connect connect) {
   try {
@@ -54,21 +54,21 @@ void CpuEngine::connect(Connect connect) {
   } catch (const Error& error) {
     const std::string text = error.what();
     const std::string line = text.substr(0, text.find('\n'));
-    const bool named = line.rfind("fastcoll.", 0) == 0;  // with the call and the rank
+    const bool named = line.rfind("fastcoll.", 0) == 0;  // it names the call and the rank
     throw ConnectionLost(
         error.kind(),
         named ? line : concat(prefix("init", 0), memory_->memberName(config_.rank), ": ", line));
   }
 }
 
-/// The way to other hosts: one for collectives and messages.
+/// The network to other hosts, shared by collectives and point-to-point.
 std::shared_ptr<Network> CpuEngine::network() {
   const std::lock_guard<std::mutex> lock(networkMutex_);
   if (network_ == nullptr) network_ = makeNetwork_();
   return network_;
 }
 
-/// Whoever waits for a peer that does not come waits no longer.
+/// Ends all waits for peers to connect.
 void CpuEngine::stopConnecting() {
   const std::lock_guard<std::mutex> lock(networkMutex_);
   if (network_ != nullptr) network_->stopConnecting();
@@ -134,8 +134,8 @@ PointToPoint& CpuEngine::madePointToPoint() {
       try {
         if (const auto coreEach = rendezvous_->coreEachIfKnown()) decideSpin(*coreEach);
       } catch (const std::exception&) {
-        // The store is gone, or a rank that these messages do not need has a wrong record: the
-        // next collective raises it.
+        // The store is gone, or a rank that these messages do not need has a wrong record. The next
+        // collective raises that error.
       }
     };
     setup.network = [this] { return network(); };
@@ -166,7 +166,7 @@ void CpuEngine::shutdown() noexcept {
     if (closed_) return;
     closed_ = true;
     const auto idle = [this] { return !running_ && queue_.empty(); };
-    // Work that is about to end may end; work that is not is failed rather than waited for.
+    // Wait briefly for work that is about to end. Fail the rest without a longer wait.
     bool ended = changed_.wait_for(lock, Milliseconds(300), idle);
     if (!ended) {
       lock.unlock();
@@ -192,7 +192,7 @@ void CpuEngine::shutdown() noexcept {
     if (memory_ == nullptr) return;
     if (ended) spanning_.links.reset();
     memory_->close(keep);
-    // A thread that is still inside may write to peers' memory: this rank leaves when it is out.
+    // A thread that still runs a collective may write to peers' memory, so leave only without one.
     if (ended) memory_->leave();
   } catch (...) {
     log(LogLevel::Warn, concat("group '", config_.name, "': the shutdown failed"));

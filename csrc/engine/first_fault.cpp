@@ -9,7 +9,7 @@
 
 namespace fastcoll {
 namespace {
-constexpr int kFailures = 3;  // of the store, after which it is not asked any more
+constexpr int kFailures = 3;  // in a row, after which heard() no longer reads the store
 }  // namespace
 
 struct FirstFault::Shared {
@@ -35,7 +35,7 @@ ToldFault FirstFault::tell(std::vector<std::string> keys, const ToldFault& fault
     if (!shared_->telling) {
       shared_->telling = true;
       lock.unlock();
-      // One that was heard of is told on: some rank may look under this one's keys only.
+      // Write an already known fault, too: some rank may read only this rank's keys.
       runOnWorker([shared = shared_, keys = std::move(keys), fault = known.value_or(fault)] {
         std::optional<ToldFault> first;
         try {
@@ -43,7 +43,7 @@ ToldFault FirstFault::tell(std::vector<std::string> keys, const ToldFault& fault
             ToldFault there = writeFault(*shared->store, key, first.value_or(fault));
             if (!first) first = std::move(there);
           }
-        } catch (const std::exception&) {  // without the store nobody hears of it: each notices
+        } catch (const std::exception&) {  // without the store each rank detects the fault itself
         }
         const std::lock_guard<std::mutex> again(shared->mutex);
         if (!shared->first) shared->first = first.value_or(fault);

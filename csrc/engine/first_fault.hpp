@@ -1,5 +1,5 @@
-// Tells and hears of a group's first fault through the store, for ranks that share no memory. On
-// pooled threads, because a store may be slow or gone, and nobody must wait for it for long.
+// Writes and reads a group's first fault in the store, for ranks that share no memory. Pooled
+// threads do it, because a store may be slow or gone and no caller may wait for it for long.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,16 @@ class FirstFault {
  public:
   explicit FirstFault(std::shared_ptr<KeyValueStore> store);
 
-  /// Tells a fault under all the keys, and returns what the first of them holds then: another
-  /// rank's fault if that was there before. Waits for the store no longer than `patience`.
+  /// Writes a fault under all the keys. Returns what the first key then holds: another rank's fault
+  /// if that came first. Waits for the store for `patience` at most.
   ToldFault tell(std::vector<std::string> keys, const ToldFault& fault,
                  Milliseconds patience) noexcept;
-  /// What is told under the key, as far as it is known within `patience`. Ask again.
+  /// The fault under the key, if it was read within `patience`. Otherwise call again.
   std::optional<ToldFault> heard(const std::string& key, Milliseconds patience) noexcept;
 
  private:
   struct Shared;
-  std::shared_ptr<Shared> shared_;  // with the jobs, which may outlive this
+  std::shared_ptr<Shared> shared_;  // shared with the jobs, which may outlive this
 };
 
 }  // namespace fastcoll

@@ -22,7 +22,7 @@ struct Pool {
   std::deque<std::function<void()>> jobs;
   std::size_t idle = 0;
   std::size_t threads = 0;
-  std::size_t dismissed = 0;  // so many threads are to end when they have nothing to do
+  std::size_t dismissed = 0;  // threads that end as soon as they are idle
   bool draining = false;
 };
 
@@ -83,7 +83,7 @@ void runOnWorker(std::function<void()> job) {
   try {
     startThread([&p] { work(p); }).detach();
   } catch (...) {
-    if (p.threads == 0) p.jobs.pop_back();  // else a busy thread takes it in the end
+    if (p.threads == 0) p.jobs.pop_back();  // else a busy thread runs it later
     if (p.threads == 0) throw;
     return;
   }
@@ -98,7 +98,7 @@ void dismissWorkers() noexcept {
 }
 
 void drainWorkers() noexcept {
-  if (onWorker) return;  // it would wait for itself
+  if (onWorker) return;  // a pooled thread would wait for itself
   Pool& p = pool();
   std::unique_lock<std::mutex> lock(p.mutex);
   p.draining = true;

@@ -1,5 +1,5 @@
-// Threads for groups that have asynchronous work: taken when there is some, given back when there
-// is none. A group has no thread of its own, and no group ever waits for a thread that another one
+// A pool of threads for asynchronous work. A group takes a thread while it has such work and
+// returns it afterwards. A group owns no thread, and never waits for a thread that another group
 // holds.
 #pragma once
 
@@ -7,14 +7,14 @@
 
 namespace fastcoll {
 
-/// Runs `job` on a pooled thread, starting one if none is idle. Idle threads end by themselves.
+/// Runs `job` on a pooled thread; starts one if none is idle. Idle threads end by themselves.
 void runOnWorker(std::function<void()> job);
 
-/// Lets threads end as soon as they are idle rather than after two seconds, and waits for none: the
-/// process's last group is gone, and the caller may hold the GIL.
+/// Called after the process's last group has ended. Threads then end as soon as they are idle, not
+/// after 2 s. Does not wait for them, because the caller may hold the GIL.
 void dismissWorkers() noexcept;
 
-/// Waits until the pool's threads have ended, at most a second: at exit. Does nothing on a pooled
+/// Called at exit. Waits until the pool's threads have ended, 1 s at most. Does nothing on a pooled
 /// thread.
 void drainWorkers() noexcept;
 
