@@ -119,8 +119,7 @@ void CpuEngine::takeConnectionsBack() noexcept {
 }
 
 void CpuEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
-  if (forkGeneration_ != forkGeneration())
-    return;  // a forked child must not fail its parent's group
+  if (forkGeneration_ != forkGeneration()) return;  // a forked child has no part in the group
   config_.failing();
   try {
     ToldFault fault{kind, cause};

@@ -17,8 +17,8 @@ std::size_t ringBytesFor(std::size_t wanted, int size) {
   return std::max(share, kLeast) / kPage * kPage;
 }
 
-// A piece is long enough that its hand-over costs little beside its copy, and short enough that the
-// receiver copies one while the sender writes the next.
+// A piece is so long that its hand-over costs little compared with its copy. It is so short that
+// the receiver copies one piece while the sender writes the next.
 constexpr std::size_t kPieceBytes = 64 * 1024;
 
 }  // namespace
@@ -57,7 +57,7 @@ void PointToPoint::submit(PointToPointRef op) {
     }
     progress(finished, false);
     if (restless()) needBackground();
-    // It waits for peers of this host only, until somebody tells it of others.
+    // It sleeps on the doorbell of this host, which peers on other hosts do not ring.
     if (threadSleeps_ && anyElsewhere_) wakeBackground();
   }
   complete(finished);
@@ -69,20 +69,20 @@ void PointToPoint::poll() {
     progress(finished, true);
     callReaders();
     callHelpers();
-    // Elsewhere, as hooks may wait for Python's lock, which is held where a work is polled.
+    // On another thread: hooks may wait for the GIL, which a thread that polls a work holds.
     if (showFault(finished)) {
       try {
         startJob([this, failed = finished]() mutable { complete(failed); });
         return;
       } catch (const std::exception&) {
-        // No thread is to be had: then here.
+        // No thread could be started: complete them here.
       }
     }
   }
   complete(finished);
 }
 
-/// Whether they end because the group has failed.
+/// Whether any of the operations ends because the group has failed.
 bool PointToPoint::showFault(const Finished& finished) const {
   return memory_.aborted() && std::any_of(finished.begin(), finished.end(),
                                           [](const auto& one) { return one.second != nullptr; });
@@ -95,20 +95,21 @@ void PointToPoint::complete(Finished& finished) {
     op->complete(fault);
     op->done.store(true, std::memory_order_seq_cst);
   }
-  // Other threads of this process may sleep for what was finished here.
+  // Other threads of this process may sleep until one of these operations ends.
   if (memory_.isOpen()) ring(memory_.rank());
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-  }  // who has looked before sleeps by now
+  }  // a thread that has checked before this sleeps by now
   changed_.notify_all();
 }
 
-/// Wakes the rank if it sleeps. No wake-up is lost: the sleeper announces itself and then looks at
-/// everything once more; the caller has stored (seq_cst) before it looks for sleepers.
+/// Wakes the rank if it sleeps. No wake-up is lost: the sleeper announces itself and then checks
+/// everything once more. The caller has stored (seq_cst) before it checks for sleepers.
 void PointToPoint::ring(int rank) {
   const bool self = rank == memory_.rank();
-  // A peer may have found this rank before this rank has found the peer: it looks by itself then.
+  // A peer may have found this rank first. It cannot be rung before this rank has bound it, so it
+  // polls until then.
   if (!self && !memory_.isBound(rank)) return;
   Doorbell& bell = (self ? memory_.own() : memory_.block(rank)).doorbell;
   if (bell.waiters.load(std::memory_order_seq_cst) == 0) return;
@@ -117,7 +118,7 @@ void PointToPoint::ring(int rank) {
 }
 
 void PointToPoint::finish(const PointToPointRef& op, Finished& finished) {
-  // After a fault elsewhere the memory just read may already have been given back.
+  // After a fault elsewhere the memory that was just read may already have been reused.
   if (!op->send && memory_.aborted()) memory_.throwAborted("");
   end(op, finished);
 }
@@ -128,7 +129,7 @@ void PointToPoint::end(const PointToPointRef& op, Finished& finished) {
   all_.erase(op->place_);
 }
 
-/// Moves what can be moved without waiting; false when that was nothing.
+/// Does what can be done without waiting; false if that was nothing.
 bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
   ++looks_;
   if (!restless()) return false;
@@ -146,7 +147,7 @@ bool PointToPoint::progress(Finished& finished, bool lookForFaults) {
     }
     if (lookForFaults && !moved) checkFaults(finished);
   } catch (const std::exception& error) {
-    if (active()) failWith(error, finished);  // else the next operation meets it
+    if (active()) failWith(error, finished);  // else the next operation raises it
   }
   unmet_ =
       std::count_if(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.unmet(); });
@@ -190,7 +191,7 @@ bool PointToPoint::flush(TimePoint until) {
       for (int rank = 0; rank < memory_.size(); ++rank) {
         const auto& out = peers_[rank].out;
         if (!out || memory_.isDead(rank) || memory_.hasLeft(rank)) continue;
-        // A send has ended when its last bytes are in the ring; the receiver has not read them yet.
+        // A send ends when its last bytes are in the ring. The receiver may not have read them yet.
         all = all && out->taken();
       }
     }

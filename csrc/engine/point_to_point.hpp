@@ -1,22 +1,23 @@
-// Send and receive between the ranks of a group: matching by source and tag, any number of messages
-// under way in both directions, independent of the group's collectives. Ranks of a host exchange
-// them over shared memory, others over a connection of the two; only these two take part.
+// Send and receive between two ranks of a group, matched by source and tag. Any number of messages
+// may be in flight in both directions, independent of the group's collectives. Ranks of a host
+// exchange messages over shared memory, other ranks over a connection of the two. No third rank
+// takes part.
 //
-// All state is advanced by progress(), a function that never waits and moves a bounded number of
-// bytes, so that sending and receiving take turns. Whoever waits for a message calls it; when
-// nobody has for a while, a background thread does, so that an isend ends without its wait().
+// progress() advances all state. It never waits and moves a bounded number of bytes, so sending and
+// receiving take turns. Threads that wait for a message call it. If none has for a while, a
+// background thread does, so an isend ends without its wait().
 //
 // How a message goes (see pair_channel.hpp for the ring):
 //   up to kSmallBytes   in one record; the send ends at once
-//   up to kEagerBytes   in records that follow each other unasked; the send ends with the last
-//   longer              the first kEagerBytes so, the rest when the receiver has matched it
-//   in the arena        is read by the receiver where it lies; the send ends when it has been
+//   up to kEagerBytes   in several eager records; the send ends with the last
+//   longer              the first kEagerBytes eagerly, the rest once the receiver has matched it
+//   in the arena        the receiver reads it in place; the send ends after that
 //
-// To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record, and
-// its send ends with that; of a longer one the record only tells, and the body goes by itself, from
-// memory to memory. Who waits for a message reads the records of its peer, and waits on the network
-// for its body; pooled threads do both for messages that nobody waits for. Collectives borrow these
-// connections for their long messages (hosts/long_messages.hpp).
+// To another host (see remote_channel.hpp) a message of up to kRecordBytes goes in one record,
+// which ends its send. A longer message is announced by a record. Its body goes separately, from
+// memory to memory. A thread that waits for a message reads the records of its peer, and waits on
+// the network for its body. Pooled threads do both for messages without a waiter. Collectives
+// borrow these connections for their long messages (hosts/long_messages.hpp).
 #pragma once
 
 #include <condition_variable>
@@ -49,7 +50,7 @@ constexpr int kAnySource = -1;
 class PointToPointOp {
  public:
   virtual ~PointToPointOp() = default;
-  /// Called outside the engine's lock, on whichever thread finished the message.
+  /// Called outside PointToPoint's lock, on the thread that finished the message.
   virtual void complete(std::exception_ptr fault) noexcept = 0;
 
   bool send = false;
@@ -66,16 +67,16 @@ class PointToPointOp {
 
  private:
   friend class PointToPoint;
-  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // among all that are not done
+  std::list<std::shared_ptr<PointToPointOp>>::iterator place_;  // in PointToPoint::all_
   std::uint64_t number_ = 0;     // of the message among those from its sender to its receiver
   std::size_t moved_ = 0;        // bytes written to the ring, or to the receiver's tensor
-  std::size_t unasked_ = 0;      // bytes that go before the receiver has answered
+  std::size_t unasked_ = 0;      // bytes that are sent before the receiver has answered
   bool begun_ = false;           // of a send: its first record is written
-  bool ended_ = false;           // and about to be told so
+  bool ended_ = false;           // complete() is about to be called
   bool bodyUnderWay_ = false;    // from memory to memory, to or from another host
   bool bodyAwaited_ = false;     // a thread waits for `body_`, or is about to
-  TransferRef body_;             // until it has ended, or its channel is closed
-  std::atomic<int> waiters_{0};  // threads that wait for it, and so for its body
+  TransferRef body_;             // set until it has ended, or its channel is closed
+  std::atomic<int> waiters_{0};  // threads that wait for the operation, and so for its body
 };
 
 using PointToPointRef = std::shared_ptr<PointToPointOp>;
@@ -83,31 +84,32 @@ using PointToPointRef = std::shared_ptr<PointToPointOp>;
 class PointToPoint : public PeerConnections {
  public:
   static constexpr std::size_t kRingBytes = std::size_t{2} << 20;
-  /// What goes to a receiver that may not want it yet.
+  /// Most bytes of a message that go to a receiver before it has matched the message.
   static constexpr std::size_t kEagerBytes = 256 * 1024;
-  /// Messages in the arena that are not copied into the ring are longer than this.
+  /// Messages in the arena that are longer than this are read in place, not copied into the ring.
   static constexpr std::size_t kCopiedBytes = 16 * 1024;
 
-  /// To another host: what goes in one record, also when the receiver holds much unexpected.
+  /// To another host: most bytes of a message in one record. The second limit holds while the
+  /// receiver holds many unexpected messages.
   static constexpr std::size_t kRecordBytes = RemoteChannel::kPayloadBytes;
   static constexpr std::size_t kRecordBytesWhenFull = 4096;
 
   struct Setup {
-    /// Of the ring to each peer that is sent more than small messages; less in groups so large that
-    /// their rings would take much memory.
+    /// Size of the ring to each peer that is sent more than small messages. It is less in groups so
+    /// large that their rings would take much memory.
     std::size_t ringBytes = kRingBytes;
     StoresChoice stores = StoresChoice::Auto;
     /// Called before operations end with the group's fault, without locks.
     std::function<void()> failing = [] {};
-    /// Called when the group has failed here, to tell ranks that this one has not met.
+    /// Called when the group has failed here, to notify ranks that this one has not met.
     std::function<void()> tellUnmet = [] {};
-    /// The way to other hosts.
+    /// Returns the network to other hosts.
     std::function<std::shared_ptr<Network>()> network;
-    /// Why the connection to a rank broke, whose end said `text`. May take a moment.
+    /// Why the connection to a rank broke; `text` is its error at this end. May take a moment.
     std::function<ToldFault(int rank, const std::string& text)> whyLost;
-    /// Called when a peer of this host was met, and now and then.
+    /// Called after a peer of this host was met, and periodically.
     std::function<void()> met = [] {};
-    /// Keeps what this object refers to alive, for its threads.
+    /// Its threads lock this, to keep alive what this object refers to.
     std::weak_ptr<void> owner;
   };
   PointToPoint(GroupMemory& memory, Rendezvous& rendezvous, const std::atomic<int>& spinMicros,
@@ -121,11 +123,11 @@ class PointToPoint : public PeerConnections {
   TransferRef receiveFrom(int rank, void* data, std::size_t bytes) override;
   void giveBack() noexcept override;
 
-  /// Takes the operation and does at once what can be done without waiting.
+  /// Posts the operation and does at once what can be done without waiting.
   void submit(PointToPointRef op);
   /// Waits until the operation is done (true) or `until` has passed (false), making progress.
   bool wait(const PointToPointRef& op, TimePoint until);
-  /// Makes progress without waiting, unless another thread is at it.
+  /// Makes progress without waiting, unless another thread holds the lock.
   void poll();
   /// Fails all operations with the group's fault; called after GroupMemory::abort.
   void failAll();
@@ -137,7 +139,7 @@ class PointToPoint : public PeerConnections {
 
  private:
   using Payload = std::unique_ptr<std::uint8_t[]>;
-  /// A message that no receive has asked for yet, and what has come of it.
+  /// A message without a matching receive, and the bytes of it that have arrived.
   struct Unexpected {
     int source;
     std::uint64_t number;
@@ -147,7 +149,7 @@ class PointToPoint : public PeerConnections {
     std::uint64_t bytes;
     std::uint64_t where;  // in the sender's arena, or 0
     Payload payload;
-    std::size_t held;  // bytes of it
+    std::size_t held;  // bytes in `payload`
   };
   struct Peer {
     std::deque<PointToPointRef> sends;     // in order; the first may have begun
@@ -155,42 +157,43 @@ class PointToPoint : public PeerConnections {
     std::deque<PointToPointRef> answered;  // sends whose rest the receiver wants, in that order
     std::uint64_t sent = 0;                // messages begun
     std::deque<PointToPointRef> open;      // matched receives whose rest comes through the ring
-    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // that are read in place
+    std::deque<std::pair<PointToPointRef, const std::uint8_t*>> pulls;  // receives read in place
     std::deque<std::uint64_t> wanted;     // answers for which there was no room yet
-    std::uint64_t arrived = 0;            // messages that have begun to come
+    std::uint64_t arrived = 0;            // messages that have begun to arrive
     std::size_t receives = 0;             // unmatched ones that name this peer
-    std::optional<TimePoint> waitsSince;  // of the ring's next message, for its receive
+    std::optional<TimePoint> waitsSince;  // when the ring's next message began to wait
     PairChannel* outChannel = nullptr;    // own channel to the peer
     PairChannel* inChannel = nullptr;     // the peer's channel to this rank
     std::optional<PairWriter> out;
     std::optional<PairReader> in;
     bool large = false;  // `out` writes into the large ring
-    bool known = false;  // on which host it is
+    bool known = false;  // whether its host is known
     bool paired = false;
-    std::optional<TimePoint> goneSince;  // while it is not known to mean this group
+    std::optional<TimePoint> goneSince;  // since when it has left, if it may come back
     // Of a peer on another host.
     bool elsewhere = false;
     bool connecting = false;
-    bool asked = false;  // for, by a collective
-    bool lent = false;   // to a collective, which counts as a user
+    bool asked = false;  // a collective wants the connection
+    bool lent = false;   // the channel is lent to a collective, which counts as a user
     std::unique_ptr<RemoteChannel> channel;
     bool reading = false;     // a thread waits for its next record
     int users = 0;            // threads that use the channel without the lock
     std::string lost;         // how the connection broke
     bool explaining = false;  // a thread finds out why
-    /// Something is under way with it.
+    /// Whether an operation with the peer is pending.
     bool busy() const {
       return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
              !open.empty() || !pulls.empty();
     }
-    /// It has been sent something, which it finds only when both mean each other's instance.
+    /// Whether it has an outgoing channel that it cannot find yet: both must mean each other's
+    /// instance first.
     bool unmet() const { return out.has_value() && !paired && !elsewhere; }
-    /// Something of it is awaited that comes in records.
+    /// Whether a record of the peer is expected: a message, or a credit for a send.
     bool expects(bool any) const { return any || receives > 0 || !sends.empty(); }
   };
   using Finished = std::vector<std::pair<PointToPointRef, std::exception_ptr>>;
 
-  // Bytes that one look moves to a peer, and from it: sending and receiving take turns.
+  // Bytes that one progress() moves to a peer, and from it, so sending and receiving take turns.
   static constexpr std::size_t kTurnBytes = std::size_t{1} << 20;
 
   // point_to_point.cpp
@@ -202,8 +205,8 @@ class PointToPoint : public PeerConnections {
   void complete(Finished& finished);
   void ring(int rank);
   bool active() const { return !all_.empty(); }
-  /// Whether somebody must look: operations are under way, or a peer that shall find what was sent
-  /// to it does not know yet that this instance of the group is meant.
+  /// Whether some thread must call progress(): an operation is pending, or a peer that has to find
+  /// its messages does not know yet that this instance of the group is meant.
   bool restless() const { return active() || unmet_ > 0; }
   std::string describe(const PointToPointOp& op) const;
 
@@ -287,33 +290,33 @@ class PointToPoint : public PeerConnections {
   std::size_t anyReceives_ = 0;           // of them from any source
   std::list<Unexpected> unexpected_;      // in order of arrival
   std::size_t held_ = 0;                  // bytes of their payloads
-  bool full_ = false;                     // so much that senders were told
-  TimePoint lookAt_ = TimePoint::max();   // when something may be due that rings no bell
+  bool full_ = false;                     // senders were notified to send less
+  TimePoint lookAt_ = TimePoint::max();   // when to look even without the doorbell
   std::list<PointToPointRef> all_;        // every operation that is not done, in order
   std::uint64_t looks_ = 0;               // calls of progress
-  std::ptrdiff_t unmet_ = 0;              // peers of which Peer::unmet() held at the last look
+  std::ptrdiff_t unmet_ = 0;              // peers that were unmet() at the last call of progress()
 
   std::atomic<int> waiters_{0};
   std::condition_variable background_;
   std::thread thread_;
   bool threadRuns_ = false;
-  bool warned_ = false;        // that there can be no thread
-  bool threadRests_ = false;   // nothing is under way; to be woken when something is
-  bool threadSleeps_ = false;  // on the bell, until something rings it
+  bool warned_ = false;        // that no thread could be started
+  bool threadRests_ = false;   // nothing is pending; wake it when something is
+  bool threadSleeps_ = false;  // on the doorbell
   bool stopping_ = false;
 
-  // Of peers that have not been met.
+  // For peers that have not been met.
   bool meets_ = false;  // a thread looks for them
-  TimePoint nextMeet_;  // when one is to look again
+  TimePoint nextMeet_;  // when a thread may look again
   int looksInVain_ = 0;
 
-  // Of other hosts.
+  // For peers on other hosts.
   std::atomic<bool> anyElsewhere_{false};
   bool toldUnmet_ = false;
   bool connects_ = false;  // a thread looks for peers that want to connect
-  int jobs_ = 0;           // pooled threads at work here
+  int jobs_ = 0;           // pooled threads that run jobs of this object
   std::condition_variable changed_;
-  std::atomic<int> sleepers_{0};  // on it
+  std::atomic<int> sleepers_{0};  // threads that wait on `changed_`
 };
 
 }  // namespace fastcoll

@@ -1,10 +1,10 @@
-// How point-to-point meets the ranks that it is to talk to, and connects with those on other hosts:
-// the two that want to talk, and no others. Pooled threads do it, without the lock: the store and
-// the network may be slow, and messages with other peers go on meanwhile.
+// How point-to-point meets its peers, and connects with those on other hosts. Only the two ranks of
+// a pair take part. Pooled threads do it without the lock, because the store and the network may be
+// slow. Messages with other peers go on meanwhile.
 //
-// A rank that has something for another, or awaits something of it, says so in the store, and looks
-// whether the other has (see Rendezvous::tryConnect); one that receives from any rank looks for all
-// that have. When both have, each has a thread connect.
+// A rank that sends to a peer, or expects a message from it, posts that in the store and checks
+// whether the peer has, too (see Rendezvous::tryConnect). A rank that receives from any source
+// checks all peers. When both have posted, a thread of each connects.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -41,9 +41,9 @@ void PointToPoint::startJob(std::function<void()> job) {
   }
 }
 
-/// Called under the lock when a peer is wanted that has not been met.
+/// Called under the lock when a peer is needed that has not been met.
 void PointToPoint::needToMeet(int rank) {
-  // Collectives have met it, or it has died, and what it wrote before counts.
+  // Collectives have met it. Or it has died, and what it wrote before counts.
   if (memory_.isConfirmed(rank) ||
       (memory_.isDead(rank) && memory_.isMutual(rank, memory_.nonceOf(rank)))) {
     takeMet(rank, Rendezvous::Met::Here);
@@ -54,7 +54,7 @@ void PointToPoint::needToMeet(int rank) {
     try {
       startJob([this] { meetPeers(); });
       meets_ = true;
-    } catch (const std::exception&) {  // no thread is to be had: then here
+    } catch (const std::exception&) {  // no thread: do it here
       takeMet(rank, rendezvous_.tryMeet(rank));
     }
     nextMeet_ = now + std::min(kLongestPause, kFirstPause * (1 << std::min(looksInVain_++, 6)));
@@ -62,7 +62,7 @@ void PointToPoint::needToMeet(int rank) {
   lookAt_ = std::min(lookAt_, std::max(nextMeet_, now + kFirstPause));
 }
 
-/// Asks once for each peer that is wanted and has not been met.
+/// Tries once to meet each peer that is needed and has not been met.
 void PointToPoint::meetPeers() {
   std::vector<int> wanted;
   Finished finished;
@@ -92,7 +92,7 @@ void PointToPoint::meetPeers() {
     wakeBackground();
     changed_.notify_all();
   }
-  if (fault != nullptr && active()) {  // if nothing is under way, whatever comes next meets it
+  if (fault != nullptr && active()) {  // else the next operation raises it
     try {
       std::rethrow_exception(fault);
     } catch (const std::exception& error) {
@@ -103,26 +103,26 @@ void PointToPoint::meetPeers() {
   complete(finished);
 }
 
-/// Whether anything is known of the peer that was not.
+/// Takes the result of tryMeet(). Returns whether it is news, or the peer is paired.
 bool PointToPoint::takeMet(int rank, Rendezvous::Met met) {
   Peer& peer = peers_[rank];
   const bool news = !peer.known && met != Rendezvous::Met::NotYet;
   peer.paired = met == Rendezvous::Met::Here;
   peer.known = met != Rendezvous::Met::NotYet;
   peer.elsewhere = met == Rendezvous::Met::Elsewhere;
-  if (peer.paired) ring(rank);  // it may wait for what was posted before it could be rung
+  if (peer.paired) ring(rank);  // the peer may wait for what was posted before it could be rung
   if (peer.elsewhere) anyElsewhere_ = true;
   return news || peer.paired;
 }
 
-/// Called under the lock when a peer is wanted with which there is no connection.
+/// Called under the lock when a peer is needed to which there is no connection.
 void PointToPoint::needConnections() {
   if (connects_ || stopping_ || !setup_.network) return;
   startJob([this] { connectPeers(); });
   connects_ = true;
 }
 
-/// Looks for peers that want to connect, as long as this rank does.
+/// Looks for peers that want to connect, as long as this rank wants to.
 void PointToPoint::connectPeers() {
   auto pause = kFirstPause;
   Finished finished;

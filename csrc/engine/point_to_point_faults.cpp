@@ -1,4 +1,4 @@
-// Point-to-point when something goes wrong: a peer dies or leaves, time is up, the group failed.
+// Faults of point-to-point: a peer dies or leaves, an operation times out, or the group has failed.
 #include <utility>
 
 #include "../base/topology.hpp"
@@ -18,21 +18,22 @@ void PointToPoint::failAll() {
   complete(finished);
 }
 
-/// Tells ranks that memory does not reach of the fault, once.
+/// Reports the fault, once, to ranks that share no memory with this one.
 void PointToPoint::tellUnmet() {
   if (!std::exchange(toldUnmet_, true)) setup_.tellUnmet();
 }
 
 void PointToPoint::failAllLocked(Finished& finished) {
-  // Each rank knows only those that it talks to. And a receiver may be reading a message where it
-  // lies in this rank's arena: it must hear of the fault before the sender's caller may write there
-  // again, or it would report what it read as success.
+  // Pass the fault on to all peers, because each rank knows only those that it exchanges messages
+  // with. A receiver may be reading a message in place, in this rank's arena. It must see the fault
+  // before the sender's caller may write there again. Otherwise it would report success for what it
+  // read.
   memory_.passOn();
-  if (anyElsewhere_) tellUnmet();  // before they notice that the connections are closed
+  if (anyElsewhere_) tellUnmet();  // before they detect the closed connections
   closeUnused();
   for (auto next = all_.begin(); next != all_.end();) {
     const PointToPointRef op = *next++;
-    // The network may still write to its memory: later, when the channel is closed.
+    // The network may still use its memory: fail it later, when the channel is closed.
     const int peer = op->send ? op->peer : op->source;
     if (op->bodyUnderWay_ && peers_[peer].channel) continue;
     try {
@@ -64,7 +65,7 @@ void PointToPoint::fail(ErrorKind kind, const std::string& cause, Finished& fini
   failAllLocked(finished);
 }
 
-/// With an error of this rank, which others read too.
+/// Fails with an error of this rank. Other ranks raise it too, so its text names this rank.
 void PointToPoint::failWith(const std::exception& error, Finished& finished) {
   const auto* const known = dynamic_cast<const Error*>(&error);
   const std::string own = memory_.memberName(memory_.rank());
@@ -73,13 +74,13 @@ void PointToPoint::failWith(const std::exception& error, Finished& finished) {
        text.rfind(own, 0) == 0 ? text : concat(own, ": ", text), finished);
 }
 
-// A peer that died, or left without giving what is asked of it, and operations whose time is up.
+// Fails if a peer of a pending operation has died or left, or if an operation has timed out.
 void PointToPoint::checkFaults(Finished& finished) {
   const auto now = Clock::now();
   for (const PointToPointRef& op : all_) {
     if (op->peer != kAnySource && memory_.hear(op->peer)) return failAllLocked(finished);
     std::string cause = causeOfSilence(*op, now);
-    // What it wrote before it went counts; the rest is for the next round.
+    // What the peer wrote before it ended counts. The next call checks the rest.
     if (!cause.empty() && op->peer != kAnySource && advancePeer(op->peer, finished)) return;
     ErrorKind kind = ErrorKind::Backend;
     if (cause.empty() && now >= op->deadline) {
@@ -99,8 +100,8 @@ void PointToPoint::checkFaults(Finished& finished) {
   }
 }
 
-/// The peer has left the group. What is bound may be an earlier group of the same name, whose end
-/// says nothing of this one: then the peer has a while to come back.
+/// Whether the peer has left the group. The bound block may be of an earlier group of the same
+/// name, whose end does not concern this one. Then the peer has kComeBack to come back.
 bool PointToPoint::isGone(int rank, TimePoint now) {
   const Peer& peer = peers_[rank];
   if (peer.elsewhere) return peer.channel && peer.channel->heardGoodbye();
@@ -114,9 +115,9 @@ bool PointToPoint::isGone(int rank, TimePoint now) {
   return now - *since > kComeBack;
 }
 
-/// Why nobody will answer the operation, or "".
+/// Why no peer will answer the operation, or "".
 std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now) {
-  // All of the body may have come, and its thread be about to say so.
+  // The whole body may have arrived, and its thread may be about to report that.
   const int other = op.send ? op.peer : op.source;
   if (op.bodyUnderWay_ && peers_[other].lost.empty()) return "";
   const bool any = op.peer == kAnySource;
@@ -127,7 +128,7 @@ std::string PointToPoint::causeOfSilence(const PointToPointOp& op, TimePoint now
     const bool dead = memory_.isDead(rank);
     if (!dead && !isGone(rank, now)) continue;
     absent = rank;
-    if (dead) gone = memory_.size();  // one death is enough: the message may have been its
+    if (dead) gone = memory_.size();  // one death is enough: that rank may have been the sender
     ++gone;
   }
   if (absent < 0 || gone < (any ? memory_.size() - 1 : 1)) return "";

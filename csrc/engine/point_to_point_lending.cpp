@@ -16,7 +16,7 @@ bool PointToPoint::borrow(int rank) {
     needConnections();
     return false;
   }
-  if (memory_.aborted() || stopping_) return false;  // about to be closed
+  if (memory_.aborted() || stopping_) return false;  // the channel is about to be closed
   peer.lent = true;
   ++peer.users;
   return true;
@@ -56,8 +56,8 @@ void PointToPoint::giveBack() noexcept {
     }
     if (!lent) return;
     leave(finished);
-    // Once the group has failed: the last user of a channel, which sees that soon, closes it; or
-    // this thread does, where the abort came when there was none.
+    // After a fault the last user of a channel detects it soon and closes the channel. If the abort
+    // came when there was no user, this thread closes it.
     const auto open = [](const Peer& peer) { return peer.channel != nullptr; };
     while (memory_.aborted() && std::any_of(peers_.begin(), peers_.end(), open)) {
       changed_.wait_for(lock, Milliseconds(20));

@@ -1,5 +1,6 @@
-// The receiving end of point-to-point: records are matched to receives, or kept for those to come.
-// All of it runs under the engine's lock and never waits; see pair_channel.hpp for the protocol.
+// The receiving end of point-to-point: matches records to receives, or keeps them for later
+// receives. All of it runs under PointToPoint's lock and never waits; see pair_channel.hpp for the
+// protocol.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -9,12 +10,12 @@
 namespace fastcoll {
 namespace {
 
-// Messages from here on are written past the caches: they would push each other out.
+// From this size on messages are written past the caches, where they would evict each other.
 constexpr std::size_t kStreamedBytes = std::size_t{16} << 20;
-// How long a message of more than so many bytes waits in the ring for its receive.
+// A message of more than kCheapBytes waits in the ring for its receive, for kPatience at most.
 constexpr std::size_t kCheapBytes = 4096;
 constexpr std::chrono::microseconds kPatience{200};
-// Bytes that nobody receives; beyond, senders are asked to keep what is not small.
+// Bytes of unexpected messages beyond which senders must keep all but small messages.
 constexpr std::size_t kHeldBytes = std::size_t{16} << 20;
 
 }  // namespace
@@ -68,8 +69,8 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
   return took;
 }
 
-/// A message for which no receive was posted yet stays in the ring for a moment: in an exchange of
-/// isend and irecv the receive is about to come, and to keep the message would be a second copy.
+/// Whether to leave a message without a receive in the ring for a moment. In an exchange of isend
+/// and irecv the receive is about to come, and keeping the message would be a second copy.
 bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
   const bool message = head.kind == PairRecord::kMessage;
   if (!message || head.length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {
@@ -82,7 +83,7 @@ bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
     peer.waitsSince.reset();
     return false;
   }
-  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // nobody may ring by then
+  lookAt_ = std::min(lookAt_, *peer.waitsSince + kPatience);  // no peer may ring by then
   return true;
 }
 
@@ -139,7 +140,7 @@ void PointToPoint::takePiece(int rank, const RecordHead& head, const RecordBytes
     finish(op, finished);
     return;
   }
-  // Begun long ago or just now; the sender sends pieces of one such message at a time.
+  // Begun long ago or just now. The sender sends pieces of one such message at a time.
   const auto held = std::find_if(
       unexpected_.rbegin(), unexpected_.rend(),
       [&](const auto& message) { return message.source == rank && message.number == number; });
@@ -172,9 +173,9 @@ bool PointToPoint::matchUnexpected(const PointToPointRef& op, Finished& finished
   return true;
 }
 
-/// Keeps the next record's payload for a receive to come.
+/// Keeps the next record's payload for a later receive.
 void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::size_t length) {
-  // What comes unasked is bounded, except that a small message comes in any case.
+  // Eager bytes are bounded, except that a message in one record always arrives whole.
   const std::size_t room = std::min<std::uint64_t>(message.bytes, std::max(kEagerBytes, length));
   if (message.payload == nullptr) message.payload.reset(new std::uint8_t[room]);
   if (length > room - message.held) {
@@ -190,7 +191,7 @@ void PointToPoint::keep(Unexpected& message, const RecordBytes& payload, std::si
   hold(static_cast<std::ptrdiff_t>(length));
 }
 
-/// Counts the bytes that nobody receives yet, and tells the senders when they are too many.
+/// Counts the bytes of unexpected messages, and notifies the senders when there are too many.
 void PointToPoint::hold(std::ptrdiff_t bytes) {
   held_ += bytes;
   const bool full = held_ > (full_ ? kHeldBytes / 2 : kHeldBytes);
@@ -204,7 +205,7 @@ void PointToPoint::hold(std::ptrdiff_t bytes) {
   }
 }
 
-/// Checks that the message is what the receive asks for.
+/// Matches the message to the receive; throws unless their dtypes and sizes agree.
 void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
   op.source = message.source;
   op.number_ = message.number;
@@ -218,7 +219,7 @@ void PointToPoint::accept(PointToPointOp& op, const Unexpected& message) const {
                      ". Give both ends the same dtype and number of elements."));
 }
 
-/// The receive has what there is of its message: it ends, or the rest is seen to.
+/// The receive has all that has arrived of its message. Ends the receive, or arranges for the rest.
 void PointToPoint::expect(const PointToPointRef& op, const Unexpected& message,
                           Finished& finished) {
   const auto total = op->message.bytes();
@@ -244,7 +245,7 @@ void PointToPoint::store(PointToPointOp& op, const std::uint8_t* from, std::size
   op.moved_ += bytes;
 }
 
-/// Reads messages where they lie in the sender's arena.
+/// Reads messages in place, in the sender's arena.
 bool PointToPoint::pull(Peer& peer, Finished& finished) {
   std::size_t budget = kTurnBytes;
   bool moved = false;
@@ -255,7 +256,7 @@ bool PointToPoint::pull(Peer& peer, Finished& finished) {
     budget -= take;
     moved = moved || take > 0;
     if (op->moved_ < op->message.bytes()) break;
-    // The receive ends with the answer, so that no answer is left when nothing is under way.
+    // The receive ends with its answer, so no answer is left when no operation is pending.
     if (!peer.wanted.empty()) answer(peer);
     if (!peer.wanted.empty() || !roomToAnswer(peer)) break;
     const PointToPointRef done = op;
@@ -269,13 +270,13 @@ bool PointToPoint::pull(Peer& peer, Finished& finished) {
 }
 
 bool PointToPoint::roomToAnswer(const Peer& peer) const {
-  // Acquire: the sender has read the answer whose place is used again.
+  // Acquire: the sender has read the answer whose place is reused.
   return peer.inChannel->answered.load(std::memory_order_relaxed) -
              peer.inChannel->heard.load(std::memory_order_acquire) <
          PairChannel::kAnswers;
 }
 
-/// Gives the answers that there is room for.
+/// Writes the answers for which there is room.
 bool PointToPoint::answer(Peer& peer) {
   bool gave = false;
   while (!peer.wanted.empty() && roomToAnswer(peer)) {
@@ -283,8 +284,8 @@ bool PointToPoint::answer(Peer& peer) {
     const std::uint64_t count = channel.answered.load(std::memory_order_relaxed);
     channel.answers[count % PairChannel::kAnswers].store(peer.wanted.front(),
                                                          std::memory_order_relaxed);
-    // Release: the message was read before the answer says so. seq_cst: then looks whether the
-    // sender sleeps.
+    // Release: the message was read before the answer is visible. seq_cst: only then check whether
+    // the sender sleeps.
     channel.answered.store(count + 1, std::memory_order_seq_cst);
     peer.wanted.pop_front();
     gave = true;

@@ -1,10 +1,9 @@
-// Point-to-point with ranks on other hosts: what is sent and taken through their channels. See
+// Point-to-point with ranks on other hosts: sends and receives over their channels. See
 // remote_channel.hpp for the protocol.
 //
-// The channel's waits run without the engine's lock, by threads that count as its users. Memory of
-// a message may be written as long as its body is under way and the channel is open: so an
-// operation that fails meanwhile is told so only when the last user has left and the channel is
-// closed.
+// Threads wait on a channel without PointToPoint's lock, and count as its users. The network may
+// use a message's memory while its body is in flight and the channel is open. So an operation that
+// fails meanwhile completes only when the last user has left and the channel is closed.
 #include <algorithm>
 #include <utility>
 
@@ -16,9 +15,8 @@
 namespace fastcoll {
 namespace {
 
-// A wait on the network looks so often whether it is to end: the group failed, or is shut down.
+// How often a wait on the network checks whether the group has failed or is shut down.
 constexpr Milliseconds kSlice{20};
-// For a peer's goodbye, which says that it has all that was sent to it.
 
 std::uint8_t* inOnePiece(const Message& message) {
   std::uint8_t* const start = message.contiguous(0, message.bytes());
@@ -57,8 +55,7 @@ bool PointToPoint::advanceRemote(int rank, Finished& finished) {
   return moved;
 }
 
-/// Writes the message's record, for which there is room, and has its body go when that goes by
-/// itself.
+/// Writes the message's record, for which there is room. Starts the transfer of a separate body.
 void PointToPoint::sendRemote(Peer& peer, PointToPointOp& op) {
   const std::size_t bytes = op.message.bytes();
   RecordHead head{};
@@ -100,7 +97,7 @@ void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& l
   }
   lock.lock();
   if (!lost.empty()) {
-    // The peer's goodbye may have come before: then it has left, and is not lost.
+    // If the peer's close notice has arrived before, the peer has left and is not lost.
     while (!peer.reading && peer.lost.empty() && !peer.channel->heardGoodbye() &&
            !memory_.aborted() && !stopping_) {
       if (!read(rank, Clock::now(), lock, finished)) break;
@@ -117,7 +114,7 @@ void PointToPoint::awaitBody(const PointToPointRef& op, TimePoint until, Lock& l
   leave(finished);
 }
 
-/// Has pooled threads wait for the bodies of operations that nobody waits for.
+/// Starts pooled threads that wait for the bodies of operations without a waiter.
 void PointToPoint::callHelpers() {
   if (!anyElsewhere_) return;
   const auto unattended = [this](const PointToPointOp& op) {
@@ -141,7 +138,7 @@ void PointToPoint::callHelpers() {
           lock.lock();
         }
       });
-    } catch (const std::exception&) {  // no thread is to be had: at the next look
+    } catch (const std::exception&) {  // no thread: retry at the next look
       return;
     }
     op->bodyAwaited_ = true;
@@ -150,8 +147,8 @@ void PointToPoint::callHelpers() {
 
 // --- receiving ---------------------------------------------------------------------------------
 
-/// Waits for the peer's next record without the lock, and takes what has come.
-/// False when none has.
+/// Waits for the peer's next record without the lock, and takes what has arrived. False if none
+/// has.
 bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finished) {
   Peer& peer = peers_[rank];
   RemoteChannel& channel = *peer.channel;
@@ -171,7 +168,7 @@ bool PointToPoint::read(int rank, TimePoint until, Lock& lock, Finished& finishe
   if (came && !memory_.aborted()) {
     try {
       takeRemote(rank, finished);
-      progress(finished, false);  // what the peer has taken makes room
+      progress(finished, false);  // credits from the peer make room
     } catch (const ConnectionLost& error) {
       noteLost(rank, error.what(), finished);
     } catch (const std::exception& error) {
@@ -206,8 +203,8 @@ void PointToPoint::takeRemote(int rank, Finished& finished) {
   channel.advance();
 }
 
-/// Has pooled threads read from the peers of which something is expected and that nobody reads
-/// from.
+/// Starts pooled threads that read from peers of which a record is expected and that no thread
+/// reads.
 void PointToPoint::callReaders() {
   if (!anyElsewhere_ || stopping_ || memory_.aborted()) return;
   for (int rank = 0; rank < memory_.size(); ++rank) {
@@ -231,16 +228,16 @@ void PointToPoint::callReaders() {
           lock.lock();
         }
       });
-    } catch (const std::exception&) {  // no thread is to be had: at the next look
+    } catch (const std::exception&) {  // no thread: retry at the next look
       return;
     }
-    peer.reading = true;  // by the thread that is about to
+    peer.reading = true;  // by the thread that starts
   }
 }
 
 // --- waiting -----------------------------------------------------------------------------------
 
-/// The operation's peer is on another host, or no host's memory is open here.
+/// Whether the operation's peer is on another host, or this rank has opened no shared memory.
 bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   if (!memory_.isOpen()) return true;
   if (!anyElsewhere_ || op.peer == kAnySource) return false;
@@ -248,16 +245,16 @@ bool PointToPoint::isElsewhere(const PointToPointOp& op) {
   return peers_[op.peer].elsewhere;
 }
 
-/// See wait(). For peers of other hosts; nothing when the peer is, or may be, on this one.
+/// See wait(). For peers of other hosts; nullopt if the peer is, or may be, on this host.
 std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimePoint until) {
-  // Not one of waiters_, which see to the peers of this host themselves.
+  // Not counted in waiters_, which serve the peers of this host themselves.
   const Counted<int> sleeps(sleepers_);
   const Counted<int> waits(op->waiters_);
   TimePoint looked = Clock::now();
   Lock lock(mutex_);
   while (!op->done.load(std::memory_order_acquire)) {
     const bool here = op->peer == kAnySource || !peers_[op->peer].elsewhere;
-    if (memory_.isOpen() && here) return std::nullopt;  // it was met meanwhile, and rings the bell
+    if (memory_.isOpen() && here) return std::nullopt;  // met meanwhile; it rings the doorbell
     const auto now = Clock::now();
     if (now >= until) return false;
     const bool look = now - looked >= kSlice;
@@ -275,8 +272,7 @@ std::optional<bool> PointToPoint::waitElsewhere(const PointToPointRef& op, TimeP
   return true;
 }
 
-/// Waits for what the operation lacks: a record of the peer's, its body, or what another thread
-/// does.
+/// Waits for what the operation needs: a record of the peer, its body, or another thread.
 void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Lock& lock,
                                  Finished& finished) {
   const int rank = op->send ? op->peer : std::max(op->source, op->peer);
@@ -290,7 +286,7 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
         return;
       }
     } else if (!op->bodyAwaited_) {
-      callReaders();  // for what else is expected
+      callReaders();  // for other records that are expected
       return awaitBody(op, until, lock, finished);
     }
   }
@@ -300,7 +296,8 @@ void PointToPoint::waitOnNetwork(const PointToPointRef& op, TimePoint until, Loc
 
 // --- the end -----------------------------------------------------------------------------------
 
-/// The connection to the peer is gone, which is a fault if something is expected of the peer.
+/// Records that the connection to the peer is lost. That is a fault if an operation needs the peer,
+/// and the peer has sent no close notice.
 void PointToPoint::noteLost(int rank, const std::string& text, Finished& finished) {
   Peer& peer = peers_[rank];
   if (peer.lost.empty()) peer.lost = text.empty() ? "it closed" : text;
@@ -323,12 +320,12 @@ void PointToPoint::noteLost(int rank, const std::string& text, Finished& finishe
       complete(failed);
     });
     peer.explaining = true;
-  } catch (const std::exception&) {  // no thread is to be had
+  } catch (const std::exception&) {  // no thread: fail without the cause
     fail(ErrorKind::Backend, brokeOff(memory_.memberName(rank), peer.lost), finished);
   }
 }
 
-/// Of a thread that has used a channel without the lock: ends what waited for that.
+/// Called by a thread that has used a channel without the lock. Ends what waited for that.
 void PointToPoint::leave(Finished& finished) {
   if (memory_.aborted()) {
     failAllLocked(finished);
@@ -350,8 +347,8 @@ void PointToPoint::closeUnused() {
   }
 }
 
-/// Says goodbye to the peers on other hosts, and waits for theirs: a connection that is closed may
-/// take with it what a peer has not read yet.
+/// Sends close notices to the peers on other hosts, and waits for theirs. Closing a connection may
+/// drop what a peer has not read yet.
 void PointToPoint::flushRemote(TimePoint until) {
   const Counted<int> sleeps(sleepers_);
   Finished finished;

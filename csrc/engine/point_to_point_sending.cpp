@@ -1,5 +1,5 @@
-// The sending end of point-to-point: messages become records, and answers are heard. All of it runs
-// under the engine's lock and never waits; see pair_channel.hpp for the protocol.
+// The sending end of point-to-point: writes messages as records, and reads answers. All of it runs
+// under PointToPoint's lock and never waits; see pair_channel.hpp for the protocol.
 #include <algorithm>
 
 #include "point_to_point.hpp"
@@ -58,7 +58,7 @@ bool PointToPoint::hearAnswers(Peer& peer, Finished& finished) {
     const std::uint64_t number =
         channel.answers[heard % PairChannel::kAnswers].load(std::memory_order_relaxed);
     if (begun != nullptr && begun->number_ == number) {
-      // The receiver was ready before all that goes unasked was written: now all of it does.
+      // The receiver answered before the eager part was written, so all of the message may go.
       begun->unasked_ = begun->message.bytes();
       continue;
     }

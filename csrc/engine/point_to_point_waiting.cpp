@@ -1,5 +1,5 @@
-// Who makes point-to-point's progress: the threads that wait for an operation, and one in the
-// background for what nobody waits for.
+// The threads that make progress for point-to-point: those that wait for an operation, and one in
+// the background for operations without a waiter.
 #include <pthread.h>
 #include <sched.h>
 
@@ -15,14 +15,14 @@
 namespace fastcoll {
 namespace {
 
-// How often the background thread looks whether somebody else makes progress, and how long it stays
-// when there is none to make.
+// How often the background thread checks whether other threads make progress. kLinger: how long it
+// stays when nothing is pending.
 constexpr std::chrono::milliseconds kTick{1};
 constexpr std::chrono::milliseconds kLongTick{8};
 constexpr std::chrono::milliseconds kLinger{100};
-// For pooled threads to end with the group.
+// Time for pooled threads to end with the group.
 constexpr std::chrono::milliseconds kJobsEnd{2000};
-// A sleep while something may happen that rings no bell, at the least.
+// Shortest sleep while something may happen that does not ring the doorbell.
 constexpr std::chrono::microseconds kShortSleep{200};
 
 }  // namespace
@@ -34,7 +34,8 @@ bool PointToPoint::wait(const PointToPointRef& op, TimePoint until) {
   }
 }
 
-/// See wait(). For peers of this host, and any; nothing when the peer turns out to be elsewhere.
+/// See wait(). For peers of this host, and any source; nullopt if the peer turns out to be on
+/// another host.
 std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint until) {
   const Counted<int> counted(waiters_);
   const auto spin = std::chrono::microseconds(spinMicros_);
@@ -67,7 +68,7 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
     if (idle == kBriefSpins) idleSince = now;
     if (spin.count() > 0 && now - idleSince < spin) {
       idle = kBriefSpins + 1;
-      // From here on the peer may be waiting for this very core: offer it.
+      // From here on the peer may need this core: yield it.
       ::sched_yield();
       for (int i = 0; i < 8; ++i) cpuRelax();
       continue;
@@ -80,8 +81,8 @@ std::optional<bool> PointToPoint::waitHere(const PointToPointOp& op, TimePoint u
   return true;
 }
 
-/// Looks at everything once more and sleeps until the bell rings, or for a slice. True when
-/// something has moved, or the operation is done.
+/// Makes progress once more, and sleeps until the doorbell rings or a slice has passed. True if
+/// something has moved, the doorbell has rung, or the operation is done.
 bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
                          std::chrono::nanoseconds most) {
   auto& bell = memory_.own().doorbell;
@@ -89,8 +90,8 @@ bool PointToPoint::sleep(const PointToPointOp* op, Finished& finished,
   const std::uint64_t rings = bell.rings.load(std::memory_order_seq_cst);
   finished.clear();
   bool moved = false;
-  // Whoever holds the lock may have looked before this thread announced itself, and may not look
-  // again.
+  // The holder of the lock may have checked before this thread announced itself, and may not check
+  // again. So sleep briefly.
   std::chrono::nanoseconds slice = kShortSleep;
   if (std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock); lock.owns_lock()) {
     moved = progress(finished, true);
@@ -112,7 +113,7 @@ void PointToPoint::stop() {
     std::unique_lock<std::mutex> lock(mutex_);
     stopping_ = true;
     background_.notify_all();
-    // Threads wait in slices, but the store or the network may keep one longer.
+    // Threads wait in slices, but the store or the network may block one longer.
     changed_.wait_for(lock, kJobsEnd, [this] {
       return jobs_ == 0 && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
                return peer.users == (peer.lent ? 1 : 0);
@@ -125,13 +126,13 @@ void PointToPoint::stop() {
   thread_.join();
 }
 
-/// It may sleep on the bell.
+/// Wakes the background thread, which may sleep on the doorbell.
 void PointToPoint::wakeBackground() {
   if (memory_.isOpen()) ring(memory_.rank());
   background_.notify_all();
 }
 
-/// Called under the lock when something is under way. Without a thread, waits alone move it.
+/// Called under the lock when something is pending. Without a thread, only waits make progress.
 void PointToPoint::needBackground() {
   if (threadRests_) {
     threadRests_ = false;
@@ -152,8 +153,8 @@ void PointToPoint::needBackground() {
   }
 }
 
-// It keeps out of the way while others look often enough. Only when nobody has looked for a tick
-// does it look itself, and sleep on the bell, which makes the peers ring it.
+// The background thread idles while other threads make progress often enough. When none has for a
+// tick, it makes progress itself and sleeps on the doorbell, so the peers ring it.
 void PointToPoint::serveInBackground() {
   ::pthread_setname_np(::pthread_self(), "fastcoll-p2p");
   std::unique_lock<std::mutex> lock(mutex_);
@@ -181,7 +182,7 @@ void PointToPoint::serveInBackground() {
       }
       threadSleeps_ = false;
       looks = looks_;
-      alone = looks - before <= 1;  // its own
+      alone = looks - before <= 1;  // only its own call
       continue;
     }
     alone = false;
@@ -190,7 +191,7 @@ void PointToPoint::serveInBackground() {
     const bool looked = std::exchange(looks, looks_) != looks_;
     const bool waitedFor = waiters_.load(std::memory_order_relaxed) != 0;
     tick = waitedFor ? std::min(2 * tick, kLongTick) : kTick;
-    callReaders();  // whoever waits or looks may do so for another peer
+    callReaders();  // other threads may serve other peers only
     callHelpers();
     lock.unlock();
     setup_.met();
