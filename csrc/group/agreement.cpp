@@ -9,15 +9,15 @@
 namespace fastcoll {
 namespace {
 
-// Votes: this, or the other with a reason behind it.
+// A vote is kShared, or kAgainst followed by a reason.
 constexpr char kShared[] = "shm";
 constexpr char kAgainst[] = "gloo: ";
 constexpr std::size_t kLongestReason = 500;
 
-// A rank that waits so long for the roster says that it has come.
+// A rank that waits this long for the roster posts that it has arrived.
 constexpr Milliseconds kSayThatCame{100};
 
-// For a process that runs to answer, before this rank looks at what else may have happened.
+// Time for a running process to answer, before this rank checks what else may have happened.
 constexpr Milliseconds kAnswer{2};
 
 std::string cameKey(std::uint64_t nonce) {
@@ -26,7 +26,8 @@ std::string cameKey(std::uint64_t nonce) {
 
 }  // namespace
 
-/// One of the ranks has voted against shared memory with the present records; `why` is its reason.
+/// Whether one of the ranks has voted against shared memory with the present records; `why` is its
+/// reason.
 bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
   for (const int rank : peers) {
     std::string vote;
@@ -37,7 +38,7 @@ bool Rendezvous::votedAgainst(const std::vector<int>& peers, std::string& why) {
   return false;
 }
 
-/// The reason in a vote against shared memory. Anybody who reaches the store can write there.
+/// The reason in a vote against shared memory. Any process that reaches the store can write there.
 std::string Rendezvous::reasonOf(const std::string& vote) const {
   const std::string head = kAgainst;
   if (vote.compare(0, head.size(), head) != 0) {
@@ -82,7 +83,7 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
     const std::size_t i = rank;
     if (values[i].empty()) missing += concat(missing.empty() ? "" : ", ", rank);
     if (values[i].empty()) continue;
-    (void)parse(rank, values[i], records[i]);  // rank 0 knows best what is stale
+    (void)parse(rank, values[i], records[i]);  // rank 0 decides what is stale
     require(rank, records[i]);
   }
   if (missing.empty()) return records;
@@ -90,7 +91,8 @@ std::vector<GroupRecord> Rendezvous::gather(TimePoint deadline, Milliseconds tim
                                        " had created the group. Read the error of rank 0."));
 }
 
-/// For the others, should they have to say who is missing: when this rank has waited a while.
+/// Posts that this rank has arrived, once it has waited a while. Ranks that time out then do not
+/// report it as missing.
 void Rendezvous::sayThatCame(TimePoint since, Milliseconds timeout) {
   if (saidThatCame_ || Clock::now() - since < std::min(kSayThatCame, timeout / 2)) return;
   store_.set(cameKey(own_.nonce), "");
@@ -101,7 +103,8 @@ bool Rendezvous::hasCome(const GroupRecord& record) {
   return record.nonce == own_.nonce || store_.has(cameKey(record.nonce));
 }
 
-/// Time is up: who has not created the group, or has not come to its first collective?
+/// Timed out: names the ranks that have not created the group, or not arrived at its first
+/// collective.
 void Rendezvous::gatheredTooLate(Milliseconds timeout) {
   std::string without, late;
   for (int rank = 0; rank < memory_.size(); ++rank) {
@@ -120,13 +123,13 @@ void Rendezvous::gatheredTooLate(Milliseconds timeout) {
 
 // --- the ranks of this host ---------------------------------------------------------------------
 
-/// Of a rank's process: ", state T" of one that is stopped.
+/// For a rank's process: ", state T" if it is stopped.
 std::string Rendezvous::stateOf(const GroupRecord& record) const {
   const int pid = static_cast<int>(record.pid);
   return concat(", state ", processRuns(record) == 1 ? processState(pid) : '?');
 }
 
-/// The process of a record's rank. One that runs answers within some microseconds.
+/// The process of a record's rank. A running process answers within some microseconds.
 std::shared_ptr<PeerProcess> Rendezvous::answerOf(const GroupRecord& record) const {
   for (const auto until = Clock::now() + kAnswer;;) {
     auto process = process_.connect(record.process);
@@ -135,7 +138,7 @@ std::shared_ptr<PeerProcess> Rendezvous::answerOf(const GroupRecord& record) con
   }
 }
 
-/// Which of the ranks cannot be bound when time is up.
+/// Timed out: the ranks that cannot be bound, with their reasons.
 std::string Rendezvous::missingOf(const std::vector<int>& peers) {
   std::string missing;
   for (const int peer : peers) {
@@ -166,10 +169,9 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
         restart = true;
         return "";
       }
-      // A peer that has not used the group yet is waited for as long as the deadline allows, for as
-      // long as its record may still be replaced it is not held against it.
-      // Any member's death ends the wait, not only that of the one waited for: the others may have
-      // noticed it and gone.
+      // Wait for a peer until the deadline: it may not have used the group yet. Its unchanged
+      // record is no error, because it may still be replaced. Any member's death ends the wait, not
+      // only that of the peer: the other ranks may have detected it and left.
       for (const auto& member : records_) {
         if (!processGone(member)) continue;
         if (read(static_cast<int>(member.rank), now) && now.nonce != member.nonce) {
@@ -178,8 +180,8 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
         }
         throwGone(member);
       }
-      // One that cannot share memory has voted already, and will never listen; one that failed has
-      // told so.
+      // A peer that cannot share memory has voted already, and will never listen. A peer that
+      // failed has written its fault.
       if (std::string against; round % 8 == 7 && votedAgainst(peers, against)) return against;
       if (round % 8 == 7) {
         throwIfTold(faultKey(roster_.id()));
@@ -199,7 +201,7 @@ std::string Rendezvous::bindAll(const std::vector<int>& peers, TimePoint deadlin
 
 // --- the decision -------------------------------------------------------------------------------
 
-/// What all ranks have voted; nothing where the records are others now.
+/// The votes of all ranks; empty if the records have changed.
 std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint deadline,
                                           Milliseconds timeout) {
   int look = 0;
@@ -208,7 +210,7 @@ std::vector<std::string> Rendezvous::vote(const std::string& own, TimePoint dead
     throwIfCancelled();
     if (Clock::now() >= deadline) {
       std::string missing, undecided;
-      for (const int rank : roster_.silent(kVotes)) {  // some may wait for others of their hosts
+      for (const int rank : roster_.silent(kVotes)) {  // some may wait for ranks of their hosts
         auto& list = hasCome(records_[rank]) ? undecided : missing;
         list += concat(list.empty() ? "" : ", ", rank);
       }
@@ -273,7 +275,7 @@ Agreement Rendezvous::agree(TimePoint deadline, Milliseconds timeout) {
     const auto votes = vote(problem.empty() ? kShared : kAgainst + problem, deadline, timeout);
     if (votes.empty()) continue;
 
-    // Equal on all ranks, as every input of what follows is.
+    // The results below are equal on all ranks, because all their inputs are.
     std::string apart(hosts.count(), '0');
     for (std::size_t rank = 0; rank < votes.size(); ++rank) {
       if (votes[rank] == kShared) continue;

@@ -1,5 +1,5 @@
-// Which ranks of a group share memory: a host is a set of ranks that do. Every rank of a group
-// knows all hosts, in the same order: by their first ranks, which lead them.
+// Which ranks of a group share memory: a host is such a set of ranks. Every rank of a group has all
+// hosts in the same order, by their first ranks. The first rank of a host is its leader.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// A barrier for finding the rank that is missing, over the rendezvous store.
+// A barrier over the rendezvous store that finds missing ranks.
 //
-//   mb/<k>/<rank>   the rank has come to its k-th monitored barrier; the value is its instance
-//   nonce mb/<k>/go       rank 0's verdict: its own nonce, then "ok" or "missing"
+//   mb/<k>/<rank>   the rank has arrived at its k-th monitored barrier; the value is its nonce
+//   mb/<k>/go       rank 0's verdict: its own nonce, then "ok" or "missing"
 //
-// The nonces keep what an earlier group of the same name left in the store from counting.
+// The nonces invalidate what an earlier group of the same name left in the store.
 #include "rendezvous.hpp"
 
 namespace fastcoll {
@@ -54,7 +54,7 @@ void Rendezvous::monitoredBarrier(Milliseconds timeout, bool waitAllRanks) {
     const bool decided = read(0, first) && store_.tryGet(base + "go", verdict) &&
                          verdict.rfind(stamp(first.nonce), 0) == 0;
     if (decided && verdict == stamp(first.nonce) + "ok") return;
-    // Rank 0 decides; it began its wait at another moment, so it is given a little longer.
+    // Rank 0 decides. It may have begun its wait later, so this rank waits a little longer.
     if (decided || Clock::now() >= deadlineAfter(deadline, Milliseconds(500))) {
       throw Error(
           ErrorKind::Timeout,

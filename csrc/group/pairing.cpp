@@ -1,4 +1,4 @@
-// How two ranks meet for point-to-point, whatever the others do.
+// How two ranks meet for point-to-point, independent of the other ranks.
 #include <cstdio>
 
 #include "../base/settings.hpp"
@@ -7,7 +7,7 @@
 namespace fastcoll {
 namespace {
 
-/// Names a connection between two instances of a group; no other pair of ranks has it.
+/// The name of a connection between two instances of a group; no other pair of ranks has it.
 std::string pairName(std::uint64_t low, std::uint64_t high) {
   char digits[34];
   std::snprintf(digits, sizeof digits, "%016llx-%016llx", static_cast<unsigned long long>(low),
@@ -44,7 +44,7 @@ Rendezvous::Met Rendezvous::tryMeet(int peer) {
     throw Error(error.kind(), concat(memory_.memberName(memory_.rank()),
                                      " has no shared memory for point-to-point: ", error.what()));
   }
-  // The echo tells the peer which instance this rank means, even before the peer can be mapped.
+  // The echo shows the peer which instance this rank means, even before the peer can be mapped.
   memory_.own().link(peer).nonce.store(record.nonce, std::memory_order_release);
   auto process = process_.connect(record.process);
   if (process == nullptr || !memory_.bind(peer, std::move(process), record.nonce)) {

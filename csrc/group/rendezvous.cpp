@@ -16,13 +16,13 @@
 namespace fastcoll {
 namespace {
 
-/// A text field of a record, which need not end in a NUL when it comes from outside.
+/// A text field of a record. A record from the store may lack the final NUL.
 template <std::size_t N>
 std::string text(const char (&field)[N]) {
   return std::string(field, strnlen(field, N));
 }
 
-// In this process records of another generation were found not to be stale.
+// Whether this process has found records of another generation that were not stale.
 std::atomic<bool> countsDiffer{false};
 
 }  // namespace
@@ -49,8 +49,7 @@ std::string Rendezvous::prefix() const {
   return errorHead("init", memory_.identity());
 }
 
-/// The process that wrote the record can be seen from here: 1 it runs, 0 it does not, -1 cannot
-/// tell.
+/// Whether the process that wrote the record runs: 1 yes, 0 no, -1 it cannot be seen from here.
 int Rendezvous::processRuns(const GroupRecord& record) const {
   const bool visible = record.pidNamespace == own_.pidNamespace && own_.pidNamespace != 0 &&
                        text(record.bootId) == text(own_.bootId) && record.processStart != 0;
@@ -60,10 +59,10 @@ int Rendezvous::processRuns(const GroupRecord& record) const {
   return *start == record.processStart ? 1 : 0;
 }
 
-/// torchrun may have ended the record's process. It counts restarts for each host: where one host
-/// restarts because another did, their counts differ for good, and only the record's age tells. A
-/// stale record that is believed nevertheless costs time: nobody answers under its nonce, until it
-/// changes.
+/// Whether torchrun may have ended the record's process. torchrun counts restarts for each host,
+/// and one host may restart because another did. So the counts can differ for good, and only the
+/// record's age can decide. A stale record that is accepted only costs time: no process answers
+/// under its nonce until the record changes.
 bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   if (record.generation == own_.generation || countsDiffer.load(std::memory_order_relaxed)) {
     return false;
@@ -79,33 +78,33 @@ bool Rendezvous::mayBeStale(const GroupRecord& record) const {
   return false;
 }
 
-/// A member died before the ranks had met. A record from before this process began says nothing: an
-/// earlier run may have left it in the store.
+/// Whether the record's process has ended. A record from before this process began is no evidence:
+/// an earlier run may have left it in the store.
 bool Rendezvous::processGone(const GroupRecord& record) const {
   return record.createdAt >= own_.processBegan && processRuns(record) == 0;
 }
 
 void Rendezvous::throwGone(const GroupRecord& record) {
-  // Another rank may have noticed a fault, told it, and gone: then that is what happened first.
+  // Another rank may have detected a fault, written it and left: then that fault came first.
   throwIfGroupTold();
   throwIfTold(record);
   const std::string cause = concat(
       "rank ", record.rank, " (pid ", record.pid, ", host ", text(record.host),
       "): connection closed by peer (process died) before the group's ranks had met", kReadLog);
-  // For ranks of other hosts, which cannot see that it has ended.
+  // For ranks of other hosts, which cannot detect that it has ended.
   writeFault(store_, faultKey(record.nonce), {ErrorKind::Backend, cause});
   throw GroupLost(ErrorKind::Backend, prefix() + cause);
 }
 
-/// A fault that a rank has told by itself, not one of an earlier life of the group, whose record
-/// may still be there.
+/// Throws the fault that a rank has written. Ignores one of an earlier instance of the group, whose
+/// record may still be there.
 void Rendezvous::throwIfTold(const GroupRecord& by) {
   const std::string key = faultKey(by.nonce);
   const auto fault = readFault(store_, key);
   if (fault && fault->toldAt >= made_) throwIfTold(key);
 }
 
-/// A fault of the ranks that agreed, if they have.
+/// Throws the fault of the ranks that agreed, if they have.
 void Rendezvous::throwIfGroupTold() {
   std::string key;
   {
@@ -123,7 +122,8 @@ void Rendezvous::throwIfTold(const std::string& key) {
   throw GroupLost(fault->kind, prefix() + fault->text);
 }
 
-/// What a rank is told that comes when the others have given up: they can only name it as missing.
+/// The error of a rank that arrives after the others have timed out. They can only name it as
+/// missing.
 std::string Rendezvous::cameLate(const ToldFault& fault) const {
   const auto seconds = [](double milliseconds) {
     char text[32];
@@ -164,7 +164,7 @@ std::string Rendezvous::endedProcesses() const {
 }
 
 void Rendezvous::publish() {
-  // Whoever holds this rank already must not be overwritten: its peers would wait for both.
+  // Do not overwrite a running process that has this rank: its peers would wait for both.
   std::string held;
   GroupRecord other{};
   if (roster_.read(memory_.rank(), held) && held.size() == sizeof other) {
@@ -181,8 +181,8 @@ void Rendezvous::publish() {
   roster_.publish();
 }
 
-/// Anybody who reaches the store can write there: nothing is believed before it is checked. False:
-/// it may be stale.
+/// Checks a record before its use, because any process that reaches the store can write there.
+/// False if the record may be stale.
 bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) const {
   if (value.size() != sizeof record) {
     throw Error(ErrorKind::Store,
@@ -199,7 +199,7 @@ bool Rendezvous::parse(int rank, const std::string& value, GroupRecord& record) 
   return !mayBeStale(record);
 }
 
-/// What ranks of one group must have in common.
+/// Throws unless the record agrees with this rank's in what one group must have in common.
 void Rendezvous::require(int rank, const GroupRecord& record) const {
   if (record.abi != own_.abi || text(record.version) != text(own_.version)) {
     throw Error(ErrorKind::Backend,
@@ -271,7 +271,7 @@ bool Rendezvous::changed() {
   return roster_.changed(believes());
 }
 
-/// Throws where another process has put its record in the place of this rank's.
+/// Throws if another process has replaced this rank's record.
 void Rendezvous::requireToBeAlone() {
   std::string mine;
   if (!roster_.read(memory_.rank(), mine) || mine.size() != sizeof own_) return;
@@ -283,8 +283,7 @@ void Rendezvous::requireToBeAlone() {
                                          " too. Give every process its own rank."));
 }
 
-/// Looks at one other rank, the next one each time: whether it has failed, or its process has
-/// ended.
+/// Checks one other rank, the next one each time. Throws if it has failed or its process has ended.
 void Rendezvous::lookAtNext() {
   next_ = (next_ + 1) % memory_.size();
   GroupRecord record{};
@@ -293,8 +292,8 @@ void Rendezvous::lookAtNext() {
   if (processGone(record)) throwGone(record);
 }
 
-/// Equal for ranks that share memory: processes of one user in one machine and network namespace,
-/// or that say so by FASTCOLL_HOST_ID.
+/// Equal for ranks that share memory: processes of one user on one machine and in one network
+/// namespace, or with one FASTCOLL_HOST_ID.
 std::string Rendezvous::hostKey(const GroupRecord& record) {
   const std::string boot = text(record.bootId), id = text(record.hostId);
   const bool alone = record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo) ||
@@ -304,7 +303,7 @@ std::string Rendezvous::hostKey(const GroupRecord& record) {
   return concat(boot, '\n', record.networkNamespace, '\n', record.uid);
 }
 
-/// `apart[host]` is '1' for hosts whose ranks stay apart after all.
+/// `apart[host]` is '1' for hosts whose ranks do not share memory after all.
 Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::string& apart) const {
   std::vector<std::string> keys;
   for (const auto& record : records) keys.push_back(hostKey(record));
@@ -317,7 +316,7 @@ Hosts Rendezvous::hostsOf(const std::vector<GroupRecord>& records, const std::st
   return Hosts(keys, memory_.rank());
 }
 
-/// "" if the records speak of one host.
+/// Why the records are of several hosts; "" if they are of one.
 std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) const {
   for (const auto& record : records) {
     if (record.transport == static_cast<std::uint32_t>(TransportChoice::Gloo)) {
@@ -344,7 +343,7 @@ std::string Rendezvous::whySeveral(const std::vector<GroupRecord>& records) cons
   return "";
 }
 
-/// Of the ranks that run on this rank's machine.
+/// Whether every rank on this rank's machine has a core of its own.
 bool Rendezvous::coreEach(const std::vector<GroupRecord>& records) const {
   std::vector<CoreSet> ranks{own_.cores};
   for (const auto& record : records) {

@@ -1,19 +1,19 @@
 // How the ranks of a group find each other and agree on one transport.
 //
-// Store values cannot be trusted to be fresh: torchrun reuses its store after a restart, and a
-// process may create a group anew under the same prefix. So every rank's record holds a nonce made
-// now, and a vote counts only for exactly the set of nonces that all ranks see:
+// Store values may be stale: torchrun reuses its store after a restart, and a process may recreate
+// a group under the same prefix. So every rank's record holds a fresh nonce. A vote counts only for
+// exactly the set of nonces that all ranks see:
 //
 //   r/<rank>, roster the ranks' records; see roster.hpp
 //   <H>/v            whether each rank shares memory with those of its host: "shm", or why not;
-//                    all ranks follow from all votes which hosts' ranks stay apart
-//   c/<nonce>        the rank has come to the first collective, and waits
+//                    from all votes every rank derives which hosts' ranks stay apart
+//   c/<nonce>        the rank has arrived at the first collective, and waits
 //   p/<pair>/<rank>  the rank wants to connect with the other of the pair, for point-to-point
-//   f/<H>            what some rank failed with; see told_fault.hpp
+//   f/<H>            the fault of a rank; see told_fault.hpp
 //
-// H, the roster's id, is equal on all ranks that believe one roster. A rank that sees another
-// roster starts over with the new H. A key that names H cannot be stale, for H contains the
-// reader's own fresh nonce.
+// H, the roster's id, is equal on all ranks that accept one roster. A rank that sees another roster
+// starts over with the new H. A key that names H cannot be stale, because H is a hash of all
+// records, with the reader's own fresh nonce.
 #pragma once
 
 #include <atomic>
@@ -34,17 +34,17 @@
 
 namespace fastcoll {
 
-/// What a rank says of itself. Fixed size; checked for length, magic and version before use.
+/// A rank's description of itself. Fixed size; checked for length, magic and version before use.
 struct GroupRecord {
   std::uint64_t magic;
   std::uint32_t abi;
   std::uint32_t bytesOfThis;
   std::uint64_t nonce;       // of this instance of the group
-  std::uint64_t generation;  // of torchrun's restarts: records of another one may not be ours
+  std::uint64_t generation;  // of torchrun's restarts: a record of another one may be stale
   ProcessAddress process;
   std::uint64_t networkNamespace;
   std::uint64_t pidNamespace;
-  std::uint64_t processStart;  // with the pid: which process this is
+  std::uint64_t processStart;  // identifies the process, with the pid
   std::uint64_t processBegan;  // the same in nanoseconds since boot
   std::uint64_t createdAt;     // when the group was created, in nanoseconds since boot
   std::uint32_t rank;
@@ -55,7 +55,7 @@ struct GroupRecord {
   std::uint64_t tuning;     // TuningTable::fingerprint
   std::uint32_t transport;  // TransportChoice
   std::uint32_t reserved;
-  CoreSet cores;  // that the thread which made the group may run on
+  CoreSet cores;  // of the thread that created the group
   char bootId[40];
   char hostId[64];  // FASTCOLL_HOST_ID, or ""
   char host[64];
@@ -77,47 +77,47 @@ class Rendezvous {
   Rendezvous(KeyValueStore& store, GroupMemory& memory, LocalProcess& process, GroupRecord own,
              std::size_t arenaBytes);
 
-  /// Announces this rank. Does not wait for anybody.
+  /// Publishes this rank's record. Does not wait.
   void publish();
-  /// For collectives: all ranks take part. The peers on this rank's host are then bound in
+  /// For collectives: all ranks take part. Afterwards the peers on this rank's host are bound in
   /// `memory`.
   Agreement agree(TimePoint deadline, Milliseconds timeout);
   enum class Met { NotYet, Pairing, Here, Elsewhere };
   /// For point-to-point: only the two ranks take part. NotYet: the peer has not created the group.
   /// Pairing: it is on this host. Here: its block is bound, and it means this instance of the
-  /// group. Elsewhere: on another host. Does not wait for the peer: ask again.
+  /// group. Elsewhere: on another host. Does not wait for the peer: call again.
   Met tryMeet(int peer);
-  /// For a peer elsewhere: tells it that this rank wants to connect, if `ask` or if the peer wants.
-  /// Here: both do, under `name`. Pairing: its record has changed, ask tryMeet() again. Of one
-  /// thread at a time.
+  /// For a peer elsewhere: posts that this rank wants to connect, if `ask` or if the peer wants to.
+  /// Here: both do, under `name`. Pairing: the peer is on this host by now, call tryMeet() again.
+  /// Call from one thread at a time.
   Met tryConnect(int peer, bool ask, std::string& name);
-  /// Of a peer that tryConnect() has found: the key of its own fault, and whether its process is
-  /// known to have ended. From any thread; asks no store.
+  /// For a peer that tryConnect() has found: the key of its own fault, and whether its process is
+  /// known to have ended. From any thread; does not read the store.
   std::string faultKeyOf(int peer) const;
   bool hasEnded(int peer) const;
   /// Agreement::coreEach, once all ranks have created the group.
   std::optional<bool> coreEachIfKnown();
   /// Waits until all ranks have called it. Rank 0 throws Error(Timeout) naming the first rank that
-  /// has not (all such ranks if `waitAllRanks`); the others then throw too. Over the store alone,
-  /// so that it works before the ranks can talk to each other; the group stays usable.
+  /// has not (all such ranks if `waitAllRanks`); the others then throw too. Uses only the store, so
+  /// it works before the ranks are connected. The group stays usable.
   void monitoredBarrier(Milliseconds timeout, bool waitAllRanks);
-  /// Keys under which a fault of this rank is told: of the ranks that agreed last, if they have, of
-  /// this rank alone, and of ranks of this host that have died, for which ranks of other hosts may
-  /// wait. From any thread.
+  /// Keys under which this rank writes a fault, from any thread: that of the ranks that agreed
+  /// last, if they have; that of this rank; and those of dead ranks of this host, for which ranks
+  /// of other hosts may wait.
   std::vector<std::string> faultKeys() const;
-  /// The ranks whose processes are known to have ended in the group: "rank 1 (pid 4711, host h1)";
-  /// "" if none is. Only for ranks that agreed.
+  /// The ranks whose processes have ended without leaving the group: "rank 1 (pid 4711, host h1)";
+  /// "" if there is none. Only for ranks that agreed.
   std::string endedProcesses() const;
   /// Ends a wait in another thread with an error.
   void cancel() { cancelled_.store(true, std::memory_order_release); }
 
-  /// Thrown where this rank comes when the others have given up.
+  /// Thrown if this rank arrives after the others have timed out.
   struct CameLate : Error {
     using Error::Error;
   };
 
  private:
-  /// Thrown when the group is lost, whatever the transport: no reason to vote for another one.
+  /// Thrown if the group is lost with any transport, so this rank does not vote for another one.
   struct GroupLost : Error {
     using Error::Error;
   };
@@ -155,8 +155,8 @@ class Rendezvous {
   bool coreEach(const std::vector<GroupRecord>& records) const;
   std::string bindAll(const std::vector<int>& peers, TimePoint deadline, bool& restart);
   static constexpr char kVotes[] = "v";  // the round
-  // A record that did not change within this time is not stale: its owner really cannot be reached,
-  // or torchrun counts its restarts otherwise.
+  // A record that has not changed within this time is not stale: its process really cannot be
+  // reached, or torchrun's restart counts differ.
   static constexpr Milliseconds kStaleGrace{2000};
   void throwIfCancelled() const;
   void pause(int& round) const;
@@ -169,21 +169,21 @@ class Rendezvous {
   LocalProcess& process_;
   GroupRecord own_;
   Roster roster_;
-  std::atomic<std::int64_t> came_{0};  // to agree(): milliseconds since 1970
+  std::atomic<std::int64_t> came_{0};  // when agree() was called: milliseconds since 1970
   const std::size_t arenaBytes_;
   const std::int64_t made_ = millisSince1970();
-  int next_ = 0;  // the rank that lookAtNext() asks for
+  int next_ = 0;  // the rank that lookAtNext() checked last
   bool saidThatCame_ = false;
   std::uint64_t monitored_ = 0;
   std::atomic<bool> cancelled_{false};
-  mutable std::atomic<std::int64_t> doubted_{0};  // a record: since when, in nanoseconds since boot
+  mutable std::atomic<std::int64_t> doubted_{0};  // first doubt of a record: ns since boot
   std::vector<GroupRecord> records_;
   mutable std::mutex keysMutex_;
   std::string groupFault_;          // its key, once the ranks' records are known
   Hosts hosts_;                     // once the ranks have agreed
-  std::vector<GroupRecord> asked_;  // of the instances that were told: tryConnect's
+  std::vector<GroupRecord> asked_;  // tryConnect(): of the peers that it has posted to
   std::mutex seenMutex_;
-  std::vector<GroupRecord> seen_;  // coreEachIfKnown's; without a magic: not yet
+  std::vector<GroupRecord> seen_;  // coreEachIfKnown(): read so far; magic 0: not yet
 };
 
 }  // namespace fastcoll

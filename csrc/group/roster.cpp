@@ -13,7 +13,7 @@
 namespace fastcoll {
 namespace {
 
-/// Texts, each behind its length of 4 bytes.
+/// The texts, each after its length in 4 bytes.
 std::string encode(const Roster::Texts& texts) {
   std::string all;
   for (const std::string& text : texts) {
@@ -24,7 +24,7 @@ std::string encode(const Roster::Texts& texts) {
   return all;
 }
 
-/// False where it is not so many texts.
+/// False unless `all` holds exactly `count` texts.
 bool decode(const std::string& all, int count, Roster::Texts& texts) {
   texts.clear();
   std::size_t at = 0;
@@ -91,7 +91,8 @@ void Roster::take(Texts records, const std::string& encoded) {
   id_ = digits;
 }
 
-/// Of a rank that is not 0: one with its own record. An earlier life may have had more ranks.
+/// For ranks other than 0: a roster that holds this rank's own record. An earlier instance of the
+/// group may have had more ranks.
 bool Roster::lookForRoster(std::string& encoded, Texts& records) {
   return store_.tryGet(concat(folder_, "/roster"), encoded) && decode(encoded, size_, records) &&
          records[rank_] == record_;

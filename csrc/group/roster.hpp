@@ -1,15 +1,16 @@
-// How the ranks of a group come together through a store that may still hold what an earlier life
-// of the group left there: torchrun uses its store again after a restart, and a process may create
-// a group anew under the same name.
+// How the ranks of a group find each other in a store that may still hold keys of an earlier
+// instance of the group. torchrun reuses its store after a restart, and a process may recreate a
+// group under the same name.
 //
-//   <folder>/r/<rank>            the rank's record; it holds a nonce, drawn now
-//   <folder>/roster              of rank 0: all records, in rank order
-//   <folder>/<id>/<round>/<rank> what a rank says in a round; the id is the roster's hash
-//   <folder>/<id>/<round>        of rank 0: what all have said, in rank order
+//   <folder>/r/<rank>            the rank's record; it holds a fresh nonce
+//   <folder>/roster              by rank 0: all records, in rank order
+//   <folder>/<id>/<round>/<rank> a rank's text in a round; the id is the roster's hash
+//   <folder>/<id>/<round>        by rank 0: the texts of all ranks, in rank order
 //
-// A rank believes a roster that has its own record. So rank 0 of now made it; of another rank it
-// may have an old record, for which nobody speaks in a round. Rank 0 then waits for that rank's new
-// record, and publishes another roster. A key that names an id is never stale.
+// A rank accepts a roster that holds its own record. Such a roster was made by the current rank 0.
+// It may still hold another rank's stale record; that rank will then not post in the next round.
+// Rank 0 waits for that rank's new record, and publishes another roster. A key that names an id is
+// never stale.
 //
 // Rank 0 reads a key of every rank, the others read keys of rank 0: n reads a round, not n^2.
 #pragma once
@@ -24,47 +25,48 @@
 
 namespace fastcoll {
 
-/// Between two looks into the store: 50 us at first (everybody is about to arrive), 10 ms in the
-/// end (somebody is late).
+/// Sleeps between two reads of the store: 50 us at first, when all ranks are about to arrive, and
+/// 10 ms in the end, when some rank is late.
 void pause(int& looks);
 
 class Roster {
  public:
   using Texts = std::vector<std::string>;
-  /// Called between two looks into the store; ends the wait by an exception.
+  /// Called between two reads of the store; ends the wait by an exception.
   using OnLook = std::function<void()>;
-  /// Whether a record is not one of an earlier life, as far as can be known. May throw, if it is
-  /// none of fastcoll's; the other ranks then get the roster with it, too.
+  /// Whether a record is of this instance of the group, as far as is known. May throw for an
+  /// invalid record. The roster is then published with that record, so the other ranks read it,
+  /// too.
   using Believes = std::function<bool(int rank, const std::string& record)>;
 
-  /// `folder`: of the group's keys. `record`: this rank's.
+  /// `folder`: prefix of the group's keys. `record`: this rank's.
   Roster(KeyValueStore& store, std::string folder, int rank, int size, std::string record);
 
-  /// Announces this rank; waits for nobody.
+  /// Publishes this rank's record; does not wait.
   void publish();
-  /// A rank's record as the store has it now, also this rank's; false: none.
+  /// A rank's current record in the store, also this rank's; false if there is none.
   bool read(int rank, std::string& record);
   /// Waits for a roster other than the one that was gathered before.
   const Texts& gather(const Believes& believes, const OnLook& onLook);
-  /// Of the roster; "" before there is one, when the folder must be of this life of the group.
+  /// The roster's id; "" before there is one. Then the folder must be unique to this instance.
   const std::string& id() const { return id_; }
-  /// Whether the store has another roster, or will have: for rank 0 a record has changed.
+  /// Whether the store has another roster, or will have. On rank 0: whether a record has changed.
   bool changed(const Believes& believes);
 
-  /// Says something in a round, and waits for what all say. Nothing: `over` became true, which is
-  /// asked between looks.
+  /// Posts a text in a round, and waits for the texts of all ranks. nullopt if `over`, which is
+  /// called between reads, became true.
   std::optional<Texts> exchange(const std::string& round, const std::string& text,
                                 const OnLook& onLook, const std::function<bool()>& over = {});
-  /// Says something in a round; waits for nobody.
+  /// Posts a text in a round; does not wait.
   void say(const std::string& round, const std::string& text);
-  /// What a rank has said in a round; false: nothing yet.
+  /// A rank's text in a round; false if there is none yet.
   bool said(const std::string& round, int rank, std::string& text);
-  /// The ranks that have said nothing in a round.
+  /// The other ranks without a text in a round.
   std::vector<int> silent(const std::string& round);
-  /// Deletes what this rank has set, as far as the store can. An exchange that has ended deletes
-  /// what this rank set for the one before, which all have read by then.
+  /// Deletes this rank's keys, as far as the store can. An exchange that ends deletes this rank's
+  /// keys of the exchange before, which all ranks have read by then.
   void erase() noexcept;
-  /// For what the store holds and no rank of this group can have written.
+  /// The error for a value in the store that no rank of this group can have written.
   Error foreign(const std::string& what) const;
 
  private:
@@ -85,7 +87,7 @@ class Roster {
   std::string encoded_;  // the roster, as the store has it
   std::string id_;
   Texts keys_;      // that this rank has set
-  Texts exchange_;  // and those of the exchange under way, or before
+  Texts exchange_;  // and those of the current or last exchange
 };
 
 }  // namespace fastcoll

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLongest = 1000;
 
-// The kinds that one rank's fault may have on another: its bad arguments are not theirs.
+// The kinds of fault that other ranks may raise. One rank's bad arguments are not theirs.
 char letterOf(ErrorKind kind) {
   switch (kind) {
     case ErrorKind::Timeout:
@@ -41,7 +41,7 @@ std::optional<ErrorKind> kindOf(char letter) {
   }
 }
 
-/// Bytes that are no UTF-8, such as the rest of a letter that was cut, become question marks.
+/// Replaces bytes that are not UTF-8, such as the rest of a cut character, by question marks.
 void replaceForeign(std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t length = utf8SequenceAt(text, at);
@@ -50,7 +50,7 @@ void replaceForeign(std::string& text) {
   }
 }
 
-/// A letter for the kind, the time in decimal, a space, the text.
+/// The format: a letter for the kind, the time in decimal, a space, the text.
 std::optional<ToldFault> parse(const std::string& value) {
   const auto space = value.find(' ');
   if (space == std::string::npos || space < 2 || space > 20 || space + 1 == value.size()) {
