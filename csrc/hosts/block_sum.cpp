@@ -31,7 +31,7 @@ bool isShort(DType dtype) {
   return dtype == DType::Float16 || dtype == DType::BFloat16;
 }
 
-/// How blocks, and what they sum up to, are combined.
+/// How the operands of a block, and partial results, are combined.
 ReduceOp combining(ReduceOp op) {
   return op == ReduceOp::Avg ? ReduceOp::Sum : op;
 }
@@ -41,8 +41,8 @@ bool areEqual(const std::vector<Block>& blocks) {
                      [&](const Block& block) { return block.count == blocks[0].count; });
 }
 
-/// What is summed up of one block: the same, but that nothing is divided or rounded. Where it is
-/// rounded after all, `narrowed`, an average is one of the block, which no sum can overflow.
+/// The request that sums one block: the same, but without division and rounding. If `narrowed`, the
+/// partial result is rounded, and an average is the block's own, which cannot overflow.
 Request innerOf(const Request& request, bool narrowed) {
   Request inner;
   inner.dtype = request.dtype;
@@ -74,7 +74,7 @@ BlockSum::BlockSum(const Request& request, const Hosts& hosts)
       divisor_(narrowed_ ? static_cast<double>(blocks_.size()) : hosts.size()),
       of_(hosts.count()),
       even_(true) {
-  // Each operand was multiplied when its block was summed up.
+  // Each operand was multiplied when its block was summed.
   const bool scaled = request.op == ReduceOp::PreMulSum;
   combine_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : combining(request.op));
   finish_ = reduceFunction(accumulate_, scaled ? ReduceOp::Sum : request.op);
@@ -83,7 +83,7 @@ BlockSum::BlockSum(const Request& request, const Hosts& hosts)
     const std::size_t host = block.host;
     of_[host].push_back(block);
     if (block.count > 1) plain_[host] = false;
-    // A block that is shorter than the others ends the tree, or its place is another.
+    // Only the last block may be shorter than the others. Elsewhere the tree has another form.
     const bool last = block.first + block.count == hosts.size();
     const int usual = blocks_[0].count;
     even_ = even_ && (block.count == usual || (last && block.count < usual));
@@ -132,7 +132,7 @@ void BlockSum::partial(int index, const std::vector<const std::uint8_t*>& operan
   reducers_[i].run(out, bytes);
 }
 
-/// Bytes [at, at + bytes) of a part, in the accumulate dtype: where they lie.
+/// Returns where bytes [at, at + bytes) of a part lie, in the accumulate dtype.
 const std::uint8_t* BlockSum::evaluate(int index, std::size_t at, std::size_t bytes, bool last) {
   const Part& part = parts_[index];
   std::uint8_t* out = temporary(index);

@@ -1,11 +1,12 @@
-// The sum over all ranks of a group, made of what hosts have summed up: the same tree over the
-// ranks as reduce/reduce.hpp defines, whoever evaluates which part of it.
+// The sum over all ranks of a group from partial sums of hosts. It is the same tree over the ranks
+// that reduce/reduce.hpp defines, whichever host evaluates which part of it.
 //
 // A block is the widest subtree whose ranks are all on one host. Its sum is a partial result: in
 // the accumulate dtype, neither divided nor rounded. Ranks 0 to 3 on one host and 4 to 7 on another
-// are two blocks; where ranks take turns, every rank is one, and its operand is its partial result.
-// Where the dtype is a wire, of 16 bits, that wider tensors asked for, a partial result is rounded
-// to it, once, so that it is as short as they wished: then the bits hang on who shares a host.
+// are two blocks. If ranks alternate between hosts, every rank is a block, and its operand is its
+// partial result. With a 16-bit wire dtype each partial result is rounded to it once, to be as
+// short (but not for an average over unequal blocks). The result's bits then depend on which ranks
+// share a host.
 #pragma once
 
 #include <cstdint>
@@ -34,33 +35,35 @@ class BlockSum {
 
   std::size_t count() const { return blocks_.size(); }
   const Block& block(std::size_t i) const { return blocks_[i]; }
-  /// Blocks of a host, and bytes of a partial result that it sends of `bytes` of an operand. A host
-  /// of which every block is one rank sends operands of 16 bits as they are.
+  /// The number of a host's blocks; and the bytes of a partial result that it sends for `bytes` of
+  /// an operand. A host whose blocks are all single ranks sends 16-bit operands unchanged.
   std::size_t blocks(int host) const { return of_[host].size(); }
   std::size_t partialBytes(int host, std::size_t bytes) const {
     return isShortOf(host) ? bytes : bytes * widening_;
   }
-  /// Bytes of the result of `bytes` of an operand.
+  /// Bytes of the result for `bytes` of an operand.
   std::size_t resultBytes(std::size_t bytes) const { return bytes * resultWidening_; }
-  /// Partial results of the host are of the operands' dtype.
+  /// Whether the host's partial results have the operands' dtype.
   bool isShortOf(int host) const { return narrowed_ || plain(host); }
-  /// Partial results of such a host are the operands themselves.
+  /// Whether the host's partial results are the operands themselves.
   bool plain(int host) const { return plain_[host]; }
 
-  /// Sums block `index` of this host: `operands[place]` is the operand of the host's rank there.
+  /// Sums block `index` of this host: `operands[place]` is the operand of the host's rank at
+  /// `place`.
   void partial(int index, const std::vector<const std::uint8_t*>& operands, std::size_t bytes,
                std::uint8_t* out);
-  /// Sums the partial results of all blocks, of `bytes` of an operand, and writes the result. `out`
-  /// may be one of them.
+  /// Sums the partial results of all blocks, for `bytes` of an operand, and writes the result.
+  /// `out` may be one of them.
   void total(const std::vector<const std::uint8_t*>& partials, std::size_t bytes,
              std::uint8_t* out);
 
  private:
-  static constexpr std::size_t kStep = 8192;  // bytes of a partial result, in the first-level cache
+  static constexpr std::size_t kStep =
+      8192;  // bytes of a partial result; fits the first-level cache
 
   struct Part {
     int first, count;
-    int block;        // or -1: the sum of the next two
+    int block;        // or -1: the sum of `left` and `right`
     int left, right;  // parts
   };
   int plan(int first, int count);
@@ -72,9 +75,9 @@ class BlockSum {
   bool narrowed_;  // partial results are rounded
   Request inner_;  // of a partial result
   DType accumulate_;
-  std::size_t widening_;  // of a partial result, and of the result
+  std::size_t widening_;  // bytes per operand byte: of a partial result, and of the result
   std::size_t resultWidening_;
-  const WireCast* cast_;  // where they widen
+  const WireCast* cast_;  // set for 16-bit dtypes
   ReduceFn combine_, finish_;
   double divisor_;
   std::vector<std::vector<Block>> of_;

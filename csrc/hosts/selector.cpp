@@ -9,7 +9,7 @@ HostBroadcast selectHostBroadcast(int hosts, std::size_t bytes, std::size_t link
   const std::size_t others = hosts - 1;
   const std::size_t flat = others * bytes, parts = bytes + (others - 1) * bytes / others;
   if (bytes <= Links::kInlineBytes && flat - parts <= linkBytes) return HostBroadcast::Flat;
-  // A chunk of the chain is no shorter than a frame: where parts fit frames, the chain costs more.
+  // A chunk of the chain is no shorter than a frame. If the parts fit frames, the chain costs more.
   const bool fit = pieceOf(bytes, hosts - 1, 0).count <= Links::kInlineBytes;
   return fit && hosts > 2 ? HostBroadcast::ScatterAllGather : HostBroadcast::Chain;
 }

@@ -29,12 +29,12 @@ void runSpanning(Spanning& spanning, const Request& request, std::string prefix)
     spanning.links->begin(request, spanning.prefix);
     run(spanning, request);
   } catch (const Error& error) {
-    // A host that sees its connections close asks at once what has happened here.
+    // Write the fault first: a host that detects closed connections reads it at once.
     if (!isUnexplained(error)) spanning.tellPeers(error);
     spanning.links->close();
     throw;
   } catch (...) {
-    // Nobody touches memory any more, and the other hosts notice.
+    // Afterwards no thread uses the memory any more, and the other hosts detect the fault.
     spanning.links->close();
     throw;
   }

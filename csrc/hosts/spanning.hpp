@@ -1,9 +1,9 @@
-// Collectives of a group whose ranks are on several hosts: shared memory inside a host, the network
-// between the hosts' leaders, and over the network each byte once.
+// Collectives of a group whose ranks are on several hosts. They use shared memory inside a host,
+// and the network between the hosts' leaders. Each byte goes over the network once.
 //
 // Every rank of a host goes through the same segments of the host's stream: operands in, results
-// out. Its leader reads the operands, talks with the other leaders, and writes the results. Long
-// messages for one rank alone go past the leaders (long_messages.hpp).
+// out. Its leader reads the operands, exchanges data with the other leaders, and writes the
+// results. Long messages for one rank alone bypass the leaders (long_messages.hpp).
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace fastcoll {
 
-/// Memory that is kept from one collective to the next: fresh pages cost more than copies.
+/// Memory that is kept for the next collective, because fresh pages cost more than copies.
 class Scratch {
  public:
   std::uint8_t* get(std::size_t bytes) {
@@ -43,29 +43,30 @@ constexpr Milliseconds kGrace{300};
 
 struct Spanning {
   Hosts hosts;
-  SegmentStream* stream = nullptr;  // of the ranks of this host, where there are more than one
+  SegmentStream* stream = nullptr;  // of this host's ranks, if there are several
   std::unique_ptr<Links> links;     // of the leader
   std::size_t ringBytes = 0;        // equal on all ranks
   TuningTable tuning;
   GroupMemory* memory = nullptr;
   std::function<PeerConnections&()> connections;  // of this rank, for long messages
-  std::string prefix;                             // of the present collective's errors
-  /// Throws when a rank that shares no memory with this one has told of a fault.
+  std::string prefix;                             // begins errors of the present collective
+  /// Throws if a rank that shares no memory with this one has written a fault.
   std::function<void(const std::string& prefix)> checkPeers;
-  /// Tells the ranks that share no memory with this one of a fault.
+  /// Writes a fault for the ranks that share no memory with this one.
   std::function<void(const Error&)> tellPeers;
-  // What the network may read and write while a collective is under way, and if that fails until
-  // connections are closed.
+  // Memory that the network may use during a collective and, if that fails, until connections are
+  // closed.
   std::vector<Scratch> scratch;
-  std::vector<std::unique_ptr<std::uint8_t[]>> copies;  // of long messages that lie in pieces
+  std::vector<std::unique_ptr<std::uint8_t[]>> copies;  // of long messages that are not contiguous
 
-  /// Most bytes of a segment; see SegmentStream::ringBytes(). Every chunk costs leaders a wait for
-  /// the network, so that long ones are faster where the network is.
+  /// Most bytes of a segment; see SegmentStream::ringBytes(). Leaders wait for the network at every
+  /// chunk, so long chunks are faster if the network is fast.
   std::size_t segmentBytes() const { return std::max<std::size_t>(ringBytes / 4, 64); }
 };
 
-/// Runs the collective. After an exception no thread touches the request's memory, as soon as what
-/// it has borrowed of `connections` is given back. `prefix` begins the messages of errors.
+/// Runs the collective. After an exception no thread uses the request's memory, once the
+/// connections that were borrowed from `connections` are given back. `prefix` begins error
+/// messages.
 void runSpanning(Spanning& spanning, const Request& request, std::string prefix);
 
 void spanningReduce(Spanning& spanning, const Request& request);

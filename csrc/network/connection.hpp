@@ -16,15 +16,15 @@
 
 namespace fastcoll {
 
-/// A connection broke off, which says nothing of whose fault it was.
+/// A connection broke; the cause is not known.
 struct ConnectionLost : Error {
   using Error::Error;
 };
-/// This process cannot connect with anybody, whatever its peers do.
+/// This process cannot connect to any peer.
 struct CannotConnect : Error {
   using Error::Error;
 };
-/// What is known when the connection to a peer breaks.
+/// The error text for a broken connection to a peer.
 inline std::string brokeOff(const std::string& peer, const std::string& how) {
   return concat(peer,
                 ": connection closed by peer (the process ended or left, or its host cannot be "
@@ -32,21 +32,21 @@ inline std::string brokeOff(const std::string& peer, const std::string& how) {
                 how, ")", kReadLog);
 }
 
-/// A send or a receive under way. Its memory may be touched until it has ended or its connection is
-/// closed, whatever becomes of this object.
+/// A send or receive in flight. Its memory is in use until it has ended or its connection is
+/// closed, even if this object is destroyed.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Waits until the transfer has ended: true; or until `until`: false, some milliseconds late.
-  /// Throws ConnectionLost. Of one thread at a time; once true, not again.
+  /// Waits until the transfer has ended (true) or `until` has passed (false, some milliseconds
+  /// late). Throws ConnectionLost. Call from one thread at a time, and not again after true.
   virtual bool wait(TimePoint until) = 0;
 };
 using TransferRef = std::unique_ptr<Transfer>;
 
-/// One end. Its calls wait for nobody, and throw ConnectionLost.
+/// One end. Its calls do not wait; they throw ConnectionLost.
 class Connection {
  public:
-  /// Closes the connection: nobody touches any transfer's memory afterwards, and the peer's
+  /// Closes the connection. Afterwards no thread uses the memory of a transfer, and the peer's
   /// transfers break. What was sent but not yet received may be lost.
   virtual ~Connection() = default;
   virtual TransferRef send(const void* data, std::size_t bytes, int tag) = 0;
@@ -55,25 +55,25 @@ class Connection {
 
 class Network {
  public:
-  /// For the other end to connect, which is about to; but it may need the interpreter's lock for
-  /// it, which a computation of the user's may hold.
+  /// Time for the other end to connect. It is about to, but may need the GIL, which a computation
+  /// of the user may hold.
   static constexpr Milliseconds kConnect{60000};
-  /// For a slow link, or a host that has more to do than it can, to take what was sent before its
-  /// connection is closed.
+  /// Time for a slow link, or an overloaded host, to take what was sent before its connection is
+  /// closed.
   static constexpr Milliseconds kDrain{10000};
-  /// For a last word to be taken, where nothing else is under way.
+  /// Time for a close notice to be taken, if nothing else is in flight.
   static constexpr Milliseconds kGoodbye{200};
 
   virtual ~Network() = default;
-  /// Waits until the peers' hosts have what was sent on any connection, or until `until`.
+  /// Waits until the peers' hosts have received what was sent on any connection, or until `until`.
   virtual void drain(TimePoint /*until*/) {}
-  /// Connects with the process that calls this with the same name, which no other pair uses, as the
-  /// other end. Waits for it, `timeout` at most; throws ConnectionLost. `look` is called now and
-  /// then while the wait lasts, and ends it by what it throws.
+  /// Connects with the process that calls this with the same name and the other value of `first`.
+  /// No other pair uses the name. Waits for that process for `timeout` at most; throws
+  /// ConnectionLost. Calls `look` periodically during the wait, which ends if `look` throws.
   virtual std::unique_ptr<Connection> connect(const std::string& name, bool first,
                                               Milliseconds timeout,
                                               const std::function<void()>& look) = 0;
-  /// Ends the waits of connect, those to come too.
+  /// Ends the waits of connect(), also of later calls.
   virtual void stopConnecting() = 0;
 };
 

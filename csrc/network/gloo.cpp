@@ -23,24 +23,25 @@ namespace fastcoll {
 namespace {
 
 constexpr Milliseconds kTick{10};
-// How often a wait that lasts looks at its connection's sentinel.
+// How often a long wait checks its connection's sentinel.
 constexpr Milliseconds kLook{200};
 // Ticks without a wait after which the alarm's thread sleeps.
 constexpr int kIdleTicks = 20;
-// Gloo's own limit on a wait closes connections, so that waits are ended by the alarm instead.
+// A time-out of Gloo's own closes connections, so the alarm ends waits instead.
 constexpr Milliseconds kNever = std::chrono::hours(24 * 365);
 
-// Of a receive that nobody sends anything for; see Sentinel.
+// Tag of a receive that no send matches; see Sentinel.
 constexpr int kSentinelTag = std::numeric_limits<int>::max();
 
-// For Gloo to connect two processes that have each other's addresses. Nothing else ends that wait.
+// Time for Gloo to connect two processes that have each other's addresses. Nothing else ends that
+// wait.
 constexpr Milliseconds kGlooConnects{20000};
 
-// Open files that Gloo takes for a connection: one for each way; and to listen, to poll and to ask
-// the store.
+// Open files that Gloo needs for a connection: one for each direction, and those to listen, to poll
+// and to read the store.
 constexpr int kDescriptors = 2 + 6;
 
-/// Gloo ends the process where it runs out of descriptors, or leaves its peer waiting.
+/// Gloo aborts the process, or lets its peer wait, if it runs out of descriptors. So check first.
 void requireDescriptors() {
   int held[kDescriptors];
   int count = 0;
@@ -61,7 +62,7 @@ at::Tensor view(const void* data, std::size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, at::kByte);
 }
 
-/// Gloo's text without the place in its source before it, and its advice behind it.
+/// Throws Gloo's error text, without its place in the source and its advice.
 [[noreturn]] void lost(const std::exception& error) {
   std::string text = error.what();
   text = text.substr(0, text.find('\n'));
@@ -73,9 +74,8 @@ at::Tensor view(const void* data, std::size_t bytes) {
 
 }  // namespace
 
-/// Ends waits that last too long. Gloo's works cannot be asked whether they have ended, and their
-/// wait has no limit but one that closes the connection; but another thread can have a wait come
-/// back, and it may be begun again.
+/// Ends waits that last too long. Gloo's works cannot be polled, and a time-out of a wait closes
+/// the connection. But another thread can abort a wait, which may then begin again.
 class GlooNetwork::Alarm {
  public:
   ~Alarm() {
@@ -87,7 +87,7 @@ class GlooNetwork::Alarm {
     if (thread_.joinable()) thread_.join();
   }
 
-  /// Waits for the work, until `until` and a tick at most; false if it was ended then.
+  /// Waits for the work until `until`, plus a tick at most; false if the alarm ended the wait.
   bool wait(c10d::Work& work, TimePoint until) {
     std::list<Waiter>::iterator place;
     {
@@ -129,7 +129,7 @@ class GlooNetwork::Alarm {
         changed_.wait_for(lock, kTick, [this] { return stopping_; });
       }
       const auto now = Clock::now();
-      // Each tick again: the wait may not have begun yet.
+      // Abort again at each tick: the wait may not have begun before.
       for (const Waiter& waiter : waiters_) {
         if (now >= waiter.until) waiter.work->abort();
       }
@@ -144,8 +144,8 @@ class GlooNetwork::Alarm {
   bool stopping_ = false;
 };
 
-/// A receive that nobody sends anything for. Gloo ends receives with an error when their connection
-/// breaks, but not one whose message has begun to come: this one tells.
+/// A receive that no send matches. When a connection breaks, Gloo fails its receives, except one
+/// whose message has begun to arrive. The sentinel fails in that case, too.
 struct GlooNetwork::Sentinel {
   std::mutex mutex;
   std::uint8_t byte = 0;
@@ -161,7 +161,8 @@ class GlooNetwork::GlooTransfer : public Transfer {
   bool wait(TimePoint until) override {
     try {
       if (alarm_->wait(*work_, until)) return true;
-      // It takes a tick, in which what arrives is not seen.
+      // The check takes a tick, in which arriving data is not detected. So it is made every kLook
+      // only.
       const auto now = Clock::now();
       if (looked_ == TimePoint{}) looked_ = now;
       const std::unique_lock<std::mutex> lock(sentinel_->mutex, std::try_to_lock);
@@ -170,7 +171,7 @@ class GlooNetwork::GlooTransfer : public Transfer {
         try {
           alarm_->wait(*sentinel_->work, now);
         } catch (const std::exception&) {
-          // What came whole before the connection broke has come.
+          // A message that arrived whole before the connection broke counts.
           if (alarm_->wait(*work_, now)) return true;
           throw;
         }
@@ -185,7 +186,7 @@ class GlooNetwork::GlooTransfer : public Transfer {
   std::shared_ptr<Alarm> alarm_;
   std::shared_ptr<Sentinel> sentinel_;
   c10::intrusive_ptr<c10d::Work> work_;
-  TimePoint looked_{};  // at the sentinel
+  TimePoint looked_{};  // when the sentinel was checked last
 };
 
 class GlooNetwork::GlooConnection : public Connection {
@@ -223,9 +224,9 @@ class GlooNetwork::GlooConnection : public Connection {
 
   std::shared_ptr<Alarm> alarm_;
   std::shared_ptr<Sentinel> sentinel_;
-  // Each has a socket for data of one way. Gloo sends nothing before the receiver has said that its
-  // memory is there; in a socket of both ways that would wait behind the receiver's own data, so
-  // that long messages would go one way after the other.
+  // Each has a socket for data of one direction. Gloo sends data only after the receiver has
+  // reported that its memory is ready. In a socket for both directions that report would wait
+  // behind the receiver's own data. Long messages would then go in one direction at a time.
   c10::intrusive_ptr<c10d::Backend> out_, in_;
   const int peer_;
 };
@@ -237,7 +238,7 @@ struct GlooNetwork::Device {
           make = start();
         }) {}
 
-  /// The process's one. A forked child, which has none of its parent's threads, makes its own.
+  /// The process's device. A forked child has none of its parent's threads, so it makes its own.
   static std::shared_ptr<Device> get(const std::function<Maker()>& start) {
     static std::mutex mutex;
     static std::weak_ptr<Device> device;
@@ -268,7 +269,7 @@ std::unique_ptr<Connection> GlooNetwork::connect(const std::string& name, bool f
                                                  const std::function<void()>& look) {
   requireDescriptors();
   const auto end = Clock::now() + timeout;
-  // A backend keeps the store in which it waits, which may outlive this call and this network.
+  // A backend keeps the store in which it waits. That may outlive this call and this network.
   const auto during = std::make_shared<const std::function<void()>*>(&look);
   const std::shared_ptr<void> over(nullptr, [during](void*) { *during = nullptr; });
   const auto wait = [stopped = stopped_, during] {

@@ -1,5 +1,5 @@
-// The network over torch's Gloo: two backends of two ranks for each connection, one for each way,
-// of which only send and recv are used.
+// The network over torch's Gloo. Each connection has two backends of two ranks, one for each
+// direction. Only their send and recv are used.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,11 +19,12 @@ namespace fastcoll {
 
 class GlooNetwork : public Network {
  public:
-  /// Makes a backend; those of one maker share a device, its listening socket and its thread.
+  /// Makes a backend. The backends of one maker share a device, its listening socket and its
+  /// thread.
   using Maker = std::function<c10::intrusive_ptr<c10d::Backend>(
       const c10::intrusive_ptr<c10d::Store>&, int rank, int size, Milliseconds)>;
-  /// `start` makes a device and returns the maker. A process has one, as long as a network lives.
-  /// `silence`: after which a peer's host counts as lost; 0: never.
+  /// `start` makes a device and returns the maker. A process has one device as long as a network
+  /// exists. `silence`: time after which a silent peer's host counts as lost; 0: TCP's own bounds.
   GlooNetwork(c10::intrusive_ptr<c10d::Store> store, const std::function<Maker()>& start,
               Milliseconds silence);
   ~GlooNetwork() override;

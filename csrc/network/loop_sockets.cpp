@@ -40,7 +40,7 @@ bool listens(int fd) {
   return isTcp(fd) && option(fd, SOL_SOCKET, SO_ACCEPTCONN) == 1;
 }
 
-/// The open descriptors that are epolls.
+/// The open descriptors of epoll instances.
 std::vector<int> openPolls() {
   std::vector<int> polls;
   DIR* const folder = ::opendir("/proc/self/fd");
@@ -111,7 +111,7 @@ void LoopSockets::tune(const std::vector<int>& sockets, Milliseconds silence) {
   for (const int fd : sockets) {
     setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (silence.count() <= 0) continue;
-    // The kernel asks an idle peer's kernel; the limit holds for its answers and for those to data.
+    // The kernel probes an idle peer's kernel. The limit applies to answers to probes and to data.
     const int seconds = static_cast<int>(silence.count() / 1000);
     setOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     setOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, seconds / 3));

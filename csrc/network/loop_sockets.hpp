@@ -1,5 +1,5 @@
-// The sockets of a Gloo device, which torch keeps to itself: found as those that its thread polls,
-// and set to what connections between hosts need.
+// The sockets of a Gloo device, which torch does not expose. They are found as those that its
+// thread polls, and set to what connections between hosts need.
 #pragma once
 
 #include <functional>
@@ -11,18 +11,18 @@ namespace fastcoll {
 
 class LoopSockets {
  public:
-  /// Runs `start`, which makes the device. Another thread that begins to poll a listening socket at
-  /// that very moment may have its sockets taken for the device's.
+  /// Runs `start`, which makes the device. If another thread begins to poll a listening socket at
+  /// that very moment, its sockets may be taken for the device's.
   explicit LoopSockets(const std::function<void()>& start);
 
-  /// Those that are connected now.
+  /// The sockets that are connected now.
   std::vector<int> connected() const;
   /// Waits until the peers' kernels have acknowledged all that was sent on those of `sockets` that
   /// are still connected, or until `until`.
   void drain(const std::vector<int>& sockets, TimePoint until) const;
-  /// Sets sockets: small messages leave at once (Nagle's algorithm would hold them back until the
-  /// peer's kernel acknowledges what went before, 40 ms later), and a connection breaks when the
-  /// peer's kernel has been silent for so long. 0: TCP's own bounds.
+  /// Sets socket options. Small messages leave at once: Nagle's algorithm would delay them until
+  /// the peer's kernel acknowledges earlier data, 40 ms later. A connection breaks when the peer's
+  /// kernel has been silent for `silence`; 0: TCP's own bounds.
   static void tune(const std::vector<int>& sockets, Milliseconds silence);
 
  private:

@@ -1,6 +1,6 @@
-// A store whose waits are many short questions. torch's TCPStore serves one call of a process at a
-// time: a wait in one thread keeps all others from setting what some other process waits for, and
-// no signal ends it. Gloo, which connects by waiting, is given this one.
+// A store that waits by polling. torch's TCPStore serves one call of a process at a time. A wait in
+// one thread keeps other threads from setting what another process waits for, and no signal ends
+// it. Gloo connects by waiting, so it gets this store.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -24,13 +24,13 @@ namespace fastcoll {
 
 /// Once a process has found its peer's address, it connects in Gloo, where only a timeout ends its
 /// wait. Both processes therefore decide in one counter of the store. A process that finds the peer
-/// adds 1, and a process that gives up adds kOver. The first addition decides. A process that gives
-/// up second connects first, and then raises: see throwIfOver(). A process that finds second waits
-/// until its own timeout or fault.
+/// adds 1, and a process that ends its wait adds kOver. The first addition decides. A process that
+/// ends its wait second connects first, and then raises: see throwIfOver(). A process that finds
+/// second waits until its own timeout or fault.
 class PatientStore : public c10d::Store {
  public:
   /// `decision`: the counter's key, the same in both processes of a connection. Waits end after
-  /// `timeout`, or by what `look` throws, which is called while they last.
+  /// `timeout`, or when `look` throws, which is called meanwhile.
   PatientStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
                std::chrono::milliseconds timeout, std::function<void()> look)
       : c10d::Store(timeout),
@@ -38,7 +38,7 @@ class PatientStore : public c10d::Store {
         decision_(std::move(decision)),
         look_(std::move(look)) {}
 
-  /// To be called when Gloo has connected: throws what was to end a wait before.
+  /// Call when Gloo has connected: throws the exception that was to end a wait before.
   void throwIfOver() {
     if (over_ != nullptr) std::rethrow_exception(over_);
   }
@@ -59,7 +59,7 @@ class PatientStore : public c10d::Store {
   bool deleteKey(const std::string& key) override { return store_->deleteKey(key); }
   bool check(const std::vector<std::string>& keys) override { return store_->check(keys); }
   std::int64_t getNumKeys() override { return store_->getNumKeys(); }
-  /// Gloo's limit is that of its own connections.
+  /// Ignores Gloo's limit, which is that of its own connections.
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& /*timeout*/) override {
     wait(keys);
@@ -67,7 +67,8 @@ class PatientStore : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override {
     const auto timeout = getTimeout();
     const auto deadline = deadlineAfter(Clock::now(), timeout);
-    // Gloo waits for what this process has set, too, which says nothing of the peer.
+    // Gloo also waits for keys that this process has set. They do not show that the peer has
+    // arrived.
     const bool own = std::all_of(keys.begin(), keys.end(),
                                  [this](const std::string& key) { return own_.count(key) != 0; });
     for (int micros = 50; !(store_->check(keys) && (own || connects(true)));
@@ -92,8 +93,8 @@ class PatientStore : public c10d::Store {
  private:
   static constexpr std::int64_t kOver = 1 << 16;
 
-  /// Adds to the counter, once: the peer was found, or this process gives up. Returns whether they
-  /// connect.
+  /// Adds to the counter, once: the peer was found, or this process ends its wait. Returns whether
+  /// the two connect.
   bool connects(bool found) {
     if (!decided_) {
       const auto said = store_->add(decision_, found ? 1 : kOver);
