@@ -58,8 +58,7 @@ class BlockSum {
              std::uint8_t* out);
 
  private:
-  static constexpr std::size_t kStep =
-      8192;  // bytes of a partial result; fits the first-level cache
+  static constexpr std::size_t kStep = 8192;  // bytes of a partial result; fits the L1 cache
 
   struct Part {
     int first, count;

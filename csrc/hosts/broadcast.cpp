@@ -1,12 +1,13 @@
 // Broadcast and barrier over several hosts.
 //
-// Broadcast: a short message goes from the root's host to all others in frames (flat). Of a longer
-// one that fits H - 1 frames each other host gets a part, which it passes on to the rest of them
-// (scatter and all-gather). One that is longer still goes from host to host, beginning with the
-// root's, chunk by chunk: each passes a chunk on as soon as it has it (chain). selector.hpp
-// chooses. On the root's host all ranks read what the root publishes, elsewhere what the leader
-// does. Steps between hosts: 1; 2; or H - 1 and 1 a chunk. Bytes that a host sends: (H - 1) B; B;
-// B.
+// Broadcast of B bytes over H hosts, by one of three algorithms; selector.hpp chooses. On the
+// root's host all ranks read what the root publishes, elsewhere what the leader does.
+//   flat: a short message goes from the root's host to all others in frames.
+//       Steps between hosts: 1. Bytes that a host sends: (H - 1) B.
+//   scatter and all-gather: each other host gets a part that fits a frame, and forwards it to the
+//       other hosts, except the root's. Steps: 2. Bytes: B.
+//   chain: a longer message goes from host to host, chunk by chunk, beginning with the root's host.
+//       Each forwards a chunk as soon as it has it. Steps: H - 1, and 1 a chunk. Bytes: B.
 #include <algorithm>
 #include <deque>
 
@@ -18,7 +19,7 @@ namespace {
 
 constexpr std::size_t kChunks = 8;
 constexpr std::size_t kLeastChunk = 512 * 1024;
-// Chunks that a leader sends, or is about to receive, at once.
+// Chunks that a leader sends, or awaits, at once.
 constexpr std::size_t kAhead = 3;
 
 class SpanningBroadcast {
@@ -62,19 +63,19 @@ class SpanningBroadcast {
   bool publishes() const { return publisher_ == hosts_.place(); }
   std::size_t length(std::size_t c) const { return std::min(chunk_, bytes_ - c * chunk_); }
 
-  /// The part of a rank that is not the leader.
+  /// What a rank other than the leader does.
   void follow(std::size_t c) {
     const Segment segment = stream_->place(length(c));
     if (publishes()) {
       fill(c, segment);
     } else {
-      if (c == 0) stream_->publish(segment);  // it has nothing to show but its arrival
+      if (c == 0) stream_->publish(segment);  // announces only its arrival
       message_.write(c * chunk_, length(c), stream_->await(publisher_, segment));
     }
     consume(c, segment);
   }
-  /// As in a broadcast on one host, every rank waits for all of its host to arrive, and consumes
-  /// the last segment after that: a peer may give its memory back then.
+  /// As in a broadcast on one host, every rank waits until all of its host have arrived, before it
+  /// consumes the last segment. After that a peer may free its memory.
   void consume(std::size_t c, const Segment& segment) {
     if (c + 1 == chunks_) stream_->awaitArrivals();
     stream_->consume(segment);
@@ -89,7 +90,7 @@ class SpanningBroadcast {
     return memory;
   }
 
-  /// The chunk in the leader's reach, on the root's host; it is in place elsewhere.
+  /// The chunk in memory that the leader of the root's host can read. Other hosts have it in place.
   const std::uint8_t* fetch(std::size_t c, const Segment& segment) {
     if (root_) {
       if (stream_ != nullptr) return fill(c, segment);
@@ -98,13 +99,13 @@ class SpanningBroadcast {
       message_.read(c * chunk_, length(c), copy);
       return copy;
     }
-    if (c == 0) stream_->publish(segment);  // it has nothing to show but its arrival
+    if (c == 0) stream_->publish(segment);  // announces only its arrival
     const std::uint8_t* memory = stream_->await(publisher_, segment);
     message_.write(c * chunk_, length(c), memory);
     return memory;
   }
 
-  /// The bytes that a host, not the root's, gets of it in a frame.
+  /// The part of the message that a host other than the root's gets in a frame.
   Piece partOf(int host) const {
     if (algorithm_ == HostBroadcast::Flat) return {0, bytes_};
     return pieceOf(bytes_, hosts_.count() - 1, host - (host > rootHost_ ? 1 : 0));
@@ -133,7 +134,7 @@ class SpanningBroadcast {
     }
     if (sends) links_->give(links_->others(), [&](int host) { return partOf(host).count; });
   }
-  /// Takes this host's part and passes it on to the others, who do the same.
+  /// Receives this host's part. Forwards it to the hosts other than the root's, which do the same.
   void passOn() {
     const Piece own = partOf(hosts_.here());
     links_->answer(rootHost_);
@@ -155,7 +156,7 @@ class SpanningBroadcast {
     }
   }
 
-  /// From host to host.
+  /// The chain, from host to host.
   void along() {
     struct Chunk {
       Segment segment;
@@ -166,7 +167,7 @@ class SpanningBroadcast {
     const int step = (hosts_.here() - rootHost_ + count) % count;
     const bool receives = step > 0, sends = step + 1 < count;
     const int before = (hosts_.here() + count - 1) % count, next = (hosts_.here() + 1) % count;
-    std::deque<Chunk> under;            // way: placed, not yet consumed
+    std::deque<Chunk> under;            // in flight: placed, not yet consumed
     std::size_t placed = 0, begin = 0;  // `begin`: the chunk at the front of `under`
     const auto place = [&] {
       const std::size_t c = placed++;
@@ -229,7 +230,7 @@ class SpanningBroadcast {
   const HostBroadcast algorithm_;
   const std::size_t chunk_;
   const std::size_t chunks_;
-  int publisher_ = 0;  // its place among the ranks of this host
+  int publisher_ = 0;  // the place of the publishing rank on this host
 };
 
 }  // namespace

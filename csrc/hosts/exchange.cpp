@@ -1,11 +1,11 @@
 // All-gather, gather, scatter and all-to-all over several hosts.
 //
-// Phases: the ranks of a host serve each other as on one host. A long message for one rank of
-//         another host goes there by itself (long_messages.hpp). Beside that every rank has a
-//         parcel for each other host: what else its ranks are to get from it. In each step the
-//         leader collects a slice of every parcel, exchanges them with the other leaders, and hands
-//         out those that have come; each rank takes from them what is for it.
-// Steps between hosts: 1 where the parcels fit frames, else 1 and 1 a step.
+// Phases: the ranks of a host exchange data as on one host. A long message for one rank of another
+//         host goes there directly (long_messages.hpp). For the rest every rank has a parcel for
+//         each other host: all that the ranks there get from it. In each step the leader collects a
+//         slice of every parcel, exchanges slices with the other leaders, and publishes those that
+//         have arrived. Each rank takes its own data from them.
+// Steps between hosts: 1 if the parcels fit frames, else 1 and 1 a step.
 // Bytes that a host sends: what the ranks of other hosts get from its ranks, once for each host:
 //         all-gather of B in all (H - 1) / H B.
 #include <algorithm>
@@ -58,7 +58,7 @@ class SpanningExchange {
 
  private:
   static constexpr std::size_t kSlots = 2;
-  // Bytes of a step where no host has a segment to go through.
+  // Bytes of a step if no host has a segment to go through.
   static constexpr std::size_t kLongestStep = std::size_t{4} << 20;
   using Transfers = std::vector<std::pair<int, TransferRef>>;
   struct Step {
@@ -66,7 +66,7 @@ class SpanningExchange {
     Transfers receives;
   };
 
-  /// The messages of this rank that are in no parcel.
+  /// Adds the messages of this rank that are in no parcel.
   void addLong() {
     for (int host = (here_ + 1) % hosts_.count(); host != here_;
          host = (host + 1) % hosts_.count()) {
@@ -103,7 +103,7 @@ class SpanningExchange {
     if (stream_ == nullptr) return;
     stream_->begin(request_.arrival(), localCounts(), nullptr, request_.deadline, request_.timeout);
   }
-  /// What the peers on this host announce, where it differs from what this rank does.
+  /// The counts that the peers on this host announce, if they differ from this rank's.
   std::vector<std::uint64_t> localCounts() const {
     std::vector<std::uint64_t> counts;
     if (request_.expectedCount.empty()) return counts;
@@ -113,7 +113,7 @@ class SpanningExchange {
     return counts;
   }
 
-  /// The part of it among the ranks of this host.
+  /// The part of the collective among the ranks of this host.
   void among() {
     const bool rooted = request_.root >= 0;
     if (rooted && hosts_.hostOf(request_.root) != here_) return;
@@ -176,12 +176,12 @@ class SpanningExchange {
     const std::size_t which = ((k % kSlots) * 2 + (out ? 1 : 0)) * hosts_.count() + host;
     return spanning_.scratch[which].get(std::max<std::size_t>(bytes, 1));
   }
-  /// Where a slice of an all-gather lies in a message, if this rank is alone on its host, and it
-  /// lies in one piece: then the network takes it from there, or puts it there.
+  /// Where a slice of an all-gather lies in a message, if this rank is alone on its host and the
+  /// slice is contiguous; else null. The network reads or writes the slice there.
   std::uint8_t* lone(const Message& message, std::size_t k, std::size_t size) const {
     return stream_ == nullptr ? message.contiguous(parcels_.start(k), size) : nullptr;
   }
-  /// Where the slices of another host come to, of a rank that is alone on its own.
+  /// Where the slices of another host arrive, for a rank that is alone on its host.
   std::uint8_t* arriving(int host, std::size_t k, std::size_t size) {
     const auto& ranks = hosts_.ranks(host);
     std::uint8_t* const into =
@@ -210,7 +210,7 @@ class SpanningExchange {
       });
       return stream_->publish(now.in);
     }
-    if (stream_ != nullptr && k == 0) stream_->publish(now.in);  // nothing but its arrival
+    if (stream_ != nullptr && k == 0) stream_->publish(now.in);  // announces only its arrival
     settle(sends_[k % kSlots]);
     receive(k);
     if (k == 0) sendFrames();
@@ -228,7 +228,7 @@ class SpanningExchange {
     if (stream_ != nullptr) stream_->consume(now.in);
   }
 
-  /// Puts the slices of this host's ranks for another behind each other.
+  /// Concatenates the slices of this host's ranks for another host.
   void gather(int host, std::size_t k, std::uint8_t* to) {
     for (std::size_t p = 0; p < hosts_.local().size(); ++p) {
       const std::size_t length = parcels_.sliceBytes(here_, p, host, k);
@@ -260,8 +260,8 @@ class SpanningExchange {
     const int rootHost = rooted ? hosts_.hostOf(request_.root) : -1;
     peers_ = rooted ? links_->around(rootHost) : links_->others();
     const bool scatter = request_.collective == Collective::Scatter;
-    // Ranks with long messages wait for the other host anyway, and know by its answer that it runs
-    // this collective.
+    // Ranks with long messages wait for the other host anyway. Its answer shows that it runs this
+    // collective.
     gives_ = rooted && scatter == (rootHost == here_) &&
              !parcels_.isLong((scatter ? request_.out : request_.in)[0].bytes());
     const auto write = [this](int host) { return writeFrame(host); };
@@ -332,7 +332,7 @@ class SpanningExchange {
     if (stream_ != nullptr) stream_->consume(now.out);
   }
 
-  /// Takes from a slice what is for this rank.
+  /// Takes this rank's data from a slice.
   void take(int host, std::size_t place, std::size_t k, const std::uint8_t* slice) const {
     const std::size_t start = parcels_.start(k),
                       length = parcels_.sliceBytes(host, place, here_, k);
@@ -374,8 +374,8 @@ class SpanningExchange {
   const std::size_t rank_;
   Parcels parcels_;
   LongMessages long_;
-  std::vector<int> peers_;  // hosts that this one has to do with
-  bool gives_ = false;      // data to them, and gets none
+  std::vector<int> peers_;  // hosts that this one exchanges frames with
+  bool gives_ = false;      // this host sends data to them, and gets none
   Step steps_[kSlots];
   Transfers sends_[kSlots];
 };

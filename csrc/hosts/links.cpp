@@ -9,22 +9,22 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kFrames = 0;  // their tag
+constexpr int kFrames = 0;  // the tag of frames
 
-/// That of data.
+/// The tag of data.
 int tagOf(Links::Lane lane, std::size_t bytes) {
   constexpr std::size_t kLengths = std::size_t{1} << 29;
   return static_cast<int>(2 * (bytes % kLengths)) + lane;
 }
 
-// A wait that has lasted so long looks at what other hosts say, a host each time that it looks up.
+// A wait that has lasted this long checks the frames of another host, the next one each time.
 constexpr Milliseconds kLook{1000};
-// For a close notice that is on its way when the other connection to its sender breaks.
+// Time for a close notice in flight, when the connection in the other direction breaks first.
 constexpr Milliseconds kNotice{100};
 
 }  // namespace
 
-/// Names the host whose connection broke.
+/// Runs `call`. If the connection breaks, the error names the host.
 template <typename Call>
 auto Links::lost(int host, Call call) {
   try {
@@ -48,7 +48,7 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
   links_.resize(count);
   for (int step = 1; step < count; ++step) others_.push_back((here + step) % count);
   prefix_ = errorHead("init", memory.identity());
-  // In rounds in which every host has one partner, so that nobody waits for more than one.
+  // Connect in rounds. In each, every host has one partner, so no host waits for more than one.
   int rounds = 1;
   while (rounds < count) rounds *= 2;
   const auto limit = std::min(timeout, Network::kConnect);
@@ -69,15 +69,15 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
 }
 
 Links::~Links() {
-  // A connection that is closed may take with it what the peer has not read. A peer has read this
-  // goodbye when it sends its own, or closes the connection because a collective of its own cannot
-  // end any more; the kernel of one that is late has it at least.
+  // Closing a connection may drop what the peer has not read. A peer has read this close notice
+  // when it sends its own, or closes the connection because its own collective cannot end any more.
+  // If the peer is late, at least its kernel has the notice.
   const auto now = Clock::now();
   const auto each = [this](auto use) {
     for (const int host : others_) {
       try {
         if (link(host).connection != nullptr) use(link(host));
-      } catch (const std::exception&) {  // it is gone
+      } catch (const std::exception&) {  // the connection is lost
       }
     }
   };
@@ -94,7 +94,7 @@ Links::~Links() {
   close();
 }
 
-/// Waits for the peer's goodbye behind the frames of collectives that this rank does not run.
+/// Waits for the peer's close notice, after the frames of collectives that this rank does not run.
 void Links::farewell(Link& peer, TimePoint until) {
   for (bool left = false; !left && !peer.coming.empty();) {
     if (auto& next = peer.coming.front(); next != nullptr && !next->wait(until)) return;
@@ -104,8 +104,8 @@ void Links::farewell(Link& peer, TimePoint until) {
   }
 }
 
-/// Throws if the host's goodbye has come. Of a host that leaves, the connection for what goes there
-/// may be seen to break before its goodbye has come in the other.
+/// Throws if the host's close notice has arrived. If a host leaves, the connection to it may break
+/// before its notice has arrived over the other one.
 void Links::throwIfLeft(int host) {
   Link& peer = link(host);
   const auto until = Clock::now() + kNotice;
@@ -117,7 +117,7 @@ void Links::throwIfLeft(int host) {
     }
   } catch (const PeerLeft&) {
     throw;
-  } catch (const ConnectionLost&) {  // nothing more comes
+  } catch (const ConnectionLost&) {  // nothing more arrives
   }
 }
 
@@ -127,7 +127,7 @@ void Links::throwLeft(int host) const {
                                             describe(arrival_), kSameCalls));
 }
 
-/// Receives a frame after those that are coming. Of a peer that has gone, who waits for it hears.
+/// Posts a receive after those already posted. If the peer has left, the next wait reports it.
 void Links::post(Link& peer) {
   try {
     const std::size_t free = (peer.present + peer.coming.size() + 1) % (kAhead + 1);
@@ -138,7 +138,7 @@ void Links::post(Link& peer) {
   }
 }
 
-/// The head of the last frame, or of one that is coming.
+/// The head of the frame that was awaited last, or of one `ahead` of it.
 Links::Head Links::headAt(const Link& peer, std::size_t ahead) const {
   Head head;
   std::memcpy(&head, peer.in[(peer.present + ahead) % (kAhead + 1)].get(), sizeof head);
@@ -171,11 +171,11 @@ void Links::begin(const Request& request, std::string prefix) {
   }
 }
 
-/// Waits until the last frame to the host is sent: its memory is used again.
+/// Waits until the last frame to the host is sent, because its memory is reused.
 void Links::settle(int host) {
   try {
     wait(host, link(host).sending);
-  } catch (const ConnectionLost&) {  // the next send says so
+  } catch (const ConnectionLost&) {  // the next send reports it
     link(host).sending.reset();
   }
 }
@@ -194,7 +194,7 @@ void Links::sendFrame(int host, std::size_t bytes) {
       host, [&] { return peer.connection->send(peer.out.get(), sizeof head + bytes, kFrames); });
 }
 
-/// A host that has given what it had to give may have left since.
+/// A host that has sent all its data may have left since, so a lost connection is no error.
 void Links::answer(int host) {
   try {
     sendFrame(host, 0);
@@ -240,8 +240,8 @@ void Links::compare(int host, const Signature& mine, const Head& head) const {
       agree(mine.arrival, head.arrival, mine.expected)) {
     return;
   }
-  // In a collective of other roots one of the two may have had nothing to say to the other: then
-  // this frame is of the one before, or behind.
+  // In a collective with different roots one of the two may have had nothing to send to the other.
+  // Then this frame is of the collective before or after.
   if (head.call == mine.call + 1) mismatch(host, mine.arrival, head.before);
   if (head.call + 1 == call_) mismatch(host, before_, head.arrival);
   mismatch(host, mine.arrival, head.arrival);
@@ -294,20 +294,20 @@ void Links::wait(int host, TransferRef& transfer) {
         std::min<TimePoint>(deadlineAfter(deadline_, grace_), Clock::now() + kWaitSlice);
     if (lost(host, [&] { return transfer->wait(until); })) break;
     check(began);
-    if (transfer == nullptr) return;  // it was seen to have come
+    if (transfer == nullptr) return;  // check() has found that it has ended
     if (Clock::now() >= deadlineAfter(deadline_, grace_)) late(host);
   }
   transfer.reset();
 }
 
-/// Throws if a host that need not be waited for has said that it runs another collective: its frame
-/// has come. Takes some milliseconds.
+/// Throws if a frame of a host that is not awaited has arrived, and is of another collective. Takes
+/// some milliseconds.
 void Links::lookAt(int host) {
   Link& peer = link(host);
   for (std::size_t i = 0; i < peer.coming.size(); ++i) {
     try {
       if (peer.coming[i] != nullptr && !peer.coming[i]->wait(Clock::now())) return;
-    } catch (const ConnectionLost&) {  // whoever waits for it says so
+    } catch (const ConnectionLost&) {  // the next wait for it reports it
       return;
     }
     peer.coming[i].reset();

@@ -18,7 +18,7 @@ bool LongMessages::areLong(std::size_t bytes) {
 LongMessages::LongMessages(Spanning& spanning, const Request& request)
     : spanning_(spanning), request_(request) {}
 
-/// Names the rank whose connection broke.
+/// Runs `call`. If the connection breaks, the error names the rank.
 template <typename Call>
 auto LongMessages::lost(int rank, Call call) const {
   try {
@@ -81,15 +81,15 @@ void LongMessages::wait(Pending& one) {
   }
 }
 
-/// Between waits: throws when the group has failed, or time is up, and with it the time for hosts
-/// to say who has kept them.
+/// Call between waits. Throws if the group has failed, or if the deadline has passed and, after it,
+/// the time for hosts to report their late ranks.
 void LongMessages::checkTime(const Pending& one) {
   if (spanning_.links != nullptr) {
     spanning_.links->check(began_);
   } else {
     checkInterrupt();
     spanning_.stream->throwIfAborted();
-    spanning_.checkPeers(spanning_.prefix);  // its leader may have nothing to wait for
+    spanning_.checkPeers(spanning_.prefix);  // the leader may have nothing to wait for
   }
   if (Clock::now() < deadlineAfter(request_.deadline, 2 * kGrace)) return;
   throw Error(

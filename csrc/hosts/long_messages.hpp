@@ -1,12 +1,12 @@
-// Long messages of an exchange between hosts: each goes from its rank to its rank, over a
-// connection of the two and from memory to memory, past the leaders, which would copy it three
-// times more.
+// Long messages of an exchange between hosts. Each goes from its sender to its receiver, over a
+// connection of the two and from memory to memory. It bypasses the leaders, which would copy it
+// three times more.
 //
-// A message goes only to a receive of its own length (less multiples of 2^30 - 2), so that ranks
-// that disagree send each other nothing that the other has no room for; leaders compare what their
-// ranks say, and nobody reports what has come before they have. Where the ranks are connected,
-// messages are begun first, and go beside what the leaders do. The first time they are connected
-// behind it: then both take part, and agree.
+// A message goes only to a receive of its own length (modulo 2^30 - 2), so ranks that disagree
+// never send each other data without room for it. Leaders compare the sizes of their ranks, and no
+// rank reports success before that. If the ranks are connected, messages begin first and overlap
+// the leaders' exchange. The first time, the ranks connect after it, because then both take part,
+// and agree.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,21 @@
 
 namespace fastcoll {
 
-/// A rank's connections to ranks of other hosts. They are point-to-point's, which lends them to the
+/// A rank's connections to ranks of other hosts. Point-to-point owns them, and lends them to the
 /// collective that runs.
 class PeerConnections {
  public:
   virtual ~PeerConnections() = default;
-  /// Whether there is a connection to the rank, which is lent then; else one is made, as soon as
-  /// the rank asks for it too. Throws what prevents it.
+  /// Borrows the connection to the rank; false if there is none yet. One is then made as soon as
+  /// the rank borrows it, too. Throws what prevents it.
   virtual bool borrow(int rank) = 0;
-  /// Waits for that, until `until` at most.
+  /// Waits until a wanted connection is made, or until `until`.
   virtual void awaitConnection(TimePoint until) = 0;
-  /// As those of Connection, of a lent one; matched among themselves, by length.
+  /// As in Connection, over a borrowed connection. Matched with each other only, by length.
   virtual TransferRef sendTo(int rank, const void* data, std::size_t bytes) = 0;
   virtual TransferRef receiveFrom(int rank, void* data, std::size_t bytes) = 0;
-  /// Ends all lending. When the group has failed, nobody touches a transfer's memory afterwards.
+  /// Gives all connections back. If the group has failed, no thread uses a transfer's memory
+  /// afterwards.
   virtual void giveBack() noexcept = 0;
 };
 
@@ -38,12 +39,12 @@ struct Spanning;
 
 class LongMessages {
  public:
-  /// So long that it is worth the network's time for a message of its own.
+  /// Whether a message is so long that a network transfer of its own is worth its time.
   static bool areLong(std::size_t bytes);
 
   LongMessages(Spanning& spanning, const Request& request);
 
-  /// To be called for all messages before anything else.
+  /// Call for all messages before anything else.
   void send(int to, const Message& message) {
     pending_.push_back({to, true, &message, nullptr, {}});
   }
@@ -52,7 +53,7 @@ class LongMessages {
   }
   /// Begins the messages whose ranks are connected.
   void begin();
-  /// Connects the others, begins theirs, and waits for all.
+  /// Connects the other ranks, begins their messages, and waits for all.
   void finish();
 
  private:
@@ -60,7 +61,7 @@ class LongMessages {
     int rank;
     bool sends;
     const Message* message;
-    std::uint8_t* copy;  // of one that lies in pieces
+    std::uint8_t* copy;  // of a message that is not contiguous
     TransferRef transfer;
   };
 
@@ -74,7 +75,7 @@ class LongMessages {
   const Request& request_;
   PeerConnections* connections_ = nullptr;
   std::vector<Pending> pending_;
-  TimePoint began_;  // to wait
+  TimePoint began_;  // when finish() began to wait
 };
 
 }  // namespace fastcoll

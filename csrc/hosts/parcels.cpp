@@ -35,8 +35,8 @@ void Parcels::tellSizes(SegmentStream* stream, std::size_t segmentBytes) {
   }
 }
 
-/// Equal on all hosts: in a step a rank's segment holds a slice of each of its parcels, and the
-/// leader's another one of each that comes.
+/// The slice length is equal on all hosts. In a step a rank's segment holds a slice of each of its
+/// parcels. The leader's also holds one of each parcel that arrives.
 void Parcels::cut(std::size_t room) {
   const bool one = areShared() || request_.collective == Collective::Gather;
   const int given = one ? 1 : hosts_.count() - 1;

@@ -1,5 +1,5 @@
-// What an exchange between hosts moves: every rank has a parcel for each other host, cut into
-// slices, one a step; how long they are, and where they lie in segments and frames.
+// What an exchange between hosts moves. Every rank has a parcel for each other host, cut into
+// slices, one a step. Here are their lengths, and their places in segments and frames.
 #pragma once
 
 #include <algorithm>
@@ -16,50 +16,51 @@ class Parcels {
   Parcels(const Hosts& hosts, const Request& request)
       : hosts_(hosts), request_(request), here_(hosts.here()), place_(hosts.place()) {}
 
-  /// All-to-all: every rank of this host tells the others what it sends and expects.
+  /// All-to-all: every rank of this host sends the others the sizes that it sends and expects.
   void tellSizes(SegmentStream* stream, std::size_t segmentBytes);
-  /// Cuts them into slices, of which those that a rank has and those that come to a host fit `room`
-  /// together.
+  /// Cuts parcels into slices. The slices that a rank has in a step, and those that arrive at a
+  /// host, together fit `room`.
   void cut(std::size_t room);
   /// Steps that this host takes part in.
   std::size_t steps() const;
   std::size_t start(std::size_t k) const { return k * slice_; }
 
-  /// A message of so many bytes is in no parcel, but goes from rank to rank. In large groups none
-  /// does: each rank would need a connection to each.
+  /// Whether a message of `bytes` goes from rank to rank, in no parcel. In large groups none does,
+  /// because each rank would need a connection to each other rank.
   bool isLong(std::size_t bytes) const {
     return !areShared() && hosts_.size() <= kMostConnected && LongMessages::areLong(bytes);
   }
   std::size_t carried(std::size_t bytes) const { return isLong(bytes) ? 0 : bytes; }
   bool isAllToAll() const { return request_.collective == Collective::AllToAll; }
-  /// A rank's parcels for all hosts are one and the same.
+  /// Whether a rank's parcels for all hosts are the same.
   bool areShared() const { return request_.collective == Collective::AllGather; }
 
-  /// All-to-all: bytes that rank `from` of another host sends to the rank at `place` of this one,
-  /// as that expects, and the other way.
+  /// All-to-all: bytes that the rank at `place` of this host expects from rank `from` of another
+  /// host, and gives to rank `to` there.
   std::uint64_t expected(std::size_t place, int from) const {
     return told_[place][hosts_.size() + from];
   }
   std::uint64_t given(std::size_t place, int to) const { return told_[place][to]; }
 
-  /// Bytes of a slice of the host's rank for another host, in a step; one of the two is this one.
+  /// Bytes of the slice in step `k` from the rank at `place` of host `from` to host `to`. One of
+  /// the two is this host.
   std::size_t sliceBytes(int from, std::size_t place, int to, std::size_t k) const;
-  /// Of all ranks of a host.
+  /// The sum over all ranks of host `from`.
   std::size_t slices(int from, int to, std::size_t k) const;
-  /// The parcels from one host to another go with their frame.
+  /// Whether the parcels from one host to another go with their frame.
   bool inFrame(int from, int to) const;
 
-  /// Where a rank's slice for a host begins in its segment, where a host's slices begin in the
-  /// leader's, and how long a rank's segment must be.
+  /// Where a rank's slice for a host begins in its segment, and where a host's slices begin in the
+  /// leader's. And the length that the ranks' segments must have.
   std::size_t placeIn(std::size_t place, int to, std::size_t k) const;
   std::size_t placeOut(int from, std::size_t k) const;
   std::size_t mostIn(std::size_t k) const;
 
   /// Bytes of sizes at the head of a frame.
   std::size_t headBytes(int from, int to) const;
-  /// Writes them for a host; returns where they end.
+  /// Writes the sizes for a host; returns where they end.
   std::uint8_t* writeHead(int host, std::uint8_t* at) const;
-  /// Throws unless those in a host's frame are what this host expects.
+  /// Throws unless the sizes in a host's frame are what this host expects.
   void compareHead(const Links& links, int host) const;
 
  private:

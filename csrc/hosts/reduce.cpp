@@ -1,16 +1,18 @@
 // All-reduce, reduce and reduce-scatter over several hosts.
 //
-// Phases, for each chunk of the message: the leader sums up its host's operands, block by block
-//         (block_sum.hpp); leaders exchange partial results; whoever has those of all hosts sums
-//         them up; where a chunk was split among the hosts, its parts are gathered by all of them
-//         (all-reduce), or by the root's host (reduce); the leader hands out the result.
-//         Chunks are in different phases at the same time, so that the network rests in none.
-// Steps between hosts: 1 where each sends all that it has to all others, or 2: selector.hpp. Two
-//         hosts take 1 unless partial results are long, and longer than the result.
-// Bytes that a host sends, of H hosts, B the message: (H - 1) P in one step, (H - 1) / H (P + B) in
-//         two; reduce-scatter (H - 1) / H P. P, its partial results, are B times its number of
-//         blocks: 1 where the host's ranks are an aligned run of ranks; of 16-bit types they are
-//         twice as wide, where a block is more than a rank.
+// Phases, for each chunk of the message: the leader sums its host's operands, block by block
+//         (block_sum.hpp). The leaders exchange partial results. A leader with those of all hosts
+//         sums them. If a chunk was split among the hosts, all of them (all-reduce), or the root's
+//         host (reduce), gather its parts. The leader publishes the result.
+//         Chunks are in different phases at the same time, so the network is busy in all of them.
+// Steps between hosts: 1 if each sends all its partial results to all others, else 2; see
+//         selector.hpp. Two hosts take 1 unless partial results are long, and longer than the
+//         result.
+// Bytes that a host sends, for H hosts and a message of B: (H - 1) P in one step; in two steps
+//         (H - 1) / H (P + B); reduce-scatter (H - 1) / H P. P, the host's partial results, is B
+//         times its number of blocks, which is 1 if its ranks are an aligned run of ranks. Partial
+//         results of 16-bit types are twice as wide if a block is more than a rank, unless they
+//         are narrowed.
 #include <algorithm>
 #include <cstring>
 
@@ -21,11 +23,11 @@
 namespace fastcoll {
 namespace {
 
-// A message is cut into so many chunks at least, to be in several phases at once; for that none has
-// less than this for a host.
+// A message is cut into at least kChunks chunks, to be in several phases at once. But no chunk has
+// less than kLeastPiece for a host.
 constexpr std::size_t kChunks = 8;
 constexpr std::size_t kLeastPiece = 256 * 1024;
-// Where no host has a segment to go through.
+// Longest chunk if no host has a segment to go through.
 constexpr std::size_t kLongestChunk = std::size_t{2} << 20;
 
 class SpanningReduce {
@@ -94,7 +96,7 @@ class SpanningReduce {
     const std::size_t elements = std::max<std::size_t>(1, std::min(most, wanted) / element_);
     return elements > 64 ? elements / 64 * 64 : elements;
   }
-  /// The whole exchange of one step, between all hosts, fits frames.
+  /// Whether the whole exchange of one step, between all hosts, fits frames.
   bool fitsFrames() const {
     if (!oneStep_ || chunks_ > 1) return false;
     for (int from = 0; from < hosts_.count(); ++from) {
@@ -113,7 +115,7 @@ class SpanningReduce {
     if (oneStep_) return {0, elements(c)};
     return pieceOf(elements(c), hosts_.count(), host);
   }
-  /// How many such parts, each of a message of its own, a host sums up.
+  /// The number of such parts, each of its own message, that a host sums.
   std::size_t targets(int host) const {
     if (scatters_) return hosts_.ranks(host).size();
     return rootHost_ >= 0 && oneStep_ && host != rootHost_ ? 0 : 1;
@@ -134,8 +136,7 @@ class SpanningReduce {
     const std::size_t each = 2 * hosts_.count() + 1;
     return spanning_.scratch[c % slots_.size() * each + which].get(std::max<std::size_t>(size, 1));
   }
-  /// The operand, where a host of one rank has nothing to do to it and it lies in one piece; or
-  /// null.
+  /// The operand, if it is this one-rank host's partial result and contiguous; else null.
   const std::uint8_t* operand(std::size_t c, int host) const {
     const bool alone = sum_.plain(hosts_.here()) && sum_.blocks(hosts_.here()) == 1;
     if (!alone || targets(host) > 1) return nullptr;
@@ -149,7 +150,7 @@ class SpanningReduce {
     return own != nullptr ? own : outgoing(c, host);
   }
   std::uint8_t* outgoing(std::size_t c, int host) {
-    // In one step all hosts but those of a reduce-scatter get the same.
+    // In one step all hosts get the same, except in a reduce-scatter.
     const int shared = scatters_ || !oneStep_ ? host : hosts_.here();
     const std::size_t size = std::max<std::size_t>(targets(shared), 1) *
                              sum_.blocks(hosts_.here()) * partialBytes(c, hosts_.here(), shared);
@@ -158,9 +159,9 @@ class SpanningReduce {
   std::uint8_t* incoming(std::size_t c, int host) {
     return memory(c, hosts_.count() + host, sentBytes(c, host, hosts_.here()));
   }
-  /// The result's own place, where no other rank of this host needs it and it lies in one piece; or
-  /// null. With two steps what comes there is in order: another host sends its part of the result
-  /// when it has had this host's operand of that part.
+  /// The result's place in the output, if no other rank of this host needs it and it is contiguous;
+  /// else null. The order is safe with two steps: another host sends its part of the result only
+  /// after it has received this host's operand of that part.
   std::uint8_t* placeOfResult(std::size_t c) const {
     if (stream_ != nullptr || !isRoot()) return nullptr;
     return request_.out[0].contiguous(sum_.resultBytes(offset(c)), sum_.resultBytes(bytes(c)));
@@ -172,7 +173,7 @@ class SpanningReduce {
   }
   Slot& slot(std::size_t c) { return slots_[c % slots_.size()]; }
 
-  /// Waits until the slot's memory is nobody's.
+  /// Waits until no send uses the slot's memory.
   void settle(Slot& slot) {
     for (auto& [host, send] : slot.sends) links_->wait(host, send);
     slot.sends.clear();
@@ -197,7 +198,7 @@ class SpanningReduce {
   bool isRoot() const { return rootHost_ < 0 || request_.root == hosts_.local()[place()]; }
   bool wantsResult(int host) const { return rootHost_ < 0 || host == rootHost_; }
 
-  /// The operands of a chunk go to the leader, and what it makes of them to other hosts.
+  /// Sends the operands of a chunk to the leader, and the leader's partial results to other hosts.
   void gather(std::size_t c) {
     Segment segment;
     const std::size_t size = bytes(c);
@@ -214,7 +215,7 @@ class SpanningReduce {
         stream_->consume(segment);
         return;
       }
-      if (c == 0) stream_->publish(segment);  // it has nothing to show but its arrival
+      if (c == 0) stream_->publish(segment);  // announces only its arrival
     }
     settle(slot(c));
     if (c > 0) receive(c);
@@ -274,7 +275,7 @@ class SpanningReduce {
       slot(c).sends.emplace_back(host, links_->send(host, partial(c, host), size));
     }
   }
-  /// All data goes to the root's host.
+  /// Whether all data goes to the root's host.
   bool oneWay() const { return rootHost_ >= 0 && oneStep_; }
   template <typename Write>
   void sendFrames(Write write) {
@@ -291,12 +292,12 @@ class SpanningReduce {
     links_->awaitFrames(links_->others());
   }
 
-  /// Sums up what this host is to sum up over all, and passes it on in the second step.
+  /// Sums this host's part over all hosts, and sends it on in the second step.
   void reduce(std::size_t c) {
     if (c == 0) awaitFrames();
     for (auto& [host, transfer] : slot(c).partials) links_->wait(host, transfer);
     slot(c).partials.clear();
-    if (oneStep_ && placeOfResult(c) != nullptr) settle(slot(c));  // it may be the operand's
+    if (oneStep_ && placeOfResult(c) != nullptr) settle(slot(c));  // the place may be the operand's
     const int here = hosts_.here();
     const Piece part = piece(c, here);
     const std::size_t size = part.count * element_;
@@ -324,7 +325,7 @@ class SpanningReduce {
     }
   }
 
-  /// The result of a chunk goes to the ranks of this host.
+  /// Sends the result of a chunk to the ranks of this host.
   void deliver(std::size_t c) {
     const std::size_t size = sum_.resultBytes(bytes(c));
     const std::size_t at = sum_.resultBytes(offset(c));
@@ -355,7 +356,7 @@ class SpanningReduce {
   }
   std::size_t place() const { return hosts_.place(); }
 
-  /// Of this rank's share of the result; see Request::squares.
+  /// Adds the squares of this rank's share of the result; see Request::squares.
   void addSquares() {
     if (request_.squares == nullptr) return;
     const DType dtype = request_.widened ? DType::Float32 : request_.dtype;
@@ -381,7 +382,7 @@ class SpanningReduce {
   const std::size_t element_;
   const bool scatters_;
   const int rootHost_;
-  const int messages_;  // of a rank
+  const int messages_;  // messages of a rank
   const std::size_t total_;
   const bool oneStep_;
   const std::size_t lag_;       // chunks that are gathered before the first is handed out

@@ -6,10 +6,10 @@
 namespace fastcoll {
 namespace {
 
-constexpr int kRecords = 0;  // their tag; bodies have those from 1 on, and long messages the others
+constexpr int kRecords = 0;  // tag of records; bodies have those from 1 on, then long messages
 constexpr std::uint64_t kBodyTags = std::uint64_t{1} << 30;
 constexpr std::uint64_t kLongTags = kBodyTags - 2;
-// The network's own notice of what the peer has already taken.
+// Time for the network to complete a send that the peer has already received.
 constexpr Milliseconds kNotice{1000};
 
 int bodyTag(std::uint64_t number) {
@@ -49,7 +49,8 @@ RemoteChannel::~RemoteChannel() {
   connection_.reset();
 }
 
-/// Of a peer that has gone, the reader hears when it has read what came before.
+/// Posts a receive in the slot. If the peer has left, the reader reports it after the earlier
+/// records.
 void RemoteChannel::post(Slot& slot) {
   slot.transfer.reset();
   try {
@@ -59,8 +60,8 @@ void RemoteChannel::post(Slot& slot) {
   }
 }
 
-/// Has the slot ready for a record: what was sent from it before, the peer has taken, which the
-/// network knows, or is about to.
+/// Prepares the slot for a record. The peer has received what was last sent from the slot, so the
+/// network has completed that send or is about to.
 void RemoteChannel::clear(Slot& slot, std::size_t room) const {
   if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
     throw ConnectionLost(ErrorKind::Backend,
@@ -70,7 +71,7 @@ void RemoteChannel::clear(Slot& slot, std::size_t room) const {
   if (slot.data == nullptr) slot.data.reset(new std::uint8_t[sizeof(Head) + room]);
 }
 
-/// Sends `head`, and the `head.length` bytes that lie behind its place in the slot.
+/// Sends `head`, and the `head.length` bytes after its place in the slot.
 void RemoteChannel::put(Slot& slot, const RecordHead& head) {
   const Head wire{static_cast<std::uint32_t>(head.kind),
                   head.tag,
@@ -156,7 +157,7 @@ void RemoteChannel::advance() {
   if (goodbye_ || taken_ - told_ < kTellAfter) return;
   try {
     say(PairRecord::kTaken);
-  } catch (const ConnectionLost& error) {  // what came before counts
+  } catch (const ConnectionLost& error) {  // earlier records count
     gone_ = error.what();
   }
 }

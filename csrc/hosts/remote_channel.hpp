@@ -1,14 +1,15 @@
-// Point-to-point's way to a rank on another host: the records of a PairChannel, both ways, over a
-// connection.
+// The channel of point-to-point to a rank on another host: the records of a PairChannel, in both
+// directions, over a connection.
 //
-// A record goes to one of kSlots receives that its receiver posted beforehand, so that it is on its
-// way at once; each record says how many the other side's were taken, which is what the other side
-// may send again. The body of a message that is too long for a record travels by itself, from the
-// sender's memory into the receiver's: the network lets it go when the receiver has posted its
-// receive, which it does as soon as it has matched the message.
+// A record goes to one of kSlots receives that its receiver posted in advance, so it is sent at
+// once. Each record returns credits: it counts the records that were taken, whose slots the other
+// side may use again. The body of a message too long for a record goes separately, from the
+// sender's memory to the receiver's. The network sends it once the receiver has posted its receive,
+// as soon as it has matched the message.
 //
-// One record, because each costs the receiver a wake-up, which takes longer than a copy of 256 KiB;
-// and not longer, because then the round trip that the body waits for is little beside it.
+// A message up to kPayloadBytes is one record, because each record costs the receiver a wake-up.
+// That takes longer than a copy of 256 KiB. For a longer message, the round trip that its body
+// waits for costs little in comparison.
 #pragma once
 
 #include <array>
@@ -34,30 +35,30 @@ class RemoteChannel {
 
   // The caller's lock guards everything but wait(). All may throw ConnectionLost.
 
-  /// A record may be written now.
+  /// Whether a record may be written now.
   bool fits() const { return written_ - heard_ < kSlots; }
   /// Sends a record of `head` and `head.length` bytes of the message from `offset` on.
   void write(const RecordHead& head, const Message& message, std::size_t offset);
-  /// Whether the peer wants nothing unasked any more, and what it is told of this rank with the
-  /// next record.
+  /// Whether the peer wants no more eager data. setFull(): what the next record reports to it of
+  /// this rank.
   bool peerIsFull() const { return peerIsFull_; }
   void setFull(bool full) { full_ = full; }
-  /// Sends the last record: nothing follows.
+  /// Sends the close notice, the last record.
   void sayGoodbye();
   /// Waits until the network has taken all records; false when `until` passed first.
   bool flush(TimePoint until);
 
-  /// Waits until the next record has come; false when `until` passed first. Of one thread at a
-  /// time, without the lock; nobody else reads meanwhile.
+  /// Waits until the next record has arrived; false when `until` passed first. Call from one thread
+  /// at a time, without the lock; no other thread reads meanwhile.
   bool wait(TimePoint until);
-  /// The record that wait() has told of.
+  /// The record that wait() has found.
   RecordHead head() const;
   const std::uint8_t* payload() const;
-  /// Takes it.
+  /// Takes the record.
   void advance();
   bool heardGoodbye() const { return goodbye_; }
 
-  /// What remains of the message of this number.
+  /// The body of the message of this number.
   TransferRef sendBody(std::uint64_t number, const void* data, std::size_t bytes);
   TransferRef receiveBody(std::uint64_t number, void* data, std::size_t bytes);
 
@@ -66,9 +67,9 @@ class RemoteChannel {
   TransferRef receiveLong(void* data, std::size_t bytes);
 
  private:
-  // A rank tells what it has taken when it has taken so many, if nothing else goes that way.
+  // A rank that sends no record returns credits after it has taken this many.
   static constexpr std::uint64_t kTellAfter = kSlots / 2;
-  // Records that need no leave: of two words of what was taken, and a goodbye.
+  // Control messages that need no credit: two credit returns and a close notice.
   static constexpr std::uint64_t kFreeSlots = 4;
   static constexpr std::uint64_t kReceives = kSlots + kFreeSlots;
 
@@ -87,12 +88,12 @@ class RemoteChannel {
   std::array<Slot, kSlots> out_;
   std::array<Slot, kFreeSlots> words_;
   std::array<Slot, kReceives> in_;
-  std::uint64_t written_ = 0;  // records that need leave
+  std::uint64_t written_ = 0;  // records that need credit
   std::uint64_t heard_ = 0;    // of them, taken by the peer
   std::uint64_t wordsSaid_ = 0;
   std::uint64_t read_ = 0;   // the peer's records, of either kind
-  std::uint64_t taken_ = 0;  // of them, those that need leave
-  std::uint64_t told_ = 0;   // of them, told to the peer
+  std::uint64_t taken_ = 0;  // of them, those that need credit
+  std::uint64_t told_ = 0;   // of them, returned to the peer as credits
   bool goodbye_ = false;
   bool full_ = false;
   bool peerIsFull_ = false;
