@@ -41,8 +41,7 @@ std::optional<ToldFault> CpuEngine::toldByNow(const std::string& key) const noex
   return std::nullopt;
 }
 
-/// Why a connection to another host broke: the fault that a rank wrote, or that a process has
-/// ended.
+/// Why a connection to another host broke: the fault that a rank wrote, or that a process ended.
 ToldFault CpuEngine::whoBroke(const std::string& text) const noexcept {
   ToldFault fault{ErrorKind::Backend, text};
   try {

@@ -11,7 +11,7 @@ constexpr int kSpinMicros = 50;
 // How often a rank that has met a peer checks whether all ranks have created the group.
 constexpr Milliseconds kSpinLook{200};
 // A group of several hosts has rings inside a host that are longer by this factor. One transfer
-// between hosts is a quarter of a ring, and costs Gloo the same for 0.5 and for 2 MiB.
+// between hosts is a quarter of a ring. It costs Gloo the same for 0.5 and for 2 MiB.
 constexpr std::size_t kSpanningRing = 4;
 }  // namespace
 

@@ -1,5 +1,5 @@
 // Writes and reads a group's first fault in the store, for ranks that share no memory. Pooled
-// threads do it, because a store may be slow or gone and no caller may wait for it for long.
+// threads do it, because a store may be slow or gone, and no caller may wait for it long.
 #pragma once
 
 #include <memory>

@@ -185,7 +185,7 @@ class PointToPoint : public PeerConnections {
       return receives > 0 || !sends.empty() || !asking.empty() || !answered.empty() ||
              !open.empty() || !pulls.empty();
     }
-    /// Whether it has an outgoing channel that it cannot find yet: both must mean each other's
+    /// Whether there is a channel to it that it cannot find yet: both must mean each other's
     /// instance first.
     bool unmet() const { return out.has_value() && !paired && !elsewhere; }
     /// Whether a record of the peer is expected: a message, or a credit for a send.
@@ -205,8 +205,7 @@ class PointToPoint : public PeerConnections {
   void complete(Finished& finished);
   void ring(int rank);
   bool active() const { return !all_.empty(); }
-  /// Whether some thread must call progress(): an operation is pending, or a peer that has to find
-  /// its messages does not know yet that this instance of the group is meant.
+  /// Whether a thread must call progress(), because an operation is pending or a peer is unmet().
   bool restless() const { return active() || unmet_ > 0; }
   std::string describe(const PointToPointOp& op) const;
 
@@ -291,7 +290,7 @@ class PointToPoint : public PeerConnections {
   std::list<Unexpected> unexpected_;      // in order of arrival
   std::size_t held_ = 0;                  // bytes of their payloads
   bool full_ = false;                     // senders were notified to send less
-  TimePoint lookAt_ = TimePoint::max();   // when to look even without the doorbell
+  TimePoint lookAt_ = TimePoint::max();   // when to call progress() without a bell
   std::list<PointToPointRef> all_;        // every operation that is not done, in order
   std::uint64_t looks_ = 0;               // calls of progress
   std::ptrdiff_t unmet_ = 0;              // peers that were unmet() at the last call of progress()
@@ -306,14 +305,14 @@ class PointToPoint : public PeerConnections {
   bool stopping_ = false;
 
   // For peers that have not been met.
-  bool meets_ = false;  // a thread looks for them
-  TimePoint nextMeet_;  // when a thread may look again
+  bool meets_ = false;  // a thread tries to meet them
+  TimePoint nextMeet_;  // when a thread may try again
   int looksInVain_ = 0;
 
   // For peers on other hosts.
   std::atomic<bool> anyElsewhere_{false};
   bool toldUnmet_ = false;
-  bool connects_ = false;  // a thread looks for peers that want to connect
+  bool connects_ = false;  // a thread polls for peers that want to connect
   int jobs_ = 0;           // pooled threads that run jobs of this object
   std::condition_variable changed_;
   std::atomic<int> sleepers_{0};  // threads that wait on `changed_`

@@ -2,9 +2,9 @@
 // a pair take part. Pooled threads do it without the lock, because the store and the network may be
 // slow. Messages with other peers go on meanwhile.
 //
-// A rank that sends to a peer, or expects a message from it, posts that in the store and checks
-// whether the peer has, too (see Rendezvous::tryConnect). A rank that receives from any source
-// checks all peers. When both have posted, a thread of each connects.
+// A rank that sends to a peer, or expects a message from it, posts that in the store. It then
+// checks whether the peer has, too (see Rendezvous::tryConnect). A rank that receives from any
+// source checks all peers. When both have posted, a thread of each connects.
 #include <algorithm>
 #include <thread>
 #include <utility>
@@ -122,7 +122,7 @@ void PointToPoint::needConnections() {
   connects_ = true;
 }
 
-/// Looks for peers that want to connect, as long as this rank wants to.
+/// Polls for peers that want to connect, as long as this rank wants to.
 void PointToPoint::connectPeers() {
   auto pause = kFirstPause;
   Finished finished;

@@ -24,7 +24,7 @@ void PointToPoint::tellUnmet() {
 }
 
 void PointToPoint::failAllLocked(Finished& finished) {
-  // Pass the fault on to all peers, because each rank knows only those that it exchanges messages
+  // Pass the fault on to all peers, because each rank has met only those that it exchanges messages
   // with. A receiver may be reading a message in place, in this rank's arena. It must see the fault
   // before the sender's caller may write there again. Otherwise it would report success for what it
   // read.

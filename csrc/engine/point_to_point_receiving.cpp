@@ -70,7 +70,7 @@ bool PointToPoint::takeRecords(int rank, Finished& finished) {
 }
 
 /// Whether to leave a message without a receive in the ring for a moment. In an exchange of isend
-/// and irecv the receive is about to come, and keeping the message would be a second copy.
+/// and irecv the receive is about to be posted. Keeping the message would be a second copy.
 bool PointToPoint::waitsForReceive(Peer& peer, const RecordHead& head) {
   const bool message = head.kind == PairRecord::kMessage;
   if (!message || head.length <= kCheapBytes || peer.receives > 0 || anyReceives_ > 0) {

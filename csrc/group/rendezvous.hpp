@@ -12,8 +12,8 @@
 //   f/<H>            the fault of a rank; see told_fault.hpp
 //
 // H, the roster's id, is equal on all ranks that accept one roster. A rank that sees another roster
-// starts over with the new H. A key that names H cannot be stale, because H is a hash of all
-// records, with the reader's own fresh nonce.
+// starts over with the new H. A key that names H cannot be stale: H is a hash of all records, and
+// so of the reader's own fresh nonce.
 #pragma once
 
 #include <atomic>

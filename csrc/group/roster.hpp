@@ -1,5 +1,5 @@
-// How the ranks of a group find each other in a store that may still hold keys of an earlier
-// instance of the group. torchrun reuses its store after a restart, and a process may recreate a
+// How the ranks of a group find each other in a store. The store may still hold keys of an earlier
+// instance of the group: torchrun reuses its store after a restart, and a process may recreate a
 // group under the same name.
 //
 //   <folder>/r/<rank>            the rank's record; it holds a fresh nonce
@@ -25,8 +25,8 @@
 
 namespace fastcoll {
 
-/// Sleeps between two reads of the store: 50 us at first, when all ranks are about to arrive, and
-/// 10 ms in the end, when some rank is late.
+/// Sleeps between two reads of the store. At first 50 us, when all ranks are about to arrive. In
+/// the end 10 ms, when some rank is late.
 void pause(int& looks);
 
 class Roster {

@@ -4,8 +4,8 @@
 // A block is the widest subtree whose ranks are all on one host. Its sum is a partial result: in
 // the accumulate dtype, neither divided nor rounded. Ranks 0 to 3 on one host and 4 to 7 on another
 // are two blocks. If ranks alternate between hosts, every rank is a block, and its operand is its
-// partial result. With a 16-bit wire dtype each partial result is rounded to it once, to be as
-// short (but not for an average over unequal blocks). The result's bits then depend on which ranks
+// partial result. With a 16-bit wire dtype each partial result is rounded to it once, to send fewer
+// bytes. In an average over unequal blocks it is not. The result's bits then depend on which ranks
 // share a host.
 #pragma once
 

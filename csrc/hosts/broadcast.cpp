@@ -74,8 +74,8 @@ class SpanningBroadcast {
     }
     consume(c, segment);
   }
-  /// As in a broadcast on one host, every rank waits until all of its host have arrived, before it
-  /// consumes the last segment. After that a peer may free its memory.
+  /// As in a broadcast on one host, every rank waits until all of its host have arrived. Only then
+  /// it consumes the last segment, because a peer may free its memory after that.
   void consume(std::size_t c, const Segment& segment) {
     if (c + 1 == chunks_) stream_->awaitArrivals();
     stream_->consume(segment);

@@ -176,8 +176,8 @@ class SpanningExchange {
     const std::size_t which = ((k % kSlots) * 2 + (out ? 1 : 0)) * hosts_.count() + host;
     return spanning_.scratch[which].get(std::max<std::size_t>(bytes, 1));
   }
-  /// Where a slice of an all-gather lies in a message, if this rank is alone on its host and the
-  /// slice is contiguous; else null. The network reads or writes the slice there.
+  /// The place of an all-gather's slice in a message, where the network reads or writes it. Null
+  /// unless this rank is alone on its host and the slice is contiguous.
   std::uint8_t* lone(const Message& message, std::size_t k, std::size_t size) const {
     return stream_ == nullptr ? message.contiguous(parcels_.start(k), size) : nullptr;
   }

@@ -70,8 +70,8 @@ Links::Links(std::shared_ptr<Network> network, const Hosts& hosts, GroupMemory& 
 
 Links::~Links() {
   // Closing a connection may drop what the peer has not read. A peer has read this close notice
-  // when it sends its own, or closes the connection because its own collective cannot end any more.
-  // If the peer is late, at least its kernel has the notice.
+  // when it sends its own or closes the connection. It closes the connection if its own collective
+  // cannot end any more. If the peer is late, at least its kernel has the notice.
   const auto now = Clock::now();
   const auto each = [this](auto use) {
     for (const int host : others_) {
@@ -307,7 +307,7 @@ void Links::lookAt(int host) {
   for (std::size_t i = 0; i < peer.coming.size(); ++i) {
     try {
       if (peer.coming[i] != nullptr && !peer.coming[i]->wait(Clock::now())) return;
-    } catch (const ConnectionLost&) {  // the next wait for it reports it
+    } catch (const ConnectionLost&) {  // the next wait reports it
       return;
     }
     peer.coming[i].reset();

@@ -7,7 +7,7 @@
 // host's frame. It compares that frame when it next waits for one of that host.
 //
 // Data too long for a frame follows it at once. No rank uses data before the frame has been
-// compared. A message goes only to a receive of its own length, so leaders that disagree never send
+// compared. A message goes only to a receive of its own length. So leaders that disagree never send
 // each other data without room for it.
 #pragma once
 
@@ -53,7 +53,7 @@ class Links {
 
   /// Starts a collective; `prefix` begins its error messages.
   void begin(const Request& request, std::string prefix);
-  /// The data of this host's frame to `host`: room for kInlineBytes, and for the sizes of an
+  /// The data of this host's frame to `host`: room for kInlineBytes, or for the sizes of an
   /// all-to-all.
   std::uint8_t* frame(int host);
   /// Sends frames to the hosts, with `bytes(host)` of data each.

@@ -81,8 +81,8 @@ void LongMessages::wait(Pending& one) {
   }
 }
 
-/// Call between waits. Throws if the group has failed, or if the deadline has passed and, after it,
-/// the time for hosts to report their late ranks.
+/// Call between waits. Throws if the group has failed. Throws a time-out when the deadline has
+/// passed and, after it, the time for hosts to report their late ranks.
 void LongMessages::checkTime(const Pending& one) {
   if (spanning_.links != nullptr) {
     spanning_.links->check(began_);

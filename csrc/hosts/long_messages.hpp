@@ -2,7 +2,7 @@
 // connection of the two and from memory to memory. It bypasses the leaders, which would copy it
 // three times more.
 //
-// A message goes only to a receive of its own length (modulo 2^30 - 2), so ranks that disagree
+// A message goes only to a receive of its own length (modulo 2^30 - 2). So ranks that disagree
 // never send each other data without room for it. Leaders compare the sizes of their ranks, and no
 // rank reports success before that. If the ranks are connected, messages begin first and overlap
 // the leaders' exchange. The first time, the ranks connect after it, because then both take part,

@@ -10,9 +10,8 @@
 //         result.
 // Bytes that a host sends, for H hosts and a message of B: (H - 1) P in one step; in two steps
 //         (H - 1) / H (P + B); reduce-scatter (H - 1) / H P. P, the host's partial results, is B
-//         times its number of blocks, which is 1 if its ranks are an aligned run of ranks. Partial
-//         results of 16-bit types are twice as wide if a block is more than a rank, unless they
-//         are narrowed.
+//         times its number of blocks. That is 1 if its ranks are an aligned run. Partial results
+//         of 16-bit types that are not narrowed are twice as wide if a block is more than a rank.
 #include <algorithm>
 #include <cstring>
 

@@ -60,8 +60,8 @@ void RemoteChannel::post(Slot& slot) {
   }
 }
 
-/// Prepares the slot for a record. The peer has received what was last sent from the slot, so the
-/// network has completed that send or is about to.
+/// Prepares the slot for a record. The peer has received what was last sent from the slot. So the
+/// network has completed that send, or is about to.
 void RemoteChannel::clear(Slot& slot, std::size_t room) const {
   if (slot.transfer != nullptr && !slot.transfer->wait(Clock::now() + kNotice)) {
     throw ConnectionLost(ErrorKind::Backend,

@@ -64,9 +64,8 @@ struct Spanning {
   std::size_t segmentBytes() const { return std::max<std::size_t>(ringBytes / 4, 64); }
 };
 
-/// Runs the collective. After an exception no thread uses the request's memory, once the
-/// connections that were borrowed from `connections` are given back. `prefix` begins error
-/// messages.
+/// Runs the collective. After an exception, no thread uses the request's memory once the borrowed
+/// `connections` are given back. `prefix` begins error messages.
 void runSpanning(Spanning& spanning, const Request& request, std::string prefix);
 
 void spanningReduce(Spanning& spanning, const Request& request);

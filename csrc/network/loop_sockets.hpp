@@ -17,8 +17,8 @@ class LoopSockets {
 
   /// The sockets that are connected now.
   std::vector<int> connected() const;
-  /// Waits until the peers' kernels have acknowledged all that was sent on those of `sockets` that
-  /// are still connected, or until `until`.
+  /// Waits until the peers' kernels have acknowledged all that was sent on `sockets`, or until
+  /// `until`. Skips sockets that are no longer connected.
   void drain(const std::vector<int>& sockets, TimePoint until) const;
   /// Sets socket options. Small messages leave at once: Nagle's algorithm would delay them until
   /// the peer's kernel acknowledges earlier data, 40 ms later. A connection breaks when the peer's

@@ -29,8 +29,8 @@ namespace fastcoll {
 /// second waits until its own timeout or fault.
 class PatientStore : public c10d::Store {
  public:
-  /// `decision`: the counter's key, the same in both processes of a connection. Waits end after
-  /// `timeout`, or when `look` throws, which is called meanwhile.
+  /// `decision`: the counter's key, the same in both processes of a connection. Calls `look` during
+  /// a wait. A wait ends after `timeout`, or when `look` throws.
   PatientStore(c10::intrusive_ptr<c10d::Store> store, std::string decision,
                std::chrono::milliseconds timeout, std::function<void()> look)
       : c10d::Store(timeout),
