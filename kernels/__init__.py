@@ -4,19 +4,19 @@
     unflatten.py  the way back: Unflatten
     reduce.py     k buffers into one: prepare_reduce
 
-    peers.py           memory that ranks map of each other: PeerLayout, PeerBuffers, PeerFault
+    peers.py           peer-mapped memory: PeerLayout, PeerBuffers, PeerFault
     one_shot.py        all-reduce: every rank reads all messages
     two_shot.py        all-reduce: every rank reduces its share, then fetches the others
-    bucket_all_reduce.py   the same of buckets, into the tensors
+    bucket_all_reduce.py   all-reduce of buckets, into the tensors
     ring.py            all-reduce, reduce-scatter, all-gather through slots of the right neighbour
-    every_rank.py      one launch that plays all ranks, for timing on one GPU
+    every_rank.py      one launch that runs all ranks, for timing on one GPU
 
-    _blocks.py _move.py _dtypes.py         what kernels share inside
+    _blocks.py _move.py _dtypes.py         device functions of the kernels
     _signals.py _exchange.py _pieces.py _ring.py _arithmetic.py _peer_launch.py
-                                           the same of those between ranks
+                                           shared parts of the kernels between ranks
     _plan.py _configuration.py _launch.py _prepared.py
-                                           what launchers share: tables, specialisations, the launch
+                                           shared parts of launchers: tables, specialisations, the launch
 
-Importing this package imports no Triton; its modules do. They check no tensors: fastcoll.cuda makes those that they
-get, and chooses only what they can do.
+Importing this package does not import Triton; importing its modules does. They do not check tensors, because
+fastcoll.cuda makes them and passes only supported ones.
 """

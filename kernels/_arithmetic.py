@@ -1,4 +1,4 @@
-"""How elements of the inputs of a reduction are combined, and how its result is finished."""
+"""Arithmetic of a reduction: combining input elements, and scaling and averaging the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX = tl.constexpr(2)
 PRODUCT = tl.constexpr(3)
 
 OPERATIONS = {"sum": 0, "avg": 0, "min": 1, "max": 2, "product": 3}
-"""Number of each operation as kernels take it; an average is a sum divided by the number of inputs."""
+"""Number of each operation for kernels; an average is a sum divided by the number of inputs."""
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def _greatest(first, second):
 def combine(first, second, op):
     """Returns `first` op `second`; NaN passes through MIN and MAX.
 
-    Between ranks `op` is an argument of the launch: a branch that all threads take alike costs less than a kernel
-    more for each operation. Where it is a constant, the others are not compiled.
+    For kernels between ranks `op` is a launch argument: a uniform branch costs less than another kernel for each
+    operation. If `op` is a constant, the other branches are not compiled.
     """
     result = first
     if op == SUM:
@@ -58,7 +58,7 @@ def combine(first, second, op):
 
 @triton.jit
 def combine_group(value, one, two, three, four, count, op):
-    """Returns `value` op `one` op ... up to the `count`-th, in this order; `count` is at least 1."""
+    """Returns `value` op `one` op ... up to the `count`-th argument, in this order; `count` is at least 1."""
     result = value
     if op == SUM:
         result = result + one
@@ -85,13 +85,13 @@ def combine_group(value, one, two, three, four, count, op):
 
 @triton.jit
 def factor_of(bits, TO: tl.constexpr):
-    """Returns the float64 with these bits, as TO: a float argument would be float32 whatever its value."""
+    """Returns the float64 with these bits, as TO. A float argument of a kernel would always be float32."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(TO)
 
 
 @triton.jit
 def averager(divisor, ACCUMULATE: tl.constexpr):
-    """Returns what ``finish`` divides by, or multiplies with; a float64 scalar, made once a program."""
+    """Returns the `average` of ``finish``: the divisor or its reciprocal, a float64 scalar, made once a program."""
     if tl.float64 == ACCUMULATE:
         return divisor.to(tl.float64)
     else:
@@ -103,18 +103,18 @@ def _averaged(value, average):
     if value.dtype == tl.float64:
         return value / average
     else:
-        # A quotient by an integer lies on, or far from, the middle of two float32, so the reciprocal's error in
-        # float64 never moves it across. Only subnormal ones lie on it; for divisors up to 97 the product is then
-        # exact. A float32 division would be a call, for which registers spill.
+        # A quotient by an integer lies exactly on the midpoint of two float32 or far from it, so the reciprocal's
+        # float64 error never moves it across. Only subnormal quotients lie on a midpoint; the product is then exact
+        # for divisors up to 97. A float32 division would be a function call, which spills registers.
         return (value.to(tl.float64) * average).to(tl.float32)
 
 
 @triton.jit
 def finish(value, scale, average):
-    """Returns `value` times `scale`, then divided by the divisor of `average`, as IEEE 754 rounds both.
+    """Returns `value` times `scale`, then divided by the divisor of `average`, both rounded by IEEE 754.
 
-    A true quotient: averages are those of the CPU backend, to the bit (with a divisor above 97, subnormal float32
-    averages may be a step beside it).
+    A true quotient: averages have the bits of the CPU backend. With a divisor above 97, subnormal float32 averages may
+    be one step off.
     """
     result = value * scale
     if average != 1.0:

@@ -1,4 +1,4 @@
-"""One specialisation of a kernel: what a launcher may choose, and tests compile and compare."""
+"""One specialisation of a kernel, which launchers choose and tests compile and compare."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["Configuration"]
 
 @dataclass(frozen=True, eq=False)
 class Configuration:
-    """All that decides which machine code a launch runs.
+    """Everything that determines the machine code of a launch.
 
-    A launcher never launches anything else: it takes the configuration out of the table that
-    ``configurations()`` of its module yields, so the tests compile every kernel that can run.
+    A launcher takes its configuration only from the table that ``configurations()`` of its module yields,
+    so the tests compile every kernel that can run.
 
     Attributes:
-        name: Row of the table, unique: "flatten float32->bfloat16 norm".
+        name: Name of the table's row, unique, such as "flatten float32->bfloat16".
         kernel: The ``@triton.jit`` function.
         signature: Triton's type of each argument that is no constexpr, in the order of the function's
-            arguments: ``{"table": "*i64", "count": "i64"}``. An int argument stays of this type
-            whatever its value, unlike in ``kernel[grid](...)``.
+            arguments: ``{"table": "*i64", "count": "i64"}``. An int argument keeps this type for any
+            value, unlike in ``kernel[grid](...)``.
         constexprs: Value of each constexpr argument.
         divisible_by_16: Names of the arguments whose values are multiples of 16.
         num_warps: Warps of a program.
         num_stages: Depth of software pipelining.
         wide: Whether the main loop must access global memory by 128 bits.
-        options: What else the compiler is told, by name: ``{"maxnreg": 64}``.
+        options: Further compiler options, by name: ``{"maxnreg": 64}``.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Configuration:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def attributes(self) -> dict[tuple[int, ...], list[list[object]]]:
-        """Returns ``divisible_by_16`` as Triton's ``ASTSource`` takes it.
+        """Returns ``divisible_by_16`` in the form for Triton's ``ASTSource``.
 
         Raises:
-            ValueError: A name is not one of an argument in the signature.
+            ValueError: A name is not an argument of the signature.
         """
         strangers = self.divisible_by_16 - set(self.signature)
         if strangers:

@@ -1,4 +1,4 @@
-"""Element types inside a kernel: what is loaded and stored, and what arithmetic is done in."""
+"""Element types inside a kernel: those of loads and stores, and those of arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-"""Triton's interpreter cuts float32 off to bfloat16 where a GPU rounds, and has no subnormal bfloat16."""
+"""Triton's interpreter truncates float32 to bfloat16 where a GPU rounds, and has no subnormal bfloat16."""
 
 ELEMENT = {
     torch.float64: tl.float64,
@@ -26,7 +26,7 @@ ELEMENT = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
 }
-"""Triton's name of each dtype that the kernels take."""
+"""Triton's type of each dtype that the kernels support."""
 
 PAIRS = (
     (torch.float32, torch.float32),
@@ -36,7 +36,7 @@ PAIRS = (
     (torch.float32, torch.bfloat16),
     (torch.float32, torch.float16),
 )
-"""Dtypes of a message and of what travels that go together."""
+"""Supported pairs of message dtype and wire dtype."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -45,14 +45,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns what elements of `dtype` are summed and scaled in: float64 for float64, else float32."""
+    """Returns the dtype to sum and scale elements of `dtype` in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @triton.jit
 def addressed(address, TYPE: tl.constexpr, DIVISOR: tl.constexpr = 1):
     """Returns the pointer to elements of TYPE at an address, a multiple of DIVISOR."""
-    # What is known of a value's divisors is kept by the operation that makes it, hence not by a caller.
+    # Triton keeps a value's known divisors with the operation that makes it, so a caller cannot add them.
     return tl.multiple_of(address.to(tl.int64).to(tl.pointer_type(TYPE)), DIVISOR)
 
 
@@ -80,7 +80,7 @@ def widen(stored, TYPE: tl.constexpr, TO: tl.constexpr):
 
 @triton.jit
 def narrow(value, TYPE: tl.constexpr):
-    """Returns values rounded, to nearest even, to what is stored for elements of TYPE."""
+    """Returns values rounded to TYPE, to nearest even."""
     if (tl.bfloat16 == TYPE) and INTERPRETED:
         return _float32_to_bfloat16(value.to(tl.float32))
     else:

@@ -1,14 +1,13 @@
-"""Rounds over staging: how one_shot and two_shot keep ranks apart without a barrier.
+"""Rounds over staging: how one_shot and two_shot reuse staging without a barrier.
 
-A message goes piece by piece. In each round a program copies its piece to one half of its channel's staging, posts
-READY with the number of the round to all peers, waits for READY of all peers, and reads their halves. Odd and even
-rounds take turns with the halves.
+A message is processed in pieces. In each round a program copies its piece to one half of its channel's staging, posts
+READY with the round's number to all peers, waits for READY of all peers, and reads their halves. Odd and even rounds
+alternate between the halves.
 
-Why a half may be written again two rounds later, by whichever of these algorithms: rank r writes half t % 2 in round
-t + 2 after it saw READY(t + 1) of every peer p, and p posts READY(t + 1) after it read everything of round t. The
-post is a release behind those reads, r's wait an acquire before those writes, and both are by the same channel, whose
-programs follow each other in the stream. So one wait for all ranks in every round is what reuse rests on; no
-algorithm may leave it out.
+A half may be written again two rounds later, by either algorithm. Rank r writes half t % 2 in round t + 2 after it saw
+READY(t + 1) of every peer p. Peer p posts READY(t + 1) after it read everything of round t. The post is a release after
+those reads, and r's wait is an acquire before those writes. Both are of the same channel, whose programs follow each
+other in the stream. So reuse depends on one wait for all ranks in every round; no algorithm may leave it out.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ def table_at(address):
 
 @triton.jit
 def part_of(source, out, rank, channels, EVERY_RANK: tl.constexpr):
-    """Returns this program's channel, rank, source and out: a launch is one rank's, or EVERY_RANK's.
+    """Returns this program's channel, rank, source and out.
 
-    Then there are `channels` programs for each rank, and `source` and `out` are the addresses of tables.
+    A launch runs one rank. With EVERY_RANK it runs all: it has `channels` programs for each rank, and `source` and
+    `out` are addresses of tables.
     """
     program = tl.program_id(0)
     if EVERY_RANK:
@@ -63,9 +63,9 @@ def part_of(source, out, rank, channels, EVERY_RANK: tl.constexpr):
 
 @triton.jit
 def begin(peers, world, rank, channel, COUNTER: tl.constexpr):
-    """Returns whether the buffers are free of faults, and how far this channel's counter is; int64."""
+    """Returns whether the buffers are free of faults, and the value of this channel's counter; int64."""
     state = state_of(peers, world, rank)
-    # Not a load: each thread would do its own, and another program may record its fault in between.
+    # Not a load: each thread would load by itself, and another program may record a fault in between.
     alive = tl.atomic_add(state, tl.zeros([], tl.int64), sem="relaxed", scope="gpu") == 0
     return alive, tl.load(state + 16 * (1 + channel) + COUNTER)
 
@@ -79,7 +79,7 @@ def end(peers, world, rank, channel, COUNTER: tl.constexpr, number, alive):
 
 @triton.jit
 def half_of(channel, number, stage_bytes):
-    """Returns how far behind the start of a rank's staging this round's half lies, in bytes; int64."""
+    """Returns the offset of this round's half in a rank's staging, in bytes; int64."""
     return tl.multiple_of((channel * 2 + (number & 1)).to(tl.int64) * stage_bytes, 128)
 
 
@@ -94,7 +94,7 @@ def meet(peers, world, rank, channel, KIND: tl.constexpr, STEP: tl.constexpr, nu
     """Posts `number` to all ranks and waits for theirs.
 
     Returns:
-        Whether all came; if not, the status says who did not.
+        Whether all arrived; if not, the status names a missing rank.
     """
     theirs, there = flags_at_peers(peers, world, channel, KIND, rank)
     post(theirs, there, number)

@@ -1,10 +1,10 @@
 """How a kernel is launched: machine code compiled once, arguments packed once, a few microseconds a call.
 
-``kernel[grid](...)`` looks at every argument of every call to choose a specialisation: 5 us of host time
-before the driver's. Here the configuration is chosen beforehand, compiled by the call that the compile
-gate makes too, and handed straight to ``CompiledKernel.run``. That method is not documented, so it is
-used only with the releases of Triton in which its arguments were read off the source; with any other
-``kernel[grid](...)`` is called, and ``fallback_reason`` says so.
+``kernel[grid](...)`` inspects every argument of every call to choose a specialisation, which takes 5 us of
+host time before the driver's. Here the configuration is chosen beforehand, compiled by the same call as in
+the compile gate, and passed straight to ``CompiledKernel.run``. That method is not documented. So it is
+used only with releases of Triton whose source was checked for its arguments. Other releases use
+``kernel[grid](...)``, and ``fallback_reason`` gives the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ launch metadata, enter hook, exit hook, all arguments of the kernel in order).""
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Tells whether TRITON_INTERPRET=1 was set when the kernel was decorated."""
+    """Returns whether TRITON_INTERPRET=1 was set when the kernel was decorated."""
     return isinstance(kernel, InterpretedFunction)
 
 
@@ -51,7 +51,7 @@ def require_device(device: torch.device, interpreted: bool) -> None:
     """Checks that kernels can run on tensors of that device.
 
     Raises:
-        ValueError: They cannot; the message says what to do.
+        ValueError: They cannot; the error gives the remedy.
     """
     if interpreted and device.type != "cpu":
         raise ValueError(
@@ -66,7 +66,7 @@ def require_device(device: torch.device, interpreted: bool) -> None:
 
 
 def current_stream(device: torch.device) -> int:
-    """Returns the handle of the device's current CUDA stream, 0 for the CPU."""
+    """Returns the handle of the device's current CUDA stream; 0 for the CPU."""
     if device.type != "cuda":
         return 0
     return int(torch._C._cuda_getCurrentRawStream(device.index))
@@ -74,7 +74,7 @@ def current_stream(device: torch.device) -> int:
 
 @lru_cache(maxsize=1)
 def fallback_reason() -> str:
-    """Returns why launches go through ``kernel[grid](...)``, or "" when they take the fast path."""
+    """Returns why launches go through ``kernel[grid](...)``, or "" if they take the fast path."""
     release = ".".join(triton.__version__.split(".")[:2])
     if release not in CHECKED_RELEASES:
         return (
@@ -91,14 +91,14 @@ def fallback_reason() -> str:
 
 
 def source_of(configuration: Configuration, kind: type[ASTSource] = ASTSource) -> ASTSource:
-    """Returns what Triton compiles for a configuration.
+    """Returns the source that Triton compiles for a configuration.
 
     Args:
-        configuration: Of a kernel that is not interpreted.
+        configuration: A configuration of a kernel that is not interpreted.
         kind: Class of the source.
 
     Raises:
-        ValueError: Signature and constexprs are not the kernel's arguments, or these are out of order.
+        ValueError: Signature and constexprs are not the kernel's arguments, or are out of order.
     """
     names = list(configuration.kernel.arg_names)
     given = [*configuration.signature, *configuration.constexprs]
@@ -117,7 +117,7 @@ def source_of(configuration: Configuration, kind: type[ASTSource] = ASTSource) -
 
 
 def options_of(configuration: Configuration) -> dict[str, object]:
-    """Returns what the compiler is told besides, by name."""
+    """Returns the compiler options, by name."""
     return {
         "num_warps": configuration.num_warps,
         "num_stages": configuration.num_stages,
@@ -129,24 +129,24 @@ def compile_for(configuration: Configuration, target: Any) -> Any:
     """Compiles a configuration; Triton's own cache on disk is used.
 
     Args:
-        configuration: Of a kernel that is not interpreted.
+        configuration: A configuration of a kernel that is not interpreted.
         target: Triton's ``GPUTarget``; no GPU is needed.
 
     Returns:
         Triton's ``CompiledKernel``, not loaded yet.
 
     Raises:
-        ValueError: Signature and constexprs are not the kernel's arguments, or these are out of order.
+        ValueError: Signature and constexprs are not the kernel's arguments, or are out of order.
     """
     source = source_of(configuration)
     return triton.compile(source, target=target, options=options_of(configuration))
 
 
 class Launcher:
-    """Launches one configuration on one device. Compiles and loads when it is made, never afterwards.
+    """Launches one configuration on one device. Compiles and loads in its constructor, never later.
 
     Args:
-        configuration: What to launch.
+        configuration: The configuration to launch.
         device: CUDA with an index, or the CPU for interpreted kernels.
 
     Attributes:
@@ -180,16 +180,15 @@ class Launcher:
     def pack(
         self, stream: int, grid: int, arguments: tuple[Any, ...], place: int = 0
     ) -> Callable[..., None]:
-        """Returns a call that launches `grid` programs with these arguments, on the stream with this handle.
+        """Returns a function that launches `grid` programs with these arguments, on the stream with this handle.
 
-        The stream must be the current one when the call is made: Triton has no other way to say which it is when it
-        launches more slowly. What is given to the call stands for the arguments from `place` on.
-        All pointers are addresses.
+        The stream must be current when the function is called, because Triton's slow path always uses the current
+        stream. Arguments of that call replace the packed ones from `place` on. All pointers are addresses.
         """
         if not self.is_fast:
             return partial(self._call_slowly, grid, arguments, place)
         every = arguments + self._constants
-        # Grid, stream, code; then metadata and hooks for profilers, of which there are none here.
+        # Grid, stream, code; then metadata and hooks for profilers, all None here.
         head = (grid, 1, 1, stream, self._function, self._metadata, None, None, None)
         packed = head + every
         index, run = self._index, self._run
@@ -240,7 +239,7 @@ _lock = threading.Lock()
 
 
 def launcher(configuration: Configuration, device: torch.device) -> Launcher:
-    """Returns the one launcher of a configuration on a device, made at the first call.
+    """Returns the only launcher of a configuration on a device, made at the first call.
 
     Raises:
         ValueError: The kernel cannot run on that device.

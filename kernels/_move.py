@@ -1,4 +1,4 @@
-"""What flatten and unflatten do with a block: read it, scale it, cast it, write it."""
+"""The shared body of flatten and unflatten: read a block, scale it, cast it, write it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def move_block(
 ):  # fmt: skip
     """Writes a block's elements times `factor`.
 
-    `source` and `target` are addresses, `left` says how many elements of the tensor begin there.
+    `source` and `target` are addresses; `left` is the number of the tensor's elements from there on.
     """
     if is_wide(source | target, left, BLOCK):
         values = load(source, left, INPUT, ACCUMULATE, BLOCK, True) * factor
@@ -48,9 +48,9 @@ def moves(
 
     Args:
         name: First word of the configurations' names.
-        kernel: What is launched.
-        pairs: Dtypes that are read and written.
-        blocking: How much a program does.
+        kernel: The kernel.
+        pairs: Dtypes to read and to write.
+        blocking: Size of a program's block.
     """
     return {
         (source, target): Configuration(

@@ -42,23 +42,23 @@ INTEGERS = [
     *("block_map", "sizes", "blocks", "buckets", "bucket_row", "output_row", "shares"),
     "aligned",
 ]
-"""Arguments that ``kernel[grid](...)`` must not turn into constants when they are 1."""
+"""Arguments that ``kernel[grid](...)`` must not specialise when they are 1."""
 
 _INT32 = frozenset(
     {"rank", "world", "channels", "first", "last", "slots", "op", "divisor", "shares", "aligned"}
 )
 GRAIN = 16
-"""Pieces start at multiples of so many elements: 16 bytes and more of every dtype."""
+"""Pieces start at multiples of so many elements: at least 16 bytes in every dtype."""
 
 WARPS = 8
 REGISTERS = 128
-"""So many that two programs fit on a multiprocessor. Left to itself the assembler aims for more and spills."""
+"""Limit by which two programs fit on a multiprocessor. Without it the assembler aims for more programs and spills."""
 
 REGISTERS_ALONE = 224
 """For launches of at most one program on a multiprocessor."""
 
 EVERY_RANK = (torch.float32, torch.bfloat16)
-"""Dtypes of messages for which there is a launch that plays all ranks."""
+"""Message dtypes with a launch that runs all ranks."""
 
 _BLOCK_BYTES = 32 * 32 * WARPS
 
@@ -66,35 +66,35 @@ Table = Mapping[tuple[torch.dtype, torch.dtype, bool], Configuration]
 
 
 def compiler_options(every_rank: bool) -> dict[str, object]:
-    """Returns what the compiler is told of kernels that reduce: how many registers there are, and to fuse no sums."""
+    """Returns the compiler options of kernels that reduce: the number of registers, and no fused sums."""
     return {
         "maxnreg": REGISTERS_ALONE if every_rank else REGISTERS,
-        "enable_fp_fusion": False,  # the default differs between releases; a fused sum is rounded otherwise
+        "enable_fp_fusion": False,  # the default differs between releases; a fused sum rounds differently
     }
 
 
 def block_of(message: torch.dtype, wire: torch.dtype) -> int:
     """Returns the elements of a block: for each thread 32 bytes of the wider dtype.
 
-    By a narrower wire the elements would be twice as many, and with some releases of Triton the registers spill.
+    Counted in a narrower wire dtype a block would have twice the elements, and some releases of Triton would spill.
     """
     return _BLOCK_BYTES // max(message.itemsize, wire.itemsize)
 
 
 def signature_of(kernel: Any) -> dict[str, str]:
-    """Returns the types of a kernel's integer arguments: all that are not written in capitals."""
+    """Returns the types of a kernel's integer arguments: those whose names are not in capitals."""
     return {
         name: "i32" if name in _INT32 else "i64" for name in kernel.arg_names if not name.isupper()
     }
 
 
 def types_of(first: torch.dtype, second: torch.dtype) -> str:
-    """Returns two dtypes in words, as a row of the compile table has them."""
+    """Returns two dtypes as text, in the form of the compile table's rows."""
     return dtype_name(first) + (f"->{dtype_name(second)}" if second != first else "")
 
 
 def table_of(configuration: Any) -> Table:
-    """Returns `configuration(message, wire, every_rank)` of all that there are."""
+    """Returns `configuration(message, wire, every_rank)` for all supported keys."""
     keys = [(message, wire, False) for message, wire in PAIRS]
     keys += [(dtype, dtype, True) for dtype in EVERY_RANK]
     return {key: configuration(*key) for key in keys}
@@ -102,7 +102,7 @@ def table_of(configuration: Any) -> Table:
 
 @functools.cache
 def staged_table(algorithm: str, kernel: Any) -> Table:
-    """Returns the configurations of a kernel over staging."""
+    """Returns the configurations of a kernel that uses staging."""
 
     def configuration(message: torch.dtype, wire: torch.dtype, every_rank: bool) -> Configuration:
         return Configuration(
@@ -127,8 +127,8 @@ def staged_table(algorithm: str, kernel: Any) -> Table:
 class PreparedCollective(PreparedLaunch):
     """One launch of a kernel between ranks with its arguments packed: calling it launches.
 
-    It can be repeated, and captured in a graph, among any other launches on the same buffers, as flags and counters
-    lie on the device; after a fault it touches nothing, like any launch. It holds the buffers.
+    It can be repeated, and captured in a graph, among any other launches on the same buffers, because flags and
+    counters are on the device. After a fault it does nothing, like any launch. It holds the buffers.
     """
 
     __slots__ = ("_peers", "_spins")
@@ -154,7 +154,7 @@ class PreparedCollective(PreparedLaunch):
 
         Raises:
             RuntimeError: The current stream is not the one on which this was prepared, the buffers are closed, or
-                their limit of polls is another one by now.
+                their limit of polls has changed.
         """
         peers = self._peers
         if peers.closed or peers.spins != self._spins:
@@ -179,17 +179,17 @@ def prepare(
     every_rank: torch.Tensor | None,
     shares: int = 1,
 ) -> PreparedCollective:
-    """Returns the launch of a kernel over staging; it launches nothing if there is nothing to do.
+    """Returns the launch of a kernel that uses staging; it launches nothing for an empty message.
 
     Args:
         table: The kernel's configurations.
-        tensors: Source and out of this rank.
+        tensors: This rank's source and out.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
         scale: Factor of the result.
-        wire_dtype: Dtype that travels, or None for that of the message.
-        every_rank: Addresses of all ranks' sources and outs, as for ``pack``, if one launch plays all ranks.
-        shares: Parts of a piece that each start at a multiple of GRAIN elements.
+        wire_dtype: Dtype that travels, or None for the message's dtype.
+        every_rank: Addresses of all ranks' sources and outs, as for ``pack``, if one launch runs all ranks.
+        shares: Number of parts of a piece, each of which starts at a multiple of GRAIN elements.
 
     Raises:
         RuntimeError: The buffers are closed.
@@ -227,15 +227,15 @@ def pack(
     every_rank: torch.Tensor | None,
     arguments: tuple[int, ...],
 ) -> PreparedCollective:
-    """Returns the launch of what one rank runs, or with `every_rank` of what all ranks run.
+    """Returns the launch for one rank, or with `every_rank` for all ranks.
 
     Args:
-        configuration: Of the one or the other.
+        configuration: The configuration for one rank or for all.
         peers: The ranks' buffers.
         programs: Channels; 0 to launch nothing.
-        tensors: Source and out of this rank.
+        tensors: This rank's source and out.
         every_rank: Addresses of all ranks' sources and outs: int64 [2, world size] on the device, contiguous; or None.
-        arguments: Those that follow the number of channels.
+        arguments: The kernel's arguments after the number of channels.
 
     Raises:
         RuntimeError: The buffers are closed.

@@ -1,11 +1,11 @@
-"""What a program does with one piece of a message: copy it with a cast, or reduce the ranks' pieces into it.
+"""A program's work on one piece of a message: copy it with a cast, or reduce the ranks' pieces into it.
 
-Where all addresses of a piece are multiples of 16 bytes, it goes in blocks whose mask is bounded by a multiple of 16
-elements, which the compiler is told: it then keeps 128-bit accesses under the mask. What is left, at most 15
-elements, goes in a narrow block, as does all of a piece that is not aligned. Pieces are given by addresses, for what
-the compiler knows of a pointer's divisors stays with the operation that makes it.
+If all addresses of a piece are multiples of 16 bytes, it is processed in wide blocks. Their mask ends at a multiple of
+16 elements, which the code declares to the compiler, so masked accesses keep 128 bits. The remaining elements, at most
+15, take a narrow block; so does all of an unaligned piece. Pieces are passed as addresses, because the compiler keeps a
+pointer's known divisors with the operation that makes it.
 
-What peers wrote is read with `.cg`; `_signals` says why.
+Memory that peers wrote is read with `.cg`; `_signals` explains why.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRAIN_ELEMENTS = tl.constexpr(16)
 """Wide blocks end at multiples of so many elements."""
 
 NARROW = tl.constexpr(4)
-"""How many times smaller a narrow block is: each of its elements takes an access."""
+"""How many times smaller a narrow block is, because each of its elements takes an access."""
 
 
 @triton.jit
@@ -49,16 +49,15 @@ def pointer(address, TYPE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def whole(length, aligned):
-    """Returns how many of `length` elements go in wide blocks: none unless `aligned` (0 or 1)."""
+    """Returns how many of `length` elements take wide blocks: none unless `aligned` (0 or 1)."""
     return tl.multiple_of(length // GRAIN_ELEMENTS * aligned * GRAIN_ELEMENTS, 16)
 
 
 @triton.jit
 def as_mask(condition):
-    """Returns a condition of lanes of which a part is a scalar, such as ``there & sends``, as a mask.
+    """Returns a mask for a condition of lanes and a scalar, such as ``there & sends``.
 
-    The interpreter makes integers of such a scalar, and Triton 3.9's takes no mask of integers. Nothing of it is
-    compiled.
+    The interpreter turns such a scalar into integers, and Triton 3.9's accepts no integer mask. It compiles to nothing.
     """
     return condition != 0
 
@@ -82,7 +81,7 @@ def copy_piece(
     source, target, length, aligned,
     SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copies `length` elements from address to address; `aligned` says that both are multiples of 16."""
+    """Copies `length` elements between addresses; `aligned`: both are multiples of 16."""
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):
         _copy_block(source, target, start, most, SOURCE, TARGET, ACCUMULATE, True, BLOCK)
@@ -121,9 +120,9 @@ def copy_four(
     sources, targets, lengths, aligned,
     SOURCE: tl.constexpr, TARGET: tl.constexpr, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copies up to four pieces of different peers, whose loads are in flight together; each argument has four.
+    """Copies up to four pieces of different peers with their loads in flight together; each argument has four entries.
 
-    Like ``copy_piece``; a piece of no elements may have any addresses.
+    Like ``copy_piece``; a piece without elements may have any addresses.
     """
     most0 = whole(lengths[0], aligned[0])
     most1 = whole(lengths[1], aligned[1])
@@ -198,9 +197,9 @@ def reduce_piece(
 ):  # fmt: skip
     """Reduces `length` elements of all ranks in rank order and rounds the scaled result once, to WIRE.
 
-    `addresses` points to an address per rank, `offset` bytes behind which lies that rank's piece, of WIRE. The
-    result goes to the address `out`, as MESSAGE, and if SHARE to `shared`, as WIRE, too. `scale` is a scalar of
-    ACCUMULATE, `average` of float64. `aligned` says that all pieces, `shared` and `out` are multiples of 16 bytes.
+    `addresses` points to one address per rank; that rank's piece, of dtype WIRE, begins `offset` bytes after it. The
+    result goes to the address `out` as MESSAGE, and with SHARE also to `shared` as WIRE. `scale` is an ACCUMULATE
+    scalar, `average` a float64 scalar. `aligned`: all pieces, `shared` and `out` are at multiples of 16 bytes.
     """
     most = whole(length, aligned)
     for start in range(0, most, BLOCK):

@@ -1,4 +1,4 @@
-"""What Flatten, Unflatten and Reduce share: blocks, configurations, and launches prepared once."""
+"""Shared parts of Flatten, Unflatten and Reduce: blocks, configurations, and prepared launches."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Blocking:
-    """How much a program does.
+    """Size of a program's block.
 
     Attributes:
         block: Elements of a program; a multiple of `narrow`.
-        warps: Of a program.
+        warps: Warps of a program.
     """
 
     block: int
@@ -41,17 +41,17 @@ class Blocking:
 
     @property
     def narrow(self) -> int:
-        """Elements of a step through a block that is not whole or not aligned: four for each thread."""
+        """Elements of a step through a block that is partial or unaligned: four for each thread."""
         return 4 * 32 * self.warps
 
 
-# Not tuned on a GPU yet: 16 elements for each thread are four 128-bit loads of float32 in flight and leave
-# room for eight programs on a multiprocessor (32 registers a thread).
+# Not tuned on a GPU yet. 16 elements for each thread are four 128-bit loads of float32 in flight, and eight programs
+# fit on a multiprocessor (32 registers a thread).
 DEFAULT_BLOCKING = Blocking(block=4096, warps=8)
 
 
 def signature_of(kernel: Any) -> dict[str, str]:
-    """Returns the signature of a kernel whose arguments are 64-bit integers, then constexprs."""
+    """Returns the signature of a kernel that takes 64-bit integers, then constexprs."""
     return {name: "i64" for name in kernel.arg_names if not name.isupper()}
 
 
@@ -70,12 +70,12 @@ def constexprs(
 
 @lru_cache(maxsize=256)
 def double_bits(value: float) -> int:
-    """Returns the bits of a float64: an argument that loses nothing, whatever the accumulate dtype."""
+    """Returns the bits of a float64, an argument without loss for every accumulate dtype."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 class Plan:
-    """Base of Flatten and Unflatten: the layout's tables, the launcher, and what all launches have in common."""
+    """Base of Flatten and Unflatten: the layout's tables, the launcher, and the launches' common arguments."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class Plan:
         self._addresses = AddressTable(device)
 
     def _row(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns a table on the device of where the tensors lie."""
+        """Returns a table of the tensors' addresses on the device."""
         return self._addresses.refresh([tensor.data_ptr() for tensor in tensors])
 
     def _prepared(self, arguments: tuple[int, ...], row: Tensor, place: int = 0) -> PreparedLaunch:
-        """Returns the launch; `place`: which of the arguments is the table of the tensors' addresses."""
+        """Returns the launch; `place` is the index of the address table among the arguments."""
         every = (*self._tables, *arguments)
         held = (self.layout, row)
         return PreparedLaunch(self._launcher, self._grid, every, held, place + len(self._tables))

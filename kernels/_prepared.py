@@ -1,4 +1,4 @@
-"""Launches prepared once: compiled and packed before, so that a call costs next to nothing."""
+"""Prepared launches: compiled and packed beforehand, so a call costs almost nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["PreparedLaunch"]
 class PreparedLaunch:
     """One launch with its arguments packed: calling it launches.
 
-    Reads and writes the tensors where they were, or where the call says; holds none of them, only the tables. To be
-    called on the stream on which it was prepared.
+    It uses the tensors' addresses at preparation, or those of the call. It holds the tables, but not the tensors. Call
+    it on the stream on which it was prepared.
 
     Args:
-        run: What launches.
-        grid: Programs; with 0 nothing is launched.
-        arguments: Of the kernel.
-        held: What must live as long.
-        place: Which argument is the first that calls may give instead.
+        run: The launcher.
+        grid: Number of programs; 0 launches nothing.
+        arguments: The kernel's arguments.
+        held: Objects that must live as long.
+        place: Index of the first argument that a call may replace.
     """
 
     __slots__ = ("_held", "_index", "_launch", "_stream")
@@ -42,9 +42,9 @@ class PreparedLaunch:
         """Launches.
 
         Args:
-            addresses: Where the tensors lie this time, as aligned and as far apart as those it was prepared for: that
-                of the source and of the result, or that of the device's table of a list's addresses. None: where they
-                lay then.
+            addresses: Addresses for this call: of source and result, or of a list's address table on the device. The
+                tensors must be as aligned and as far apart as those at preparation. Without arguments: the addresses
+                at preparation.
 
         Raises:
             RuntimeError: The current stream is not the one on which this was prepared.

@@ -1,24 +1,24 @@
 """Ring all-reduce, reduce-scatter and all-gather: every rank sends to its right neighbour only.
 
 Formula: out[i] = scale * (x_{q+1}[i] op x_{q+2}[i] op ... op x_q[i]) for the elements of chunk q, indices modulo n.
-Each chunk is summed in the order of its way round the ring, so the bits are equal on all ranks and from run to run,
-but differ from those of one_shot, and from chunk to chunk. Between ranks a partial result has the accumulate dtype,
-so the result is rounded once.
+Each chunk is summed in the order of its path round the ring. So the bits are equal on all ranks and from run to run,
+but differ from those of one_shot, and the order differs from chunk to chunk. Between ranks a partial result has the
+accumulate dtype, so the result is rounded once.
 
-Phases: steps 0 to n - 1 reduce, step n - 1 has the whole chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
-In step s rank r handles chunk (r - s - 1) mod n: it takes a segment from its slot, which the left neighbour has
-filled, works on it and its own message, and writes the result to a slot of the right neighbour.
+Phases: steps 0 to n - 1 reduce; step n - 1 completes the chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
+In step s rank r handles chunk (r - s - 1) mod n. It takes a segment from its slot, which the left neighbour has
+filled, combines it with its own message, and writes the result to a slot of the right neighbour.
 Bytes for a message of S bytes, on the link: (n - 1) / n of the partials' bytes, and (n - 1) / n W; in memory S read
 and S written, besides the slots, which are written and read once for each byte on the link.
 Bound: bytes on the link / bandwidth of one direction of it, plus (2 n - 2) hops for the first segment.
 
-Order of the work: a channel takes every `channels`-th segment, in groups of half as many as there are slots; it does
-step after step, all segments of the group in each. So while one segment travels others are worked on. The k-th
-operation of a program waits for no operation later than the k-th minus a group of any rank: nothing deadlocks.
+Order of the work: a channel takes every `channels`-th segment. Half as many as there are slots form a group; each step
+processes all segments of the group. So other segments are processed while one travels. The k-th operation of a program
+waits only for operations up to number k minus the group size, on any rank, so nothing deadlocks.
 
 Slots: FILLED counts segments that the left neighbour has written, CONSUMED those that the right one has read. A rank
-fills a slot after the segment that lay there was consumed, so slots are reused within and across launches with no
-barrier. Both counts only grow; those of a channel are equal on all ranks between launches.
+fills a slot only after the slot's previous segment was consumed, so slots are reused within and across launches without
+a barrier. Both counts only grow; between launches a channel's counts are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _segment(
     PHASE: tl.constexpr, MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Works on one segment: 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
+    """Processes one segment. PHASE 0 reduces, 1 reduces and finishes, 2 passes on, 3 begins to gather.
 
     `message`, `out` and the slots `incoming` and `outgoing` are addresses. Slots hold ACCUMULATE while partial
     results travel, else WIRE.
@@ -114,10 +114,10 @@ def _segment(
 def _wait_for_neighbours(
     peers, world, rank, channel, left, right, filled, consumed, receives, sends, arrived, spins
 ):
-    """Waits until `filled` segments have come from the left and `consumed` been taken by the right, in one poll.
+    """Waits until the left rank has filled `filled` segments and the right one consumed `consumed`, in one poll.
 
     Returns:
-        Whether they have; if not, the status says who is late and who has not come at all.
+        Whether they have; if not, the status has the late rank, and the ranks that have not launched at all.
     """
     lanes = tl.arange(0, LANES)
     base = tl.load(peers + rank)
@@ -159,7 +159,7 @@ def ring_kernel(
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     REDUCES: tl.constexpr, EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A rank's part, or EVERY_RANK's, of steps `first` to `last`: a program per channel; see the head of the file."""
+    """Steps `first` to `last` of one rank or of EVERY_RANK, a program per channel; see the head of the file."""
     channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
     peers = table_at(peers)
     alive, sent = begin(peers, world, rank, channel, 1)

@@ -1,33 +1,33 @@
 """Flags between ranks: a 64-bit word per (channel, kind, source rank) in the memory of the rank that waits for it.
 
-A flag holds a number that only grows: of the round (or of the segment) that its source has reached. A wait is for
-"at least", so a peer that is ahead never looks like one that is behind, and a flag is never set back. At one round
-a microsecond 64 bits last for 290 000 years, so nothing wraps.
+A flag holds a number that only grows: the round (or the segment) that its source has reached. A wait is for "at least",
+so a peer that is ahead never appears to be behind, and no flag is ever reset. At one round a microsecond 64 bits last
+for 290 000 years, so nothing wraps.
 
-**Posting.** The threads of a program write their data with ordinary stores; `tl.debug_barrier` is a barrier of the
-program's threads; then one lane per peer exchanges the flag with release semantics at system scope. Release is
-cumulative in the PTX memory model: the barrier orders the other threads' stores before it, so whoever acquires the
+**Posting.** The threads of a program write their data with ordinary stores. `tl.debug_barrier` is a barrier of the
+program's threads. Then one lane per peer exchanges the flag with release semantics at system scope. Release is
+cumulative in the PTX memory model: the barrier orders the other threads' stores before it, so a rank that acquires the
 flag sees them. In SASS: BAR, MEMBAR.ALL.SYS, ATOMG.EXCH.STRONG.SYS.
 
 **Waiting.** One lane per peer adds 0 to its flag with acquire semantics at system scope (ATOMG.ADD.STRONG.SYS, then
-CCTL.IVALL, which empties the L1 cache of the multiprocessor), and a barrier of the program's threads follows. Loads
-after it are ordered behind the peers' stores, for all threads. While a flag is behind it is polled relaxed, for other
-programs of the multiprocessor want their cache, and acquired once it is there: the acquire reads the value that the
-poll saw or, as a flag only grows, one that its source released later. What peers wrote is read with `.cg`, past the L1
-cache, though the model asks for no more than a plain load: such data is read once, and nothing then rests on how L1
-is invalidated. `.cg` loads keep their 128 bits, volatile ones would not.
+CCTL.IVALL, which empties the L1 cache of the multiprocessor). A barrier of the program's threads follows. Later loads
+of all threads are ordered after the peers' stores. While a flag is behind, polls are relaxed, because other programs of
+the multiprocessor need their L1 cache. The final acquire reads the value that the poll saw or, because a flag only
+grows, one that its source released later. Data from peers is read with `.cg`, past the L1 cache, although the model
+requires only a plain load: such data is read once, and correctness then does not depend on how L1 is invalidated. `.cg`
+loads keep their 128 bits; volatile loads would not.
 
-**Reading before a peer overwrites.** Loads are ordered before a later release of the same program in the same way:
-their values have been stored or summed before the barrier. A peer that acquired that flag may write there.
+**Reading before a peer overwrites.** In the same way, loads are ordered before a later release of the same program:
+their values were stored or summed before the barrier. A peer that acquired that flag may overwrite the memory.
 
-**Giving up.** A wait polls at most `spins` times, and less if the host ends it. Then the program records in the
-status word of its own rank whom it waited for and in which step, touches no peer's memory any more, and ends. A later
-launch sees the status word and ends at once: after a fault the buffers serve nothing more.
+**Timing out.** A wait polls at most `spins` times, fewer if the host ends it. Then the program records in the status
+word of its own rank which peer it waited for and in which step, does not touch peers' memory again, and ends. A later
+launch reads the status word and ends at once: after a fault the buffers are unusable.
 
-**The host.** It has two words in its own memory, which the device maps: the first one ends waits when it is not 0, and
-the second one gets a copy of the status, so that neither side needs the driver. Every so many polls the first one is
-read, volatile. Each thread reads for itself, and they may see different values: what counts is what one of them adds
-to a word on the device, which all get to see alike, as with every scalar atomic.
+**The host.** It has two words in its own memory, which the device maps, so neither side needs the driver. A first word
+other than 0 ends waits; the second one gets a copy of the status. A wait reads the first word every POLLS_PER_LOOK
+polls, volatile. Each thread reads for itself, and the values may differ. So one thread merges its value into a word on
+the device (a scalar atomic maximum), whose result is the same for all threads.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = [
 ]
 
 LANES = tl.constexpr(32)
-"""Flags of one kind: one per rank that there can be, one lane of a warp each."""
+"""Flags of one kind: one for each possible rank, and one lane of a warp for each flag."""
 
 POLLS_PER_LOOK = tl.constexpr(64)
-"""At the host's word: it lies beyond PCIe, some polls' time away."""
+"""Polls between two reads of the host's word, which is beyond PCIe: a read takes as long as some polls."""
 
 READY = tl.constexpr(0)
 REDUCED = tl.constexpr(1)
@@ -88,7 +88,7 @@ def flags_at_peers(bases, world, channel, kind, rank):
 
 @triton.jit
 def own_flags(bases, world, channel, kind, rank):
-    """Returns pointers to the flags that the peers set in this rank's memory, and which lanes have one."""
+    """Returns pointers to the flags that peers set in this rank's memory, and which lanes have one."""
     lanes = tl.arange(0, LANES)
     base = tl.load(bases + rank)
     return flag_of(base, channel, kind, lanes).to(tl.pointer_type(tl.int64)), lanes < world
@@ -96,14 +96,14 @@ def own_flags(bases, world, channel, kind, rank):
 
 @triton.jit
 def announce(flags, there, number):
-    """Sets the flags to `number`, in no order with anything else."""
+    """Sets the flags to `number`, relaxed: unordered with other accesses."""
     numbers = tl.zeros([LANES], tl.int64) + number
     tl.atomic_xchg(flags, numbers, mask=there, sem="relaxed", scope="sys")
 
 
 @triton.jit
 def post(flags, there, number):
-    """Sets the flags to `number` (one for all or one each), after all that this program has written and read."""
+    """Sets the flags to `number` (one for all or one each), after all earlier reads and writes of this program."""
     tl.debug_barrier()
     tl.atomic_xchg(
         flags, tl.zeros([LANES], tl.int64) + number, mask=there, sem="release", scope="sys"
@@ -124,7 +124,7 @@ def _words_of(peers, world, rank):
 
 @triton.jit
 def _is_ended(peers, world, rank):
-    """Returns not 0 if the host has ended all waits, the same to all threads of a program."""
+    """Returns a value other than 0 if the host has ended all waits, the same for all threads of a program."""
     ended = tl.zeros([], tl.int64)
     words = _words_of(peers, world, rank)
     if words != 0:
@@ -139,13 +139,13 @@ def wait(flags, there, number, spins, peers, world, rank):
     """Waits until all flags hold at least `number` (one for all or one each), for at most `spins` polls.
 
     Args:
-        flags: Pointers to them.
-        there: Which lanes have one.
-        number: What is awaited.
+        flags: Pointers to the flags.
+        there: Which lanes have a flag.
+        number: The number to wait for.
         spins: Most polls.
         peers: Pointer to the table of ``PeerBuffers``.
         world: Number of ranks.
-        rank: This one.
+        rank: This rank.
 
     Returns:
         -1, or the first lane whose flag is behind; int32.
@@ -181,7 +181,7 @@ def absent_ranks(flags, there, number):
 
 @triton.jit
 def give_up(peers, world, rank, step, peer, channel, number, absent):
-    """Records the first wait that this rank gave up, in the first of its state words and in the host's second.
+    """Records this rank's first wait that timed out or was ended, in its first state word and the host's second word.
 
     The code is step | peer << 3 | channel << 8 | low 16 bits of number << 16 | a bit for each absent rank << 32.
     """

@@ -1,20 +1,20 @@
-"""All-reduce of buckets that lie in the peers' mapped memory, straight into the tensors: unflatten is part of it.
+"""All-reduce of buckets in the peers' mapped memory, straight into the tensors: it includes unflatten.
 
 Formula: tensor[t][i] = scale * (bucket_0[offset[t] + i] op ... op bucket_{n-1}[offset[t] + i]), in fp32 (float64 in
-float64), in rank order, rounded once to the wire dtype; then, where the tensors' dtype is wider, cast without loss.
+float64), in rank order, rounded once to the wire dtype; then cast without loss, if the tensors' dtype is wider.
 The bits are those of one_shot and two_shot.
 
 A bucket is cut into blocks of one tensor. Channel c handles blocks c, c + channels, c + 2 * channels, and so on.
-With shares, rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it. Without,
-every rank reduces all blocks for itself.
+With shares, rank k % n reduces the k-th block of a channel, in place in its bucket, and the others fetch it. Without
+shares, every rank reduces all blocks for itself.
 
-Bytes for a bucket of W bytes in the wire dtype, tensors of S: without shares reads (n - 1) W over the link and W at
-home, writes S. With shares reads W / n of each rank, writes W / n and S / n; then reads W / n of each other rank and
-writes the rest of S: over the link 2 (n - 1) W / n.
-Bound: those bytes over the link, plus two exchanges of flags (with shares three): the last one says that nobody
-reads this rank's bucket any more, so that it can be filled anew, and the launch captured and replayed.
+Bytes for a bucket of W bytes in the wire dtype and tensors of S bytes: without shares reads (n - 1) W over the link and
+W locally, writes S. With shares reads W / n of each rank, writes W / n and S / n; then reads W / n of each other rank
+and writes the rest of S: over the link 2 (n - 1) W / n.
+Bound: those bytes over the link, plus two exchanges of flags (with shares three). After the last exchange no rank reads
+this rank's bucket, so it can be refilled, and the launch can be captured and replayed.
 
-Who fills the bucket does it before, on the same stream: the first exchange releases what the stream has written.
+Fill the bucket before, on the same stream: the first exchange releases the stream's earlier writes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _place(
     block_map, sizes, bucket_row, output_row, block,
     item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Returns where a block lies behind the start of a bucket, in bytes, its output's address, and its elements."""
+    """Returns a block's offset in a bucket in bytes, the address of its output, and its elements."""
     entry = addressed(block_map, tl.int32) + 2 * block
     tensor = tl.load(entry).to(tl.int64)
     start = tl.load(entry + 1).to(tl.int64) * PIECE
@@ -72,9 +72,9 @@ def _peers_block(
     block_map, sizes, bucket_row, output_row, buckets, rank, world,
     block, blocks, turn, item: tl.constexpr, size: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Returns where its owner has the block, where it goes, its elements, and whether it is aligned.
+    """Returns the block's address at its owner, the address of its output, its elements, and whether both are aligned.
 
-    It has no elements if there is no such block, or it is this rank's.
+    There are 0 elements if there is no such block, or if this rank owns it.
     """
     owner = turn % world
     offset, out, length = _place(
@@ -92,7 +92,7 @@ def bucket_kernel(
     WIRE: tl.constexpr, OUTPUT: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """A rank's part, a program per channel; see the head of the file."""
+    """One rank's part, a program per channel; see the head of the file."""
     channel = tl.program_id(0)
     peers = table_at(peers)
     buckets = table_at(buckets)
@@ -181,7 +181,7 @@ def _configuration(wire: torch.dtype, output: torch.dtype) -> Configuration:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``BucketAllReduce`` can launch."""
+    """Yields all configurations that ``BucketAllReduce`` can launch."""
     for output, wire in PAIRS:
         yield _configuration(wire, output)
 
@@ -190,11 +190,11 @@ class BucketAllReduce:
     """All-reduces of buckets of one layout into tensors.
 
     Args:
-        layout: Which tensor lies where in a bucket; the same on all ranks, tensors at multiples of 16 elements.
-        wire_dtype: Of the buckets.
-        dtype: Of the tensors: that of the buckets, or float32 for bfloat16 and float16.
+        layout: Places of the tensors in a bucket; the same on all ranks, tensors at multiples of 16 elements.
+        wire_dtype: Dtype of the buckets.
+        dtype: Dtype of the tensors: that of the buckets, or float32 for bfloat16 and float16.
         peers: The ranks' buffers.
-        buckets: Where each rank's bucket begins, as this rank's device maps it, at multiples of 16 bytes: int64
+        buckets: Address of each rank's bucket, as this rank's device maps it, at multiples of 16 bytes: int64
             [world size] on the device.
 
     Raises:
@@ -228,13 +228,13 @@ class BucketAllReduce:
         scale: float = 1.0,
         shares: bool = True,
     ) -> PreparedCollective:
-        """Returns a launch that can be repeated as long as the tensors lie where they are.
+        """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
-            tensors: Of the layout; each dense, none overlapping another, none in a bucket.
+            tensors: The layout's tensors; each dense, none overlapping another, none in a bucket.
             op: "sum", "avg", "min", "max" or "product".
-            scale: The result is multiplied by it before it is rounded.
-            shares: Whether every rank reduces its share of the blocks, or all of them.
+            scale: Factor of the result, applied before rounding.
+            shares: Whether every rank reduces its share of the blocks (True) or all blocks.
 
         Raises:
             RuntimeError: The buffers are closed.

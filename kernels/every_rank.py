@@ -1,8 +1,8 @@
-"""All ranks of a collective in one launch on one device: to time kernels between ranks where there is one GPU.
+"""All ranks of a collective in one launch on one device, to time kernels between ranks on one GPU.
 
-The same bodies run as on many devices, with the rank taken from the number of the program. Programs wait for each
-other, so all of them must be on the device at once: at most one per multiprocessor is asked for. The interpreter runs
-one program after the other, so there it works for one rank only.
+The same bodies run as on many devices; the program's number determines its rank. Programs wait for each other, so all
+must be on the device at once: at most one per multiprocessor is allowed. The interpreter runs the programs one after
+the other, so it can run one rank only.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ def prepare_every_rank(
     op: str = "sum",
     scale: float = 1.0,
 ) -> PreparedCollective:
-    """Returns a launch of the parts of all ranks at once.
+    """Returns one launch that runs all ranks.
 
-    It can be repeated, and captured in a graph, as long as it is kept and the tensors lie where they are. To be
-    called, and captured, on the stream on which it was prepared.
+    It can be repeated, and captured in a graph, as long as it is kept and the tensors keep their addresses. Call and
+    capture it on the stream on which it was prepared.
 
     Args:
         algorithm: "one_shot", "two_shot" or "ring".
         collective: "all_reduce", or "reduce_scatter" by the ring.
         sources: The message of each rank: float32 or bfloat16, aligned to 16 bytes, as are all chunks.
-        outs: The result of each rank, alike; in the place of all sources or of none.
+        outs: The result of each rank, likewise; all in place or none.
         peers: The buffers of each rank, all on one device.
-        op: As the collective takes it.
-        scale: As the collective takes it.
+        op: As for the collective.
+        scale: As for the collective.
 
     Raises:
-        ValueError: More programs than fit on the device, which would wait for each other forever.
+        ValueError: More programs than fit on the device: they would wait for each other forever.
     """
     device, channels, ranks = peers[0].device, peers[0].layout.channels, len(peers)
-    # Interpreted, only those of one rank follow each other without waiting.
+    # Interpreted, only the programs of a single rank can run one after the other.
     resident = channels if INTERPRETED else _multiprocessors(device)
     if ranks * channels > resident:
         raise ValueError(
@@ -66,7 +66,7 @@ def prepare_every_rank(
         dtype=torch.int64,
         device=device,
     )
-    # Rank 0's tensors stand for all.
+    # Rank 0's tensors give size and alignment for all.
     return _PREPARE[algorithm, collective](
         sources[0], outs[0], peers[0], op=op, scale=scale, _every_rank=tables
     )

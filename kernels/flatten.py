@@ -4,7 +4,7 @@
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
 elements * (source itemsize + wire itemsize), and 24 bytes of tables for each block of 4096 elements.
-Bound: the bandwidth of device memory; a copy of as many bytes is the floor.
+Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def flatten_kernel(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and bits of the factor."""
+    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits."""
     tensor, start, left = locate(block_map, sizes, BLOCK)
     source = element_address(0, input_row, tensor, start, INPUT)
     target = element_address(output_base.to(tl.int64), output_row, tensor, start, OUTPUT)
@@ -55,7 +55,7 @@ def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Confi
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``Flatten`` can launch."""
+    """Yields all configurations that ``Flatten`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 
@@ -63,12 +63,12 @@ class Flatten(Plan):
     """Flattens lists of tensors of one layout.
 
     Args:
-        layout: Sizes of the tensors, and where each goes.
-        dtype: Of the tensors: float32, bfloat16, float16 or float64.
-        wire_dtype: Of the bucket: that of the tensors, or for float32 bfloat16 or float16. Rounded once, to nearest
-            even; what is too large becomes what ``torch.Tensor.to`` makes of it.
-        device: Of all tensors.
-        blocking: How much a program does.
+        layout: Sizes of the tensors, and their places in the bucket.
+        dtype: Dtype of the tensors: float32, bfloat16, float16 or float64.
+        wire_dtype: Dtype of the bucket: that of the tensors, or bfloat16 or float16 for float32. Rounded once, to
+            nearest even; too large values convert as in ``torch.Tensor.to``.
+        device: Device of all tensors.
+        blocking: Size of a program's block.
 
     Raises:
         ValueError: Kernels cannot run on that device.
@@ -87,10 +87,10 @@ class Flatten(Plan):
     def prepare(
         self, tensors: Sequence[Tensor], bucket: Tensor, scale: float = 1.0
     ) -> PreparedLaunch:
-        """Returns a launch that can be repeated as long as the tensors lie where they are.
+        """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
-            tensors: Of the layout; each dense.
+            tensors: The layout's tensors; each dense.
             bucket: Contiguous, at least ``layout.elements``. Gaps between tensors are not written.
             scale: Factor.
         """

@@ -1,13 +1,13 @@
 """One-shot all-reduce: every rank reads all ranks' messages and reduces them for itself.
 
 Formula: out[i] = scale * (x_0[i] op x_1[i] op ... op x_{n-1}[i]), in fp32 (float64 in float64), in rank order, rounded
-once to the wire dtype; then, where the message's dtype is wider, cast back without loss. All ranks get the same
-bits, those of two_shot.
+once to the wire dtype; then cast back without loss, if the message's dtype is wider. All ranks get the same bits, those
+of two_shot.
 
-Bytes for a message of S bytes (wire W): reads S and writes W to stage it, reads (n - 1) W over the link and W at
-home, writes S.
-Bound: (n - 1) W / link bandwidth, plus one exchange of flags. For small messages, where the exchange is what counts:
-two_shot needs one more.
+Bytes for a message of S bytes (wire W): reads S and writes W to stage it, reads (n - 1) W over the link and W locally,
+writes S.
+Bound: (n - 1) W / link bandwidth, plus one exchange of flags. For small messages the exchange dominates, and two_shot
+needs one more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def one_shot_kernel(
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A rank's part, or EVERY_RANK's, a program per channel; see the head of the file."""
+    """The part of one rank or of EVERY_RANK, a program per channel; see the head of the file."""
     channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
@@ -65,7 +65,7 @@ def one_shot_kernel(
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``prepare_all_reduce`` can launch."""
+    """Yields all configurations that ``prepare_all_reduce`` can launch."""
     yield from staged_table("one_shot", one_shot_kernel).values()
 
 
@@ -87,8 +87,8 @@ def prepare_all_reduce(
         out: Like `source`; may be `source` itself.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
-        scale: The result is multiplied by it before it is rounded.
-        wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
+        scale: Factor of the result, applied before rounding.
+        wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
 
     Raises:
         RuntimeError: The buffers are closed.

@@ -1,8 +1,8 @@
-"""The memory that ranks share, as the kernels between ranks see it: where everything lies, and what went wrong.
+"""The memory that ranks share, as the kernels between ranks see it: its layout, and its faults.
 
-Every rank has one region of equal layout that all ranks map: own state, flags that the peers set, staging for
-messages, and the slots of the ring. This file does not know who maps it: torch symmetric memory, CUDA IPC, or
-shared memory on the CPU, where the kernels are interpreted.
+Every rank has one region of the same layout that all ranks map: own state, flags that the peers set, staging for
+messages, and the slots of the ring. This file does not depend on the mapper: torch symmetric memory, CUDA IPC, or
+shared memory on the CPU, where kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STEPS = {
 
 
 class PeerFault(RuntimeError):
-    """A rank waited for a peer longer than the limit, and gave up.
+    """A rank's wait for a peer timed out or was ended.
 
     Attributes:
         rank: The rank that waited.
         peer: The rank that it waited for.
         step: Number of the step.
-        absent: Ranks that had not launched at all. Empty if all had, and where the algorithm waits for all ranks
-            directly and so names the right one in `peer`.
+        absent: Ranks that had not launched at all. Empty if all had, or if the algorithm waits for all ranks directly,
+            so that `peer` is the right one.
     """
 
     def __init__(self, message: str, rank: int, peer: int, step: int, absent: list[int]) -> None:
@@ -50,13 +50,13 @@ class PeerFault(RuntimeError):
 
 @dataclass(frozen=True)
 class PeerLayout:
-    """Where the parts of a rank's region lie. Equal on all ranks.
+    """Layout of a rank's region. Equal on all ranks.
 
     Attributes:
         channels: Programs that a launch may have. A channel has its own flags, staging and slots, so launches with
-            different numbers of channels follow each other freely.
-        stage_bytes: Staging of a channel, for one of its two halves; multiple of 128.
-        slots: Segments of the ring that may be under way from a rank to the next, for each channel; at least 2.
+            different numbers of channels may follow each other.
+        stage_bytes: Size of one of the two halves of a channel's staging; multiple of 128.
+        slots: Segments of the ring that may be in flight from a rank to the next, for each channel; at least 2.
         slot_bytes: Size of a slot; multiple of 128.
     """
 
@@ -104,12 +104,12 @@ class PeerBuffers:
     Attributes:
         rank: This rank.
         world_size: Number of ranks.
-        layout: Where what lies.
+        layout: Layout of the regions.
         memory: This rank's own region: uint8, contiguous, on the device.
-        table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots, state, of which only
-            the own is ever touched, and of `words`.
-        spins: Polls that a wait makes before it gives up. On a GPU one takes about a microsecond. Another limit is
-            that of launches prepared from then on; those prepared before refuse.
+        table: int64 [5, world_size] on the device: addresses of the ranks' flags, staging, slots and state (a rank
+            touches only its own state), and of `words`.
+        spins: Polls until a wait times out. On a GPU a poll takes about a microsecond. A new limit applies to launches
+            prepared from then on; those prepared before refuse to run.
         words: As given.
         closed: Whether ``close`` was called.
     """
@@ -129,13 +129,13 @@ class PeerBuffers:
             rank: This rank.
             memory: This rank's own region; uint8 [at least layout.bytes].
             addresses: Address of each rank's region as this rank's device sees it, in rank order.
-            layout: Where what lies; the same on all ranks.
-            spins: Polls that a wait makes before it gives up.
-            words: int64 [2] on the host, zero, where the device can read and write it (pinned). What is not 0 in the
-                first one ends all waits; the second one gets the status of a kernel that gave up.
+            layout: Layout of the regions; the same on all ranks.
+            spins: Polls until a wait times out.
+            words: int64 [2] on the host, zero, where the device can read and write it (pinned). A first word other
+                than 0 ends all waits; the second word gets the status of a kernel whose wait failed.
 
         Raises:
-            ValueError: An address is not where kernels can use it.
+            ValueError: An address is unusable for kernels.
         """
         world_size = len(addresses)
         _expect(
@@ -170,15 +170,15 @@ class PeerBuffers:
 
     @property
     def state(self) -> torch.Tensor:
-        """The own state: int64 [1 + channels, 16]; row 0 is the status, then a row of counters per channel."""
+        """This rank's state: int64 [1 + channels, 16]; row 0 is the status, then a row of counters per channel."""
         words = self.memory[: self.layout.flags_at].view(torch.int64)
         return words.view(1 + self.layout.channels, _STATE_WORDS)
 
     def check(self) -> None:
-        """Raises what the launches that have ended by now have recorded. Waits for the device's copy of a word.
+        """Raises the fault that launches have recorded so far, if any. Waits for one word from the device.
 
         Raises:
-            PeerFault: This rank gave up waiting for a peer.
+            PeerFault: This rank's wait for a peer failed.
         """
         code = int(self.state[0, 0])
         if code == 0:
@@ -198,7 +198,7 @@ class PeerBuffers:
         )
 
     def end_waits(self) -> None:
-        """Makes all waits of this rank's launches give up, those under way too.
+        """Ends all waits of this rank's launches, present and future.
 
         Raises:
             RuntimeError: There are no `words`.
@@ -215,11 +215,11 @@ class PeerBuffers:
         return self.words is not None and bool(self.words[0])
 
     def close(self) -> None:
-        """Makes this rank launch nothing more on these buffers: before the peers' memory is unmapped."""
+        """Makes this rank's launches on these buffers refuse; call it before the peers' memory is unmapped."""
         self.closed = True
 
     def require_open(self) -> None:
-        """Checks that the peers' memory is there.
+        """Checks that the buffers are open.
 
         Raises:
             RuntimeError: The buffers are closed.

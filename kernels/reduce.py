@@ -1,4 +1,4 @@
-"""Reduce: k flat buffers element by element into one, in input order, rounded once.
+"""Reduce: k flat buffers into one, element by element, in input order, rounded once.
 
     out[i] = cast(scale * (in[0][i] + in[1][i] + ... + in[k-1][i]))         SUM; AVG: then divided by k
 
@@ -37,7 +37,7 @@ __all__ = ["configurations", "prepare_reduce", "reduce_kernel"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _REGISTERS = {torch.float16: {"maxnreg": 80}}
-"""Where the assembler of Triton 3.8, left to itself, aims for 64 and spills."""
+"""Without this limit the assembler of Triton 3.8 aims for 64 registers and spills."""
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def _table(blocking: Blocking) -> Mapping[torch.dtype, Configuration]:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``prepare_reduce`` can launch."""
+    """Yields all configurations that ``prepare_reduce`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 
@@ -118,13 +118,13 @@ def prepare_reduce(
 
     Args:
         inputs: Addresses of the buffers, at least one.
-        output: Address of the result; may be that of an input.
-        elements: Of each buffer.
-        dtype: Of all buffers: float32, bfloat16 or float16.
-        device: Where they are.
-        op: SUM or AVG. AVG is the scaled sum, truly divided by the number of inputs.
+        output: Address of the result; may be an input's address.
+        elements: Elements of each buffer.
+        dtype: Dtype of all buffers: float32, bfloat16 or float16.
+        device: Device of all buffers.
+        op: SUM or AVG. AVG is the scaled sum divided by the number of inputs, a true quotient.
         scale: Factor.
-        blocking: How much a program does.
+        blocking: Size of a program's block.
 
     Raises:
         ValueError: Kernels cannot run on that device.

@@ -1,4 +1,4 @@
-"""Ring all-reduce, reduce-scatter and all-gather: the calls. `_ring` has the kernel, its formula, bytes and bound."""
+"""Ring all-reduce, reduce-scatter and all-gather: preparation. `_ring` has the kernel, its formula, bytes and bound."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _reducing() -> Table:
 
 @functools.cache
 def _gathering() -> dict[int, Configuration]:
-    """Returns the configurations that move items of so many bytes."""
+    """Returns the configurations that move items, by item size in bytes."""
     return {
         size: _configuration(
             f"gather {size}-byte items",
@@ -92,7 +92,7 @@ def _gathering() -> dict[int, Configuration]:
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that the functions of this module can launch, and what plays all ranks."""
+    """Yields all configurations that the functions of this module can launch, those for all ranks included."""
     yield from _reducing().values()
     yield from _gathering().values()
 
@@ -115,9 +115,9 @@ def prepare_all_reduce(
         out: Like `source`; may be `source` itself.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
-        scale: The result is multiplied by it before it is rounded.
-        wire_dtype: What results travel in; None for the dtype of `source`, float16 or bfloat16 for float32. Partial
-            results travel in the accumulate dtype.
+        scale: Factor of the result, applied before rounding.
+        wire_dtype: Dtype in which results travel; None for the dtype of `source`; float16 or bfloat16 for float32.
+            Partial results travel in the accumulate dtype.
 
     Raises:
         RuntimeError: The buffers are closed.
@@ -144,7 +144,7 @@ def prepare_reduce_scatter(
     wire_dtype: torch.dtype | None = None,
     _every_rank: torch.Tensor | None = None,
 ) -> PreparedCollective:
-    """Returns a launch that reduces `source` of all ranks; each rank gets the chunk of its number.
+    """Returns a launch that reduces `source` of all ranks; rank r gets chunk r.
 
     Args:
         source: As many chunks as there are ranks; otherwise as for ``prepare_all_reduce``.
@@ -152,7 +152,7 @@ def prepare_reduce_scatter(
         peers: As for ``prepare_all_reduce``.
         op: As for ``prepare_all_reduce``.
         scale: As for ``prepare_all_reduce``.
-        wire_dtype: What the result is rounded to, as in ``prepare_all_reduce``.
+        wire_dtype: Dtype to which the result is rounded, as in ``prepare_all_reduce``.
 
     Raises:
         RuntimeError: The buffers are closed.
@@ -182,7 +182,7 @@ def prepare_all_gather(
     """
     size, addresses = source.nbytes, source.data_ptr() | out.data_ptr()
     item = 4 if (size | addresses) % 4 == 0 else 1
-    # In bytes: what a rank's alignment allows must not change where its segments begin.
+    # In bytes, because a rank's alignment must not change where its segments begin.
     segment, programs = _segments(peers, size, 1, 4 * GRAIN)
     chunk = size // item
     return _packed(
@@ -206,7 +206,7 @@ def _reduce(
     last: int,
     every_rank: torch.Tensor | None,
 ) -> PreparedCollective:
-    """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and how far results are apart."""
+    """Returns the launch of steps 0 to `last`; `geometry` is count, chunk, and the stride of results, in elements."""
     source, out = tensors
     op, scale, wire_dtype = call
     count, chunk, out_stride = geometry
@@ -227,7 +227,7 @@ def _reduce(
 def _segments(peers: PeerBuffers, chunk: int, item_bytes: int, grain: int) -> tuple[int, int]:
     """Returns the size of a segment and the number of programs.
 
-    Small chunks are spread over the channels; large ones go in segments as large as a slot.
+    Small chunks are spread over the channels; large ones use segments as large as a slot.
     """
     channels = peers.layout.channels
     largest = peers.layout.slot_bytes // item_bytes // grain * grain

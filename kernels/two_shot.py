@@ -1,16 +1,16 @@
 """Two-shot all-reduce: every rank reduces its share of each piece, then fetches the other shares.
 
 Formula: that of one_shot, with the same bits: out[i] = scale * (x_0[i] op ... op x_{n-1}[i]), in fp32 (float64 in
-float64), in rank order, rounded once, by the one rank whose share it is.
+float64), in rank order, rounded once, by the rank that owns the share.
 
 Bytes for a message of S bytes (wire W): reads S and writes W to stage it; reduce: reads W / n of each rank, writes
 W / n to its staging and S / n; gather: reads W / n of each other rank, writes (n - 1) S / n. Over the link
 2 (n - 1) W / n.
-Bound: 2 (n - 1) / n W / link bandwidth, plus two exchanges of flags. From the size on where that is less than the
-(n - 1) W of one_shot.
+Bound: 2 (n - 1) / n W / link bandwidth, plus two exchanges of flags. Chosen from the size on where that is less than
+the (n - 1) W of one_shot.
 
-A rank writes its share where the peers' parts of it are read: only it reads that share of anybody's message, and the
-peers read it after REDUCED.
+A rank writes its reduced share over its own input to that share. This is safe: only the share's owner reads that part
+of any rank's message, and the peers read the result after REDUCED.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["configurations", "prepare_all_reduce"]
 def _share_of(
     bases, offset, out, rank, world, step, share, length, size: tl.constexpr, item: tl.constexpr
 ):
-    """Returns where the share of the rank `step` behind this one lies, where it goes, and its elements.
+    """Returns source address, target address and elements of the share of rank `rank + step`.
 
-    None for a step past the last rank.
+    There are 0 elements for a step past the last rank.
     """
     peer = (rank + step) % world
     first = peer * share
@@ -54,7 +54,7 @@ def two_shot_kernel(
     MESSAGE: tl.constexpr, WIRE: tl.constexpr, ACCUMULATE: tl.constexpr,
     EVERY_RANK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A rank's part, or EVERY_RANK's, a program per channel; see the head of the file."""
+    """The part of one rank or of EVERY_RANK, a program per channel; see the head of the file."""
     channel, rank, source, out = part_of(source, out, rank, channels, EVERY_RANK)
     peers = table_at(peers)
     alive, number = begin(peers, world, rank, channel, 0)
@@ -111,7 +111,7 @@ def two_shot_kernel(
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``prepare_all_reduce`` can launch."""
+    """Yields all configurations that ``prepare_all_reduce`` can launch."""
     yield from staged_table("two_shot", two_shot_kernel).values()
 
 
@@ -133,8 +133,8 @@ def prepare_all_reduce(
         out: Like `source`; may be `source` itself.
         peers: The ranks' buffers.
         op: "sum", "avg", "min", "max" or "product".
-        scale: The result is multiplied by it before it is rounded.
-        wire_dtype: What travels; None for the dtype of `source`, float16 or bfloat16 for float32.
+        scale: Factor of the result, applied before rounding.
+        wire_dtype: Dtype that travels; None for the dtype of `source`; float16 or bfloat16 for float32.
 
     Raises:
         RuntimeError: The buffers are closed.

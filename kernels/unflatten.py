@@ -4,7 +4,7 @@
 
 One launch for any number of tensors. Bytes: each element is read once and written once, so
 elements * (wire itemsize + tensor itemsize), and 24 bytes of tables for each block of 4096 elements.
-Bound: the bandwidth of device memory; a copy of as many bytes is the floor.
+Bound: the bandwidth of device memory; a copy of as many bytes takes at least as long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unflatten_kernel(
     BLOCK: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and bits of the factor."""
+    """Moves one block. All arguments are int64: addresses of tables and of the bucket, and the factor's bits."""
     tensor, start, left = locate(block_map, sizes, BLOCK)
     source = element_address(input_base.to(tl.int64), input_row, tensor, start, INPUT)
     target = element_address(0, output_row, tensor, start, OUTPUT)
@@ -57,7 +57,7 @@ def _table(blocking: Blocking) -> Mapping[tuple[torch.dtype, torch.dtype], Confi
 
 
 def configurations() -> Iterator[Configuration]:
-    """Yields all that ``Unflatten`` can launch."""
+    """Yields all configurations that ``Unflatten`` can launch."""
     yield from _table(DEFAULT_BLOCKING).values()
 
 
@@ -65,11 +65,12 @@ class Unflatten(Plan):
     """Unflattens buckets into lists of tensors of one layout.
 
     Args:
-        layout: Sizes of the tensors, and where each lies in the bucket.
-        wire_dtype: Of the bucket: float32, bfloat16, float16 or float64.
-        dtype: Of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest even.
-        device: Of all tensors.
-        blocking: How much a program does.
+        layout: Sizes of the tensors, and their places in the bucket.
+        wire_dtype: Dtype of the bucket: float32, bfloat16, float16 or float64.
+        dtype: Dtype of the tensors: that of the bucket, or float32 for bfloat16 and float16. Rounded once, to nearest
+            even.
+        device: Device of all tensors.
+        blocking: Size of a program's block.
 
     Raises:
         ValueError: Kernels cannot run on that device.
@@ -88,11 +89,11 @@ class Unflatten(Plan):
     def prepare(
         self, bucket: Tensor, tensors: Sequence[Tensor], scale: float = 1.0
     ) -> PreparedLaunch:
-        """Returns a launch that can be repeated as long as the tensors lie where they are.
+        """Returns a launch that can be repeated as long as the tensors keep their addresses.
 
         Args:
             bucket: Contiguous, at least ``layout.elements``.
-            tensors: Of the layout; each dense, none overlapping another.
+            tensors: The layout's tensors; each dense, none overlapping another.
             scale: Factor.
         """
         row = self._row(tensors)

@@ -1,4 +1,4 @@
-"""fastcoll on CUDA devices: NCCL through CuPy, and kernels over memory that ranks map of each other.
+"""fastcoll on CUDA devices: NCCL through CuPy, and kernels over peer-mapped memory.
 
 Importing this package imports neither CuPy nor Triton; ``fastcoll.cuda.nccl_library.load`` and the first plan do.
 """

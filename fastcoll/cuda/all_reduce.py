@@ -1,6 +1,6 @@
-"""What kernels serve of a group on one device: from operations of the engine to an algorithm, a plan and launches.
+"""Collectives of one group on one device that kernels may serve: from engine operation to algorithm, plan and launches.
 
-All-reduces, and with FASTCOLL_ALGO=ring reduce-scatters and all-gathers.
+Kernels serve all-reduces, and with FASTCOLL_ALGO=ring also reduce-scatters and all-gathers.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = ["AllReduces", "CallOptions", "Task"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-_ALIGNED = 16  # bytes: what kernels load at once
-_MOST_WORKSPACES = 16  # streams that keep one
+_ALIGNED = 16  # bytes that kernels load at once
+_MOST_WORKSPACES = 16  # streams that keep a workspace
 _Chosen = tuple[Algorithm, Call, list[int]]
-_left_behind: list[object] = []  # what kernels of a failed group may still read
+_left_behind: list[object] = []  # memory that kernels of a failed group may still read
 
 Task = tuple[str, torch.dtype, str, int, int, int]
-"""One tensor: collective, dtype, operation, addresses of source and result, elements that this rank gives."""
+"""One tensor: collective, dtype, operation, addresses of source and result, this rank's input elements."""
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What an all-reduce is to do beside what torch's own arguments say; equal on all ranks.
+    """Options of an all-reduce beside torch's own arguments; equal on all ranks.
 
     Attributes:
-        wire_dtype: What messages of a wider floating-point dtype travel as; None for their own.
-        scale: Factor of the result, applied before it is rounded.
-        algorithm: Name of the algorithm; "" leaves it to FASTCOLL_ALGO.
-        fuse: Whether tensors that are reduced together are reduced as one bucket; None: if they are many and small.
+        wire_dtype: Wire dtype for messages of a wider floating-point dtype; None for their own dtype.
+        scale: Factor of the result, applied before rounding.
+        algorithm: Name of the algorithm; "" leaves the choice to FASTCOLL_ALGO.
+        fuse: Whether to reduce tensors that are passed together as one bucket; None: if they are many and small.
     """
 
     wire_dtype: torch.dtype | None = None
@@ -56,25 +56,25 @@ _NO_OPTIONS = CallOptions()
 
 
 class AllReduces:
-    """What serves the all-reduces of one group on one device, and what else the ring does.
+    """Serves the all-reduces of one group on one device, and the ring's other collectives.
 
-    Launches that work on the peers' memory follow each other, on whatever streams: what the kernels count on.
+    Launches that work on the peers' memory run one after the other, whatever their streams; the kernels rely on it.
 
     Args:
-        communicator: NCCL's.
-        region: What the ranks have found out, and mapped.
-        device: As torch names it.
-        kernel_device: As kernels name it.
+        communicator: The NCCL communicator.
+        region: Result of ``open_region``: what the ranks agreed on and mapped.
+        device: The device as torch names it.
+        kernel_device: The device as kernels name it.
         forced: FASTCOLL_ALGO.
         aborted: Whether the group was aborted.
         timeout: Seconds that a kernel waits for a peer; see below.
 
     Attributes:
-        timeout: May be set by any thread; counts from the next call on.
+        timeout: May be set by any thread; takes effect with the next call.
         region: As given.
-        plans: What is repeated.
-        is_recording: Whether a stream, the current one if it is None, is being captured into a graph.
-        chosen: Name of the algorithm of the last call that came here, for tests and tools.
+        plans: Plans to repeat.
+        is_recording: Whether a stream (None: the current one) is being captured into a graph.
+        chosen: Name of the last call's algorithm, for tests and tools.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class AllReduces:
         self._forced = forced
         self._aborted = aborted
         self._workspaces: Recent[Tensor] = Recent(_MOST_WORKSPACES)
-        # Stream of the last launch with peers, of those that a graph captured and of the others: what a graph holds and
-        # what runs at once do not order each other.
+        # Stream of the last launch with peers: one entry for captured launches and one for others, because captured
+        # and immediate launches do not order each other.
         self._last: dict[bool, torch.Stream] = {}
 
     @property
@@ -117,18 +117,18 @@ class AllReduces:
     def serve(
         self, tasks: Sequence[Task], stream: int, options: CallOptions = _NO_OPTIONS
     ) -> list[int] | None:
-        """Puts collectives on the current stream that are not NCCL's own.
+        """Puts the collectives that kernels serve on the current stream.
 
         Args:
-            tasks: Made together: nobody relies on an order among them.
+            tasks: Issued together, in no guaranteed order.
             stream: Handle of the current stream.
-            options: Of all of them.
+            options: Apply to all tasks.
 
         Returns:
-            Which of them are left, to be put there by NCCL as they are; None: all, wherever their tensors lie.
+            Indices of the tasks left for NCCL to issue unchanged; None: all tasks, whatever their tensors' addresses.
 
         Raises:
-            ValueError: No algorithm, or not the forced one, can serve a call; nothing was put on the stream.
+            ValueError: The forced algorithm, or any algorithm, cannot serve a call; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
         recording = self.is_recording(None)
@@ -161,22 +161,22 @@ class AllReduces:
         return plan.left
 
     def compile(self, tasks: Sequence[Task], options: CallOptions) -> bool:
-        """Makes the code of the kernels that ``serve`` would launch; from any thread.
+        """Compiles the kernels that ``serve`` would launch; from any thread.
 
-        The launches that come with it are thrown away: they are the stream's, and that is ``serve``'s.
+        The prepared launches are dropped, because a launch belongs to a stream and only ``serve`` has the stream.
 
         Returns:
-            Whether there is anything for ``serve`` to do; if not, NCCL serves such tasks wherever they lie.
+            Whether ``serve`` has anything to do; if not, NCCL serves such tasks at any address.
         """
         try:
             chosen, _ = self._chosen(tasks, options)
             self._prepared(chosen, tasks, self._new_memory, 0)
-        except Exception:  # it is the call's own to say, where it is made
+        except Exception:  # the call itself raises it, where it is made
             return True
         return bool(chosen)
 
     def close(self) -> None:
-        """Gives the regions back; those of a group that failed stay, as a kernel may still work in them."""
+        """Frees the regions; a failed group's regions stay, because a kernel may still use them."""
         peers = self.region.peers
         if peers is not None:
             peers.close()
@@ -198,7 +198,7 @@ class AllReduces:
     def _chosen(
         self, tasks: Sequence[Task], options: CallOptions
     ) -> tuple[list[_Chosen], list[int]]:
-        """Returns algorithm, call and tasks of what goes by kernels, and which tasks are left to NCCL."""
+        """Returns algorithm, call and tasks of each call for kernels, and the tasks left to NCCL."""
         chosen: list[_Chosen] = []
         left: list[int] = []
         for call, indices in self._calls(tasks, options):
@@ -211,7 +211,7 @@ class AllReduces:
         return chosen, left
 
     def _calls(self, tasks: Sequence[Task], options: CallOptions) -> list[tuple[Call, list[int]]]:
-        """Returns the calls that tasks become: each its own, or all-reduces of one dtype and operation as a list."""
+        """Returns the tasks as calls: one for each task, or one list for all-reduces of one dtype and operation."""
         by_type: dict[tuple[str, torch.dtype, str], list[int]] = {}
         for index, (collective, dtype, op, *_) in enumerate(tasks):
             by_type.setdefault((collective, dtype, op), []).append(index)
@@ -233,7 +233,7 @@ class AllReduces:
         return calls
 
     def _serves(self, call: Call, options: CallOptions) -> bool:
-        """Whether a list can be reduced as one; else its tensors are, each for itself."""
+        """Whether a list can be reduced as one bucket; if not, each tensor is reduced by itself."""
         try:
             self._choose(call, options)
         except ValueError:
@@ -263,7 +263,7 @@ class AllReduces:
         return parts
 
     def _placed(self, plan: Plan, tasks: Sequence[Task]) -> Placed:
-        """Returns a plan with where the tensors lie, on tables if it reads them there."""
+        """Returns a plan with its tensors' addresses, in tables if the plan reads tables."""
         places: list[Place] = []
         tables: list[Tensor] = []
         for part in plan.parts:
@@ -284,9 +284,9 @@ class AllReduces:
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
 
     def _workspace(self, size: int, stream: int, recording: bool) -> Tensor:
-        """Returns memory that the calls on a stream use in turn; who uses it holds it, so it may be replaced.
+        """Returns memory that the calls on a stream use in turn; each user holds it, so it may be replaced.
 
-        Plans that hold a smaller one are dropped when it is replaced, or each would keep its own.
+        A replacement drops the plans that hold a smaller workspace; otherwise each would keep its own alive.
         """
         known = self._workspaces.find(stream)
         if known is not None and known.numel() >= size:
@@ -299,13 +299,13 @@ class AllReduces:
         return made
 
     def _follow(self, recording: bool) -> None:
-        """Makes the current stream wait for the one that launched before, if that is another."""
+        """Makes the current stream wait for the stream of the previous launch, if they differ."""
         current = torch.accelerator.current_stream(self._device)
         last = self._last.get(recording)
         self._last[recording] = current
         if last is None or last == current:
             return
-        # What a graph captures waits for nothing outside it, nor the other way: when it runs is the user's affair.
+        # Captured work does not wait for work outside the graph, nor the reverse: the user decides when a graph runs.
         if recording and not self.is_recording(last):
             return
         current.wait_stream(last)

@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other through the store, so that all of them decide alike."""
+"""Rounds of messages through the store by which all ranks of a group reach the same decision."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Ballot", "Refused"]
 
 Value = TypeVar("Value")
 
-_LOOK = 0.05  # seconds between two looks at the peers' lives
+_LOOK = 0.05  # seconds between two polls of the peers' processes
 
 
 class Refused(Exception):
-    """One rank could not do what all were to do; the text, equal on all ranks, names it and says why."""
+    """A rank failed in a common step; the text, equal on all ranks, names the rank and the reason."""
 
 
 class Ballot:
-    """Rounds in which every rank says something and hears what all have said.
+    """Rounds in which every rank posts a text and reads the texts of all ranks.
 
     Args:
-        store: For these rounds alone: no earlier life of the group has written to it.
+        store: For these rounds only: no earlier instance of the group has written to it.
         member: This rank.
         timeout: Seconds that a round may take.
         aborted: Whether the group was aborted meanwhile.
-        dead: The ranks that are known to have died.
+        dead: Returns the ranks that are known to have died.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Ballot:
         self._dead = dead
 
     def look(self) -> None:
-        """Ends a wait that is of no use any more.
+        """Ends a wait that can no longer succeed.
 
         Raises:
             DistBackendError: The group was aborted, or a rank has died.
@@ -64,14 +64,14 @@ class Ballot:
             )
 
     def gather(self, what: str, text: str) -> list[str]:
-        """Returns what each rank has said, in rank order.
+        """Returns the text of each rank, in rank order.
 
         Args:
             what: Name of the round.
-            text: What this rank says.
+            text: This rank's text.
 
         Raises:
-            DistBackendError: A rank has said nothing in time, or the group was aborted.
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
         """
         end = time.monotonic() + self._timeout
 
@@ -79,7 +79,7 @@ class Ballot:
             self.look()
             if time.monotonic() < end:
                 return
-            absent = self._roster.silent(what) or [0]  # which has not told what all say
+            absent = self._roster.silent(what) or [0]  # rank 0 has not posted the collected texts
             have = "have" if len(absent) > 1 else "has"
             raise self._member.fault(
                 "init",
@@ -92,19 +92,19 @@ class Ballot:
         return [one.decode() for one in said]
 
     def together(self, what: str, function: Callable[[], Value], patience: float) -> Value:
-        """Has every rank do something that may fail or hang, and hears from all whether they could.
+        """Runs a step on every rank that may fail or hang, and collects from all ranks whether it succeeded.
 
         Args:
             what: Name of the round.
-            function: What this rank does, on a thread that is left behind if it does not end.
-            patience: Seconds that it may take.
+            function: This rank's step, run on a thread that is left behind if it does not end.
+            patience: Seconds that the step may take.
 
         Returns:
-            What the function returns here.
+            The function's result on this rank.
 
         Raises:
-            Refused: A rank could not; equal on all ranks.
-            DistBackendError: A rank has said nothing in time, has died, or the group was aborted.
+            Refused: A rank failed; equal on all ranks.
+            DistBackendError: A rank posted nothing in time, a rank died, or the group was aborted.
         """
         made: list[Value] = []
         refusal = ""
@@ -123,6 +123,6 @@ class Ballot:
         answers = self.gather(what, refusal)
         refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
         if refusals:
-            # Who waited in vain for another rank has less to say than that rank.
+            # A rank that waited in vain for another one (PeerFault) knows less than that rank: report it last.
             raise Refused(min(refusals, key=lambda text: ": PeerFault: " in text))
         return made[0]

@@ -1,8 +1,8 @@
 """How many programs the groups of this process may have waiting on one device at the same time.
 
-A kernel that waits for its peers keeps half a multiprocessor for each of its programs until the peers come. If the
-kernels of several groups held a part of all of them, a kernel of NCCL that a peer waits for could not start, and nobody
-would go on. So the groups share a budget: each takes half of what is left, until nothing is.
+A kernel that waits for its peers occupies half a multiprocessor for each of its programs until the peers arrive. If
+waiting kernels of several groups held every multiprocessor, an NCCL kernel that a peer waits for could not start: a
+deadlock. So the groups share a budget, and each group takes half of what is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 __all__ = ["BUDGET", "Share"]
 
 BUDGET = 64
-"""Programs on a device: in the worst case each is on a multiprocessor of its own, of which an H100 has 132."""
+"""Programs on a device. In the worst case each has its own multiprocessor; an H100 has 132."""
 
 _lock = threading.Lock()
 _taken: Counter[torch.device] = Counter()
@@ -25,11 +25,11 @@ class Share:
     """The programs of one group on a device.
 
     Args:
-        device: Which.
-        most: Programs that the group has a use for.
+        device: The device.
+        most: Programs that the group can use.
 
     Attributes:
-        programs: How many it may have: at most half of those that were left.
+        programs: How many the group may have: at most half of those that were left.
     """
 
     def __init__(self, device: torch.device, most: int) -> None:
@@ -39,11 +39,11 @@ class Share:
             _taken[device] += self.programs
 
     def agree(self, programs: int) -> None:
-        """Keeps only so many, since another rank has no more."""
+        """Reduces the share to `programs`, because another rank has no more."""
         with _lock:
             _taken[self._device] += programs - self.programs
             self.programs = programs
 
     def close(self) -> None:
-        """Gives all back, when the group's kernels have ended or never run."""
+        """Gives the whole share back; call it when the group's kernels have ended or never ran."""
         self.agree(0)

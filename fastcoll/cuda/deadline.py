@@ -1,7 +1,7 @@
 """Calls that may never return, each made on a thread that the process does not wait for.
 
-NCCL's init, split, destroy and abort block, and can do so for good. They run here, so that the caller can
-stop waiting, and so that the interpreter can end.
+NCCL's init, split, destroy and abort block, possibly forever. They run here, so the caller can stop waiting and the
+interpreter can end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Call(Generic[Value]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Calls the function; its exception waits for ``result``."""
+        """Calls the function; keeps its exception for ``result``."""
         try:
             self._value.append(self._function())
         except BaseException as error:
@@ -36,7 +36,7 @@ class Call(Generic[Value]):
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether the function has ended, waiting for it so long."""
+        """Waits up to `seconds` for the function; returns whether it has ended."""
         return self._done.wait(max(0.0, seconds))
 
     def result(self) -> Value:
@@ -63,7 +63,7 @@ class _Worker(threading.Thread):
         while True:
             call = self._calls.get()
             call.run()
-            del call  # and what its function holds
+            del call  # frees what its function holds
             with _lock:
                 _free.append(self)
 
@@ -75,11 +75,11 @@ _free: list[_Worker] = []
 def start(function: Callable[[], Value]) -> Call[Value]:
     """Starts a function on a thread.
 
-    Each call leaves a free thread behind, because from its end on an interpreter starts none: so what the
-    handlers of ``atexit`` do here has one too.
+    Each call leaves a free thread behind for ``atexit`` handlers, because an interpreter that is ending starts no
+    threads.
 
     Raises:
-        RuntimeError: The interpreter ends, and no thread is free.
+        RuntimeError: The interpreter is ending, and no thread is free.
     """
     call = Call(function)
     with _lock:
@@ -89,7 +89,7 @@ def start(function: Callable[[], Value]) -> Call[Value]:
     if lonely:
         try:
             spare = _Worker()
-        except RuntimeError:  # the interpreter ends
+        except RuntimeError:  # the interpreter is ending
             return call
         with _lock:
             _free.append(spare)
@@ -97,7 +97,7 @@ def start(function: Callable[[], Value]) -> Call[Value]:
 
 
 def _forget_threads() -> None:
-    """In a forked child no thread of the parent lives."""
+    """Resets the pool in a forked child, which has none of the parent's threads."""
     global _lock
     _lock = threading.Lock()
     _free.clear()

@@ -1,9 +1,9 @@
-"""The engine of device tensors, its half in Python: what is made once, and the all-reduces that kernels serve.
+"""The Python half of the engine for device tensors: communicators, and the all-reduces that kernels serve.
 
-The other half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It comes here
-for communicators, and with what kernels may serve, the stream current, to ``CudaEngine.serve``: where
-``fastcoll.cuda.all_reduce`` leaves a call to NCCL whatever its tensors are, it does not come with such a call again.
-Nothing here looks at a tensor or waits for a stream.
+The C++ half (csrc/device/device_engine) owns streams, events, works and the watchdog, and calls NCCL. It calls this
+half to make communicators, and calls ``CudaEngine.serve``, with the stream current, for calls that kernels may serve.
+If ``fastcoll.cuda.all_reduce`` leaves a kind of call to NCCL for any tensors, C++ keeps that kind from then on.
+Nothing here reads a tensor or waits for a stream.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["CudaEngine", "engine_of", "engines"]
 _log = logging.getLogger("fastcoll.cuda")
 
 Numbers = tuple[str, int, int, int, int, int]
-"""A collective: its name, dtype and operation, as indices into ``C.DTYPES`` and ``C.REDUCE_OPS`` (behind: none),
-addresses of source and result, elements that this rank gives."""
+"""A collective: its name, dtype and operation (indices into ``C.DTYPES`` and ``C.REDUCE_OPS``; one past the end: no
+operation), addresses of source and result, this rank's input elements."""
 
 _OPS = (*C.REDUCE_OPS, "")
 
@@ -51,7 +51,7 @@ _engines: weakref.WeakValueDictionary[str, CudaEngine] = weakref.WeakValueDictio
 
 
 def engine_of(group: str) -> CudaEngine | None:
-    """Returns the engine of a group of this process, by its name; None before its first call on a device."""
+    """Returns the engine of the group with this name in this process; None before its first call on a device."""
     return _engines.get(group)
 
 
@@ -61,7 +61,7 @@ def engines() -> list[CudaEngine]:
 
 
 class _Aborted:
-    """Whether the watchdog has aborted the group, in the forms in which communicators and kernels ask for it."""
+    """Whether the watchdog has aborted the group, in the forms that communicators and kernels expect."""
 
     def __init__(self, communicators: C.Communicators) -> None:
         self._communicators = communicators
@@ -70,11 +70,11 @@ class _Aborted:
         return self._communicators.aborted
 
     def reason(self) -> str | None:
-        """Returns why a communicator has ended; None: it has not."""
+        """Returns why a communicator has ended; None if it has not."""
         return ABORTED if self._communicators.aborted else None
 
     def wait(self, timeout: float) -> bool:
-        """Returns whether it was set, waiting for that so long."""
+        """Waits up to `timeout` seconds for an abort; returns whether there was one."""
         end = time.monotonic() + timeout
         while not self.is_set() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.05))
@@ -99,22 +99,22 @@ def _options(given: tuple[int, float, str, bool | None] | None) -> CallOptions:
 class CudaEngine:
     """NCCL for one group on this rank.
 
-    Communicators are made when a device, or a pair of ranks, is first used.
+    The first use of a device, or of a pair of ranks, makes its communicator.
 
     Args:
-        store: The group's.
-        group: Its name.
+        store: The group's store.
+        group: Name of the group.
         rank: This process in the group.
         size: Number of ranks.
-        timeout: How long the making of a communicator waits for the other ranks.
-        device_type: "cuda"; a test has another one.
-        thresholds_on: Returns where all-reduce algorithms give way to each other, by name of the devices.
+        timeout: How long to wait for the other ranks when a communicator is made.
+        device_type: "cuda"; tests pass another one.
+        thresholds_on: Returns the algorithms' size limits for a device name.
         algorithm: FASTCOLL_ALGO.
-        config: Of the communicators.
+        config: NCCL config of the communicators.
 
     Attributes:
-        communicators: What the watchdog asks and aborts, without Python.
-        all_reduces: What serves all-reduces, by index of the device.
+        communicators: The communicators that the watchdog polls and aborts, without Python.
+        all_reduces: The ``AllReduces`` of each device, by device index.
 
     Raises:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
@@ -155,16 +155,16 @@ class CudaEngine:
         """Makes the communicator of a device, or of a pair of ranks on it, if there is none.
 
         Args:
-            device: Its index.
+            device: Index of the device.
             pair: The other rank of a pair; -1: all ranks take part.
             captured: Whether the caller's stream is being captured into a graph.
 
         Raises:
-            DistBackendError: NCCL failed, the group was aborted, or a rank has not come.
-            ValueError: There is none, and none can be made while a stream is being captured.
+            DistBackendError: NCCL failed, the group was aborted, or a rank did not arrive.
+            ValueError: There is no communicator, and none can be made while a stream is being captured.
         """
         key = (device, pair)
-        # A pair waits for no other pair; what all ranks make, they make one after the other.
+        # One lock for each pair, so pairs do not wait for each other; communicators of all ranks are made in turn.
         with self._of_all if pair < 0 else self._making[key]:
             if key in self._known:
                 return
@@ -182,17 +182,17 @@ class CudaEngine:
                 self._open_region(device)
 
     def register_pool(self, pool: Any, symmetric: bool) -> None:
-        """Has NCCL use a pool's memory where it lies; see ``fastcoll.cuda.memory_pools.register``."""
+        """Lets NCCL use a pool's memory without copies; see ``fastcoll.cuda.memory_pools.register``."""
         with self._pools.lock:
             self._pools.register(pool, symmetric, list(self._known.values()))
 
     def deregister_pool(self, pool: Any) -> None:
-        """Takes ``register_pool`` back."""
+        """Undoes ``register_pool``."""
         with self._pools.lock:
             self._pools.deregister(pool)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Has ranks wait so long for each other from the next call on."""
+        """Sets how long ranks wait for each other, from the next call on."""
         self._timeout = timeout
         for communicator in list(self._known.values()):
             communicator.timeout = timeout.total_seconds()
@@ -200,7 +200,7 @@ class CudaEngine:
             reduces.timeout = timeout.total_seconds()
 
     def _open_region(self, device: int) -> None:
-        """Finds out with the other ranks what they can do beside NCCL; the communicator is there."""
+        """Agrees with the other ranks on what they can do beside NCCL; the communicator must exist."""
         communicator = self._known[device, -1]
         where = torch.device(self._device_type, device)
         mapper = MAPPERS.get(self._device_type)
@@ -230,9 +230,9 @@ class CudaEngine:
         self.all_reduces[device].timeout = self._timeout.total_seconds()  # if it was set meanwhile
 
     def _take(self, device: int, pair: int, made: NcclCommunicator, instance: str) -> None:
-        """Notes a communicator, and shows it to the watchdog."""
+        """Records a communicator, and adds it to the watchdog's."""
         name = f"of {made.device}" if pair < 0 else f"with rank {pair} on {made.device}"
-        with self._pools.lock:  # so that each pool is registered with it once
+        with self._pools.lock:  # registers each pool with it exactly once
             if not self.communicators.add(made.calls, device, name, instance, pair):
                 made.abort(ABORTED)
                 raise self._member.fault("init", ABORTED)
@@ -247,16 +247,16 @@ class CudaEngine:
         return self._member.group
 
     def split(self, device: int, color: int, key: int, child: CudaEngine | None) -> None:
-        """Divides the ranks of a device's communicator; all of them call it.
+        """Splits a device's communicator; all ranks call it.
 
         Args:
-            device: Its index.
-            color: Ranks with the same one share a communicator; -1 is for none.
-            key: Orders the ranks in it.
-            child: The engine of their group, which gets it.
+            device: Index of the device.
+            color: Ranks with the same color share a new communicator; -1: none for this rank.
+            key: Orders the ranks in the new communicator.
+            child: The engine of the new group, which gets the communicator.
 
         Raises:
-            DistBackendError: NCCL failed, or a rank has not come in time; this group is of no use then.
+            DistBackendError: NCCL failed, or a rank did not arrive in time; this group is unusable then.
         """
         whole = self._known[device, -1]
         self._splits += 1
@@ -267,10 +267,10 @@ class CudaEngine:
             child._open_region(device)
 
     def kernel_bytes(self, device: int) -> int:
-        """Returns the size of the largest all-reduce without options that a kernel may serve on a device.
+        """Returns the size in bytes of the largest all-reduce without options that a kernel may serve on a device.
 
         Args:
-            device: Its index.
+            device: Index of the device.
         """
         return self.all_reduces[device].kernel_bytes
 
@@ -280,15 +280,15 @@ class CudaEngine:
         options: tuple[int, float, str, bool | None] | None,
         device: int,
     ) -> bool:
-        """Makes the code of the kernels that collectives of this kind need; from any thread.
+        """Compiles the kernels that such collectives need; from any thread.
 
         Args:
-            numbers: As of ``serve``.
-            options: As of ``serve``.
-            device: Index of the device, which is current.
+            numbers: As in ``serve``.
+            options: As in ``serve``.
+            device: Index of the device, which must be current.
 
         Returns:
-            Whether kernels serve any of them; if not, none of as many elements of these dtypes.
+            Whether kernels serve any of them; if not, they serve none of these sizes and dtypes at any address.
         """
         return self.all_reduces[device].compile(_tasks(numbers), _options(options))
 
@@ -299,26 +299,26 @@ class CudaEngine:
         stream: int,
         device: int,
     ) -> list[int] | None:
-        """Puts on a stream what kernels serve of collectives that were made together.
+        """Puts the collectives of one group call that kernels serve on a stream.
 
         Args:
-            numbers: Of each.
-            options: Wire dtype as an index into ``C.DTYPES``, or -1, factor, algorithm, and whether they are to be
-                one bucket; None: there are none.
-            stream: Handle of the stream, which is current.
+            numbers: One entry for each collective.
+            options: Wire dtype as an index into ``C.DTYPES`` or -1, factor, algorithm, and whether to fuse them into
+                one bucket; None: no options.
+            stream: Handle of the stream, which must be current.
             device: Index of its device.
 
         Returns:
-            Which of them are left to NCCL; None: all, whenever as many elements of these dtypes come.
+            Indices of the collectives left to NCCL; None: all, now and for the same sizes and dtypes later.
 
         Raises:
-            ValueError: No algorithm can serve a call as it is asked for; nothing was put on the stream.
+            ValueError: No algorithm can serve a call with these options; nothing was put on the stream.
             DistBackendError: NCCL failed, or the group was aborted.
         """
         return self.all_reduces[device].serve(_tasks(numbers), stream, _options(options))
 
     def refuse(self, what: str) -> None:
-        """Raises that there is no communicator of NCCL for a call.
+        """Raises the error for a call that has no NCCL communicator.
 
         Raises:
             ValueError: Always.
@@ -327,7 +327,7 @@ class CudaEngine:
         raise ValueError(self._member.says(what, problem))
 
     def close(self) -> None:
-        """Destroys what lives; what was aborted is left alone."""
+        """Destroys the live communicators; aborted ones are left alone."""
         for reduces in self.all_reduces.values():
             reduces.close()
         self.all_reduces.clear()
@@ -347,7 +347,7 @@ class CudaEngine:
         return self._communicator(self._store, self._member, device, self._generation(-1))
 
     def _generation(self, pair: int) -> int:
-        """Returns how many communicators these ranks have begun to make before."""
+        """Returns how many communicators these ranks began to make before."""
         self._made[pair] += 1
         return self._made[pair] - 1
 
@@ -374,5 +374,5 @@ class CudaEngine:
         )
 
 
-# After the import of what aborts communicators at exit, hence called before it: groups close theirs first.
+# Registered after nccl_life's handler, which aborts communicators at exit, so called before it: groups close first.
 atexit.register(C._shutdown_all)

@@ -1,4 +1,4 @@
-"""The words of errors on CUDA devices, in the form that the C++ side has too."""
+"""Error texts of CUDA devices, in the same form as those of C++."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_MADE = (
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a group, as messages name it.
+    """A rank of a group, as errors name it.
 
     Attributes:
         group: Name of the group.
@@ -30,16 +30,16 @@ class Member:
     size: int
 
     def says(self, what: str, text: str) -> str:
-        """Returns ``text`` headed by what failed, the group and the rank."""
+        """Returns ``text`` with a head that names the failed call, the group and the rank."""
         return f"fastcoll.{what} [group '{self.group}', rank {self.rank}/{self.size}]: {text}"
 
     def fault(self, what: str, text: str) -> dist.DistBackendError:
-        """Returns the exception of a fault at run time, to be raised or kept."""
+        """Returns the exception for a fault at run time, to be raised or kept."""
         return dist.DistBackendError(self.says(what, text))
 
 
 def names_of(ranks: Iterable[int]) -> str:
-    """Returns "rank 3", or "ranks 1, 2"; of many the first eight and how many more there are."""
+    """Returns "rank 3", or "ranks 1, 2"; for more than eight ranks, the first eight and a count of the rest."""
     known = sorted(ranks)
     text = ", ".join(map(str, known[:8])) + (f" and {len(known) - 8} more" if known[8:] else "")
     return f"rank{'s' if len(known) > 1 else ''} {text}"

@@ -1,4 +1,4 @@
-"""What fastcoll.ddp asks of a device's engine before it gives it gradients."""
+"""Query of fastcoll.ddp to a device's engine before it passes gradients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["casts"]
 
 
 def casts(tensor: Tensor, group: ProcessGroup) -> bool:
-    """Tells whether all-reduces like one of `tensor` take it to a 16-bit wire and back themselves.
+    """Returns whether all-reduces of tensors like `tensor` cast to a 16-bit wire and back themselves.
 
-    By one kernel where ranks map memory of each other; over NCCL by copy-in, all-to-all, one sum in float32, all-gather
-    and copy-out. Either way the sum is rounded once. Known to all ranks alike: not without float32, not where Triton is
-    missing on a rank, and not before the group's first call on a device.
+    With peer-mapped memory one kernel does it; over NCCL it is copy-in, all-to-all, one sum in float32, all-gather and
+    copy-out. Either way the sum is rounded once. The result is equal on all ranks. It is False for other dtypes than
+    float32, if Triton is missing on a rank, and before the group's first call on a device.
 
     Args:
-        tensor: A gradient, or a bucket of them.
-        group: Of fastcoll, for the tensor's device.
+        tensor: A gradient, or a bucket of gradients.
+        group: A fastcoll group on the tensor's device.
     """
     if tensor.is_cpu or tensor.dtype != torch.float32:
         return False

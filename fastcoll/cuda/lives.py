@@ -1,4 +1,4 @@
-"""Which of the ranks that share a host have died: known at once, and without the store."""
+"""Detects dead ranks of the same host at once, without the store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Lives"]
 
 
 class Lives:
-    """Processes of this host, by descriptors that become readable when one ends, also before it is waited for.
+    """Processes of this host, watched by pidfds, which become readable when a process ends, even before it is reaped.
 
-    Where there are none (before Linux 5.3, in a sandbox, or a Python built without them) nobody is known to have died.
+    Without pidfds (before Linux 5.3, in a sandbox, or in a Python built without them) no death is detected.
     """
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class Lives:
         self._poll = select.poll()
 
     def watch(self, pids: Mapping[int, int]) -> None:
-        """Looks at these from now on.
+        """Adds processes to watch.
 
         Args:
-            pids: Process ids by rank, as this process's namespace has them.
+            pids: Process ids by rank, in this process's pid namespace.
         """
         for rank, pid in pids.items():
             try:

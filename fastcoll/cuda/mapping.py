@@ -1,4 +1,4 @@
-"""Who maps memory of the peers, by type of device: torch symmetric memory on CUDA devices."""
+"""Mappers of peer memory, by device type: torch symmetric memory on CUDA devices."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["MAPPERS", "Mapper", "TorchSymmetricMemory", "rendezvous"]
 
 
 class Mapper(Protocol):
-    """Makes memory that the ranks of a group map of each other.
+    """Makes memory that all ranks of a group map.
 
     Attributes:
-        polls_per_second: How often a wait of a kernel looks at a flag, at most.
+        polls_per_second: How often a waiting kernel polls a flag, at most.
     """
 
     polls_per_second: int
 
     def host(self) -> str:
-        """Returns what ranks have in common that can map memory of each other."""
+        """Returns a text that is equal on ranks that can map each other's memory."""
 
     def device_identity(self, device: torch.device) -> str:
-        """Returns what no other device of the host has; "" where ranks may share one."""
+        """Returns an id that is unique on the host; "" if ranks may share a device."""
 
     def missing(self) -> str:
-        """Returns what is missing for it in this process, or ""."""
+        """Returns what the mapper lacks in this process, or ""."""
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
-        """Checks that kernels on the device can set flags in the peers' memory, by what is known of them here.
+        """Checks that kernels on the device can set flags in the memory of those peers that this process sees.
 
         Args:
-            device: Of this rank.
+            device: This rank's device.
             peers: ``device_identity`` of all ranks.
 
         Raises:
@@ -50,41 +50,41 @@ class Mapper(Protocol):
         """
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
-        """Returns uint8 [size] that can be mapped; of that device, as kernels name it."""
+        """Returns uint8 [size] that can be mapped; `device` is as kernels name it."""
 
     def map(
         self, memory: Tensor, name: str, member: Member, store: Store, seconds: float
     ) -> Sequence[int]:
         """Returns the addresses of all ranks' memory; all ranks call it. They stay mapped as long as `memory` lives.
 
-        Holds no GIL while it waits, which it may do for good where a rank has died: call it on a thread. `seconds` is
-        for what another group of this process is mapping.
+        Waits without the GIL, and forever if a rank has died, so call it on a thread. `seconds` limits the wait for
+        another group of this process that is mapping.
         """
 
     def free(self, memory: Tensor) -> None:
-        """Unmaps what ``map`` has mapped; holds no GIL while it waits for the device."""
+        """Unmaps the memory that ``map`` mapped; waits for the device without the GIL."""
 
     def kernel_device(self, device: torch.device) -> torch.device:
-        """Returns the device by which kernels know memory of `device`."""
+        """Returns the name that kernels use for memory of `device`."""
 
     def apart(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Runs a block's launches on a stream of their own, and waits for them, and for no others, at its end."""
+        """Runs a block's launches on a separate stream; waits at its end for these launches only."""
 
 
 class TorchSymmetricMemory:
     """CUDA memory, by ``torch.distributed._symmetric_memory``.
 
-    Several ranks on one device are possible with TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which torch reads too;
-    the device then gives each process a slice of time in turn, so that a step takes milliseconds.
+    TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES=1, which torch reads too, allows several ranks on one device. The device
+    then runs the processes in time slices, so a step takes milliseconds.
     """
 
-    # A poll is an atomic operation on the own memory, which no GPU answers within 100 ns; the next one waits for that.
-    # With a number too small a wait would end before the group's timeout; with one too large it ends after it, when the
-    # watchdog has spoken. tests/kernels/test_peer_streams.py holds it to what a GPU does.
+    # A poll is an atomic operation on own memory. It takes a GPU more than 100 ns, and polls follow each other.
+    # If the number is too small, a wait ends before the group's timeout; if too large, only after the watchdog has
+    # reported. tests/kernels/test_peer_streams.py compares it with a GPU.
     polls_per_second = 10_000_000
 
     def host(self) -> str:
-        """Returns the boot, and what passing memory on takes in common: process ids, and the folder of sockets."""
+        """Returns the boot id and what ranks must share to pass memory on: pid namespace and folder of sockets."""
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             processes = os.readlink("/proc/self/ns/pid")
@@ -103,12 +103,12 @@ class TorchSymmetricMemory:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
 
     def missing(self) -> str:
-        """Returns what torch lacks, or that another kind of its symmetric memory was chosen, or ""."""
+        """Returns that torch has no symmetric memory, or that another backend of it was chosen, or ""."""
         try:
             from torch._C._distributed_c10d import _SymmetricMemory
         except ImportError:
             return f"torch {torch.__version__} has no symmetric memory"
-        # An allocation of NVSHMEM's would wait for all processes of the job, not of the group.
+        # An NVSHMEM allocation would wait for all processes of the job, not only of the group.
         chosen = _SymmetricMemory.get_backend(torch.device("cuda"))
         if chosen not in (None, "CUDA"):
             return (
@@ -117,7 +117,7 @@ class TorchSymmetricMemory:
         return ""
 
     def require_atomics(self, device: torch.device, peers: Sequence[str]) -> None:
-        """Asks the driver about those GPUs that this process sees."""
+        """Checks the GPUs that this process sees, through the driver."""
         seen = {
             self._uuid(torch.device("cuda", index)): index
             for index in range(torch.cuda.device_count())
@@ -130,7 +130,7 @@ class TorchSymmetricMemory:
             )
 
     def allocate(self, size: int, device: torch.device) -> Tensor:
-        """Returns an allocation by itself: one from a pool may lie behind the start of what is mapped."""
+        """Returns a separate allocation: memory from a pool may begin behind the start of the mapped block."""
         return C.symmetric_empty(size, device).zero_()
 
     def map(
@@ -153,7 +153,7 @@ class TorchSymmetricMemory:
 
     @contextlib.contextmanager
     def apart(self, device: torch.device) -> Iterator[None]:
-        """Runs the block on a stream of torch's pool, which waits for no other, the default one neither."""
+        """Runs the block on a stream of torch's pool, which waits for no other stream, not even the default one."""
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             yield
@@ -161,25 +161,25 @@ class TorchSymmetricMemory:
 
 
 def _socket_folder() -> str:
-    """Returns where torch puts the sockets by which ranks pass memory on."""
+    """Returns the folder of torch's sockets, by which ranks pass memory on."""
     names = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
     return next((os.environ[name] for name in names if name in os.environ), "/tmp")
 
 
 def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds: float) -> Any:
-    """Returns torch's handle of memory that all ranks have mapped; all ranks call it. Holds no GIL meanwhile.
+    """Returns torch's handle of memory that all ranks have mapped; all ranks call it. Waits without the GIL.
 
-    Releases of torch look up the ranks and their store by the name of a process group, or in a table of their own.
-    The caller's group may not be registered yet, so one is made for this.
+    Some releases of torch look up ranks and store by the name of a process group, others in a separate table. The
+    caller's group may not be registered yet, so this call registers a temporary one.
 
     Args:
         memory: From ``C.symmetric_empty``.
-        name: Of no other group.
+        name: Unique among the groups.
         member: This rank.
-        store: For this call alone.
-        seconds: For what another group of this process is mapping.
+        store: For this call only.
+        seconds: Limit of the wait for another group of this process that is mapping.
     """
-    c10d: Any = torch._C._distributed_c10d  # whose names for groups are types of their own
+    c10d: Any = torch._C._distributed_c10d  # Any: it types group names
     group = dist.ProcessGroup(store, member.rank, member.size)  # the registry does not keep it
     c10d._register_process_group(name, group)
     try:
@@ -196,4 +196,4 @@ def rendezvous(memory: Tensor, name: str, member: Member, store: Store, seconds:
 
 
 MAPPERS: dict[str, Mapper] = {"cuda": TorchSymmetricMemory()}
-"""By type of device."""
+"""By device type."""

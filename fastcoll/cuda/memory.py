@@ -1,4 +1,4 @@
-"""Tensors over memory of which the engine knows the address: kernels' launchers take tensors."""
+"""Tensors over memory at a known address, because kernel launchers take tensors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _DeviceArray:
 
 
 def tensor_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the tensor over `count` elements at an address; it owns no memory and keeps none alive.
+    """Returns a tensor over `count` elements at an address; it owns no memory and keeps none alive.
 
     Args:
-        address: Of the first element, as the device sees it.
-        count: Elements.
-        dtype: Theirs.
-        device: Where they are; the CPU's memory where kernels are interpreted.
+        address: Address of the first element on the device.
+        count: Number of elements.
+        dtype: Their dtype.
+        device: Where they are; the CPU if kernels are interpreted.
     """
     size = count * dtype.itemsize
     if not size:

@@ -1,6 +1,6 @@
-"""Memory that NCCL need not copy: torch's memory pools, registered with the communicators of a group.
+"""Memory that NCCL need not copy: torch memory pools, registered with a group's communicators.
 
-As with stock NCCL's backend::
+As with torch's NCCL backend::
 
     backend = dist.group.WORLD._get_backend(torch.device("cuda"))
     pool = torch.cuda.MemPool(backend.mem_allocator)
@@ -34,10 +34,10 @@ class RegisteredPools:
     """The pools that a group has registered.
 
     Args:
-        communicators: The group's, as the watchdog sees them.
+        communicators: The group's communicators, as the watchdog has them.
 
     Attributes:
-        lock: Held by who calls a method, and while the communicators are found that it is called for.
+        lock: The caller of a method holds it, also while it collects the communicators to pass.
     """
 
     def __init__(self, communicators: C.Communicators) -> None:
@@ -49,15 +49,15 @@ class RegisteredPools:
     def register(
         self, pool: Any, symmetric: bool, communicators: Iterable[NcclCommunicator]
     ) -> None:
-        """Registers what the pool holds with communicators of its device.
+        """Registers the pool's segments with the communicators of their device.
 
         Args:
             pool: A ``torch.cuda.MemPool``.
-            symmetric: Whether as windows, by all ranks together and in the same order.
-            communicators: Of the group.
+            symmetric: Whether to register windows, which all ranks do together and in the same order.
+            communicators: The group's communicators.
 
         Raises:
-            ValueError: It is registered already.
+            ValueError: The pool is registered already.
             DistBackendError: NCCL refused.
         """
         if pool.id in self._pools:
@@ -70,16 +70,16 @@ class RegisteredPools:
             for communicator in communicators:
                 self._register(pool, symmetric, communicator)
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # the first error is the one to raise
                 self.deregister(pool)
             raise
 
     def deregister(self, pool: Any) -> None:
-        """Takes a registration back.
+        """Undoes a registration.
 
         Raises:
-            ValueError: It is not registered.
-            DistBackendError: NCCL refused; the other segments are not registered any more, and it may be tried again.
+            ValueError: The pool is not registered.
+            DistBackendError: NCCL refused a segment. The other segments are deregistered; the call may be repeated.
         """
         if pool.id not in self._pools:
             raise ValueError(
@@ -103,7 +103,7 @@ class RegisteredPools:
         del self._pools[pool.id], self._handles[pool.id]
 
     def extend(self, communicator: NcclCommunicator) -> None:
-        """Registers all pools with a communicator that is new."""
+        """Registers all pools with a new communicator."""
         for pool, symmetric in self._pools.values():
             self._register(pool, symmetric, communicator)
 
@@ -117,10 +117,10 @@ class RegisteredPools:
                 self._handles[pool.id].append((communicator, handle))
 
     def _call(self, communicator: NcclCommunicator, function: Callable[[], Value]) -> Value:
-        """Calls NCCL, between other calls on the communicators, for no longer than their timeout.
+        """Calls NCCL between other calls on the communicators, for at most the communicator's timeout.
 
         Raises:
-            DistBackendError: It took longer; the group is aborted then.
+            DistBackendError: The call took longer; the group is aborted then.
         """
 
         def on_device() -> Value:
@@ -143,17 +143,17 @@ class RegisteredPools:
 
 
 def register(group: str, pool: Any, symmetric: bool) -> None:
-    """Registers a pool with the communicators of a group, those to come too.
+    """Registers a pool with the present and future communicators of a group.
 
-    What is allocated from the pool later is not registered.
+    Later allocations from the pool are not registered.
 
     Args:
-        group: Its name.
+        group: Name of the group.
         pool: A ``torch.cuda.MemPool``.
-        symmetric: Whether as windows, which all ranks register together.
+        symmetric: Whether to register windows, which all ranks do together.
 
     Raises:
-        ValueError: It is registered already.
+        ValueError: The pool is registered already.
         DistBackendError: NCCL refused.
         RuntimeError: The group has no communicator yet.
     """
@@ -161,10 +161,10 @@ def register(group: str, pool: Any, symmetric: bool) -> None:
 
 
 def deregister(group: str, pool: Any) -> None:
-    """Takes ``register`` back, before the pool's memory is freed.
+    """Undoes ``register``; call it before the pool's memory is freed.
 
     Raises:
-        ValueError: It is not registered.
+        ValueError: The pool is not registered.
         RuntimeError: The group has no communicator yet.
     """
     _engine(group).deregister_pool(pool)
@@ -180,7 +180,7 @@ def _plugged() -> Any:
 
 
 def allocator() -> Any:
-    """Returns the allocator of memory that NCCL registers best, for ``torch.cuda.MemPool``.
+    """Returns an allocator for ``torch.cuda.MemPool``, of the memory that NCCL registers best.
 
     Raises:
         ImportError: CuPy or NCCL is missing.

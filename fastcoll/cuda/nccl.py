@@ -1,9 +1,9 @@
 """NCCL's communicators, reached through CuPy.
 
 ``NcclCommunicator`` takes addresses, counts of elements, torch's dtypes and reductions, and a stream's
-handle; it knows no tensors and waits for no stream. Its calls release the GIL. A communicator lives until
-``destroy`` or ``abort``, or until the interpreter ends: it is never freed by the garbage collector, which
-might block for good.
+handle; it takes no tensors and waits for no stream. Its calls release the GIL. A communicator lives until
+``destroy`` or ``abort``, or until the interpreter ends. The garbage collector never frees it, because that
+might block forever.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _log = logging.getLogger("fastcoll.cuda")
 class NcclCommunicator(DataCalls):
     """One rank's communicator on one device.
 
-    Make it with ``create`` or ``split``. Calls that are issued together go between
-    ``with communicator.group():``. All calls but ``abort``, ``destroy`` and ``async_error`` belong to one
-    thread at a time; these three may come from any thread, also while another is in a call.
+    Make it with ``create`` or ``split``. Issue calls together inside ``with communicator.group():``. One thread
+    at a time may make calls; only ``abort``, ``destroy`` and ``async_error`` may come from any thread, even while
+    another thread is in a call.
 
     Attributes:
         member: Group, rank and size.
         device: Where its buffers lie.
-        library: The NCCL behind it.
-        instance: Equal on all its ranks and no other communicator's; "" for one made by a split.
+        library: The NCCL library that it calls.
+        instance: A unique text, equal on all its ranks; "" after a split, until the engine sets it.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class NcclCommunicator(DataCalls):
         """Makes a communicator, together with all other ranks of the group.
 
         Args:
-            store: The group's; all ranks see the same.
-            group: Its name, for messages and keys.
+            store: The group's store, common to all ranks.
+            group: Name of the group, for errors and keys.
             rank: This process in the group.
             size: Number of ranks.
             device: The CUDA device of this rank.
             timeout: How long to wait for the other ranks.
             generation: How many communicators the ranks of this group have made before.
-            cancelled: When set, by another thread, the waiting ends with an error.
-            config: Of the communicator, equal on all ranks.
+            cancelled: If another thread sets it, the wait ends with an error.
+            config: NCCL config of the communicator, equal on all ranks.
 
         Raises:
             ImportError: CuPy or NCCL is missing; there are two copies of NCCL.
-            DistBackendError: A rank has not come in time, or NCCL failed; the message names ranks and cause.
-            DistStoreError: What the store holds is none of ours.
-            ValueError: ``rank`` is not one of ``size``, or the config has what this NCCL does not know.
+            DistBackendError: A rank did not arrive in time, or NCCL failed; the error names ranks and cause.
+            DistStoreError: The store holds an entry that is not fastcoll's.
+            ValueError: ``rank`` is not below ``size``, or this NCCL does not support the config.
         """
         member = Member(group, rank, size)
         if not 0 <= rank < size:
@@ -114,26 +114,26 @@ class NcclCommunicator(DataCalls):
     def split(
         self, color: int, key: int, group: str, config: C.NcclConfig | None = None
     ) -> NcclCommunicator | None:
-        """Divides the ranks; all ranks call it.
+        """Splits the communicator; all ranks call it.
 
         Args:
-            color: Ranks with the same one, at least 0, share a communicator; -1 is for none.
-            key: Orders the ranks in it; where equal, their order here does.
+            color: Ranks with the same color, at least 0, share a new communicator; -1: none for this rank.
+            key: Orders the ranks in the new communicator; ranks with equal keys keep their order.
             group: Name of this rank's part.
-            config: Of the part; where nothing is set, that of this one.
+            config: NCCL config of the part; if no field is set, the config of this communicator.
 
         Returns:
             The communicator of this rank's part, or None for -1.
 
         Raises:
-            DistBackendError: A rank has not come in time, which ends this communicator too, or NCCL failed.
-            ValueError: ``color`` is below -1, or the config has what this NCCL does not know.
+            DistBackendError: A rank did not arrive in time, which ends this communicator too, or NCCL failed.
+            ValueError: ``color`` is below -1, or this NCCL does not support the config.
         """
         self._check("nccl_split")
         configured = config is not None and is_set(config)
         if config is not None:
             check_config(self.library, config)
-        # CuPy loses a communicator whose split goes on when the call has returned.
+        # CuPy loses a communicator whose split continues after the call has returned.
         returns_early = os.environ.get("NCCL_COMM_BLOCKING") == "0"
         own = ConfiguredCommunicator(self.library) if configured or returns_early else None
         if color < -1:
@@ -167,7 +167,7 @@ class NcclCommunicator(DataCalls):
                 keep(own)  # NCCL may still write its handle
                 if own.comm:
                     deadline.start(own.abort).wait(ABORT_SECONDS)
-            if self.ended_elsewhere is None:  # else it is theirs to abort
+            if self.ended_elsewhere is None:  # else its owner aborts it
                 self.abort(str(error))
             raise
         if own is not None:
@@ -191,9 +191,9 @@ class NcclCommunicator(DataCalls):
         end: float,
         late: Callable[[str], dist.DistBackendError],
     ) -> None:
-        """Waits for a split that may go on when its call has returned, with success or not.
+        """Waits for a split that may continue after its call has returned, whatever its status.
 
-        It is the whole communicator that is in progress; when it no longer is, the part gets its handle.
+        The status "in progress" is that of the whole communicator; when it ends, the part gets its handle.
         """
         where = self.library, self.member, "nccl_split"
         finish(*where, self._raw, result, end, late)
@@ -208,8 +208,8 @@ class NcclCommunicator(DataCalls):
             settle(*where, part, end, late)
 
     def async_error(self) -> dist.DistBackendError | None:
-        """Returns what has gone wrong since the calls returned, or None; it does not block."""
-        with self._lock:  # no abort frees it meanwhile
+        """Returns the error that occurred after a call returned, or None; does not block."""
+        with self._lock:  # keeps an abort from freeing it meanwhile
             if self._closed is not None:
                 return self.member.fault("nccl", self._closed)
             try:
@@ -225,15 +225,15 @@ class NcclCommunicator(DataCalls):
     def abort(
         self, reason: str = "the communicator was aborted", seconds: float | None = None
     ) -> bool:
-        """Ends the communicator and all calls on it, in whatever thread they are.
+        """Ends the communicator and all calls on it, in all threads.
 
         Args:
-            reason: What every later call raises.
+            reason: Text of the error that later calls raise.
             seconds: How long to wait for NCCL; None is ``ABORT_SECONDS``.
 
         Returns:
-            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log; so it
-            is when ``destroy`` was called before and hangs.
+            Whether NCCL freed it in time. If not, it is left as it is, with a warning in the log. That is also the
+            case if an earlier ``destroy`` hangs.
         """
         return self._end("abort", reason, self._raw.abort, seconds)
 
@@ -244,12 +244,12 @@ class NcclCommunicator(DataCalls):
             seconds: How long to wait for NCCL; None is ``ABORT_SECONDS``.
 
         Returns:
-            Whether NCCL has freed it. If it has not in time, it is left as it is, with a warning in the log.
+            Whether NCCL freed it in time. If not, it is left as it is, with a warning in the log.
         """
         return self._end("destroy", "the communicator was destroyed", self._destroy, seconds)
 
     def abort_at_exit(self) -> None:
-        """Aborts, and returns when NCCL does; nothing if the end has begun already."""
+        """Aborts, and returns when NCCL does; does nothing if an abort or destroy has begun."""
         with self._lock:
             busy = self._closed is not None
             self._closed = self._closed or "the process ends"
@@ -258,7 +258,7 @@ class NcclCommunicator(DataCalls):
             self._raw.abort()
 
     def forget(self, reason: str) -> None:
-        """Makes every use an error, without a call of NCCL."""
+        """Makes every later use raise, without a call of NCCL."""
         self._lock = threading.Lock()
         self._closed = reason
         self._forgotten = True

@@ -1,7 +1,7 @@
 """The calls of a communicator that move data: addresses, counts, torch's dtypes, a stream.
 
-They know no tensors and wait for no stream, and release the GIL. C++ makes them (csrc/device/nccl.cpp), as it does for
-the engine.
+They take no tensors, wait for no stream, and release the GIL. They go through C++ (csrc/device/nccl.cpp), as the
+engine's do.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ __all__ = ["DataCalls"]
 _KINDS = {
     getattr(torch, name): number for number, name in enumerate(C.DTYPES) if hasattr(torch, name)
 }
-_BYTES = len(C.DTYPES) - 1  # as which any other dtype is moved
+_BYTES = len(C.DTYPES) - 1  # any other dtype is moved as bytes
 _COLLECTIVES = {name: number for number, name in enumerate(C.COLLECTIVES)}
 _OPS = {name: number for number, name in enumerate(C.REDUCE_OPS)}
 _NO_OP = len(C.REDUCE_OPS)
 
-_NAME = dist.ReduceOp.RedOpType  # what dist.ReduceOp.SUM is; a work's options hold a dist.ReduceOp
+_NAME = dist.ReduceOp.RedOpType  # type of dist.ReduceOp.SUM; a work's options hold a dist.ReduceOp
 
 
-_SYMMETRIC = 1  # NCCL's flag of a window that all ranks use at the same offset
-_GLANCE = 0.001  # seconds between two looks at a registration in progress
+_SYMMETRIC = 1  # NCCL's flag for a window that all ranks use at the same offset
+_GLANCE = 0.001  # seconds between two polls of a registration in progress
 
 
 class DataCalls:
-    """A communicator as that which is called.
+    """The data calls of a communicator.
 
     Args:
         raw: CuPy's communicator.
         member: Group, rank and size.
-        timeout: How many seconds the other ranks are waited for in a split, and a call that NCCL does not block in,
-            which few communicators have.
-        library: The NCCL behind it.
+        timeout: Seconds that a split waits for the other ranks, and that a call of a nonblocking communicator may
+            stay in progress.
+        library: The NCCL library to call.
 
     Attributes:
-        calls: The same for callers in C++.
-        timeout: How many seconds a split waits for the other ranks.
-        ended_elsewhere: Returns why it is no more, if NCCL was told so by others than this object.
+        calls: The same calls for C++.
+        timeout: Seconds that a split waits for the other ranks.
+        ended_elsewhere: Returns why the communicator has ended, if another object aborted it.
     """
 
     def __init__(self, raw: Any, member: Member, timeout: float, library: NcclLibrary) -> None:
@@ -67,7 +67,7 @@ class DataCalls:
 
     @property
     def handle(self) -> int:
-        """The address of NCCL's own object, for functions of NCCL that are called by address.
+        """The address of NCCL's own object, for NCCL functions that are called by address.
 
         Raises:
             DistBackendError: The communicator is aborted or destroyed.
@@ -77,7 +77,7 @@ class DataCalls:
 
     @property
     def closed(self) -> str | None:
-        """Why the communicator is no more; None while it lives."""
+        """Why the communicator has ended; None while it lives."""
         if self._closed is None and self.ended_elsewhere is not None:
             return self.ended_elsewhere()
         return self._closed
@@ -90,9 +90,9 @@ class DataCalls:
         Args:
             send: Address of this rank's elements.
             receive: Address of the result.
-            count: Elements.
-            dtype: Theirs.
-            op: A ``dist.ReduceOp`` or one of its names; AVG is NCCL's own and truncates integers.
+            count: Number of elements.
+            dtype: Their dtype.
+            op: A ``dist.ReduceOp`` or one of its names; AVG is NCCL's own, which truncates integers.
             stream: Handle of the CUDA stream.
 
         Raises:
@@ -118,9 +118,9 @@ class DataCalls:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Issues the calls of its body together; sends and receives in any order.
+        """Issues the calls of its body together; sends and receives may come in any order.
 
-        When the body raises, none of them is issued. Groups may be nested: the outermost issues.
+        If the body raises, none of them is issued. Groups may be nested: the outermost issues the calls.
 
         Raises:
             DistBackendError: NCCL failed.
@@ -131,8 +131,8 @@ class DataCalls:
         try:
             yield
         except BaseException:
-            # NCCL has no way to drop a group, but it drops one in which a call was wrong. A communicator that was
-            # aborted meanwhile must not be touched.
+            # NCCL has no call to drop a group, but it drops one that contains an invalid call. A communicator that
+            # was aborted meanwhile must not be touched.
             if self.closed is None:
                 with contextlib.suppress(Exception):
                     self._raw.allReduce(0, 0, 0, -1, 0, 0)
@@ -143,12 +143,12 @@ class DataCalls:
             self.calls.end_group()
 
     def register(self, address: int, size: int, symmetric: bool = False) -> int:
-        """Registers ``size`` bytes of device memory; returns what ``deregister`` takes.
+        """Registers ``size`` bytes of device memory; returns the handle for ``deregister``.
 
         Args:
-            address: Where they begin.
-            size: How many.
-            symmetric: Whether as a window, by all ranks together, at the same offset in every call.
+            address: Where the memory begins.
+            size: In bytes.
+            symmetric: Whether as a window: all ranks register together and use the same offset in every call.
 
         Raises:
             DistBackendError: NCCL failed.
@@ -163,13 +163,13 @@ class DataCalls:
             except StatusError as error:
                 if error.status != IN_PROGRESS:
                     raise
-                while not place.value and self.closed is None:  # NCCL writes it when it has done so
+                while not place.value and self.closed is None:  # NCCL writes it on completion
                     time.sleep(_GLANCE)
         self._check("nccl_register")
         return place.value or 0
 
     def deregister(self, registration: int, symmetric: bool = False) -> None:
-        """Takes a registration back, before its memory is freed.
+        """Undoes a registration; call it before its memory is freed.
 
         Raises:
             DistBackendError: NCCL failed.
@@ -194,7 +194,7 @@ class DataCalls:
         root: int = -1,
         op: Any = None,
     ) -> None:
-        """Makes a call; what is given, and where the result goes, are addresses and elements."""
+        """Makes a call; `given` and `result` are (address, elements)."""
         self._check(what)
         kind = _KINDS.get(dtype, _BYTES)
         if kind == _BYTES:
@@ -207,13 +207,13 @@ class DataCalls:
             self.calls.issue(*numbers, *given, *result, stream)
 
     def _reduction(self, what: str, dtype: torch.dtype, op: Any) -> tuple[int, float, int]:
-        """Returns the operation's number, a factor, and where it lies if it is a tensor."""
+        """Returns the operation's number, its factor, and the factor's address if it is a tensor."""
         kind = op if type(op) is _NAME else op.op
         if kind.name != "PREMUL_SUM":
             return _OPS[kind.name], 1.0, 0
         factor: float | torch.Tensor | None = None
         if type(op) is not _NAME:
-            with contextlib.suppress(RuntimeError):  # torch's, for an operation without its factor
+            with contextlib.suppress(RuntimeError):  # torch's, for an operation with no factor
                 factor = op.__getstate__()[1]
         problem = ""
         real = dtype.to_real() if dtype.is_complex else dtype
@@ -229,13 +229,13 @@ class DataCalls:
 
     @contextlib.contextmanager
     def _naming(self, what: str) -> Iterator[None]:
-        """Gives errors of C++ the head that says whose they are."""
+        """Adds the head with call, group and rank to C++ errors."""
         try:
             yield
         except TypeError as error:
             raise TypeError(self.member.says(what, str(error))) from None
         except dist.DistBackendError as error:
-            self._check(what)  # the error of an abort meanwhile is its reason
+            self._check(what)  # after an abort, its reason is the error to raise
             raise self.member.fault(what, str(error)) from None
 
     @contextlib.contextmanager

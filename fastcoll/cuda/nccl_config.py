@@ -1,8 +1,8 @@
-"""Communicators with a config, which CuPy's constructors do not take: made in the library that CuPy has loaded.
+"""Communicators with a config, which CuPy's constructors do not take: made through the library that CuPy loaded.
 
-NCCL's ``ncclConfig_t`` has grown at its end, and begins with its size and a version: a library reads as much of it as
-it knows, and takes the rest for not set. So one layout serves all of them, and only who sets a field that the library
-does not know needs to hear of it.
+NCCL's ``ncclConfig_t`` begins with its size and a version, and new fields are added at its end. A library reads the
+fields that it supports and ignores the rest. So one layout serves all versions, and only a set field that the library
+does not support is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _NcclConfig(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Field:
-    """A field, and the first NCCL that has it."""
+    """A field, and the first version of NCCL that has it."""
 
     member: str
     since: int
@@ -70,12 +70,12 @@ _FIELDS = {
 
 
 def is_set(config: C.NcclConfig) -> bool:
-    """Returns whether any field is."""
+    """Returns whether any field is set."""
     return any(getattr(config, name) is not None for name in _FIELDS)
 
 
 def check_config(library: NcclLibrary, config: C.NcclConfig) -> None:
-    """Looks whether the library knows what is set.
+    """Checks that the library supports the fields that are set.
 
     Raises:
         ValueError: A field is newer than the library, which would ignore it.
@@ -112,7 +112,7 @@ def _copied(text: str) -> int | None:
 
 
 class ConfiguredCommunicator:
-    """The methods of CuPy's communicator that this package calls, for one with a config.
+    """The methods of CuPy's communicator that this package calls, for a communicator with a config.
 
     Args:
         library: NCCL.
@@ -124,14 +124,14 @@ class ConfiguredCommunicator:
 
     @property
     def comm(self) -> int:
-        """NCCL's handle; 0: there is none, or none any more. It is there while ``make`` still waits."""
+        """NCCL's handle; 0 before it is made and after its end. It is set while ``make`` still waits."""
         return self._handle.value or 0
 
     def make(self, size: int, unique_id: bytes, rank: int, config: C.NcclConfig) -> None:
         """Makes the communicator, together with all ranks.
 
         Raises:
-            StatusError: NCCL failed, or goes on with it.
+            StatusError: NCCL failed, or is still in progress.
         """
         ident = UniqueId.from_buffer_copy(unique_id)
         native = _native(self._library, config)
@@ -143,16 +143,16 @@ class ConfiguredCommunicator:
     def divide(
         self, whole: int, color: int, key: int, config: C.NcclConfig | None
     ) -> ConfiguredCommunicator | None:
-        """Becomes the part of this rank of a communicator, together with its ranks.
+        """Splits a communicator, together with its ranks, and becomes this rank's part.
 
         Args:
-            whole: Handle of that communicator.
-            color: Ranks with the same one share a part; -1 is for none.
-            key: Orders the ranks in it.
-            config: Of the part; None: that of the whole.
+            whole: Handle of the communicator to split.
+            color: Ranks with the same color share a part; -1: none for this rank.
+            key: Orders the ranks in the part.
+            config: NCCL config of the part; None: that of the whole.
 
         Returns:
-            This one; None for -1.
+            This object; None for -1.
 
         Raises:
             StatusError: NCCL failed.
@@ -162,7 +162,7 @@ class ConfiguredCommunicator:
         return self if self._handle.value else None
 
     def commSplit(self, color: int, key: int) -> ConfiguredCommunicator | None:
-        """Divides the ranks, as CuPy's method of this name does."""
+        """Splits the communicator, as CuPy's method of this name does."""
         return ConfiguredCommunicator(self._library).divide(self.comm, color, key, None)
 
     def rank_id(self) -> int:
@@ -174,10 +174,10 @@ class ConfiguredCommunicator:
         return self._asked("ncclCommCount")
 
     def check_async_error(self) -> None:
-        """Looks at the work in the background.
+        """Checks the communicator's background work.
 
         Raises:
-            StatusError: It failed, or goes on.
+            StatusError: It failed, or is in progress.
         """
         if status := self._asked("ncclCommGetAsyncError"):
             raise StatusError("ncclCommGetAsyncError", status)
@@ -187,11 +187,11 @@ class ConfiguredCommunicator:
         self._end("ncclCommAbort")
 
     def destroy(self) -> None:
-        """Ends the communicator behind its calls."""
+        """Ends the communicator after its calls."""
         self._end("ncclCommDestroy")
 
     def allReduce(self, *arguments: int) -> None:
-        """Puts an all-reduce of addresses on a stream, by NCCL's own numbers.
+        """Puts an all-reduce on a stream; takes addresses and NCCL's own enum values.
 
         Raises:
             StatusError: NCCL refused.

@@ -1,4 +1,4 @@
-"""The making of one communicator: the ranks meet, then NCCL's init runs where nobody has to wait for it."""
+"""Makes one communicator: the ranks meet, then NCCL's init runs on a thread that can be left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fastcoll.cuda.nccl_status import finish, translated
 
 __all__ = ["connect", "current"]
 
-_GLANCE = 0.1  # seconds between two looks at what else may end NCCL's init
+_GLANCE = 0.1  # seconds between two checks of what else may end NCCL's init
 
 _log = logging.getLogger("fastcoll.cuda")
 
@@ -50,21 +50,21 @@ def connect(
 
     Args:
         library: NCCL.
-        store: The group's.
+        store: The group's store.
         member: Group and rank.
         device: The CUDA device of this rank.
         seconds: How long to wait for the other ranks.
         generation: How many communicators the ranks of this group have made before.
-        cancelled: When set, by another thread, the waiting ends with an error.
-        config: Of the communicator; what CuPy's has, if any of it is set.
+        cancelled: If another thread sets it, the wait ends with an error.
+        config: NCCL config; if no field is set, CuPy's constructor makes the communicator.
 
     Returns:
-        The communicator, and a text that is equal on its ranks and no other communicator has.
+        The communicator, and a unique text that is equal on its ranks.
 
     Raises:
-        DistBackendError: A rank has not come in time, or NCCL failed here or on another rank.
-        DistStoreError: What the store holds is none of ours.
-        ValueError: The config has what this NCCL does not know.
+        DistBackendError: A rank did not arrive in time, or NCCL failed here or on another rank.
+        DistStoreError: The store holds an entry that is not fastcoll's.
+        ValueError: This NCCL does not support the config.
     """
     configured = config is not None and is_set(config)
     if config is not None:
@@ -109,7 +109,7 @@ def connect(
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Makes a CUDA device current on this thread, which is what NCCL's init and end go by."""
+    """Makes a CUDA device current on this thread; NCCL's init and destroy use the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -121,10 +121,10 @@ def _unique_id(library: NcclLibrary, member: Member) -> bytes:
 
 
 def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
-    """Aborts what an init has made, if it has ended.
+    """Aborts the communicator of an init that has ended.
 
-    One that blocks is left behind with its thread: NCCL has handed the communicator out by then, but an abort does
-    not wait for the init and may free what that still uses.
+    An init that blocks is left behind with its thread. NCCL has already returned the communicator's handle then, but an
+    abort does not wait for the init and may free memory that the init still uses.
     """
     keep(raw)
     if not init.wait(_GLANCE):

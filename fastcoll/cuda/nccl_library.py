@@ -1,7 +1,7 @@
-"""The NCCL that CuPy loaded: where it lies, its version, and its functions that CuPy does not bind.
+"""The NCCL that CuPy loaded: its path, its version, and the functions that CuPy does not bind.
 
-Nothing here loads a library. CuPy does, and owns communicators; what it lacks is looked up by name in the
-library that it loaded, and takes ``NcclCommunicator.handle``.
+Nothing here loads a library. CuPy loads NCCL and owns communicators. Functions that CuPy lacks are looked up by name
+in the same library, and take ``NcclCommunicator.handle``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 IN_PROGRESS = 7
-"""NCCL's status of a call that goes on after it has returned."""
+"""NCCL's status for a call that continues after it has returned."""
 
 ENTRY_POINTS = (
     "ncclAllGather",
@@ -56,7 +56,7 @@ ENTRY_POINTS = (
 
 
 class UniqueId(ctypes.Structure):
-    """What the ranks of a communicator find each other by."""
+    """The id by which the ranks of a communicator find each other."""
 
     _fields_ = [("internal", ctypes.c_char * 128)]
 
@@ -64,7 +64,7 @@ class UniqueId(ctypes.Structure):
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
 
-# The arguments of what is called from here, and the first NCCL that has it. All return a status.
+# Arguments of the functions called from here, and the first NCCL that has each. All return a status.
 _FUNCTIONS: dict[str, tuple[list[Any], str]] = {
     "ncclGetVersion": ([_OUT_INT], "2.4"),
     "ncclAllReduce": ([_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER], "2.2"),
@@ -102,7 +102,7 @@ class StatusError(RuntimeError):
     """A function of NCCL returned another status than success.
 
     Attributes:
-        status: NCCL's number of it.
+        status: NCCL's number.
     """
 
     def __init__(self, function: str, status: int) -> None:
@@ -112,11 +112,11 @@ class StatusError(RuntimeError):
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file of which this process has mapped a part.
+    """A file that this process has mapped, at least in part.
 
     Attributes:
-        path: Where it lies, or lay when it was mapped.
-        identity: Device and inode: two paths to one file are one library.
+        path: Its path when it was mapped.
+        identity: Device and inode, because two paths to one file are one library.
     """
 
     path: str
@@ -124,7 +124,7 @@ class MappedFile:
 
 
 def mapped(maps: str = "/proc/self/maps") -> list[MappedFile]:
-    """Returns the copies of NCCL in this process, each once, in the order of their paths."""
+    """Returns the copies of NCCL in this process, each once, sorted by path."""
     found: dict[tuple[str, str], MappedFile] = {}
     with open(maps) as file:
         for line in file:
@@ -139,10 +139,10 @@ def mapped(maps: str = "/proc/self/maps") -> list[MappedFile]:
 
 
 def used(copies: list[MappedFile], environ: str = "/proc/self/environ") -> MappedFile | None:
-    """Returns the copy that serves torch and CuPy alike, or None where each may have another.
+    """Returns the copy that serves both torch and CuPy, or None if they may use different copies.
 
-    That is the only one; or the first that LD_PRELOAD named when this process began, in which the loader looks up
-    every name first: torch built for CUDA maps the copy beside it all the same.
+    It is the only copy, or the first one that LD_PRELOAD named when this process began: the loader looks up every name
+    there first, although a CUDA build of torch maps its own copy too.
     """
     if len(copies) == 1:
         return copies[0]
@@ -167,8 +167,8 @@ class NcclLibrary:
     Attributes:
         path: The file it was loaded from.
         version: Its number, such as 22907.
-        functions: Those that C++ calls.
-        cupy: CuPy's module over it.
+        functions: The functions that C++ calls.
+        cupy: CuPy's module for NCCL.
     """
 
     def __init__(self, path: str, cupy: ModuleType) -> None:
@@ -195,18 +195,18 @@ class NcclLibrary:
         }
 
     def address(self, name: str) -> int:
-        """Returns the address of a function of NCCL's; 0 where it has none of that name."""
+        """Returns the address of an NCCL function; 0 if this NCCL has none of that name."""
         function = getattr(self._library, name, None)
         return 0 if function is None else ctypes.cast(function, _POINTER).value or 0
 
     def register(self, handle: int, address: int, size: int, place: ctypes.c_void_p) -> None:
-        """Registers ``size`` bytes of device memory, so that NCCL need not copy them.
+        """Registers ``size`` bytes of device memory, which NCCL then need not copy.
 
         Args:
             handle: The communicator.
             address: Where the memory begins.
             size: In bytes.
-            place: Gets what ``deregister`` takes.
+            place: Receives the handle for ``deregister``.
 
         Raises:
             StatusError: NCCL refused.
@@ -214,7 +214,7 @@ class NcclLibrary:
         self.call("ncclCommRegister", handle, address, size, ctypes.byref(place))
 
     def deregister(self, handle: int, registration: int) -> None:
-        """Takes a registration back, before the memory is freed.
+        """Undoes a registration; call it before the memory is freed.
 
         Raises:
             StatusError: NCCL refused.
@@ -224,22 +224,22 @@ class NcclLibrary:
     def register_window(
         self, handle: int, address: int, size: int, place: ctypes.c_void_p, flags: int = 0
     ) -> None:
-        """Registers memory of ``allocate``, on all ranks together, as a window.
+        """Registers memory of ``allocate`` as a window, on all ranks together.
 
         Args:
             handle: The communicator.
             address: Where the memory begins; a multiple of 4096.
             size: In bytes.
-            place: Gets what ``deregister_window`` takes.
-            flags: 1 when all ranks use the same offset in every call.
+            place: Receives the handle for ``deregister_window``.
+            flags: 1 if all ranks use the same offset in every call.
 
         Raises:
-            StatusError: NCCL refused, or goes on with it.
+            StatusError: NCCL refused, or is still in progress.
         """
         self.call("ncclCommWindowRegister", handle, address, size, ctypes.byref(place), flags)
 
     def deregister_window(self, handle: int, window: int) -> None:
-        """Takes a window back.
+        """Deregisters a window.
 
         Raises:
             StatusError: NCCL refused.
@@ -271,10 +271,10 @@ class NcclLibrary:
         return function
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function of NCCL's.
+        """Calls an NCCL function.
 
         Raises:
-            RuntimeError: This NCCL has none of that name.
+            RuntimeError: This NCCL has no function of that name.
             StatusError: It returned another status than success.
         """
         function = self._functions[name]
@@ -293,8 +293,8 @@ def load() -> NcclLibrary:
     """Imports CuPy, which loads NCCL, and returns the library.
 
     Raises:
-        UnusableNccl: CuPy or NCCL is missing or does not load, or this process has two copies of NCCL; it is an
-            ImportError.
+        UnusableNccl: An ImportError: CuPy or NCCL is missing or does not load, or this process has two copies of
+            NCCL.
     """
     cupy = _import_cupy()
     copies = mapped()
@@ -318,11 +318,11 @@ def _import_cupy() -> ModuleType:
     try:
         import cupy
 
-        with warnings.catch_warnings():  # what it warns of is raised below
+        with warnings.catch_warnings():  # the same problem is raised below
             warnings.filterwarnings("ignore", r"\s*nccl library could not be loaded", UserWarning)
             from cupy.cuda import nccl
 
-            if not nccl.available:  # as CuPy found at its first import; NCCL may be there since
+            if not nccl.available:  # at CuPy's first import; NCCL may have been installed since
                 nccl = importlib.reload(nccl)
     except ImportError as error:
         raise UnusableNccl(
@@ -349,7 +349,7 @@ def _import_cupy() -> ModuleType:
 
 
 def _already_loaded(path: str) -> ctypes.CDLL:
-    """Returns the library without loading another copy, also where its file has been replaced since."""
+    """Returns the library without loading another copy, even if its file was replaced since."""
     mode = os.RTLD_NOW | os.RTLD_NOLOAD
     try:
         return ctypes.CDLL(path, mode=mode)

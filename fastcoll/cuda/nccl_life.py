@@ -1,9 +1,9 @@
-"""The communicators of this process: kept from the garbage collector, aborted at exit, useless after a fork.
+"""The communicators of this process: kept from the garbage collector, aborted at exit, unusable after a fork.
 
-CuPy's communicator calls ncclCommDestroy when it is collected, which may block for good. So each one is kept
-by a reference that nothing but its orderly end takes back, and those that live when the interpreter ends are
-aborted, for a limited time, by a thread that is not waited for longer. Those that other threads are making then are
-given up before: CPython ends such a thread when it comes back from C++, by an unwinding that C++ takes for an error.
+CuPy's communicator calls ncclCommDestroy when it is collected, which may block forever. So each one has an extra
+reference that only its orderly end drops. When the interpreter ends, a thread aborts the live ones, and the process
+waits for it only for a limited time. Before that, other threads stop making communicators: CPython unwinds such a
+thread when it returns from C++, and C++ takes the unwinding for an error.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = [
 ]
 
 ABORT_SECONDS = 2.0
-"""How long is waited for an abort, which in NCCL may hang."""
+"""How long to wait for an abort, which may hang in NCCL."""
 
 DESTROY_SECONDS = 10.0
-"""The same for the destruction of a group's communicators together; of 16 GPUs one takes seconds.
+"""How long to wait for the destruction of all communicators of a group; one over 16 GPUs takes seconds.
 
-Those whose turn comes when it is over have ABORT_SECONDS each."""
+After this time each remaining one gets ABORT_SECONDS."""
 
 
 class Living(Protocol):
-    """What is told of the end of the process, and of a fork."""
+    """An object to notify when the process ends or forks."""
 
     def abort_at_exit(self) -> None:
         """Aborts, and returns when NCCL does."""
 
     def forget(self, reason: str) -> None:
-        """Makes every use an error, without a call of NCCL."""
+        """Makes every later use raise, without a call of NCCL."""
 
 
 ENDING_SECONDS = 1.0
@@ -64,7 +64,7 @@ _made = threading.Condition(_lock)
 
 @contextlib.contextmanager
 def making() -> Iterator[None]:
-    """Has the interpreter's end wait for this thread, which looks at ``is_ending``."""
+    """Makes the interpreter's end wait for this thread, which must poll ``is_ending``."""
     global _making
     with _lock:
         _making += 1
@@ -77,22 +77,22 @@ def making() -> Iterator[None]:
 
 
 def is_ending() -> bool:
-    """Whether the interpreter ends."""
+    """Whether the interpreter is ending."""
     return _ending.is_set()
 
 
 def keep(raw: Any) -> None:
-    """Keeps an object of CuPy's from being collected, also at the end of the interpreter."""
+    """Keeps a CuPy object from being collected, even when the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
 
 
 def let_go(raw: Any) -> None:
-    """Takes ``keep`` back, when the object has nothing left that its collection would destroy."""
+    """Undoes ``keep``, once the object's collection would destroy nothing."""
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(raw))
 
 
 def left_behind(member: Member, what: str, seconds: float) -> str:
-    """Returns what the log says of a communicator that NCCL does not let go."""
+    """Returns the log text for a communicator that NCCL has not freed."""
     return member.says(
         f"nccl_{what}",
         f"NCCL has not freed the communicator within {seconds:g} s; it is left to the end of the process. CUDA graphs "
@@ -101,13 +101,13 @@ def left_behind(member: Member, what: str, seconds: float) -> str:
 
 
 def born(one: Living) -> None:
-    """Notes a communicator."""
+    """Records a communicator."""
     with _lock:
         _living.append(one)
 
 
 def died(one: Living) -> bool:
-    """Strikes a communicator off; returns whether it was still noted."""
+    """Removes a communicator's record; returns whether there was one."""
     with _lock:
         if one not in _living:
             return False
@@ -131,7 +131,7 @@ def _abort_all() -> None:
     try:
         deadline.start(abort).wait(ABORT_SECONDS)
     except RuntimeError:
-        return  # no thread is left to do it: the end of the process frees all
+        return  # no thread is left; the end of the process frees everything
 
 
 def _forget_all() -> None:

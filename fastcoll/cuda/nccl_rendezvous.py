@@ -1,11 +1,11 @@
-"""How the ranks of a group come together for NCCL's init, through the group's store.
+"""How the ranks of a group meet for NCCL's init, through the group's store.
 
-Every rank's record in the roster (csrc/group/roster.hpp) says its version of NCCL. When all are there, in the round
-"ready", rank 0 makes NCCL's unique id and says it in the round "id". So what an earlier generation left in a store
-that outlives its workers can delay the ranks, and never enters; and NCCL's init, which cannot be told to wait for a
-rank only so long, begins when all ranks are there.
+Every rank's record in the roster (csrc/group/roster.hpp) contains its version of NCCL. When all ranks have arrived (the
+round "ready"), rank 0 makes NCCL's unique id and posts it in the round "id". So stale records, in a store that outlives
+its workers, can delay the ranks but never take part. NCCL's init has no timeout, so it begins only when all ranks have
+arrived.
 
-Nothing of this is secret but the id, which admits to the communicator: it is deleted after the init.
+Only the id is secret, because it admits a process to the communicator: it is deleted after the init.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from fastcoll.cuda.nccl_life import is_ending
 __all__ = ["WHAT", "Cancelled", "Rendezvous"]
 
 WHAT = "nccl_init"
-"""What errors say has failed."""
+"""Name of the failed call in errors."""
 
 _RECORD = struct.Struct("<8s16sI")  # magic, nonce, version of NCCL
 _MAGIC = b"fcnccl02"
 _ID_BYTES = 128
 _ID, _NO_ID = b"+", b"-"
-_LONGEST_TEXT = 2000  # bytes of what another rank says
+_LONGEST_TEXT = 2000  # bytes of another rank's error
 
 
 class Cancelled(Protocol):
-    """Whether the communicator is not wanted any more; a ``threading.Event`` is one."""
+    """Whether the communicator is no longer wanted; a ``threading.Event``, for example."""
 
     def is_set(self) -> bool:
-        """Returns whether it is so."""
+        """Returns whether it is no longer wanted."""
 
 
 class Rendezvous:
-    """One rank's part in the making of one communicator.
+    """One rank's part in making one communicator.
 
     Args:
-        store: The group's.
+        store: The group's store.
         member: Group and rank.
         generation: How many communicators the group's ranks have made before this one.
-        version: Of NCCL here.
-        deadline: When to give up, on the clock of ``time.monotonic``.
-        timeout: The seconds that this was, for the message.
-        cancelled: Makes the waiting end.
+        version: Version of NCCL on this rank.
+        deadline: When to stop waiting, on the clock of ``time.monotonic``.
+        timeout: The whole wait in seconds, for the error.
+        cancelled: Ends the wait.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Rendezvous:
         self._roster = C.Roster(store, folder, member.rank, member.size, self._record, len(_MAGIC))
 
     def exchange(self, make_id: Callable[[], bytes]) -> bytes:
-        """Returns NCCL's unique id, the same on all ranks, when all ranks have come.
+        """Returns NCCL's unique id, the same on all ranks, when all ranks have arrived.
 
         Args:
-            make_id: Called on rank 0 alone.
+            make_id: Called on rank 0 only.
 
         Raises:
-            DistBackendError: Not all came in time, the versions of NCCL differ, or rank 0 has no id.
-            DistStoreError: What the store holds is none of ours.
+            DistBackendError: A rank did not arrive in time, the versions of NCCL differ, or rank 0 has no id.
+            DistStoreError: The store holds an entry that is not fastcoll's.
         """
         try:
             return self._exchange(make_id)
@@ -92,16 +92,16 @@ class Rendezvous:
             raise dist.DistStoreError(self._member.says(WHAT, str(error))) from None
 
     def enter(self) -> None:
-        """Tells the others that this rank begins NCCL's init."""
+        """Posts that this rank begins NCCL's init."""
         self._roster.say("in", b"")
 
     def fail(self, text: str) -> None:
-        """Tells the others that this rank's init failed; the first to say so is heard."""
+        """Posts that this rank's init failed; the first report counts."""
         with contextlib.suppress(RuntimeError):  # the store may be what failed
             self._roster.tell(f"rank {self._member.rank}: {text}")
 
     def fault(self) -> str | None:
-        """Returns what another rank said when its init failed."""
+        """Returns the error of another rank whose init failed, or None."""
         text = self._roster.told()
         return None if text is None or text.startswith(f"rank {self._member.rank}: ") else text
 
@@ -110,11 +110,11 @@ class Rendezvous:
         return self._roster.silent("in")
 
     def clean_up(self) -> None:
-        """Deletes this rank's keys; to be called when NCCL's init has ended well, which is so on all ranks."""
+        """Deletes this rank's keys; call it after NCCL's init succeeded, which is then so on all ranks."""
         self._roster.erase()
 
     def timed_out(self, text: str) -> dist.DistBackendError:
-        """Returns the error of a deadline that has passed."""
+        """Returns the error for a deadline that has passed."""
         if self._roster.read(self._member.rank) not in (None, self._record):
             text += f". Another process has joined as rank {self._member.rank} too"
         return self._member.fault(
@@ -150,7 +150,7 @@ class Rendezvous:
                 return self._unique_id(said[0])
 
     def _look(self, round: str | None) -> None:
-        """Called between two looks into the store: ends a wait for records (None) or for what all say in a round."""
+        """Called between two reads of the store: ends the wait for records (`round` is None) or for a round."""
         if is_ending():
             raise self._member.fault(WHAT, "the interpreter ends")
         if self._cancelled.is_set():
@@ -162,7 +162,7 @@ class Rendezvous:
             absent = [rank for rank in ranks if self._roster.read(rank) is None]
         else:
             absent = self._roster.silent(round)
-        absent = absent or [0]  # which has not made the roster
+        absent = absent or [0]  # rank 0 has not made the roster
         have = "have" if len(absent) > 1 else "has"
         raise self.timed_out(
             f"{names_of(absent)} {have} not arrived to create the NCCL communicator"

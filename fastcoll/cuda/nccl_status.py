@@ -1,4 +1,4 @@
-"""NCCL's statuses, as CuPy hands them over, and the errors that they become."""
+"""NCCL's statuses, as CuPy reports them, and the errors for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fastcoll.cuda.nccl_library import IN_PROGRESS, NcclLibrary, StatusError
 
 __all__ = ["async_status", "finish", "settle", "status_of", "translated"]
 
-_SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two looks at a call in progress
+_SHORTEST, _LONGEST = 0.0001, 0.02  # seconds between two polls of a call in progress
 
 
 def status_of(cupy: ModuleType, error: BaseException) -> int | None:
-    """Returns the status that CuPy met; None if the exception is about something else.
+    """Returns the status behind CuPy's exception; None if it is about something else.
 
     CuPy has no names for the statuses 7 (in progress) and 8 (timed out) and raises KeyError with the number.
     """
@@ -42,7 +42,7 @@ def async_status(cupy: ModuleType, raw: Any) -> int:
 
 
 def translated(library: NcclLibrary, member: Member, what: str, error: Exception) -> Exception:
-    """Returns the exception that callers see in place of CuPy's; itself if it is not about a status."""
+    """Returns the exception to raise in place of CuPy's; the same one if it is not about a status."""
     status = status_of(library.cupy, error)
     return error if status is None else member.fault(what, library.functions.describe(status))
 
@@ -56,16 +56,16 @@ def finish(
     end: float,
     late: Callable[[str], dist.DistBackendError],
 ) -> None:
-    """Waits for a call that NCCL may go on with after it has returned.
+    """Waits for a call that NCCL may continue after it has returned.
 
     Args:
         library: NCCL.
-        member: Whose call it is.
-        what: Its name in errors.
+        member: The rank that made the call.
+        what: Name of the call in errors.
         raw: CuPy's communicator.
         result: Raises what the call raised.
-        end: When to give up, on the clock of ``time.monotonic``.
-        late: Makes the error of giving up.
+        end: When to stop waiting, on the clock of ``time.monotonic``.
+        late: Makes the error for a wait that timed out.
 
     Raises:
         DistBackendError: The call failed, or was still in progress at the end.
@@ -88,7 +88,7 @@ def settle(
     end: float,
     late: Callable[[str], dist.DistBackendError],
 ) -> None:
-    """Waits until a communicator is not in progress; arguments and errors are those of ``finish``."""
+    """Waits until a communicator is no longer in progress; arguments and errors as in ``finish``."""
     pause = _SHORTEST
     while (status := async_status(library.cupy, raw)) == IN_PROGRESS:
         if time.monotonic() >= end:

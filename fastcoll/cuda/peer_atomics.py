@@ -1,7 +1,7 @@
-"""Whether a GPU's atomic operations on another one's memory are atomic: the driver is asked.
+"""Whether a GPU's atomic operations on another GPU's memory are atomic, as the driver reports.
 
-The flags of kernels are exchanged atomically in the peers' memory. NVLink carries such operations; over PCIe many
-machines do not, though peers map each other's memory there, and a flag may then be lost.
+Kernels set flags in the peers' memory by atomic operations. NVLink carries them. Over PCIe many machines do not, even
+if peers can map each other's memory, and a flag may then be lost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _NATIVE_ATOMIC_SUPPORTED = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
 
 
 def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")  # which torch has loaded and initialized
+    return ctypes.CDLL("libcuda.so.1")  # torch has loaded and initialized it
 
 
 def without_atomics(own: int, others: Iterable[int]) -> list[int]:
-    """Returns those of the others whose memory takes no atomic operations from a device.
+    """Returns the other devices whose memory takes no atomic operations from a device.
 
     Args:
-        own: Index of the device, as this process sees it.
-        others: Indices of other devices. One of which the driver knows nothing is not returned.
+        own: Index of the device in this process.
+        others: Indices of other devices. A device that the driver has no data for is not returned.
     """
     try:
         driver = _driver()

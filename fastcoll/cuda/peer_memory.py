@@ -1,4 +1,4 @@
-"""The memory that all ranks of a group have mapped: the kernels' buffers and a bucket, as one rank sees them."""
+"""The memory that all ranks of a group have mapped, as one rank sees it: the kernels' buffers and a bucket."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class PeerMemory:
 
     Args:
         buffers: A ``PeerBuffers`` of fastcoll.kernels, over the first part of the regions.
-        memory: This rank's region; keeps the peers' mapped.
-        addresses: Of all ranks' regions.
-        bucket_at: Where the bucket begins in a region, in bytes.
-        polls_per_second: Of a wait, at most.
+        memory: This rank's region; keeps the peers' regions mapped.
+        addresses: Addresses of all ranks' regions.
+        bucket_at: Offset of the bucket in a region, in bytes.
+        polls_per_second: How often a wait polls, at most.
         share: The programs that the launches may have.
-        unmap: Gives `memory` back.
+        unmap: Frees `memory`.
 
     Attributes:
         buffers: As given.
-        buckets: Where all ranks' buckets begin: int64 [ranks], on the device.
+        buckets: Addresses of all ranks' buckets: int64 [ranks], on the device.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PeerMemory:
         """Returns this rank's bucket.
 
         Raises:
-            ValueError: It has not so much room.
+            ValueError: The bucket is too small.
         """
         size = elements * dtype.itemsize
         if size > self._bucket.numel():
@@ -64,18 +64,18 @@ class PeerMemory:
 
     @staticmethod
     def polls_in(seconds: float, polls_per_second: int) -> int:
-        """Returns the polls of a wait that ends after that time, not before."""
+        """Returns how many polls take at least `seconds`."""
         return max(1, min(int(seconds * polls_per_second), (1 << 63) - 1))
 
     def limit_waits(self, seconds: float) -> None:
-        """Sets how long the waits of launches last that are prepared from now on; those prepared before refuse."""
+        """Sets the wait limit of launches prepared from now on; launches prepared before then refuse to run."""
         self.buffers.spins = self.polls_in(seconds, self._polls_per_second)
 
     def close(self) -> None:
-        """Launches nothing more; to be called when nothing is under way."""
+        """Refuses further launches; call it when no launch is running."""
         self.buffers.close()
         self._share.close()
 
     def free(self) -> None:
-        """Gives the memory back; to be called after ``close``. Waits for the device, without the GIL."""
+        """Frees the memory; call it after ``close``. Waits for the device, without the GIL."""
         self._unmap(self._memory)

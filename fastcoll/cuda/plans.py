@@ -1,9 +1,9 @@
-"""What was prepared once for a call and is repeated when such a call comes again.
+"""Plans: a call prepared once and repeated when such a call comes again.
 
-A plan depends on the kind of a call: collectives, dtypes, sizes, options, the stream, and of each tensor whether it is
-aligned and its own result. Where the tensors lie is given to each run. What reads many addresses reads them from tables
-on the device, which are kept too. Plans and tables that are no longer used are dropped, the oldest first; what a graph
-of the user's has captured stays.
+A plan depends on the kind of a call: collectives, dtypes, sizes, options, the stream, and for each tensor whether it is
+aligned and whether it is in place. Each run gets the tensors' addresses. Launches for lists read addresses from tables
+on the device, which are kept too. The least recently used plans and tables are dropped first; those that a user's graph
+has captured stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastcoll.cuda.algorithms.call import Call
 __all__ = ["MOST_PLANS", "MOST_TABLES", "Part", "Placed", "Plan", "PlanCache", "Recent"]
 
 MOST_PLANS = 256
-"""Plans that a group keeps for a device: the buckets and lists of a model, some times over."""
+"""Plans that a group keeps for a device: several times the buckets and lists of a model."""
 
 MOST_TABLES = 1024
 """Lists of tensors whose addresses are kept on a device."""
@@ -31,13 +31,13 @@ _Kept = TypeVar("_Kept")
 
 @dataclass(frozen=True)
 class Part:
-    """What one algorithm does of a plan.
+    """One algorithm's part of a plan.
 
     Attributes:
-        algorithm: Its name.
-        call: What it serves.
-        indices: Which of the caller's tasks that is.
-        prepared: As the algorithm made it.
+        algorithm: Name of the algorithm.
+        call: The call that it serves.
+        indices: The caller's tasks in this call.
+        prepared: Result of the algorithm's ``prepare``.
     """
 
     algorithm: str
@@ -47,11 +47,11 @@ class Part:
 
 
 class Plan:
-    """The launches of a kind of call.
+    """The launches for a kind of call.
 
     Args:
-        parts: One behind the other.
-        left: Which of the caller's tasks are none of it.
+        parts: In this order.
+        left: The caller's tasks that the plan does not serve.
 
     Attributes:
         parts: As given.
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def launches(self) -> int:
-        """How many there are."""
+        """Number of launches."""
         return sum(len(part.prepared.launches) for part in self.parts)
 
     def run(self, places: Iterable[Place]) -> None:
@@ -82,12 +82,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Placed:
-    """A plan, and where the tensors lie that it is run for.
+    """A plan with the addresses of the tensors to run it for.
 
     Attributes:
-        plan: As made.
-        places: Those of each part.
-        tables: On the device, that places tell of.
+        plan: The plan.
+        places: Addresses for each part.
+        tables: Address tables on the device, to which `places` refer.
     """
 
     plan: Plan
@@ -96,10 +96,10 @@ class Placed:
 
 
 class Recent(Generic[_Kept]):
-    """What was used last, by key.
+    """The most recently used values, by key.
 
     Args:
-        most: How much is kept.
+        most: How many values are kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -110,24 +110,24 @@ class Recent(Generic[_Kept]):
         return len(self._kept)
 
     def find(self, key: Hashable) -> _Kept | None:
-        """Returns what is kept, which is then the last to be dropped."""
+        """Returns the value, or None; a value found is then the last to be dropped."""
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
         return kept
 
     def add(self, key: Hashable, made: _Kept) -> None:
-        """Keeps it, and drops what was not used longest if there is too much."""
+        """Adds a value; drops the least recently used one if there are too many."""
         self._kept[key] = made
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
 
     def values(self) -> list[_Kept]:
-        """Returns all that is kept, what was used last at the end."""
+        """Returns all values, the most recently used last."""
         return list(self._kept.values())
 
     def clear(self) -> None:
-        """Drops all of it."""
+        """Drops all values."""
         self._kept.clear()
 
 
@@ -135,12 +135,12 @@ class PlanCache(Recent[Plan]):
     """Plans by kind.
 
     Args:
-        most: How many are kept.
+        most: How many plans are kept.
 
     Attributes:
-        built: How many were made so far.
-        lists: Plans with tables, by the very tensors they were made for.
-        pinned: What graphs of the user's have captured.
+        built: How many plans were made so far.
+        lists: Plans with tables, by the exact tensors they were made for.
+        pinned: Plans and tables that users' graphs have captured.
     """
 
     def __init__(self, most: int = MOST_PLANS) -> None:
@@ -150,17 +150,17 @@ class PlanCache(Recent[Plan]):
         self.pinned: list[object] = []
 
     def add(self, key: Hashable, made: Plan) -> None:
-        """Keeps a plan."""
+        """Adds a plan."""
         super().add(key, made)
         self.built += 1
 
     def pin(self, what: object) -> None:
-        """Keeps what a graph of the user's has captured: what its launches read must live as long."""
+        """Keeps what a user's graph has captured: the memory that its launches read must live as long."""
         if not any(what is known for known in self.pinned):
             self.pinned.append(what)
 
     def forget(self) -> None:
-        """Drops what no graph has."""
+        """Drops the plans and tables that no graph has captured."""
         super().clear()
         self.lists.clear()
 

@@ -1,6 +1,6 @@
-"""Which algorithm serves a call: pure functions of what all ranks of a group know alike.
+"""Which algorithm serves a call: pure functions of values that are equal on all ranks of a group.
 
-Nothing here looks at an address, a clock or the environment, so all ranks choose the same.
+Nothing here reads an address, a clock or the environment, so all ranks choose the same algorithm.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _RING = (("one_shot", "one_shot_bytes"), ("two_shot", "two_shot_bytes"), ("ring"
 
 
 def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT) -> Iterator[str]:
-    """Yields names of algorithms, the one to be preferred first; some may refuse the call.
+    """Yields names of algorithms, the preferred one first; some may refuse the call.
 
     Args:
-        call: What is called.
-        topology: Of the group.
+        call: The call.
+        topology: The group's topology.
         thresholds: From the tuning table.
     """
     size = call.wire_bytes
@@ -31,7 +31,7 @@ def candidates(call: Call, topology: Topology, thresholds: Thresholds = DEFAULT)
             if size <= getattr(thresholds, limit) > 0:
                 yield name
                 break
-        if call.wire is not None:  # with NCCL it takes two collectives and three kernels
+        if call.wire is not None:  # NCCL needs two collectives and three kernels for it
             yield from ("two_shot", "one_shot")
     yield from ("nccl", "all_to_all")
 
@@ -42,17 +42,17 @@ def select(
     """Returns the algorithm for a call.
 
     Args:
-        call: What is called.
-        topology: Of the group.
+        call: The call.
+        topology: The group's topology.
         thresholds: From the tuning table.
-        forced: The name of an algorithm, or "auto". "nccl" forces the library and no algorithm: a narrower wire, which
-            its all-reduce would round at every hop, goes through it by all_to_all. "ring" serves reduce-scatter and
-            all-gather too; they are NCCL's otherwise.
+        forced: The name of an algorithm, or "auto". "nccl" forces the library, not an algorithm: a narrower wire goes
+            through all_to_all over NCCL, because NCCL's all-reduce would round it at every hop. "ring" also serves
+            reduce-scatter and all-gather, which otherwise go to NCCL.
 
     Raises:
-        ValueError: The forced one, or none at all, can serve the call; the message says why.
+        ValueError: The forced algorithm, or any algorithm, cannot serve the call; the error gives the reason.
     """
-    if call.collective != "all_reduce" and forced != "ring":  # the others have no kernel for it
+    if call.collective != "all_reduce" and forced != "ring":  # only the ring has kernels for it
         return ALGORITHMS["nccl"]
     if forced == AUTO:
         names = list(candidates(call, topology, thresholds))
@@ -84,16 +84,16 @@ def fuses(
     thresholds: Thresholds,
     forced: str = AUTO,
 ) -> bool:
-    """Tells whether tensors that are reduced together are many and small enough to be fused into one bucket.
+    """Returns whether tensors that are reduced together are many and small enough to fuse into one bucket.
 
-    One rank has nothing to gain by it; where an algorithm is forced it goes the way that several ranks would go.
+    One rank gains nothing by it; but if an algorithm is forced, one rank takes the same path as several.
 
     Args:
-        sizes: Their elements.
-        call: All of them as one list.
-        topology: Of the group.
+        sizes: Elements of each tensor.
+        call: All tensors as one list.
+        topology: The group's topology.
         thresholds: From the tuning table.
-        forced: As of ``select``.
+        forced: As in ``select``.
     """
     return (
         topology.kernels

@@ -1,8 +1,8 @@
-"""What kernels show on this device before a group counts on them: known numbers, and every bit of their result.
+"""Self-test of the kernels on this device: known inputs, and a check of every bit of the result.
 
-Triton can be there and not work: no C compiler, no Python.h, a home folder that is read-only, a GPU that it does not
-know. A kernel can also be wrong on a GPU that has never run it. ``fastcoll.cuda.symmetric.open_region`` runs
-these before a group's first call on a device; where one rank fails, all ranks go by NCCL.
+Triton can be installed and not work: no C compiler, no Python.h, a read-only home folder, an unsupported GPU. A kernel
+can also be wrong on a GPU that has never run it. ``fastcoll.cuda.symmetric.open_region`` runs these tests before a
+group's first call on a device; if one rank fails, all ranks use NCCL.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 __all__ = ["PEER_KERNELS", "prepare_peers", "require_lists", "require_peers"]
 
 PEER_KERNELS = ("one_shot", "two_shot", "ring", "bucket_all_reduce")
-"""Names of what ``require_peers`` launches."""
+"""Names of the kernels that ``require_peers`` launches."""
 
 _SIZES = (100, 57, 99)
-"""Elements of the list, 1 KiB of float32; a single tensor has as many, and one more, so that no vector fits."""
+"""Elements of the list's tensors, 1 KiB of float32. A single tensor has one more, so vector loads do not divide it."""
 
 _COUNT = sum(_SIZES) + 1
 
-_works: set[torch.device] = set()  # devices on which lists were right
+_works: set[torch.device] = set()  # devices on which the list kernels passed
 
 
 def numbers(rank: int, count: int) -> Tensor:
-    """Returns what a rank gives: float32 [count], whole numbers below 2^18, so that 32 of them add up exactly."""
+    """Returns a rank's input: float32 [count], whole numbers below 2^18, because 32 of them add up exactly."""
     index = torch.arange(count, dtype=torch.int64)
     return ((index * 40_503 + rank * 25_717 + 1) % (1 << 18)).float()
 
 
 def require_lists(device: torch.device) -> None:
-    """Gathers a list into a bucket and scatters it again, if that was not done in this process before.
+    """Gathers a list into a bucket and scatters it again, unless this process has done so before.
 
     Launches on the current stream, and waits for it.
 
     Args:
-        device: As kernels name it.
+        device: The device as kernels name it.
 
     Raises:
         RuntimeError: A bit is wrong.
-        Exception: Whatever compiling and launching raise.
+        Exception: Any error of compiling and launching.
     """
     from fastcoll.kernels.flatten import Flatten
     from fastcoll.kernels.unflatten import Unflatten
@@ -73,13 +73,13 @@ def require_lists(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Launch:
-    """A kernel of ``PEER_KERNELS``, ready; holds its tensors, which launches do not.
+    """A kernel of ``PEER_KERNELS``, ready to launch; holds its tensors, because launches do not.
 
     Attributes:
-        kernel: Its name.
-        steps: What is launched, in this order.
+        kernel: Name of the kernel.
+        steps: The launches, in this order.
         out: Where the result will be.
-        held: What it reads.
+        held: The input.
     """
 
     kernel: str
@@ -92,7 +92,7 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
     """Returns the kernels of ``PEER_KERNELS``, compiled, for the current stream.
 
     Raises:
-        Exception: Whatever compiling raises.
+        Exception: Any error of compiling.
     """
     from fastcoll.kernels import one_shot, ring, two_shot
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce
@@ -123,16 +123,17 @@ def prepare_peers(peers: PeerMemory) -> list[_Launch]:
 def require_peers(peers: PeerMemory, seconds: float) -> None:
     """Runs each kernel between the ranks once; all ranks call it. Launches on the current stream, and waits for it.
 
-    What fails does not keep this rank from launching the others, for which its peers wait.
+    After a failure this rank still launches the remaining kernels, because its peers wait for them.
 
     Args:
-        peers: The memory that they map of each other; after an error nothing more is to be launched on it.
-        seconds: After this time no kernel of this rank waits for its peers any more.
+        peers: The peer-mapped memory; after an error launch nothing more on it.
+        seconds: After this time no kernel of this rank waits for its peers.
 
     Raises:
-        PeerFault: A rank has not launched the same in time.
+        PeerFault: A rank has not launched the same kernel in time.
         RuntimeError: A bit is wrong.
-        Exception: Whatever a launch raises.
+        TimeoutError: The kernels have not ended in time.
+        Exception: Any error of a launch.
     """
     buffers = peers.buffers
     everyone = [numbers(rank, _COUNT) for rank in range(buffers.world_size)]
@@ -141,7 +142,7 @@ def require_peers(peers: PeerMemory, seconds: float) -> None:
     launches = prepare_peers(peers)
     timer = threading.Timer(
         seconds, buffers.end_waits
-    )  # polls are no clock: they are counted for a faster device
+    )  # polls are no clock: their number is computed for a faster device
     timer.start()
     try:
         for launch in launches:

@@ -1,9 +1,12 @@
-"""Regions that all ranks of a group map, made once for a device: what one_shot, two_shot and ring work in.
+"""Regions that all ranks of a group map, made once for a device: one_shot, two_shot and ring work in them.
 
-The ranks agree on every step through the store, for one rank that went another way would leave the others waiting:
-first on what each of them has (host, device, Triton, tuning table, FASTCOLL_ALGO), then on whether kernels run on each,
-then on whether each could allocate, then on whether each could map, and then on whether each kernel between ranks is
-right (self_test.py). Where one could not, all go by NCCL, and rank 0 logs why, once.
+The ranks agree on every step through the store, because a rank that took another path would leave the others waiting:
+1. what each rank has: host, device, Triton, tuning table, FASTCOLL_ALGO;
+2. whether kernels run on each rank;
+3. whether each rank could allocate;
+4. whether each rank could map;
+5. whether the kernels between ranks compile on each rank, and then whether they are right (self_test.py).
+If one rank fails, all ranks use NCCL, and rank 0 logs the reason once.
 """
 
 from __future__ import annotations
@@ -36,24 +39,24 @@ __all__ = ["ROOM", "Region", "Room", "Wish", "open_region", "reason_against"]
 
 _log = logging.getLogger("fastcoll.cuda")
 
-_PATIENCE = 60.0  # seconds for allocating and for mapping: all ranks are there, and NCCL would do
+_PATIENCE = 60.0  # seconds to allocate and to map: all ranks have arrived, and NCCL would do
 
 _TEST_WAIT = (
-    5.0  # seconds that a kernel waits for its peers when it is tried; all ranks have come then
+    5.0  # seconds that a kernel of the self-test waits for its peers; all ranks have arrived then
 )
 
-_MOST_RANKS = 32  # as kernels/peers.py has it, which is not imported where there is no Triton
+_MOST_RANKS = 32  # as in kernels/peers.py, which cannot be imported without Triton
 
 
 @dataclass(frozen=True)
 class Room:
-    """How large a rank's region is; not tuned on a GPU yet.
+    """Sizes of a rank's region; not tuned on a GPU yet.
 
     Attributes:
-        bucket_bytes: For a list's bucket: DDP's have 25 MiB.
+        bucket_bytes: Room for a list's bucket; DDP's buckets have 25 MiB.
         channels: Programs of a launch, at most.
-        stage_bytes: Staging of a channel, for one of its halves.
-        slots: Segments of the ring that may be under way, for each channel.
+        stage_bytes: Size of one half of a channel's staging.
+        slots: Segments of the ring that may be in flight, for each channel.
         slot_bytes: Size of a slot.
     """
 
@@ -65,17 +68,17 @@ class Room:
 
 
 ROOM = Room()
-"""Of all regions of this process: 40 MiB each, one for each group and device."""
+"""Sizes of all regions of this process: 40 MiB each, one region for each group and device."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a rank was told.
+    """A rank's settings.
 
     Attributes:
         algorithm: FASTCOLL_ALGO, which must be the same on all ranks.
-        thresholds: Of the tuning table; those of rank 0 count.
-        room: Of the regions, the same on all ranks.
+        thresholds: From the tuning table; all ranks use those of rank 0.
+        room: Sizes of the regions, the same on all ranks.
     """
 
     algorithm: str
@@ -85,11 +88,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Region:
-    """What ``open_region`` has come to; the topology is equal on all ranks.
+    """The result of ``open_region``; the topology is equal on all ranks.
 
     Attributes:
         topology: What the group can do.
-        thresholds: Rank 0's, by the name of its device: the devices of other hosts may be others.
+        thresholds: Those of rank 0 and its device's name, because devices of other hosts may differ.
         peers: The memory, if it is mapped.
     """
 
@@ -101,7 +104,7 @@ class Region:
 def _record(
     mapper: Mapper | None, device: torch.device, wish: Wish, channels: int
 ) -> dict[str, Any]:
-    """Returns what this rank has; whatever is wrong with it is part of that, as the others wait for it."""
+    """Returns what this rank has; a problem is part of the record, because the other ranks wait for the record."""
     found: dict[str, Any] = {
         "triton": "",
         "missing": "",
@@ -133,10 +136,10 @@ def _record(
 
 
 def reason_against(records: Sequence[dict[str, Any]]) -> str:
-    """Returns why ranks with these records do not map memory of each other, or "".
+    """Returns why ranks with these records do not map each other's memory, or "".
 
     Args:
-        records: What each rank has, in rank order.
+        records: The record of each rank, in rank order.
     """
     ranks = range(len(records))
     wish = records[0]["wish"]
@@ -176,10 +179,10 @@ _WISHES = {"algorithm": "FASTCOLL_ALGO", "room": "version of fastcoll"}
 
 
 def _require_one_wish(member: Member, records: Sequence[dict[str, Any]]) -> None:
-    """Checks that all ranks were told the same.
+    """Checks that the settings are the same on all ranks.
 
     Raises:
-        DistBackendError: They were not.
+        DistBackendError: They differ.
     """
     first = records[0]["wish"]
     for rank, record in enumerate(records):
@@ -201,22 +204,22 @@ def open_region(
     aborted: Callable[[], bool],
     instance: str = "",
 ) -> Region:
-    """Finds out what the ranks of a group can do together, and maps their memory where they can; all ranks call it.
+    """Agrees on what the ranks of a group can do together, and maps their memory if they can; all ranks call it.
 
     Args:
-        store: For this call alone.
+        store: For this call only.
         member: This rank.
-        device: Where its tensors lie.
+        device: Where this rank's tensors lie.
         timeout: Seconds for each step.
-        wish: What this rank was told.
+        wish: This rank's settings.
         aborted: Whether the group was aborted meanwhile.
-        instance: Equal on all ranks, and no other group's of this process.
+        instance: Equal on all ranks, and unique among the groups of this process.
 
     Raises:
-        DistBackendError: A rank has not come in time, or the ranks were told different things.
+        DistBackendError: A rank did not arrive in time or died, the group was aborted, or the settings differ.
     """
     mapper = MAPPERS.get(device.type)
-    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote as long as the timeout
+    patience = min(timeout / 2, _PATIENCE)  # the others wait for the vote for the whole timeout
     share = Share(device, wish.room.channels)
     with Lives() as lives, contextlib.ExitStack() as unless_mapped:
         unless_mapped.callback(share.close)
@@ -272,10 +275,10 @@ def _map_regions(
     identities: Sequence[str],
     share: Share,
 ) -> PeerMemory:
-    """Returns the memory of all ranks, over which each kernel has been tried.
+    """Returns the memory of all ranks, on which each kernel has passed its self-test.
 
     Raises:
-        Refused: A rank could not.
+        Refused: A rank failed.
     """
     from fastcoll.kernels.peers import PeerBuffers, PeerLayout
 
@@ -287,7 +290,7 @@ def _map_regions(
         mapper.require_atomics(where, identities)
         with mapper.apart(
             where
-        ):  # the peers write flags: it must be zero before they know the address
+        ):  # the peers write flags: it must be zero before they get the address
             return mapper.allocate(bucket_at + room.bucket_bytes, where)
 
     memory = ballot.together("allocated", allocate, patience)

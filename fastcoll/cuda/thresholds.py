@@ -1,9 +1,9 @@
-"""Where all-reduce algorithms on devices give way to each other.
+"""Size limits of the all-reduce algorithms on devices.
 
-By itself, as every group reads the tuning table, also those that never see a device.
+A separate file, because every group reads the tuning table, even without a device.
 
 Kernels serve no all-reduce by default: no limit of theirs was measured on any GPU. ``fastcoll tune --device
-cuda`` measures them on a machine and writes a table; FASTCOLL_ALGO asks for an algorithm whatever the table has.
+cuda`` measures the limits on a machine and writes a table; FASTCOLL_ALGO forces an algorithm whatever the table has.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["DEFAULT", "Thresholds", "device_name"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where one algorithm gives way to the next: the section of the tuning table that is about devices.
+    """The largest message of each algorithm: the section of the tuning table for devices.
 
     Attributes:
-        one_shot_bytes: Largest message, as it travels, that one_shot takes. In bytes, as all but `list_tensors`.
-        two_shot_bytes: Largest that two_shot takes; beyond come ring and NCCL.
-        ring_bytes: Largest that ring takes.
-        list_tensors: Least number of tensors reduced together that are fused into a bucket.
+        one_shot_bytes: Largest message, as it travels, for one_shot. In bytes, as all but `list_tensors`.
+        two_shot_bytes: Largest message for two_shot; ring and NCCL take larger ones.
+        ring_bytes: Largest message for ring.
+        list_tensors: Least number of tensors reduced together to fuse into a bucket.
         list_bytes: Largest mean size of such tensors.
     """
 
@@ -45,9 +45,9 @@ class Thresholds:
 
 
 DEFAULT = Thresholds()
-"""The limits of devices that no table has measured."""
+"""The limits for devices without a measured table."""
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of a device, for which a section of a table counts."""
+    """Returns the name of a device, by which a table has its sections."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

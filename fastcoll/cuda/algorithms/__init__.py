@@ -1,4 +1,4 @@
-"""All-reduce algorithms for tensors on devices, one a file, each with phases, steps and bytes at its top.
+"""All-reduce algorithms for tensors on devices: one a file, with phases, steps and bytes in its head.
 
 Importing this package imports neither Triton nor CuPy; preparing a call does.
 """

@@ -1,4 +1,4 @@
-"""Lists of tensors as one bucket: the launches that gather them into it and scatter them from it."""
+"""Lists of tensors as one bucket: launches that gather tensors into a bucket and scatter them from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["copy_in", "copy_out", "layout_of", "outs_of", "sources_of"]
 
 @functools.lru_cache(maxsize=64)
 def layout_of(sizes: tuple[int, ...]) -> BucketLayout:
-    """Returns the layout of tensors of these sizes, the same on all ranks; its tables on devices are kept with it."""
+    """Returns the layout of tensors of these sizes, the same on all ranks; it keeps its tables on devices."""
     return BucketLayout(sizes, BUCKET_GRAIN)
 
 
@@ -37,17 +37,17 @@ def _unflatten(
 
 
 def sources_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Tensor]:
-    """Returns what a rank gives, as tensors."""
+    """Returns this rank's inputs as tensors."""
     return [site.view(piece.source, piece.count, dtype) for piece in pieces]
 
 
 def outs_of(pieces: Sequence[Piece], dtype: torch.dtype, site: Site) -> list[Tensor]:
-    """Returns what a rank gets, as tensors."""
+    """Returns this rank's outputs as tensors."""
     return [site.view(piece.out, piece.count, dtype) for piece in pieces]
 
 
 def copy_in(pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site) -> Launch:
-    """Returns the launch that fills a bucket, in the bucket's dtype."""
+    """Returns the launch that copies the tensors into a bucket, cast to the bucket's dtype."""
     sizes = tuple(piece.count for piece in pieces)
     flatten = _flatten(sizes, dtype, bucket.dtype, site.device)
     launch = flatten.prepare(sources_of(pieces, dtype, site), bucket)
@@ -58,7 +58,7 @@ def copy_in(pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: S
 def copy_out(
     pieces: Sequence[Piece], dtype: torch.dtype, bucket: Tensor, site: Site, scale: float = 1.0
 ) -> Launch:
-    """Returns the launch that empties it into the tensors."""
+    """Returns the launch that copies a bucket into the tensors."""
     sizes = tuple(piece.count for piece in pieces)
     unflatten = _unflatten(sizes, bucket.dtype, dtype, site.device)
     launch = unflatten.prepare(bucket, outs_of(pieces, dtype, site), scale)

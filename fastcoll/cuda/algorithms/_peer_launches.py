@@ -14,7 +14,7 @@ __all__ = ["in_bucket", "staged"]
 def staged(
     prepare: Callable[..., Any], call: Call, pieces: Sequence[Piece], site: Site
 ) -> Prepared:
-    """Returns the one launch for a tensor that lies anywhere; of a reduce-scatter the result is a rank's chunk."""
+    """Returns the single launch for a tensor at any address; the result of a reduce-scatter is this rank's chunk."""
     assert site.peers is not None
     (piece,) = pieces
     chunks = site.peers.buffers.world_size if call.collective == "reduce_scatter" else 1
@@ -30,13 +30,13 @@ def staged(
 
 
 def in_bucket(call: Call, pieces: Sequence[Piece], site: Site, shares: bool) -> Prepared:
-    """Returns the two launches for a list: into this rank's bucket, and from all ranks' into the tensors.
+    """Returns the two launches for a list: into this rank's bucket, and from all ranks' buckets into the tensors.
 
     Args:
         call: The list.
-        pieces: Of this rank.
-        site: Where.
-        shares: Whether each rank reduces its share of the blocks, or all of them.
+        pieces: This rank's tensors.
+        site: Where the plan runs.
+        shares: Whether each rank reduces its share of the blocks (True) or all blocks.
     """
     from fastcoll.cuda.algorithms._flat import copy_in, layout_of, outs_of
     from fastcoll.kernels.bucket_all_reduce import BucketAllReduce

@@ -1,4 +1,4 @@
-"""What every all-reduce algorithm on devices has: a name, what it can do, its launches, and how it is prepared."""
+"""Interface of the all-reduce algorithms on devices: name, refusal, number of launches, preparation."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = [
 ]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-"""What the kernels add."""
+"""Dtypes that the kernels reduce."""
 
 OPS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
-"""What the kernels do with them."""
+"""Reductions that the kernels have."""
 
 
 class Place(NamedTuple):
-    """Where a call's tensors lie.
+    """Addresses of a call's tensors.
 
     Attributes:
-        source: Address of what this rank gives, or of the table on the device of all tensors' addresses.
-        out: Of what it gets, likewise.
+        source: Address of the input, or of a table on the device with all inputs' addresses.
+        out: The same for the output.
     """
 
     source: int
@@ -58,9 +58,9 @@ class Piece:
     """A tensor of this rank, by address.
 
     Attributes:
-        source: Where it lies.
-        out: Where its result goes; may be `source`.
-        count: Elements that this rank gives.
+        source: Address of the input.
+        out: Address of the result; may be `source`.
+        count: Input elements of this rank.
     """
 
     source: int
@@ -70,14 +70,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a plan runs: of one group, on one device and stream.
+    """Where a plan runs: one group, one device, one stream.
 
     Attributes:
-        communicator: NCCL's.
+        communicator: The NCCL communicator.
         stream: Handle of the stream, which is current.
-        device: As kernels name it.
-        peers: The memory that ranks map of each other, if they do.
-        workspace: Returns a tensor of at least so many bytes, for this stream; who uses it holds it.
+        device: The device as kernels name it.
+        peers: The peer-mapped memory, if there is any.
+        workspace: Returns a tensor of at least so many bytes, for this stream; its user must hold it.
     """
 
     communicator: NcclCommunicator
@@ -87,17 +87,17 @@ class Site:
     workspace: Callable[[int], Tensor]
 
     def view(self, address: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Returns memory as a tensor that kernels take."""
+        """Returns memory at an address as a tensor for kernels."""
         return tensor_at(address, count, dtype, self.device)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a plan does for a call, wherever its tensors lie.
+    """The launches of a plan for a call, independent of the tensors' addresses.
 
     Attributes:
         launches: In this order.
-        held: What must live as long.
+        held: Objects that must live as long.
         uses_peers: Whether a launch works on the peers' memory.
         tables: Whether the launches read the tensors' addresses from tables.
     """
@@ -109,10 +109,10 @@ class Prepared:
 
 
 class Algorithm(abc.ABC):
-    """One way of doing an all-reduce; the ring has reduce-scatter and all-gather too.
+    """An all-reduce algorithm; the ring has reduce-scatter and all-gather too.
 
     Attributes:
-        name: By which FASTCOLL_ALGO and the tuner ask for it.
+        name: Its name for FASTCOLL_ALGO and the tuner.
     """
 
     name: str
@@ -123,25 +123,25 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def launches(self, call: Call) -> int:
-        """Returns how many kernels and calls of NCCL a rank puts on its stream."""
+        """Returns how many kernels and NCCL calls a rank puts on its stream."""
 
     @abc.abstractmethod
     def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
         """Returns the launches for a call that it does not refuse.
 
-        They serve other tensors too: of the same numbers of elements, each aligned to 16 bytes where these are, and its
-        own result where these are.
+        They also serve other tensors with the same numbers of elements, if each is aligned to 16 bytes where these are,
+        and in place where these are.
         """
 
 
 class PeerAlgorithm(Algorithm):
-    """Base of those that read the peers' memory."""
+    """Base of the algorithms that read the peers' memory."""
 
     def refusal(self, call: Call, topology: Topology) -> str:
         """Returns why it cannot serve a call, or ""."""
         if not topology.peers:
             return f"the ranks map no memory of each other: {topology.reason}"
-        if call.collective == "all_gather":  # it moves bytes
+        if call.collective == "all_gather":  # only moves bytes
             return ""
         if call.op not in OPS:
             return f"the kernels have {', '.join(OPS)}, not {call.op}"
@@ -161,11 +161,11 @@ class PeerAlgorithm(Algorithm):
 
 
 BUCKET_GRAIN = 16
-"""Elements: each tensor begins at a multiple of them in a bucket, so that it is aligned in every dtype."""
+"""Elements: each tensor of a bucket begins at a multiple of this, so it is aligned in every dtype."""
 
 
 def bucket_elements(sizes: Sequence[int]) -> int:
-    """Returns the elements of the bucket that tensors of these sizes make, with its gaps, at most."""
+    """Returns an upper bound of the elements in a bucket for tensors of these sizes, gaps included."""
     return sum(-(-size // BUCKET_GRAIN) for size in sizes) * BUCKET_GRAIN
 
 

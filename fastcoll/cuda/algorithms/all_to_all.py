@@ -1,10 +1,10 @@
 """All-reduce with one rounding over NCCL: all-to-all, a fused sum in float32, all-gather.
 
-Phases: cast to the wire (unless the message is of it, and divides evenly), send each rank its share, sum the ranks'
-shares in rank order in float32 and round once, over the own one, gather the shares, cast back.
-Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 calls of NCCL; on one rank the casts alone.
-Chosen for narrower wires where ranks map no memory of each other. Its error is that of one rounding whatever the number
-of ranks, and its bits are those of one_shot and two_shot.
+Phases: cast to the wire dtype (not if the message has that dtype and divides evenly); send each rank its share; sum
+the received shares in rank order in float32, round once, and write over the own share; gather the shares; cast back.
+Bytes: 2 (n - 1) W / n. Steps: 2 (the library's). Launches: 3 kernels and 2 NCCL calls; on one rank only the casts.
+Chosen for narrower wires if ranks do not map each other's memory. The error is one rounding for any number of ranks;
+the bits are those of one_shot and two_shot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastcoll.cuda.algorithms.call import Call, Topology
 
 __all__ = ["AllToAll"]
 
-_GRAIN = 16  # elements: shares begin at multiples of 16 bytes
+_GRAIN = 16  # elements: shares begin at multiples of 16 bytes in every dtype
 _WIRES = {
     torch.float32: (torch.float32, torch.bfloat16, torch.float16),
     torch.bfloat16: (torch.bfloat16,),
@@ -51,7 +51,7 @@ class AllToAll(Algorithm):
         return ""
 
     def launches(self, call: Call) -> int:
-        """Returns how many there are where something is cast or copied."""
+        """Returns the number with casts or copies, the largest."""
         return 5
 
     def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
@@ -75,7 +75,7 @@ class AllToAll(Algorithm):
             bucket = site.view(flat, elements, wire)
             before.append(copy_in(pieces, call.dtype, bucket, site))
             behind.append(copy_out(pieces, call.dtype, bucket, site))
-        # What fills up the last shares is sent, and never summed.
+        # The padding of the last shares is sent, but never summed.
         own = max(0, min(share, elements - member.rank * share))
         summed = prepare_reduce(
             [received + rank * share * item for rank in range(ranks)],
@@ -88,7 +88,7 @@ class AllToAll(Algorithm):
         )
         if (
             ranks == 1 and call.scale == 1.0 and (not in_place or pieces[0].source == pieces[0].out)
-        ):  # a sum of one is what was cast
+        ):  # the sum of one rank is the cast message
             return Prepared((*before, *behind), held=memory, tables=not in_place)
         communicator, stream = site.communicator, site.stream
 
@@ -108,5 +108,5 @@ class AllToAll(Algorithm):
 
     @staticmethod
     def _needs_no_copy(call: Call, ranks: int) -> bool:
-        """Whether the message itself is cut into the shares; by what all ranks know alike."""
+        """Whether the message itself is cut into shares; depends only on what is equal on all ranks."""
         return call.wire is None and not call.is_list and call.elements % (ranks * _GRAIN) == 0

@@ -1,4 +1,4 @@
-"""A collective as all ranks of a group see it, and what the group can do: all that a choice may depend on."""
+"""A collective as all ranks of a group see it, and what the group can do: the inputs of the selector."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Call", "Topology"]
 
 @dataclass(frozen=True)
 class Call:
-    """One all-reduce, of a tensor or of a list as one bucket, or one reduce-scatter or all-gather of a tensor.
+    """One all-reduce of a tensor or of a list as one bucket, or one reduce-scatter or all-gather of a tensor.
 
-    Nothing here depends on where tensors lie, which differs between ranks, so that all ranks choose alike.
+    Nothing here depends on addresses, which differ between ranks, so all ranks choose the same algorithm.
 
     Attributes:
-        dtype: Of the tensors.
-        op: "SUM", "AVG", "MIN", "MAX", "PRODUCT", or another name of torch's; "" of an all-gather.
-        sizes: Elements of each tensor that this rank gives, none 0.
-        wire: What travels, if that is narrower than `dtype`.
+        dtype: Dtype of the tensors.
+        op: "SUM", "AVG", "MIN", "MAX", "PRODUCT", or another of torch's names; "" for an all-gather.
+        sizes: Elements of each input tensor of this rank, none 0.
+        wire: Wire dtype, if it is narrower than `dtype`.
         scale: Factor of the result.
         collective: "all_reduce", "reduce_scatter" or "all_gather".
     """
@@ -33,17 +33,17 @@ class Call:
 
     @property
     def elements(self) -> int:
-        """Of all tensors."""
+        """Elements of all tensors."""
         return sum(self.sizes)
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """What travels."""
+        """The dtype that travels."""
         return self.dtype if self.wire is None else self.wire
 
     @property
     def wire_bytes(self) -> int:
-        """Size of the message as it travels."""
+        """Size of the message as it travels, in bytes."""
         return self.elements * self.wire_dtype.itemsize
 
     @property
@@ -62,14 +62,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Topology:
-    """What the ranks of a group have found out together; equal on all of them.
+    """What the ranks of a group have agreed on; equal on all of them.
 
     Attributes:
-        ranks: How many there are.
-        kernels: Whether Triton kernels run on all of them.
-        peers: Whether they map memory of each other.
+        ranks: Number of ranks.
+        kernels: Whether Triton kernels run on all ranks.
+        peers: Whether the ranks map each other's memory.
         bucket_bytes: Room for a bucket in that memory.
-        reason: Why they do not; "" if they do.
+        reason: Why the ranks do not map it; "" if they do.
     """
 
     ranks: int

@@ -1,9 +1,9 @@
 """NCCL's own all-reduce; a list goes through one bucket: copy-in, collective, copy-out.
 
-Phases: the library's. Bytes: 2 (n - 1) / n of the message, as by a ring. Steps: those of a ring, 2 (n - 1); NCCL
-may use a tree or the switch, which takes fewer.
-Chosen for messages that no other algorithm is faster for, and for what the kernels do not do. It adds in an order
-of its own, and rounds 16-bit sums on the way.
+Phases: the library's. Bytes: 2 (n - 1) / n of the message, as in a ring. Steps: 2 (n - 1), as in a ring; fewer if
+NCCL uses a tree or the switch.
+Chosen for messages that no other algorithm serves faster, and for dtypes and operations without a kernel. NCCL
+chooses the order of the sum, and rounds 16-bit partial sums.
 """
 
 from __future__ import annotations

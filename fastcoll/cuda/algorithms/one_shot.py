@@ -1,9 +1,9 @@
 """One-shot all-reduce by the kernel of fastcoll.kernels.one_shot: every rank reads all messages.
 
-Phases: stage the message (cast to the wire), exchange flags, read and reduce all ranks'. A list is flattened into
-this rank's part of the mapped memory, and reduced from there into the tensors.
+Phases: stage the message (cast to the wire dtype), exchange flags, read and reduce all ranks' messages. A list is
+flattened into this rank's bucket in the mapped memory, and reduced from all buckets into the tensors.
 Bytes: (n - 1) W. Steps: 1; 2 for a list. Launches: 1; 2 for a list.
-Chosen for small messages, where steps are what counts.
+Chosen for small messages, whose time depends on the steps.
 """
 
 from __future__ import annotations

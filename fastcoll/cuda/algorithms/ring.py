@@ -1,11 +1,11 @@
 """The chunked ring of fastcoll.kernels.ring, through slots of the right neighbour.
 
-Phases: n - 1 hops in which partial sums go round, n - 1 in which results do, in a pipeline of segments.
-Partial sums travel in the accumulate dtype, so that there is one rounding; their order differs from chunk to chunk.
+Phases: n - 1 hops for partial sums, then n - 1 hops for results, in a pipeline of segments.
+Partial sums travel in the accumulate dtype, so there is one rounding; their order differs from chunk to chunk.
 Bytes: (n - 1) / n of the message in the accumulate dtype and as much in the wire dtype. Steps: 2 (n - 1).
-Reduce-scatter is the first phase alone, all-gather the second.
+Reduce-scatter is the first phase only, all-gather the second.
 Launches: 1; 3 for a list, which goes through a bucket.
-Chosen where each rank has a fast link to its neighbours only, and of reduce-scatter and all-gather only if forced.
+Chosen if each rank has a fast link to its neighbours only; for reduce-scatter and all-gather only if forced.
 """
 
 from __future__ import annotations

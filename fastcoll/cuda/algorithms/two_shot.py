@@ -1,7 +1,7 @@
 """Two-shot all-reduce by the kernel of fastcoll.kernels.two_shot: a rank reduces its share, then fetches the others.
 
-Phases: stage the message (cast to the wire), exchange flags, reduce the own share, exchange flags, fetch the others'.
-A list is flattened into this rank's part of the mapped memory, reduced there, and fetched into the tensors.
+Phases: stage the message (cast to the wire dtype), exchange flags, reduce the own share, exchange flags, fetch the
+others. A list is flattened into this rank's bucket in the mapped memory, reduced there, and fetched into the tensors.
 Bytes: 2 (n - 1) W / n. Steps: 2; 3 for a list. Launches: 1; 2 for a list.
 Chosen for messages too large for one_shot; its bits are the same.
 """
