@@ -1,8 +1,8 @@
 """``python tests/built_site.py build/site``: checks the links of a built site, and repairs those that leave it.
 
 A page links to sources and records by relative paths, which are right on GitHub. In the site such a link gets the
-repository's address, ``repo_url`` of mkdocs.yml; it becomes plain text while there is none. It prints one line for each
-link that leads nowhere, and ends with status 1 if there is one.
+repository's address, ``repo_url`` of mkdocs.yml, or becomes plain text if there is no address. The program prints one
+line for each broken link, and ends with status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _path(link: str) -> str:
 
 
 def repaired(page: Path, site: Path, address: str) -> tuple[str, list[str]]:
-    """Returns the text of a page of the site with its outer links repaired, and its links that lead nowhere.
+    """Returns the text of a page of the site with its outer links repaired, and its broken links.
 
     Args:
-        page: The file.
-        site: The folder of the site, whose pages are placed as in docs/.
-        address: Of the repository, "" if it has none.
+        page: The page's file.
+        site: The folder of the site, which has the layout of docs/.
+        address: The repository's address, "" if it has none.
     """
     text = page.read_text()
     here = Path("docs") / page.parent.relative_to(site)
@@ -44,7 +44,7 @@ def repaired(page: Path, site: Path, address: str) -> tuple[str, list[str]]:
             return found[0]
         target = ROOT / os.path.normpath(here / path)
         if not target.exists():
-            target = target.with_suffix(".md")  # as Zensical names it
+            target = target.with_suffix(".md")  # Zensical's name for it
         if not target.exists():
             lost.append(link)
             return found[0]
@@ -64,7 +64,7 @@ def main(folder: str) -> int:
     address = re.search(r"^repo_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     problems = []
     for page in sorted(site.rglob("*.html")):
-        if page.name == "404.html":  # its links hold at the address of the site only
+        if page.name == "404.html":  # its links are right at the site's address only
             continue
         text, lost = repaired(page, site, address[1] if address else "")
         page.write_text(text)

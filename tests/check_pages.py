@@ -1,7 +1,7 @@
-"""``python tests/check_pages.py``: checks what the pages and the build's files repeat of the sources.
+"""``python tests/check_pages.py``: checks that the pages and the build's files agree with the sources.
 
-Part of ``make lint``. It prints one line for each thing that differs, and ends with status 1 if there is one.
-``--links`` checks what the site needs, which needs no package.
+Part of ``make lint``. It prints one line for each difference, and ends with status 1 if there is one.
+``--links`` checks only what the site needs, which requires no package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFERENCE = "docs/reference/python.md"
 
 
 def load(path: str) -> ModuleType:
-    """Returns a module of the repository that needs the standard library only."""
+    """Returns a module of the repository; it must need only the standard library."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -47,7 +47,7 @@ def read(path: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Returns the names under which the headings of a page can be linked."""
+    """Returns the anchors of a page's headings."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     documented = re.findall(r"^::: (\S+)$", text, re.MULTILINE)  # of mkdocstrings
@@ -94,9 +94,9 @@ def variables() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """What the page of messages quotes of errors is what the sources say."""
+    """Errors that the page of messages quotes are in the sources."""
     files = [*ROOT.glob("csrc/**/*.[ch]pp"), *ROOT.glob("fastcoll/**/*.py")]
-    # Literals that follow each other are one text.
+    # Adjacent literals are one text.
     sources = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in files))
     quoted = re.findall(r"^\| `([^`]+)` \|", read(MESSAGES), re.MULTILINE)
     for text in [*quoted, *([] if quoted else ["a quoted error"])]:
@@ -124,14 +124,14 @@ def interface() -> Iterator[str]:
 
 
 def tables() -> Iterator[str]:
-    """Generated tables and pictures are those of their records."""
+    """Generated tables and pictures agree with their records."""
     command = [sys.executable, "-m", "fastcoll.bench.page", "--check", "--pictures"]
     if subprocess.run(command, check=False).returncode != 0:
         yield f"run {' '.join(command[1:-2])} --pictures"
 
 
 def figures() -> Iterator[str]:
-    """The figures in the prose of README and of the page on testing are those of the records."""
+    """Figures in the prose of README and of the page on testing agree with the records."""
     ratios = [
         case["backends"]["gloo"]["time"]["minimum"]
         / case["backends"]["fastcoll"]["time"]["minimum"]
@@ -184,7 +184,7 @@ WORDS = {
 
 
 def language() -> Iterator[str]:
-    """Pages and errors keep the rules of language: what can be searched for is not there."""
+    """Pages and errors keep the rules of language, as far as a search can find violations."""
     lines = [(page, line) for page in PAGES for line in _prose(page).splitlines()]
     lines += [(file, text) for file in _sources() for text in _texts(file)]
     for file, line in lines:
@@ -208,7 +208,7 @@ def _sources() -> list[Path]:
 
 
 def _texts(file: Path) -> Iterator[str]:
-    """Yields the literals of a source that are sentences, or parts of one."""
+    """Yields the literals of a source that have several words."""
     source = file.read_text()
     if file.suffix == ".py":
         tree = ast.parse(source)
@@ -224,7 +224,7 @@ def _texts(file: Path) -> Iterator[str]:
 
 
 def releases() -> Iterator[str]:
-    """The workflows and the Makefile name the releases of torch that build_backend/supported.py does."""
+    """The workflows and the Makefile name the same releases of torch as build_backend/supported.py."""
     supported = load("build_backend/supported.py")
     made = re.findall(r"^ +torch: (\[.*\])$", read(".github/workflows/wheels.yml"), re.MULTILINE)
     if [json.loads(each) for each in made] != [list(supported.MINORS)]:

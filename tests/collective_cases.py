@@ -1,4 +1,4 @@
-"""One table of the collectives: how a rank makes each call, and what it must then have, of any type and layout."""
+"""One table of the collectives: each call, and its expected result, for any type and layout."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,24 +61,24 @@ MOVED = [*REDUCED, *FLOAT8]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One collective on one group; what each rank sends follows from ``seed``.
+    """One collective on one group; ``seed`` determines the inputs of all ranks.
 
     Attributes:
-        collective: a function of this module.
-        op: of those that reduce.
-        dtype: of all tensors.
-        shape: of the smallest tensors of the call.
-        given_layout: of the inputs: one of LAYOUTS, or "shared" for the group's shared memory.
-        output_layout: of the outputs, and of what is both.
+        collective: name of a function of this module.
+        op: operation of a reducing collective.
+        dtype: type of all tensors.
+        shape: shape of the call's smallest tensors.
+        given_layout: layout of the inputs: one of LAYOUTS, or "shared" for the group's shared memory.
+        output_layout: layout of the outputs, and of tensors that are input and output.
         root: a rank of the group; -1 is the last.
-        async_op: of the call.
-        splits: how much each rank sends to each, for all_to_all, of this many ranks or more; without it, the
-            same to all.
-        stacked: whether the one tensor for all ranks has a dimension for them.
-        members: of a group that the call makes; without it, the default group.
-        seed: of the inputs.
-        device: of the tensors.
-        exact: whether sums have the bits of the oracle's, as fastcoll's have on CPU.
+        async_op: whether the call is asynchronous.
+        splits: lengths that each rank sends to each rank in all_to_all, for at least as many ranks as the group
+            has; without it, equal lengths.
+        stacked: whether the one tensor for all ranks has a dimension for the ranks.
+        members: ranks of a group that the call makes; without it, the default group.
+        seed: seed of the inputs.
+        device: device of the tensors.
+        exact: whether sums have the oracle's bits, as on CPU with fastcoll.
     """
 
     collective: str
@@ -108,7 +108,7 @@ def operations(collective: str, dtype: torch.dtype) -> list[str]:
 
 
 def nccl_pairs() -> list[tuple[str, torch.dtype]]:
-    """Return operations and types of NCCL, which has no 16-bit integers and fewer operations."""
+    """Return NCCL's operations and types: no 16-bit integers, and fewer operations."""
     types = [t for t in [*FLOATS, *INTEGERS, torch.bool] if t not in (torch.int16, torch.uint16)]
     found = [
         (op, t)
@@ -120,7 +120,7 @@ def nccl_pairs() -> list[tuple[str, torch.dtype]]:
 
 
 def collectives(names: Iterable[str], dtypes: Iterable[torch.dtype], known: Iterable) -> list[Any]:
-    """Return parameters: each collective with each type, of which gloo handles the known ones."""
+    """Return parameters: each collective with each type; gloo handles the types in ``known``."""
     return [
         pytest.param(
             *(name, dtype),
@@ -136,7 +136,7 @@ def collectives(names: Iterable[str], dtypes: Iterable[torch.dtype], known: Iter
 
 
 def run(case: Case) -> bytes:
-    """Make the call, check all that it promises, and return the bits of the outputs."""
+    """Make the call, check its result, and return the bits of the outputs."""
     if not case.members:
         return Runner(case).check()
     group = dist.new_group(case.members)
@@ -158,13 +158,13 @@ def answers(cases: Iterable[Case]) -> dict[str, bytes]:
 
 
 class Runner:
-    """A case on one rank; to make it begins the call.
+    """A case on one rank; the constructor begins the call.
 
     Attributes:
         work: the call's handle, if the case is asynchronous.
         outputs: the tensors that the call writes, on this rank.
-        before: what ``versions`` was when the call began.
-        promised: whether what the outputs hold is.
+        before: ``versions`` when the call began.
+        promised: whether the outputs' content is defined on this rank.
     """
 
     def __init__(self, case: Case, group: dist.ProcessGroup | None = None) -> None:
@@ -183,7 +183,7 @@ class Runner:
         next(self._checks)
 
     def sent(self, source: int, target: int = 0, shape: Sequence[int] | None = None) -> Tensor:
-        """Return what ``source`` sends to ``target``."""
+        """Return the tensor that ``source`` sends to ``target``."""
         shape = self.case.shape if shape is None else shape
         return sample(100 * source + target, shape, self.case.dtype, self.case.seed)
 
@@ -193,7 +193,7 @@ class Runner:
         return given
 
     def out(self, shape: Sequence[int] | None = None, content: Tensor | None = None) -> Tensor:
-        """Return an output tensor of zeros, or of what it holds before."""
+        """Return an output tensor, filled with zeros or with ``content``."""
         if content is None:
             shape = self.case.shape if shape is None else shape
             content = torch.zeros(shape, dtype=self.case.dtype)
@@ -208,7 +208,7 @@ class Runner:
         return place.view(tensor.shape).copy_(tensor)
 
     def joined(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return one tensor of those of all ranks."""
+        """Return the tensors of all ranks joined into one."""
         raw = torch.uint8 if self.case.dtype in FLOAT8 else self.case.dtype
         join = torch.stack if self.case.stacked else torch.cat
         return join([t.view(raw) for t in tensors]).view(self.case.dtype)
@@ -226,11 +226,11 @@ class Runner:
             assert_reduced(actual, tensors, self.case.op)
 
     def versions(self) -> list[int]:
-        """Return how often autograd was told of a change of each output, then of each input."""
+        """Return the version counter of each output, then of each input."""
         return [tensor._version for tensor in (*self.outputs, *(given for given, _ in self.given))]
 
     def check(self) -> bytes:
-        """Wait for the call, check what it promises, and return the bits of the outputs."""
+        """Wait for the call, check its result, and return the bits of the outputs."""
         if self.work is not None:
             assert self.work.wait()
         next(self._checks, None)
@@ -241,7 +241,7 @@ class Runner:
         return b"".join(bits(output.cpu()) for output in self.outputs if self.promised)
 
 
-# What follows makes a call up to its yield, and checks the result behind it.
+# Each of these functions makes a call before its yield, and checks the result after it.
 
 
 def all_reduce(r: Runner, case: Case, ranks: range) -> Iterator[None]:

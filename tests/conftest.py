@@ -17,8 +17,8 @@ from world import Worlds
 
 __all__ = ["pytest_pyfunc_call", "pytest_runtest_makereport", "pytest_runtest_setup"]
 
-# `make test-all` loads `drawn`, and names a seed.
-# A busy machine is slow to draw, which hypothesis takes for a fault of the test.
+# `make test-all` loads `drawn`, and passes a seed.
+# A busy machine draws slowly, and hypothesis would report that as a fault of the test.
 COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("fixed", derandomize=True, **COMMON)
 settings.register_profile("drawn", derandomize=False, print_blob=True, **COMMON)
@@ -27,9 +27,9 @@ settings.load_profile("fixed")
 
 def pytest_configure(config: pytest.Config) -> None:
     suite_rules.watch_pauses()
-    # Triton reads this when a kernel is decorated, its own included, so it is set before any test module is
-    # imported, and no conftest.py imports Triton.
-    # Kernels are interpreted, on CPU tensors, in every run but one of `gpu` items only.
+    # Triton reads TRITON_INTERPRET when a kernel is decorated, its own kernels included. So it is set before any
+    # test module is imported, and no conftest.py imports Triton.
+    # Every run interprets kernels on CPU tensors, except a run of only `gpu` items.
     if suite_rules.is_gpu_run(config.option.markexpr):
         os.environ.pop("TRITON_INTERPRET", None)
     else:
@@ -38,19 +38,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _replace_nccl() -> None:
-    """Lets a torch that was built for CUDA take the stand-in for its NCCL, in all processes that are started.
+    """Makes a CUDA build of torch use NCCL's stand-in, in all processes that are started.
 
-    A process may have one NCCL only. With a GPU it is the real one, and the tests of the stand-in are skipped.
+    A process may have only one NCCL. With a GPU it is the real one, and tests of the stand-in are skipped.
     """
     if torch.version.cuda is None or torch.cuda.is_available():
         return
-    with contextlib.suppress(RuntimeError):  # no compiler: for the fixtures to raise
+    with contextlib.suppress(RuntimeError):  # no compiler: the fixtures raise it
         others = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
         os.environ["LD_PRELOAD"] = ":".join([str(device_ranks.build_stand_in()), *others])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the launcher and build what the device's tests need: here, where no test's time limit runs."""
+    """Start the launcher and build the device's libraries here, outside any test's time limit."""
     if session.config.option.collectonly:
         return
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
@@ -59,7 +59,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if used & {"device_libraries", "device_world", "nccl_world", "peer_world"}:
         with contextlib.suppress(
             RuntimeError
-        ):  # for the fixture to raise, in the tests that need it
+        ):  # the fixture raises it too, in the tests that need it
             device_ranks.build()
 
 
@@ -87,7 +87,7 @@ def world(
 def device_world(
     launcher: launchers.Launcher, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Worlds]:
-    """Like ``world``, of ranks whose torch has the recording device."""
+    """Like ``world``, with the recording device in the ranks' torch."""
     recording_device.build()
     worlds = Worlds(tmp_path_factory.mktemp("device-worlds"), prepare=recording_device.load)
     yield worlds
@@ -96,13 +96,13 @@ def device_world(
 
 @pytest.fixture(scope="session")
 def device_libraries() -> None:
-    """The recording device and NCCL's stand-in are built."""
+    """Builds the recording device and NCCL's stand-in."""
     device_ranks.build()
 
 
 @pytest.fixture(scope="session")
 def without_nccl() -> None:
-    """There is no NCCL but the stand-in."""
+    """Skips the test if there is another NCCL than the stand-in."""
     if torch.cuda.is_available():
         pytest.skip("torch has its own NCCL here, for the GPU, and a process may have only one")
 
@@ -111,7 +111,7 @@ def without_nccl() -> None:
 def nccl_world(
     launcher: launchers.Launcher, without_nccl: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Worlds]:
-    """Like ``world``, of ranks in which the recording device's tensors go through NCCL's stand-in."""
+    """Like ``world``; the recording device's tensors go through NCCL's stand-in."""
     worlds = Worlds(tmp_path_factory.mktemp("nccl-worlds"), prepare=device_ranks.prepare)
     yield worlds
     worlds.close()

@@ -1,4 +1,4 @@
-"""All-reduces of device tensors with options that torch has no arguments for."""
+"""All-reduces of device tensors with options for which torch has no arguments."""
 
 import torch
 import torch.distributed as dist
@@ -6,18 +6,18 @@ import torch.distributed as dist
 __all__ = ["OPS", "all_reduce", "inputs_of", "reduces_of", "together"]
 
 OPS = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
-"""What the kernels and their oracle call torch's operations."""
+"""Names of torch's operations in the kernels and their oracle."""
 
 
 def all_reduce(tensors, op=dist.ReduceOp.SUM, group=None, async_op=False, **options):
-    """One call of the group's backend, of a tensor or a list; what options there are, ``C`` says."""
+    """Makes one call of the group's backend, with a tensor or a list; for the options see ``all_reduce_list`` in C."""
     tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     backend = (group or dist.group.WORLD)._get_backend(tensors[0].device)
     return backend.all_reduce_list(tensors, op, async_op, **options)
 
 
 def together(tensors, op, async_op=False, **options):
-    """A call for each tensor, in a batch."""
+    """Makes a call for each tensor, coalesced."""
     device = tensors[0].device
     dist.group.WORLD._start_coalescing(device)
     for tensor in tensors:
@@ -26,7 +26,7 @@ def together(tensors, op, async_op=False, **options):
 
 
 def inputs_of(count, dtype, seed=0):
-    """What each rank gives to a call."""
+    """Returns each rank's input of a call."""
     made = []
     for rank in range(dist.get_world_size()):
         generator = torch.Generator().manual_seed(1000 * seed + rank)
@@ -35,7 +35,7 @@ def inputs_of(count, dtype, seed=0):
 
 
 def reduces_of(group=None):
-    """What serves a group's all-reduces on the device."""
+    """Returns the ``AllReduces`` of a group on the device."""
     from fastcoll.cuda.engine import engine_of
 
     return engine_of((group or dist.group.WORLD).group_name).all_reduces[0]

@@ -1,4 +1,4 @@
-"""What makes a rank serve tensors of the recording device by fastcoll's engine over the stand-in for NCCL."""
+"""Makes a rank serve the recording device's tensors by fastcoll's engine over NCCL's stand-in."""
 
 import ctypes
 import os
@@ -37,7 +37,7 @@ def build() -> Path:
 
 
 def build_stand_in() -> Path:
-    """Builds the stand-in alone."""
+    """Builds only the stand-in."""
     sys.path.append(str(_FAKE_NCCL))
     try:
         from build import build as build_it
@@ -47,7 +47,7 @@ def build_stand_in() -> Path:
 
 
 def stand_in() -> ctypes.CDLL:
-    """The stand-in, in this process; it has to be there before CuPy."""
+    """Returns the stand-in, loaded into this process; it must be loaded before CuPy."""
     return ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
 
 
@@ -57,7 +57,7 @@ def inject(text: str) -> None:
 
 
 def called(name: str) -> int:
-    """Returns how often this rank has called a function of the stand-in."""
+    """Returns how often this rank has called a stand-in function."""
     library = stand_in()
     library.fakeNcclCall.restype = ctypes.c_char_p
     texts = [library.fakeNcclCall(index) for index in range(library.fakeNcclCallCount())]
@@ -65,7 +65,7 @@ def called(name: str) -> int:
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Waits for what a thread of the engine will do."""
+    """Waits until a condition holds that a thread of the engine brings about."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not come to pass"
@@ -73,7 +73,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 
 def fault_of(call: Callable[[], object]) -> tuple[str, float]:
-    """Returns the text of the fault that a call must raise, and after how many seconds it came."""
+    """Returns the text of the fault that a call must raise, and the seconds until it was raised."""
     start = time.monotonic()
     try:
         call()
@@ -87,14 +87,14 @@ def has_failed(group: dist.ProcessGroup, device: str = DEVICE) -> bool:
 
 
 def in_order(case: Callable[..., None], *arguments: object) -> None:
-    """Calls a test in which every access to the device must be ordered."""
+    """Calls a test, and checks that every access to the device is ordered."""
     recording_device.clear()
     with recording_device.no_violations():
         case(*arguments)
 
 
 def prepare() -> None:
-    """Readies a rank: device, library, and the engine's way to both; it is to live on after a fault."""
+    """Prepares a rank: loads device and library, and connects the engine; the rank survives faults."""
     os.environ.setdefault("FASTCOLL_ERROR_HANDLING", "raise")
     recording_device.load()
     stand_in()

@@ -1,6 +1,6 @@
-"""The faults that fastcoll must survive. ``make faults`` plays the tests of each with fastcoll and with gloo.
+"""The faults that fastcoll must survive. ``make faults`` runs the tests of each with fastcoll and with gloo.
 
-A test, or one of its parameters, is marked with the number of its fault: ``@plays(7)``.
+Mark a test, or one of its parameters, with the number of its fault: ``@plays(7)``.
 """
 
 import pytest
@@ -75,13 +75,13 @@ FAULTS = {
     67: ("NCCL's init fails or hangs on a rank (stand-in)", "both ranks name rank and status"),
     68: ("an abort while a graph is captured (stand-in)", "later calls name it"),
 }
-"""Data races and memory errors (61, 63) are found by ``make sanitize``, lost wake-ups (62) by ``make model``."""
+"""``make sanitize`` finds data races and memory errors (61, 63); ``make model`` finds lost wake-ups (62)."""
 
 OF_FASTCOLL_ALONE = {12, 33, 38, 41, 58, 60, 65, 66, 67, 68}
-"""Faults of its transports, its records and its CUDA half, which other backends have no counterpart of."""
+"""Faults of its transports, its records and its CUDA half, without counterpart in other backends."""
 
 
 def plays(number: int) -> pytest.MarkDecorator:
-    """Mark a test, or a parameter, of a fault of the list."""
+    """Mark a test, or a parameter, with its fault in the list."""
     assert number in FAULTS, number
     return pytest.mark.fault(number)

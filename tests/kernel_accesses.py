@@ -1,7 +1,7 @@
-"""What interpreted kernels touch, reported to the recording device: every load, store and atomic, by its address.
+"""Reports every load, store and atomic of interpreted kernels to the recording device, by address.
 
-So it sees the order of workspaces, tables of addresses, buckets and this rank's region, beside that of the tensors.
-What a kernel touches of its peers' regions is not seen: flags order that, and no stream. Nor is host memory.
+So the device checks the order of workspaces, address tables, buckets and this rank's region, beside that of tensors.
+Accesses to the peers' regions are not reported, because flags order them, not streams. Nor are accesses to host memory.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ __all__ = ["adopt", "forget", "install"]
 
 _Range = tuple[int, int]
 
-_launched = threading.local()  # accesses: of the kernel that this thread runs
+_launched = threading.local()  # accesses: those of this thread's running kernel
 
 
 class _Accesses:
-    """Ranges of addresses that a kernel reads, and that it writes."""
+    """Address ranges that a kernel reads (False) and writes (True)."""
 
     def __init__(self) -> None:
         self.ranges: dict[bool, set[_Range]] = {False: set(), True: set()}
@@ -45,7 +45,7 @@ class _Accesses:
             self.ranges[write].update((int(one), int(one) + size) for one in numpy.unique(at))
 
     def merged(self) -> list[tuple[int, int, bool]]:
-        """Returns address, bytes and whether it is written, of what lies on the device."""
+        """Returns address, bytes and whether it is written, for each range on the device."""
         device_of = ctypes.CDLL(None).recordingDeviceOf
         device_of.argtypes = [ctypes.c_void_p]
         return [
@@ -68,7 +68,7 @@ def _union(ranges: Iterable[_Range]) -> list[_Range]:
 
 @functools.cache
 def install(device: str) -> None:
-    """Has the launches of this process report, on the stream that is current on the device."""
+    """Makes this process's launches report, on the device's current stream."""
     from fastcoll.kernels._launch import Launcher
 
     for name, masked, writes in (
@@ -94,7 +94,7 @@ def install(device: str) -> None:
 
 
 def _watch(name: str, masked: bool, writes: tuple[bool, ...]) -> None:
-    """Notes what a method of the interpreter touches. An addition of 0 is a poll, which only reads."""
+    """Records the accesses of an interpreter method. An addition of 0 is a poll, which only reads."""
     method = getattr(InterpreterBuilder, name)
     is_atomic = name == "create_atomic_rmw"
 
@@ -112,7 +112,7 @@ def _watch(name: str, masked: bool, writes: tuple[bool, ...]) -> None:
 
 
 def adopt(memory: torch.Tensor, device: str) -> None:
-    """Makes host memory the device's, of the stream that is current there."""
+    """Makes host memory the device's memory, on the device's current stream."""
     stream = torch.accelerator.current_stream(torch.device(device))
     call = ctypes.CDLL(None).recordingDeviceAdopt
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -120,7 +120,7 @@ def adopt(memory: torch.Tensor, device: str) -> None:
 
 
 def forget(address: int) -> None:
-    """Takes ``adopt`` back, whatever is under way: torch waits for the device before it unmaps memory."""
+    """Undoes ``adopt``, even with work in progress, because torch waits for the device before it unmaps memory."""
     call = ctypes.CDLL(None).recordingDeviceForget
     call.argtypes = [ctypes.c_void_p]
     call(address)

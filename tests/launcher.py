@@ -1,8 +1,9 @@
-"""Starts processes that have torch loaded: the ranks of worlds, fault tests and suites, and whole programs.
+"""Starts processes with torch loaded: the ranks of worlds, fault tests and suites, and whole programs.
 
-A fork of a process with torch loaded takes tens of milliseconds, an interpreter that imports torch more than a
-second. So a ``Launcher`` is the test's side of one such process (launcher_server.py). It starts with the launcher, in
-the background, and ends, with all that it started, when this process does. Only processes started here are killed.
+A fork of a process with torch loaded takes tens of milliseconds; an interpreter that imports torch takes more than a
+second. A ``Launcher`` is the test's side of such a process, the server (launcher_server.py). The server starts with the
+launcher, in the background. It ends with this process, and so do all processes that it started. Only processes started
+here are killed.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 TORCH = ("torch", "torch.testing", "torch.utils.data", "pytest")
-"""What test modules import: a second of loading."""
+"""Modules that test modules import; loading takes a second."""
 
 MORE = (
     "torch.distributed.fsdp",
@@ -42,10 +43,10 @@ MORE = (
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
 )
-"""What many tests import beside it: another two seconds."""
+"""Modules that many tests import too; loading takes another two seconds."""
 
 PATIENCE = 300.0
-"""Seconds that the server may take to load what it forks, or to fork, on a machine with much else to do."""
+"""Seconds that the server may take to load its modules, or to fork, on a busy machine."""
 
 
 class LauncherFailed(AssertionError):
@@ -54,7 +55,7 @@ class LauncherFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Ended:
-    """A program that has ended: exit status, negative for a signal, and what it printed."""
+    """A program that has ended: exit status (negative for a signal) and output."""
 
     status: int
     stdout: str
@@ -65,8 +66,8 @@ class Launcher:
     """A process that forks others.
 
     Args:
-        environment: variables of the server and all its processes, beside those of this process: those that must be
-            set before torch is loaded.
+        environment: variables of the server and all its processes, beside those of this process. Pass variables here
+            that must be set before torch is loaded.
         preload: modules that the server imports.
     """
 
@@ -104,7 +105,7 @@ class Launcher:
         return self._process.poll() is None
 
     def wait(self) -> "Launcher":
-        """Wait until the server has loaded what it forks."""
+        """Wait until the server has loaded its modules."""
         while not self._ready:
             self._receive(PATIENCE)
         return self
@@ -119,18 +120,18 @@ class Launcher:
         folder: Path | None = None,
         real_exit: bool = False,
     ) -> "Process":
-        """Fork a process, which leads a session of its own.
+        """Fork a process, which leads its own session.
 
         Args:
-            what: a function of a module, or the text of a program, which is the main program of its interpreter.
-            arguments: of the function; anything that pickles.
-            log: where the process's output and errors go, or each of the two.
-            channel: handed to the function before its arguments.
-            environment: variables that are set, or with None removed, before all else.
-            folder: where the process works; by default where the server does.
-            real_exit: whether the process ends as a Python program does (threads joined, ``atexit``, destructors of
-                C++), which takes half a second with torch; else it leaves by ``os._exit``. What raises ends as a
-                Python program does in any case.
+            what: a function of a module, or the text of a program, which becomes the interpreter's main program.
+            arguments: the function's arguments; anything that pickles.
+            log: the file for output and errors, or one file for each.
+            channel: passed to the function before its arguments.
+            environment: variables to set first, or with None to remove.
+            folder: the process's working directory; by default that of the server.
+            real_exit: whether the process ends like a Python program (threads joined, ``atexit``, destructors of
+                C++), which takes half a second with torch; else it ends by ``os._exit``. A process that raises
+                always ends like a Python program.
         """
         self.wait()
         number = next(self._numbers)
@@ -160,25 +161,25 @@ class Launcher:
     def program(
         self, text: str, folder: Path, *, limit: float = 60, **environment: str | None
     ) -> Ended:
-        """Run the text of a program in ``folder`` and return what it leaves.
+        """Run the text of a program in ``folder`` and return its status and output.
 
         Args:
-            text: of the program.
-            folder: where it works; ``stdout`` and ``stderr`` there are what it printed.
-            limit: seconds, after which it is ended by SIGABRT, with all stacks in ``stderr``.
-            environment: variables that are set, or with None removed.
+            text: text of the program.
+            folder: working directory; gets the output in the files ``stdout`` and ``stderr``.
+            limit: seconds until SIGABRT ends the program, with all stacks in ``stderr``.
+            environment: variables to set, or with None to remove.
         """
         return self._program(text, folder, environment).ended(limit, folder)
 
     def ranks(
         self, text: str, size: int, folder: Path, *, limit: float = 60, **environment: str | None
     ) -> list[Ended]:
-        """Run the text of a program on ranks of one host, as torchrun does; return what each leaves.
+        """Run the text of a program on ranks of one host, as torchrun does; return each rank's status and output.
 
         Args:
-            text: of the program.
+            text: text of the program.
             size: number of ranks.
-            folder: in which each rank works in a folder of its number.
+            folder: each rank works in its folder with the rank's number.
             limit: see ``program``.
             environment: variables beside those that torchrun sets.
         """
@@ -195,7 +196,7 @@ class Launcher:
                 "LOCAL_WORLD_SIZE": str(size),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank makes one
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank makes a store
                 **environment,
             }
             processes.append(self._program(text, folder / str(rank), given))
@@ -206,7 +207,7 @@ class Launcher:
         return self.start(text, log=log, environment=environment, folder=folder, real_exit=True)
 
     def close(self) -> None:
-        """End the server, and with it all that it started."""
+        """End the server, and all processes that it started."""
         self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
@@ -215,7 +216,7 @@ class Launcher:
         self._log.close()
 
     def status(self, number: int, timeout: float) -> int | None:
-        """Return the exit code of a process by its number; see ``Process.wait``."""
+        """Return the exit code of the process with this number; see ``Process.wait``."""
         end = time.monotonic() + timeout
         while number not in self._statuses and (left := end - time.monotonic()) > 0:
             self._receive(left, must=False)
@@ -268,19 +269,19 @@ class Process:
         return self.wait(0.0)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal, if the process has not ended."""
         if self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it, and wait for its end."""
-        if self.launcher.alive:  # else it has died with it
+        """Kill the process, and wait for its end."""
+        if self.launcher.alive:  # else the process has died with the launcher
             self.signal(signal.SIGKILL)
             self.wait(PATIENCE)
 
     def ended(self, limit: float, folder: Path) -> Ended:
-        """Wait for the end, for ``limit`` seconds at most, and return what it left."""
+        """Wait for the end, for at most ``limit`` seconds; return status and output."""
         if (status := self.wait(limit)) is None:
             self.signal(signal.SIGABRT)  # faulthandler prints all stacks
             status = self.wait(PATIENCE)
@@ -295,14 +296,14 @@ def _sys_path() -> list[str]:
 
 
 def dump_stacks(processes: Iterable[Process]) -> None:
-    """Have each process that runs write the stacks of its threads into its log."""
+    """Make each running process write its threads' stacks into its log."""
     for process in processes:
         process.signal(signal.SIGUSR1)
     time.sleep(0.5)  # the handlers write
 
 
 def ending(exitcode: int | None) -> str:
-    """Say how a process has ended."""
+    """Return how a process has ended, as text."""
     if exitcode is None:
         return "channel closed, process still there"
     return f"signal {signal.Signals(-exitcode).name}" if exitcode < 0 else f"exit code {exitcode}"
@@ -312,7 +313,7 @@ _default: Launcher | None = None
 
 
 def default() -> Launcher:
-    """Return the launcher of this process's environment, starting it if there is none."""
+    """Return the launcher with this process's environment, starting it if there is none."""
     global _default
     if _default is None or not _default.alive:
         _default = Launcher(preload=[*TORCH, *MORE])

@@ -1,11 +1,11 @@
-"""A process that has torch loaded, never computes, and forks one process for each request of launcher.py.
+"""A process with torch loaded that never computes, and forks one process for each request of launcher.py.
 
     python launcher_server.py DESCRIPTOR [MODULE ...]
 
-It has one thread, so forking it is safe. DESCRIPTOR is a socket of packets. A request is a pickled dict (see
-``Launcher.start``), with two descriptors for output and error, and a third one if the process has a channel. The
-answers are ("ready",), ("started", number, pid) and ("ended", number, wait status). The end of the socket ends all
-processes that were started.
+It has one thread, so forking it is safe. DESCRIPTOR is a packet socket. A request is a pickled dict (see
+``Launcher.start``) with two descriptors for output and errors, and a third one if the process has a channel. The
+answers are ("ready",), ("started", number, pid) and ("ended", number, wait status). When the socket is closed, all
+started processes end.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ LIBC = ctypes.CDLL(None)
 
 
 def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Serve requests; return in a forked process with its request, or with None at the end."""
+    """Serve requests; return in a forked process with its request, and at the end with None."""
     ended, wakeup = os.pipe()
     os.set_blocking(ended, False)
     os.set_blocking(wakeup, False)
@@ -67,9 +67,9 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             control.close()
             become(request, server, descriptors)
             return request, descriptors[2:]
-    except (BrokenPipeError, ConnectionResetError):  # the other side has gone with an answer unread
+    except (BrokenPipeError, ConnectionResetError):  # the other side ended with an answer unread
         pass
-    for pid in running:  # one that has changed its user does not die with this process
+    for pid in running:  # a process that has changed its user does not die with this process
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(pid, signal.SIGKILL)
@@ -77,8 +77,8 @@ def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def become(request: dict[str, Any], server: int, descriptors: list[int]) -> None:
-    """Make the fork a process of its own, which dies with the server."""
-    os.setsid()  # Ctrl-C in the terminal is for pytest alone, which then ends the ranks
+    """Make the fork an independent process, which dies with the server."""
+    os.setsid()  # Ctrl-C in the terminal reaches only pytest, which then ends the ranks
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
@@ -89,7 +89,7 @@ def become(request: dict[str, Any], server: int, descriptors: list[int]) -> None
         os.set_inheritable(descriptor, False)
     faulthandler.enable(file=2, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    # A job in the background of a shell inherits that SIGINT is ignored.
+    # A background job of a shell inherits that SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in request["environment"].items():
         if value is None:
@@ -102,7 +102,7 @@ def become(request: dict[str, Any], server: int, descriptors: list[int]) -> None
 
 
 def run(request: dict[str, Any], channel: list[int]) -> None:
-    """Run what is asked for; leave at once after it, unless the process ends as a Python program does."""
+    """Run the request; then exit at once, unless the process shall end like a Python program."""
     if request["text"] is not None:
         exec(compile(request["text"], "program", "exec"), {"__name__": "__main__"})
     else:
@@ -115,10 +115,10 @@ def run(request: dict[str, Any], channel: list[int]) -> None:
 
 
 def main() -> None:
-    """Load what all processes need, then serve."""
+    """Load the common modules, then serve."""
     control = socket.socket(fileno=int(sys.argv[1]))
     environment = dict(os.environ)
-    # Else NumPy starts threads when it is loaded; and a fork would compute on all cores.
+    # Else NumPy starts threads when it is loaded, and a fork would compute on all cores.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
     for name in sys.argv[2:]:
         importlib.import_module(name)
@@ -127,7 +127,7 @@ def main() -> None:
         if name in environment:
             os.environ[name] = environment[name]
     gc.collect()
-    gc.freeze()  # a fork's look for garbage passes by what is loaded here, and copies none of it
+    gc.freeze()  # a fork's garbage collection skips the objects loaded here, and copies none of their pages
     forked = serve(control)
     if forked is not None:
         run(*forked)

@@ -1,4 +1,4 @@
-"""Tensors of one content in many memory layouts."""
+"""Tensors with the same content in many memory layouts."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,11 @@ DENSE = [*FLAT, "transposed"]
 LAYOUTS = [*DENSE, "step", "rows", "transposed_step"]
 
 _GAP = 77
-"""What fills the memory between the elements."""
+"""The value that fills the memory between the elements."""
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return a view of other memory with the tensor's content in the named layout."""
+    """Return a view of new memory with the tensor's content in the named layout."""
     reverse = list(reversed(range(tensor.dim())))
     shape = list(tensor.shape)
     if layout == "contiguous":
@@ -38,7 +38,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def gaps_untouched(view: Tensor) -> bool:
-    """Whether the memory between the view's elements still holds what ``laid_out`` filled in."""
+    """Return whether the memory between the view's elements still has the fill value of ``laid_out``."""
     whole = torch.empty(0, dtype=view.dtype, device=view.device).set_(view.untyped_storage())
     copy = whole.clone()
     copy.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(_GAP)

@@ -1,7 +1,6 @@
-"""What the rows do to the machine under a rank: namespaces, system calls refused, limits.
+"""Changes to the machine under a rank, for fault tests: namespaces, refused system calls, limits.
 
-Everything ends with the process, or with the ``with`` block; where the machine does not permit it,
-the test is skipped.
+Each change ends with the process, or with the ``with`` block. If the machine does not permit it, the test is skipped.
 """
 
 import contextlib
@@ -51,15 +50,15 @@ def _checked(result: int, what: str) -> None:
 
 
 def own_namespaces(flags: int) -> None:
-    """Give this process namespaces of its own; mounts made later are seen by nobody else."""
+    """Give this process its own namespaces; no other process sees its later mounts."""
     _checked(_libc.unshare(flags), "unshare")
     if flags & CLONE_NEWNS:
         _checked(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "mount")
 
 
 def own_process_ids(number: int) -> None:
-    """Go on as process ``number`` of a namespace of its own; those before it wait for it."""
-    own_namespaces(CLONE_NEWPID)  # of its children
+    """Continue as process ``number`` of a new PID namespace; its parents wait for it."""
+    own_namespaces(CLONE_NEWPID)  # for its children
     for _ in range(number):
         if child := os.fork():
             os.waitpid(child, 0)
@@ -67,7 +66,7 @@ def own_process_ids(number: int) -> None:
 
 
 def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False) -> None:
-    """Put a tmpfs of that size over /dev/shm, for this process alone."""
+    """Put a tmpfs of that size over /dev/shm, for this process only."""
     own_namespaces(CLONE_NEWNS)
     options = f"size={size},mode=1777".encode()
     _checked(_libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options), "mount")
@@ -82,7 +81,7 @@ def remount_shared_memory(size: str, fill: bool = False, read_only: bool = False
 
 @contextlib.contextmanager
 def two_networks() -> Iterator[tuple[namespaces.Cluster, list[str]]]:
-    """Yield two hosts, as far as the network goes, that are one otherwise, and a process in each's network."""
+    """Yield two hosts with separate networks on one machine, and the id of a process in each network."""
     if reason := namespaces.missing():
         pytest.skip(f"needs {'iproute2' if 'installed' in reason else 'root'}: {reason}")
     with namespaces.Cluster(2, 0) as cluster:
@@ -90,7 +89,7 @@ def two_networks() -> Iterator[tuple[namespaces.Cluster, list[str]]]:
 
 
 def enter_network(pid: str) -> None:
-    """Move this process to the network of another one; connections that it has stay where they were made."""
+    """Move this process to another process's network; existing connections stay in their network."""
     descriptor = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     try:
         _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns")
@@ -99,7 +98,7 @@ def enter_network(pid: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
 
 
-# System calls by name: numbers of x86-64 and of aarch64.
+# Numbers of system calls, by name: on x86-64 and on aarch64.
 _CALLS = {
     "fallocate": (285, 47),
     "memfd_create": (319, 279),
@@ -114,12 +113,12 @@ _CALLS = {
 
 
 def refuse_calls(*names: str, error: int = errno.ENOSPC) -> None:
-    """Let the kernel refuse system calls to this whole process from now on, threads included."""
+    """Make the kernel refuse system calls of this whole process from now on, threads included."""
     column = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
     if column is None:
         pytest.skip(f"the numbers of system calls on {platform.machine()} are not known here")
     numbers = [_CALLS[name][column] for name in names]
-    # A classic BPF program over struct seccomp_data: load nr; if it is one of ours, the error.
+    # A classic BPF program over struct seccomp_data: load nr; if it is in `numbers`, return the error.
     steps = [struct.pack("HBBI", 0x20, 0, 0, 0)]
     for i, number in enumerate(numbers):
         steps.append(struct.pack("HBBI", 0x15, len(numbers) - i, 0, number))
@@ -138,7 +137,7 @@ def refuse_calls(*names: str, error: int = errno.ENOSPC) -> None:
 
 @contextlib.contextmanager
 def memory_limit(mebibytes: int) -> Iterator[Path]:
-    """Yield a memory cgroup with that limit; a process enters it by writing to its cgroup.procs."""
+    """Yield a memory cgroup with that limit in MiB; a process enters it by writing to its cgroup.procs."""
     name = f"fault{os.getpid()}"
     for root, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

@@ -1,4 +1,4 @@
-"""The defects of tests/mutants.py, made by hand: a reviewer could miss each of them, and the tests must find it."""
+"""The defects of tests/mutants.py, written by hand: a reviewer could miss each, and the tests must find it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Mutant:
     """A defect.
 
     Attributes:
-        name: Of the defect.
-        room: The part of the project that it is in.
-        file: Relative to the root.
-        old: Lines of the file, which occur there once.
-        new: What replaces them.
-        tests: Files, or tests, that are likely to find it; the short tier runs them.
+        name: Name of the defect.
+        room: Its part of the project.
+        file: Its file, relative to the root.
+        old: Text that occurs once in the file.
+        new: The replacement.
+        tests: Files or tests of the short tier that are likely to find it.
         reason: Why the short tier may miss it; "" if it must not.
     """
 

@@ -2,10 +2,10 @@
 
     python tests/mutants.py [--only NAME ...] [--list] [--tier named|test|all] [--json FILE]
 
-The program works in a copy of the tree, build/mutants/tree, which it builds on its own; the user's tree is not touched.
-For each defect it runs the tests that the row names, then the short tier, then the tests marked ``full``. The first
-failure ends the search, and so does ``--tier``. A test that hangs has found the defect too. A test that also fails
-without a defect finds nothing: the named tests run first on the clean copy, and at the end the others that have failed.
+The program builds and tests a copy of the tree, build/mutants/tree; it does not touch the user's tree. For each defect
+it runs the tests that the row names, then the short tier, then the tests marked ``full``. The search ends at the first
+failure, or after the tier of ``--tier``. A test that hangs has found the defect too. A test that also fails without a
+defect finds nothing. So the named tests run first on the clean copy, and at the end the other tests that failed.
 
 Exit status: 0; 1 if the short tier misses a defect whose row has no reason, or more than one in ten; 2 if a defect
 cannot be applied or built, if a row names no test of the short tier, or if a test fails without a defect.
@@ -41,22 +41,22 @@ SHORT = "not full and not gpu"
 FULL = "full and not gpu"
 WORKERS = ("-n", "3", "--dist", "loadfile")
 SHARE = 0.9
-"""Of all defects, that the short tier must find."""
+"""Share of all defects that the short tier must find."""
 
 
 class Unusable(Exception):
-    """Nothing can be said of a defect."""
+    """A defect, or the copy, cannot be tested."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some tests.
+    """Tests that run together.
 
     Attributes:
-        found_by: The tier that they belong to.
-        marks: Which they are.
+        found_by: Their tier.
+        marks: pytest's mark expression that selects them.
         seconds: How long they may take together.
-        options: Of pytest.
+        options: Options for pytest.
     """
 
     found_by: str
@@ -74,15 +74,15 @@ TIERS = ("named", "test", "all")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a defect.
+    """The result for a defect.
 
     Attributes:
-        name: Of the defect.
-        room: Where it is.
+        name: Name of the defect.
+        room: Its part of the project.
         found_by: "test", "all" or "".
         by_named: Whether a test that its row names has found it.
-        failure: The first test that failed; "hang: " before it, or alone, where it came to no end.
-        seconds: Of the build and the tests.
+        failure: The first test that failed, with "hang: " before it if it did not end; or only "hang".
+        seconds: Duration of the build and the tests.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Outcome:
 
 
 def run(command: Sequence[str | Path], folder: Path, seconds: float) -> tuple[int | None, str]:
-    """Returns the exit status and the output of a command; None if it took too long. All that it started ends."""
+    """Returns the exit status (None if it took too long) and the output of a command. Kills all that it started."""
     environ = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     with open(COPY.parent / "output.txt", "w+b") as output:
         process = subprocess.Popen(
@@ -122,7 +122,7 @@ def run(command: Sequence[str | Path], folder: Path, seconds: float) -> tuple[in
 
 
 def synchronize() -> None:
-    """Makes the copy equal to the tree, and touches no file that is equal: ninja goes by their times."""
+    """Makes the copy equal to the tree without touching equal files, because ninja compares file times."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -145,10 +145,10 @@ def synchronize() -> None:
 
 
 def build() -> None:
-    """Compiles the copy, and what is unchanged not again.
+    """Compiles what has changed in the copy.
 
     Raises:
-        Unusable: It does not compile.
+        Unusable: The copy does not compile.
     """
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     status, output = run(command, COPY, BUILD_SECONDS)
@@ -157,7 +157,7 @@ def build() -> None:
 
 
 def make_package() -> None:
-    """Makes the folder in which `import fastcoll` finds the copy, and checks that it does.
+    """Makes the folder from which `import fastcoll` imports the copy, and checks it.
 
     Raises:
         Unusable: Another fastcoll is found.
@@ -177,10 +177,10 @@ def make_package() -> None:
 
 
 def keep_outputs(source: Path, target: Path) -> None:
-    """Copies what a build has made, with the times by which ninja goes."""
+    """Copies the outputs of a build with their file times, which ninja compares."""
     for path in [*source.glob("build/torch*/**/*"), *source.glob("fastcoll/*.so")]:
         there = target / path.relative_to(source)
-        if not path.is_file() or path.suffix == ".gch":  # which are large, and never change
+        if not path.is_file() or path.suffix == ".gch":  # large, and never changed
             continue
         if not there.exists() or there.stat().st_mtime_ns != path.stat().st_mtime_ns:
             there.parent.mkdir(parents=True, exist_ok=True)
@@ -189,10 +189,10 @@ def keep_outputs(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def applied(mutant: Mutant) -> Iterator[None]:
-    """Puts a defect into the copy, and takes it back with all that was built of it.
+    """Puts a defect into the copy; at the end removes it and restores the build's outputs.
 
     Raises:
-        Unusable: The lines that it replaces are not there, or more than once.
+        Unusable: The text to replace does not occur exactly once.
     """
     path = COPY / mutant.file
     text = path.read_text() if path.is_file() else ""
@@ -212,7 +212,7 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 
 def pytest(tests: Sequence[str], stage: Stage, more: Sequence[str] = ()) -> tuple[int | None, str]:
-    """Runs tests of the copy; from the folder of the package, so that nothing else is imported."""
+    """Runs tests of the copy, from the package's folder, so that nothing else is imported."""
     command = [
         *(sys.executable, "-m", "pytest", "-c", COPY / "pyproject.toml", "--rootdir", COPY),
         *("-q", "-rfE", "--tb=short", "--timeout", str(ITEM_SECONDS), "-p", "no:cacheprovider"),
@@ -223,16 +223,16 @@ def pytest(tests: Sequence[str], stage: Stage, more: Sequence[str] = ()) -> tupl
 
 
 def failures(output: str) -> list[str]:
-    """Returns the tests that pytest's summary says have failed, relative to the copy."""
+    """Returns the failed tests in pytest's summary, relative to the copy."""
     lines = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
     return [re.sub(r"^.*?(?=tests/)", "", line) for line in lines]
 
 
 def first_failure(tests: Sequence[str], stage: Stage) -> str:
-    """Returns the first test that fails, "" if none does.
+    """Returns the first test that fails, or "".
 
     Raises:
-        Unusable: There are no tests, or pytest does not come to run them.
+        Unusable: There are no tests, or pytest could not run them.
     """
     status, output = pytest(tests, stage, ["-x"])
     if status is None:
@@ -251,7 +251,7 @@ def require_clean(tests: Sequence[str], marks: str) -> None:
     """Checks that tests pass on the copy without a defect.
 
     Raises:
-        Unusable: One does not.
+        Unusable: A test fails.
     """
     if not tests:
         return
@@ -264,10 +264,10 @@ def require_clean(tests: Sequence[str], marks: str) -> None:
 
 
 def look(mutant: Mutant, tier: str) -> Outcome:
-    """Looks for a defect in the copy, which has been built and is as it was afterwards.
+    """Searches for a defect in the built copy, which is clean again afterwards.
 
     Raises:
-        Unusable: It cannot be applied or built, or its row names no tests.
+        Unusable: The defect cannot be applied or built, or its row names no tests.
     """
     began = time.monotonic()
     found_by = failure = ""
@@ -293,7 +293,7 @@ def line_of(outcome: Outcome) -> str:
 
 
 def verdict(outcomes: Sequence[Outcome], chosen: Sequence[Mutant], tier: str) -> list[str]:
-    """Returns what is wrong with the suite."""
+    """Returns the suite's shortcomings."""
     reasons = {mutant.name: mutant.reason for mutant in chosen}
     missed = [outcome.name for outcome in outcomes if outcome.found_by != "test"]
     searched = "tests of its row miss" if tier == "named" else "short tier misses"
@@ -304,7 +304,7 @@ def verdict(outcomes: Sequence[Outcome], chosen: Sequence[Mutant], tier: str) ->
 
 
 def arguments() -> argparse.Namespace:
-    """Returns those of the command line."""
+    """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these defects")
     parser.add_argument("--list", action="store_true", help="print the defects and end")
@@ -320,7 +320,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Looks for all defects that were asked for."""
+    """Searches for all requested defects."""
     given = arguments()
     chosen = [mutant for mutant in MUTANTS if not given.only or mutant.name in given.only]
     if given.list:
@@ -328,7 +328,7 @@ def main() -> int:
             print(f"{mutant.name:52} {mutant.room:16} {mutant.file}")
         return 0
     COPY.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through run(), which ends its command
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds run(), which ends its command
     outcomes: list[Outcome] = []
     errors: list[str] = []
     named = sorted({test for mutant in chosen for test in mutant.tests})

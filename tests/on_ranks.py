@@ -1,4 +1,4 @@
-"""Tests that every rank of a world runs, in place of pytest's process: ``@on_ranks(3)``."""
+"""Tests that run on every rank of a world, not in pytest's process: ``@on_ranks(3)``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ class on_ranks(list[pytest.MarkDecorator]):
     """A decorator, or the ``pytestmark`` of a module whose tests all run on ranks.
 
     Args:
-        sizes: how many ranks there are. If several are given, the test runs with each; if none is, its
-            parameter ``size`` says it.
-        world: the fixture that gives the ranks.
-        around: a function of a module that is called with the test and its arguments, and calls it.
-        kill: whether the ranks end with the test, which has changed what cannot be put back.
-        options: of ``World.run``: ``init``, ``fresh``, ``deadline``, ``dying``.
+        sizes: numbers of ranks. With several, the test runs with each; with none, its parameter ``size`` is the
+            number.
+        world: the fixture that provides the ranks.
+        around: a function of a module that gets the test and its arguments, and calls the test.
+        kill: whether to end the ranks after the test, because it makes changes that cannot be undone.
+        options: options for ``World.run``: ``init``, ``fresh``, ``deadline``, ``dying``.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What collectives must return, computed by plain torch and NumPy in one process.
+"""Expected results of collectives, computed by plain torch and NumPy in one process.
 
-Every rank's input is a function of (rank, shape, dtype, seed), so each rank knows what the others
-sent and can compute the expected result alone.
+Every rank's input is a function of (rank, shape, dtype, seed), so each rank can compute the other ranks' inputs and
+the expected result.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ INTEGERS = [
     torch.uint64,
 ]
 GLOO_REDUCES = [*FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64]
-"""Types that gloo reduces rightly; a bool it sums as a byte, complex numbers go as reals."""
+"""Types that gloo reduces correctly; it sums bools as bytes, and complex numbers as reals."""
 
 GLOO_MOVES = [*GLOO_REDUCES, *COMPLEX, torch.bool]
 
@@ -57,7 +57,7 @@ FACTOR = 0.375
 
 
 def allows(op: str, dtype: torch.dtype) -> bool:
-    """Whether ``op`` means something for ``dtype``; where not, the backend must raise."""
+    """Return whether ``op`` is defined for ``dtype``; if not, the backend must raise."""
     if dtype in FLOAT8:
         return False
     if dtype in COMPLEX:
@@ -70,7 +70,7 @@ def allows(op: str, dtype: torch.dtype) -> bool:
 
 
 def reduce_op(op: str) -> Any:
-    """Return what the ``op=`` argument of torch.distributed takes."""
+    """Return torch.distributed's ``op=`` argument."""
     return dist._make_nccl_premul_sum(FACTOR) if op == "PREMUL_SUM" else getattr(dist.ReduceOp, op)
 
 
@@ -89,11 +89,10 @@ def sample(rank: int, shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -
 
 
 def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
-    """Return the reduction of the ranks' tensors, by the tree over the ranks of ``folded``.
+    """Return the reduction of the ranks' tensors, by the tree of ``folded`` over the ranks.
 
-    Integers wrap, and their averages, of the sum that wrapped, are cut towards zero; bools are
-    summed by "or" and multiplied by "and"; NaN wins in MIN and MAX;
-    half and bfloat16 are accumulated in float and rounded once.
+    Integers wrap; their average is the wrapped sum's, truncated towards zero. Bools are summed by "or" and multiplied
+    by "and". NaN wins in MIN and MAX. half and bfloat16 are accumulated in float and rounded once.
     """
     first = tensors[0]
     if not (first.is_floating_point() or first.is_complex()):
@@ -108,7 +107,7 @@ def reduced(tensors: Sequence[Tensor], op: str) -> Tensor:
 
 
 def folded(values: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine values by the tree that is split at the largest power of two below their number."""
+    """Combine values by a tree that splits at the largest power of two below their number."""
     if len(values) == 1:
         return values[0]
     middle = 1 << (len(values) - 1).bit_length() - 1
@@ -145,7 +144,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def assert_alike(value: object) -> None:
-    """Assert that all ranks have an equal value."""
+    """Assert that the value is equal on all ranks."""
     everyones: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, value)
     assert everyones == [value] * len(everyones)
@@ -162,8 +161,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 def assert_reduced(actual: Tensor, tensors: Sequence[Tensor], op: str) -> None:
     """Assert that ``actual`` is the reduction of the ranks' tensors.
 
-    Exact for integers, MIN and MAX; else within the rounding of one sum in the tensors' own type,
-    whatever its order.
+    Exact for integers, MIN and MAX; else within the rounding of a sum in the tensors' type, in any order.
     """
     actual, expected = actual.cpu(), reduced(tensors, op)
     assert actual.dtype == expected.dtype, (actual.dtype, expected.dtype)

@@ -1,4 +1,4 @@
-"""The threads of this process, those of C++ too."""
+"""The threads of this process, C++ threads included."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ __all__ = ["thread_names"]
 
 
 def thread_names() -> list[str]:
-    """Return the name of each thread; one that ends meanwhile has none."""
+    """Return the name of each thread; a thread that ends meanwhile is left out."""
     names = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""How long the machine has stood still: a virtual machine is stopped for seconds when its host moves or copies it.
+"""How long the machine has stood still: a host stops a virtual machine for seconds to move or copy it.
 
-No program can keep a bound on a time then. So a thread of the test process sleeps for short times, and counts what it
-overslept; ``suite_rules.bound`` adds that. A pause of one rank, or of the product's threads, is not seen here, as they
-run in processes of their own.
+No program can then keep a time limit. So a thread of the test process sleeps for short times, and counts the seconds
+overslept; ``suite_rules.bound`` adds them. Pauses of ranks or of the product's threads are not counted, because they
+run in other processes.
 """
 
 import threading
@@ -11,14 +11,14 @@ import time
 __all__ = ["Pauses"]
 
 STEP = 0.05
-"""Seconds that each sleep is to take."""
+"""Seconds of each sleep."""
 
 LEAST = 0.5
-"""Seconds overslept that count: less is the scheduler of a busy machine, for which bounds have a factor."""
+"""Least seconds overslept that count; less is the scheduler of a busy machine, which the factor of bounds covers."""
 
 
 class Pauses(threading.Thread):
-    """Counts them from its start on."""
+    """Counts pauses from its start on."""
 
     def __init__(self) -> None:
         super().__init__(name="pauses", daemon=True)
@@ -27,7 +27,7 @@ class Pauses(threading.Thread):
 
     @property
     def seconds(self) -> float:
-        """Seconds of all pauses that lasted at least ``LEAST``, one that ends just now included."""
+        """Seconds of all pauses of at least ``LEAST``, including one that is ending now."""
         late = time.monotonic() - self._before - STEP
         return self._seconds + (late if late >= LEAST else 0.0)
 

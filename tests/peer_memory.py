@@ -1,7 +1,7 @@
-"""Memory that ranks map of each other without a GPU: files that all ranks map, and kernels that are interpreted.
+"""Peer-mapped memory without a GPU: files that all ranks map, and interpreted kernels.
 
-The engine's tensors are the recording device's, whose memory is the host's; a kernel sees the same memory as the CPU's.
-What a kernel touches is reported to the recording device (kernel_accesses), which checks the order of streams.
+The engine's tensors are on the recording device, whose memory is host memory; kernels use the same memory as CPU
+memory. Kernel accesses are reported to the recording device (kernel_accesses), which checks the order of streams.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ DEVICE = "recording:0"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedFiles:
-    """A mapper, as fastcoll.cuda.mapping has it.
+    """A ``Mapper`` of fastcoll.cuda.mapping.
 
     Attributes:
-        polls_per_second: Of a flag, as the engine counts on it.
-        refuses: Steps that fail on this rank: "atomics", "allocate", "map"; "hangs": the mapping, too late; "missing".
+        polls_per_second: How often a wait polls a flag, for the engine.
+        refuses: Steps that fail on this rank: "atomics", "allocate", "map", "missing"; "hangs": the mapping, late.
         hangs_for: Seconds.
-        on_host: What ranks have in common that share a host.
-        identity: Of this rank's device; "" where ranks may share one.
+        on_host: A text that is equal on ranks of the same host.
+        identity: Id of this rank's device; "" if ranks may share one.
     """
 
     polls_per_second: int = 100_000
@@ -43,7 +43,7 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def changed(self, **changes: Any) -> Iterator[None]:
-        """Changes attributes for a block: the rank lives on when its test has ended, so nothing else can."""
+        """Changes attributes for a block only, because the rank outlives its test."""
         before = {name: getattr(self, name) for name in changes}
         self.__dict__.update(changes)
         try:
@@ -81,7 +81,7 @@ class SharedFiles:
     def map(self, memory, name, member, store, seconds) -> list[int]:
         store.set(f"file/{member.rank}", memory.path)
         if self.refuses & {"map", "hangs"}:
-            store.add("mapped", 1)  # the others get on
+            store.add("mapped", 1)  # the others do not wait for this rank
             time.sleep(self.hangs_for if "hangs" in self.refuses else 0)
             raise RuntimeError("no mapping in this test")
         keys = [f"file/{rank}" for rank in range(member.size)]
@@ -117,7 +117,7 @@ MAPPER = SharedFiles()
 
 
 def table_of(name: str, limits: dict[str, int]) -> str:
-    """Returns the path of a table with limits of kernels for a device: a file of this process alone."""
+    """Returns the path of a tuning table with kernel limits for a device; the file exists in this process only."""
     from fastcoll import tuning
 
     section = {"name": name, "ranks": 8, "table": limits}
@@ -128,7 +128,7 @@ def table_of(name: str, limits: dict[str, int]) -> str:
 
 
 def prepare() -> None:
-    """Readies a rank: device, libraries, and memory that the ranks map."""
+    """Prepares a rank: device, libraries, and peer-mapped memory."""
     device_ranks.prepare()
     import kernel_accesses
     import quick_interpreter
@@ -141,7 +141,7 @@ def prepare() -> None:
     MAPPERS["recording"] = MAPPER
     limits = Thresholds(one_shot_bytes=64 << 10, two_shot_bytes=2 << 20)
     os.environ["FASTCOLL_TUNING"] = table_of("recording", dataclasses.asdict(limits))
-    # Files of a megabyte, and several pieces of a message in the smallest of it.
+    # Regions of about a megabyte, and stages so small that most messages take several pieces.
     symmetric.ROOM = symmetric.Room(1 << 20, 3, 2048, 4, 1024)
     symmetric._TEST_WAIT = 60.0  # interpreters on busy cores
     kernel_accesses.install(DEVICE)
@@ -150,7 +150,7 @@ def prepare() -> None:
 
 
 def _share_knowledge() -> None:
-    """Whoever gives a thread a call, or takes its result, has handed on what it waited for."""
+    """Makes a thread that gets a call, or a call's result, inherit the device work that the other thread waited for."""
     from fastcoll.cuda.deadline import Call
 
     def joining(method):
@@ -164,14 +164,14 @@ def _share_knowledge() -> None:
 
 
 def _put_tables_on_the_device() -> None:
-    """Kernels are interpreted, and their tables would lie on the host, where no order of streams is looked for."""
+    """Puts the kernels' tables on the device: interpreted kernels have them on the host, where no order is checked."""
     from fastcoll import buckets
 
     copied, read = buckets._copied, buckets._read_on_current_stream
 
     def on_device(host, device, for_every_stream=False):
         table = copied(host, torch.device(DEVICE), for_every_stream)
-        seen = recording_device.cpu_view(table)  # as interpreted kernels take it
+        seen = recording_device.cpu_view(table)  # for interpreted kernels
         seen.on_device = table  # lives as long
         return seen
 

@@ -1,8 +1,8 @@
-"""Rules that every test keeps: the tier it belongs to, why it may be skipped, how long it may take.
+"""Rules for every test: its tier, the reasons to skip it, its time limit.
 
-``make test`` runs what is not marked ``full``, and there a test may take ``LIMIT`` seconds on an idle machine;
-``make test-all`` runs everything. A test may be skipped for a reason of ``SKIPS`` only: any other reason
-fails it, so that a missing tool is noticed.
+``make test`` runs the tests not marked ``full``; each may take ``LIMIT`` seconds on an idle machine.
+``make test-all`` runs everything. A test may be skipped only for a reason of ``SKIPS``. Any other reason
+fails it, so a missing tool is noticed.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from pauses import Pauses
 __all__ = ["LIMIT", "SKIPS", "TOOLS", "bound", "is_gpu_run", "slack", "watch_pauses"]
 
 LIMIT = 5.0
-"""Seconds of an item that is not marked ``full``, on an idle machine."""
+"""Seconds that an item not marked ``full`` may take on an idle machine."""
 
 SKIPS = (
     r"torch finds no CUDA device",
@@ -28,25 +28,25 @@ SKIPS = (
     r"torch has its own NCCL here",
     r"torch 2\.\d+ has no ",
 )
-"""Patterns of the reasons for which a test may be skipped."""
+"""Patterns of the allowed reasons to skip a test."""
 
 TOOLS = (r"needs root: ", r"needs spin: ", r"needs iproute2: ", r"needs two cores: ")
-"""Patterns of further reasons on a developer's machine. In CI, where CI is set, such a skip fails."""
+"""Patterns of further reasons on a developer's machine. In CI (variable CI) such a skip fails."""
 
 
-_pauses: Pauses | None = None  # of a test process; its ranks have none
-_paused_before = 0.0  # the running test
+_pauses: Pauses | None = None  # set in a test process, not in its ranks
+_paused_before = 0.0  # seconds of pauses before the running test
 
 
 def watch_pauses() -> None:
-    """Count from here on how long the machine stands still."""
+    """Start counting how long the machine stands still."""
     global _pauses
     _pauses = Pauses()
     _pauses.start()
 
 
 def paused() -> float:
-    """Returns for how many seconds the machine has stood still in the running test."""
+    """Returns how many seconds the machine has stood still in the running test."""
     return _pauses.seconds - _paused_before if _pauses else 0.0
 
 
@@ -56,20 +56,20 @@ def pytest_runtest_setup() -> None:
 
 
 def slack() -> float:
-    """Returns the factor of every bound on a time that a test asserts: FASTCOLL_TEST_SLACK, 4 by default."""
+    """Returns the factor of every time limit that a test asserts: FASTCOLL_TEST_SLACK, 4 by default."""
     return float(os.environ.get("FASTCOLL_TEST_SLACK", "4"))
 
 
 def bound(seconds: float) -> float:
-    """Returns a bound on a time: ``seconds`` on an idle machine, ``slack()`` times as much in the suite.
+    """Returns a time limit: ``seconds`` on an idle machine, ``slack()`` times as much in the suite.
 
-    To that come the seconds for which the whole machine stood still.
+    The seconds for which the whole machine stood still are added.
     """
     return seconds * slack() + paused()
 
 
 def is_gpu_run(expression: str) -> bool:
-    """Returns whether ``pytest -m expression`` selects items marked ``gpu`` only."""
+    """Returns whether ``pytest -m expression`` selects only items marked ``gpu``."""
     if not expression:
         return False
     compiled = Expression.compile(expression)
@@ -88,15 +88,15 @@ def allowed(reason: str) -> bool:
 
 
 def _limit_of(item: pytest.Item) -> float:
-    """Returns the seconds that an item may take now: more where more runs than the machine has cores."""
+    """Returns the seconds that an item may take now: more if more processes run than the machine has cores."""
     if any(item.get_closest_marker(mark) for mark in ("full", "gpu")):
         return float("inf")
     expression = item.config.option.markexpr
     if not expression or Expression.compile(expression).evaluate(lambda name, **_: name == "full"):
-        return float("inf")  # everything runs: the limit is that of the other tier
+        return float("inf")  # everything runs: the limit applies in the other tier
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     busy = max(os.getloadavg()[0], 1.5 * workers)  # the load is a mean of the last minute
-    # Half of what other bounds have: a machine may be slow for a minute, in which all takes twice as long.
+    # Half the slack of other limits, because a machine may run at half its speed for a minute.
     return LIMIT * max(1.0, slack() / 2) * max(1.0, busy / (os.cpu_count() or 1)) + paused()
 
 

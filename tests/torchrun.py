@@ -1,4 +1,4 @@
-"""Jobs under torchrun, the stock launcher, in processes of their own."""
+"""Jobs under torchrun, torch's launcher, in separate processes."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parent / "features" / "scripts"
 def _rendezvous(
     hosts: int, cluster: Cluster | None, meeting: dist.TCPStore | None
 ) -> list[list[str]]:
-    """Returns the options of each host's agent, which meet in the store or on the cluster's first host."""
+    """Returns the options of each host's agent; agents meet in the store or on the cluster's first host."""
     if hosts == 1:
         return [["--standalone"]]
     common = [f"--nnodes={hosts}", "--rdzv-backend=c10d"]
@@ -31,7 +31,7 @@ def _rendezvous(
         common.append(f"--rdzv-endpoint=127.0.0.1:{meeting.port}")
         return [[*common, "--rdzv-conf=is_host=0", "--local-addr=127.0.0.1"]] * hosts
     common.append(f"--rdzv-endpoint={cluster.address(0)}:29500")
-    # No name server knows these hosts, by which torchrun would tell whose endpoint it is.
+    # torchrun finds the endpoint's owner through a name server, which does not have these hosts.
     return [
         [*common, f"--local-addr={cluster.address(host)}", f"--rdzv-conf=is_host={int(host == 0)}"]
         for host in range(hosts)
@@ -48,14 +48,14 @@ def torchrun(
     deadline: float = 240.0,
     cluster: Cluster | None = None,
 ) -> str:
-    """Run a script of ``features/scripts``, or a module, and return what it printed; raise if it fails.
+    """Run a script of ``features/scripts``, or a module, and return its output; raise if it fails.
 
-    ``hosts``: as many agents, each on a pretended host of its own, with ``ranks`` each; or on those of ``cluster``.
+    ``hosts`` is the number of agents, each on its own simulated host with ``ranks`` ranks, or on a host of ``cluster``.
     """
     if cluster is not None:
         hosts = cluster.hosts
     several = hosts > 1 and cluster is None
-    # In this process, so that its port is not another's when the agents come.
+    # The store runs in this process, so no other process can take its port before the agents start.
     meeting = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if several else None
     program = [str(SCRIPTS / script)] if script.endswith(".py") else ["-m", script]
     commands = [

@@ -1,4 +1,4 @@
-"""A tiny network, its data, and what one process computes where the ranks compute together."""
+"""A tiny network, its data, and the reference that one process computes for all ranks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def network(dtype: torch.dtype = torch.double, width: int = 20) -> nn.Sequential
 
 
 def trained(path: Path) -> nn.Sequential:
-    """Return the network with the parameters in a file, which may be a checkpoint with more."""
+    """Return the network with the parameters in a file, which may be a larger checkpoint."""
     model = network()
     state = torch.load(path)
     model.load_state_dict(state.get("model", state))
@@ -77,7 +77,7 @@ def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
 
 
 Loss = Callable[[nn.Module, int, int], Tensor]
-"""Of a model, a rank and a step."""
+"""Loss of a model for a rank and a step."""
 
 
 def train(
@@ -105,7 +105,7 @@ def train_alone(
     model: nn.Module | None = None,
     loss_of: Loss = loss_of,
 ) -> nn.Module:
-    """Train in this process alone on the batches of all ranks: the mean of their losses."""
+    """Train in this process only, on the batches of all ranks: the mean of their losses."""
     model = model or network()
     optimizer = make_optimizer(model.parameters())
     for step in range(steps):
@@ -121,7 +121,7 @@ def backward_alone(
     steps: Iterable[int] = (0,),
     loss_of: Loss = loss_of,
 ) -> nn.Module:
-    """Add up in this process the gradients of the ranks' mean loss in each step."""
+    """Accumulate in this process the gradients of the ranks' mean loss in each step."""
     ranks = range(ranks) if isinstance(ranks, int) else ranks
     for step in steps:
         for rank in ranks:
@@ -151,13 +151,13 @@ class Branches(nn.Module):
 
 
 def loss_by_turns(model: nn.Module, rank: int, step: int) -> Tensor:
-    """Return the loss of ``Branches`` through its first two heads, in turns of ranks and steps."""
+    """Return the loss of ``Branches`` through its first two heads, which alternate with rank and step."""
     inputs, labels = batch(rank, step)
     return nn.functional.cross_entropy(model(inputs, (rank + step) % 2), labels)
 
 
 class Given(nn.Module):
-    """Its gradients are its inputs, in tensors of these lengths."""
+    """A module whose gradients are its inputs, in tensors of these lengths."""
 
     def __init__(self, *lengths: int, dtype: torch.dtype = torch.float) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Given(nn.Module):
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor, of which this rank may have a shard."""
+    """Return the whole tensor, if this rank has only a shard of it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -198,11 +198,11 @@ def assert_same(model: nn.Module, reference: nn.Module) -> None:
 def assert_gradients(
     model: nn.Module, reference: nn.Module, factor: float = 1.0, **tolerances: float
 ) -> None:
-    """Assert that both have the same gradients, but for a factor."""
+    """Assert that both have the same gradients, up to a factor."""
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(full(ours.grad), full(theirs.grad) * factor, **tolerances)
 
 
 def assert_replicated(model: nn.Module) -> None:
-    """Assert that all ranks have the same bits."""
+    """Assert that the parameters have the same bits on all ranks."""
     assert_alike(bits(parameters_of(model)))

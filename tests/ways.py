@@ -1,4 +1,4 @@
-"""Ways to train: stock DDP, and the two of fastcoll.ddp, a hook of DDP and a synchronizer of a module."""
+"""Ways to train: torch's DDP, and two of fastcoll.ddp, a DDP hook and a synchronizer."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fastcoll.ddp import FusedAllreduceState, GradientSynchronizer, fused_allred
 __all__ = ["ALL_WAYS", "WAYS", "hooked", "stock", "synchronized"]
 
 OWN = ("wire_dtype", "average", "gradient_norm", "overlap")
-"""Options of the hook; the others are DDP's."""
+"""Options of the hook; all others are DDP's."""
 
 
 def stock(
@@ -27,7 +27,7 @@ def hooked(
     state: FusedAllreduceState | None = None,
     **options: Any,
 ) -> tuple[nn.Module, FusedAllreduceState]:
-    """Return what is called in the module's place, and what the hook has found."""
+    """Return DDP's wrapper with the hook, and the hook's state."""
     own = {name: options.pop(name) for name in OWN if name in options}
     state = state or FusedAllreduceState(group, **own)
     ddp, _ = stock(model, group, **options)
@@ -38,7 +38,7 @@ def hooked(
 def synchronized(
     model: nn.Module, group: ProcessGroup | None = None, **options: Any
 ) -> tuple[nn.Module, GradientSynchronizer]:
-    """Return the module, and what reduces its gradients."""
+    """Return the module, and the synchronizer of its gradients."""
     return model, GradientSynchronizer(model, group, **options)
 
 

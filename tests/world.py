@@ -1,10 +1,10 @@
 """Ranks that stay alive from test to test.
 
 ``world(3).run(function, *arguments)`` runs a module-level function on three ranks and returns the
-three return values in rank order. Ranks are forked by a launcher (launcher.py); a world starts when a
-test first asks for its size and serves all later ones. A rank that raises, dies or stays silent past the
-deadline fails the test with traceback, stacks and log, and ends its world; the next test gets a new
-one. Only processes started here are ever killed.
+three return values in rank order. A launcher (launcher.py) forks the ranks. A world starts when a test
+first requests its size, and serves all later tests. If a rank raises, dies or does not answer by the
+deadline, the test fails with traceback, stacks and log, and the world ends; the next test gets a new
+one. Only processes started here are killed.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ DEADLINE = 90.0
 """Seconds that a call may take."""
 
 GRACE = 15.0
-"""Seconds that the other ranks get to answer after one failed, and a rank gets to end."""
+"""Seconds for the other ranks to answer after one failed, and for a rank to end."""
 
 DIED = "died: "
-"""How the failure of a rank begins whose process ended without an answer."""
+"""Prefix of a rank's failure if its process ended without an answer."""
 
 AT_IMPORT = ("FASTCOLL_DEFAULT", "FASTCOLL_REPLACE")
-"""The variables of fastcoll that are read when torch is imported; the others, when a group is made."""
+"""The variables of fastcoll that are read when torch is imported; others are read when a group is made."""
 
 
 def _is_late(name: str, value: str) -> bool:
-    """Return whether a fork of a process with torch loaded can still be given this variable."""
+    """Return whether this variable can still be set in a fork of a process with torch loaded."""
     given = os.environ.get(name) == value
     return given or (name.startswith(("FASTCOLL_", "DDP_")) and name not in AT_IMPORT)
 
@@ -48,7 +48,7 @@ def _is_late(name: str, value: str) -> bool:
 def init_group(
     name: str = "store", seconds: float = 30.0, backend: str = BACKEND, **options: Any
 ) -> None:
-    """Make the default group of ranks that run without one; they meet in a file of this name."""
+    """Make the default group on ranks that run without one; they meet in a file of this name."""
     dist.init_process_group(
         backend,
         store=dist.FileStore(str(here().scratch / name), here().size),
@@ -60,7 +60,7 @@ def init_group(
 
 
 class RanksFailed(AssertionError):
-    """What went wrong on which ranks."""
+    """Ranks failed; the text has the failure of each."""
 
 
 class World:
@@ -120,16 +120,16 @@ class World:
         """Run ``function(*arguments)`` on all ranks and return their values in rank order.
 
         Args:
-            function: a function of a module; not a lambda, not one made inside another.
+            function: a function of a module; no lambda, no nested function.
             arguments: anything that pickles.
-            init: whether there is a default group; without one, ``here()`` tells the rank.
+            init: whether there is a default group; without one, use ``here()`` for the rank.
             fresh: whether this group is made for this call and destroyed after it; else one
                 group serves many calls, and the call must not destroy it.
             deadline: seconds.
-            dying: ranks that are to die in this call; their value is None, and the world ends.
+            dying: ranks that shall die in this call; their value is None, and the world ends.
 
         Raises:
-            RanksFailed: a rank raised, died, or gave no answer in time.
+            RanksFailed: a rank raised, died, or did not answer in time.
         """
         __tracebackhide__ = True
         message = self._message(function, arguments, init, fresh)
@@ -139,7 +139,7 @@ class World:
                 pipe.send_bytes(message)
         try:
             answers, failures = self._wait(deadline, dying)
-        except BaseException:  # Ctrl-C, or the time limit of pytest: answers are still to come
+        except BaseException:  # Ctrl-C, or pytest's time limit: answers are still outstanding
             self.kill()
             raise
         if failures:
@@ -154,7 +154,7 @@ class World:
         return [answers.get(rank) for rank in range(self.size)]
 
     def close(self) -> None:
-        """End the ranks; those that do not end by themselves are killed and reported."""
+        """End the ranks; kill and report those that do not end by themselves."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(pickle.dumps(None))
@@ -173,7 +173,7 @@ class World:
             raise RanksFailed(self._report(self.close, failures))
 
     def kill(self) -> None:
-        """End the ranks at once."""
+        """Kill the ranks."""
         for process in self._processes:
             process.kill()
         for pipe in self._pipes:
@@ -202,7 +202,7 @@ class World:
     def _wait(
         self, deadline: float, dying: Collection[int]
     ) -> tuple[dict[int, Any], dict[int, str]]:
-        """Return the values of the ranks that answered, and what befell the others."""
+        """Return the values of the ranks that answered, and the failures of the others."""
         answers: dict[int, Any] = {}
         failures: dict[int, str] = {}
         end, silence = time.monotonic() + deadline, f"no answer in time (deadline {deadline:g} s)"
@@ -235,7 +235,7 @@ class World:
         lines = [f"{function.__qualname__} on {self.size} ranks of {BACKEND}:"]
         for rank in sorted(failures):
             lines += [f"---- rank {rank}", failures[rank].rstrip()]
-            # A process that was dead before the call has said why before it.
+            # A process that died before the call logged the reason before it.
             start = 0 if failures[rank].startswith(DIED) else self._log_starts[rank]
             log = self.logs[rank].read_bytes()[start:].decode(errors="replace")
             if log.strip():
@@ -247,10 +247,10 @@ class Worlds:
     """The worlds of a test session, by size.
 
     Args:
-        folder: where logs and scratch directories go.
-        prepare: a function of a module that every rank calls once, before all else.
-        environ: of the ranks, beside this process's; what must be set before torch is loaded takes a
-            launcher of its own.
+        folder: folder of logs and scratch directories.
+        prepare: a function of a module that every rank calls once, first.
+        environ: variables of the ranks, beside this process's. Variables that must be set before torch is
+            loaded need a separate launcher.
     """
 
     def __init__(

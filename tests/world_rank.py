@@ -1,6 +1,6 @@
-"""The process behind one rank of the ``world`` fixture: it waits for calls and answers them.
+"""The process of one rank of the ``world`` fixture: it waits for calls and answers them.
 
-The messages are pickled by hand and not by ``Connection.send``, whose pickler is changed by torch
+The messages are pickled by hand, not by ``Connection.send``: torch changes the pickler of that method
 to move tensors through shared memory.
 """
 
@@ -21,12 +21,12 @@ from typing import Any
 __all__ = ["GROUP_TIMEOUT", "Call", "Function", "Here", "here", "serve"]
 
 GROUP_TIMEOUT = timedelta(seconds=60)
-"""Timeout of the groups: under the deadline of a call, so that a hang shows the backend's text."""
+"""Timeout of the groups, below the deadline of a call, so that a hang shows the backend's error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A module-level function, by the file it stands in."""
+    """A module-level function, identified by its file."""
 
     module: str
     file: str
@@ -34,12 +34,12 @@ class Function:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Function":
-        """Return what names the function in another process."""
+        """Return the function's name for another process."""
         code = inspect.unwrap(function).__code__
         return cls(function.__module__, code.co_filename, function.__qualname__)
 
     def load(self) -> Any:
-        """Return the function itself, importing its file if this process has not yet."""
+        """Return the function, importing its file if this process has not done so."""
         module = sys.modules.get(self.module)
         if module is None or getattr(module, "__file__", None) != self.file:
             spec = importlib.util.spec_from_file_location(self.module, self.file)
@@ -61,7 +61,7 @@ class Function:
 class Call:
     """One function to run on every rank.
 
-    ``prefix`` is new for every process group; None asks for a call without one.
+    ``prefix`` is new for every process group; None means a call without a group.
     """
 
     function: Function
@@ -74,7 +74,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """Where a function handed to ``world(n).run`` finds itself."""
+    """The rank on which a function of ``world(n).run`` runs."""
 
     rank: int
     size: int
@@ -129,7 +129,7 @@ def serve(
                         timeout=GROUP_TIMEOUT,
                     )
                 current_prefix = call.prefix
-            environment = dict(os.environ)  # a group's making sets what torch's DDP asks for
+            environment = dict(os.environ)  # making a group sets variables for torch's DDP
             value = _run(call, rank, size)
             if call.keep_group:
                 assert dist.is_initialized(), "destroys the group: say fresh=True or init=False"
@@ -173,10 +173,10 @@ def _destroy() -> None:
 
 
 def _destroy_subgroups() -> None:
-    """Destroy the groups that a call made beside the default one and left behind."""
+    """Destroy the groups beside the default one that a call left behind."""
     import torch.distributed as dist
 
     known = dist.distributed_c10d._world.pg_map
     for group in [group for group in known if group is not dist.group.WORLD]:
-        with contextlib.suppress(ValueError):  # gone with another one
+        with contextlib.suppress(ValueError):  # destroyed together with another one
             dist.destroy_process_group(group)
