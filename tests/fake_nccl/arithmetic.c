@@ -1,5 +1,5 @@
-// Element types and reductions. Types of 16 and 8 bits are summed as float and rounded once, to
-// even.
+// Element types and reductions. Floating-point types of 16 and 8 bits are reduced as float and
+// rounded once, to even.
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ size_t type_bytes(int type) {
 typedef struct {
   int mantissa, bias;
   unsigned sign,
-      infinity;  // the bit of the sign; the bits of infinity, or of NaN where there is none
+      infinity;  // sign bit; bits of infinity, or of NaN if there is no infinity
   float largest;
 } Format;
 
@@ -49,7 +49,7 @@ static unsigned encode(const Format* format, float value) {
   if (!(magnitude <= format->largest)) {  // the 8-bit types saturate
     return sign | (format->mantissa == 10 ? format->infinity : encode(format, format->largest));
   }
-  // Rounding up to the next power of two carries into the exponent by the addition.
+  // If rounding reaches the next power of two, the addition carries into the exponent.
   const unsigned steps = (unsigned)(magnitude / quantum);
   const unsigned first =
       exponent == 1 - format->bias ? 0u : (unsigned)(exponent + format->bias - 1);
@@ -96,8 +96,7 @@ double load(int type, const void* address) {
   }
 }
 
-// The reduction of each element in rank order. Wide is the type that accumulates; UNORDERED tells a
-// NaN.
+// Reduces each element in rank order. Wide is the accumulate type; UNORDERED is true for a NaN.
 #define REDUCE(Narrow, Wide, LOAD, STORE, AVERAGE, UNORDERED)  \
   for (size_t i = 0; i < count; ++i) {                         \
     Wide total = 0;                                            \
@@ -125,7 +124,7 @@ double load(int type, const void* address) {
 #define INTEGER(Narrow, Wide)                                      \
   REDUCE(Narrow, Wide, (Wide) * element, *element = (Narrow)total, \
          (Wide)((Narrow)total / (Narrow)ranks), 0)
-// As unsigned numbers sums and products wrap; only comparison needs the sign.
+// Unsigned sums and products wrap; only comparison needs the sign.
 #define SIGNED(Narrow, Unsigned) \
   if (op == MAX || op == MIN) {  \
     INTEGER(Narrow, Narrow);     \

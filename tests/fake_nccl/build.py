@@ -18,7 +18,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 def build(folder: Path = TARGET) -> Path:
     """Compile what has changed and return the path of the library.
 
-    The library lies in a folder named after its sources, so that one that is in use is never replaced.
+    The library's folder is named after a hash of its sources, so a library in use is never replaced.
     """
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

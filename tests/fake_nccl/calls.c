@@ -12,7 +12,7 @@ static _Thread_local struct {
   int depth;
   Operation* operations;
   size_t count, room;
-  Status status;  // of the first call of the group that was refused
+  Status status;  // of the group's first refused call
 } group;
 
 static Status check(const Operation* op) {
@@ -50,7 +50,7 @@ static Status keep(const Operation* op) {
   return OK;
 }
 
-/// Tells the recording device, if it is in this process, what the operation reads and writes.
+/// Reports the operation's reads and writes to the recording device, if it is in this process.
 static void report(const Operation* op, const void* stream) {
   typedef void (*Access)(const void*, const void*, size_t, int, const char*);
   static Access access;
@@ -70,8 +70,8 @@ static void report(const Operation* op, const void* stream) {
   if (writes) access(stream, op->recv, op->kind == ALL_GATHER ? all : bytes, 1, name);
 }
 
-/// `reduction` is 0 for what reduces nothing, and `root` for what has none; it is the peer of a
-/// message.
+/// `reduction` is 0 for a call that reduces nothing. `root` is the peer of a send or receive, and 0
+/// for a call without root.
 static Status submit(Comm* comm, const void* stream, Kind kind, const void* send, void* recv,
                      size_t count, int type, int reduction, int root) {
   Operation op = {.comm = comm,

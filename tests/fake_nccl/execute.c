@@ -1,6 +1,6 @@
-// Carries out operations. Collectives of a communicator go in order, then its sends and receives
-// all at once, so that these may stand in a group in any order. Several communicators of a thread
-// go side by side.
+// Executes operations. A communicator's collectives run in order, then its sends and receives all
+// together, so these may be in any order in a group. Several communicators of a thread run
+// concurrently.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@ static size_t smaller(size_t a, size_t b) {
   return a < b ? a : b;
 }
 
-/// Tells the other ranks what this one calls, and compares.
+/// Publishes this rank's signature, and compares those of all ranks.
 static Status agree(Operation* op) {
   Comm* comm = op->comm;
   Line* lines = comm->shared->lines;
@@ -39,7 +39,7 @@ static Status agree(Operation* op) {
   return status != OK ? status : met;
 }
 
-/// Takes what the ranks have laid out: `part` elements at `offset` of this block.
+/// Reads the ranks' data into the result: `part` elements at `offset` of this block.
 static void take(const Operation* op, int block, size_t offset, size_t part) {
   const Comm* comm = op->comm;
   const Line* lines = comm->shared->lines;
@@ -90,7 +90,8 @@ static Status collective(Operation* op) {
   return status;
 }
 
-/// Moves a chunk if there is one to move, or room for one. A send ends when all of it was received.
+/// Moves a chunk, if there is one to receive or room to send one. A send ends when all of it was
+/// received.
 static Status progress(Operation* op, bool* moved) {
   Comm* comm = op->comm;
   const bool sends = op->kind == SEND;
@@ -130,7 +131,7 @@ static Status progress(Operation* op, bool* moved) {
   return OK;
 }
 
-/// Whether an earlier message of the same pair and direction is still under way.
+/// Whether an earlier message of the same pair and direction is still in progress.
 static bool waits(const Operation* operations, size_t index) {
   const Operation* op = &operations[index];
   for (size_t i = 0; i < index; ++i) {

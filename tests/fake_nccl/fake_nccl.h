@@ -1,15 +1,14 @@
 // A stand-in for NCCL that works on host memory, between processes or threads of one machine.
 //
-// It has NCCL's names and binary interface, so that CuPy calls it as it would call NCCL. Where NCCL
-// would hang or compute nonsense because the ranks disagree, it returns an error. Its speed is of
-// no concern.
+// It has NCCL's names and binary interface, so CuPy calls it like NCCL. If the ranks disagree, it
+// returns an error where NCCL would hang or compute nonsense. Its speed does not matter.
 //
 //   arithmetic.c  element types and reductions
 //   shared.c      the memory that ranks share; waiting in it
 //   faults.c      injected faults, the record of all calls, the text of the last error
-//   execute.c     one operation, or the operations of a group, carried out
-//   calls.c       the exported data movement, and groups
-//   life.c        the exported life of communicators, and what is registered with them
+//   execute.c     executing one operation, or the operations of a group
+//   calls.c       exported: data movement and groups
+//   life.c        exported: life of communicators, and registrations
 #pragma once
 
 #include <stdalign.h>
@@ -58,7 +57,7 @@ typedef struct {
   char internal[ID_BYTES];
 } UniqueId;
 
-/// What a rank says it calls; all of it must be the same on all ranks, but the factor.
+/// A rank's call; all fields but the factor must be equal on all ranks.
 typedef struct {
   int kind, type, op, root;
   uint64_t count;
@@ -67,13 +66,13 @@ typedef struct {
 
 /// One rank's part of the shared memory.
 typedef struct {
-  alignas(64) _Atomic uint64_t step;  // barriers it has reached
+  alignas(64) _Atomic uint64_t step;  // barriers that the rank has reached
   _Atomic int present;
   Signature signature;
   alignas(64) unsigned char data[CHUNK];
 } Line;
 
-/// Messages of one rank to another: one chunk at a time.
+/// Messages from one rank to another, one chunk at a time.
 typedef struct {
   alignas(64) _Atomic uint64_t written, read;  // chunks
   _Atomic int refused;                         // the receiver expected something else
@@ -97,13 +96,13 @@ typedef struct {
 } Factor;
 
 typedef struct Comm {
-  uint64_t magic;  // MAGIC while it lives; it is never freed, so that use after the end is seen
+  uint64_t magic;  // MAGIC while it lives; never freed, so use after the end is detected
   int rank, size, device, number;
   const struct Comm* parent;  // of a split; its abort ends the split's init
   Shared* shared;
   uint64_t step;
   _Atomic int aborted, calls, async_error, polls;
-  struct Comm *part, **part_at;  // of a split that goes on: what is written where, when polls is 0
+  struct Comm *part, **part_at;  // of a split in progress: written to part_at when polls is 0
   Factor factors[MAX_OPS];
 } Comm;
 
@@ -118,7 +117,7 @@ typedef struct {
   uint64_t count;
   int type, op, root;
   bool hang;
-  int polls;               // answers ncclInProgress so many times after it
+  int polls;               // so many polls return ncclInProgress after it
   uint64_t chunk, offset;  // of a send or recv in progress
   bool done;
 } Operation;
@@ -142,7 +141,7 @@ void release(void);
 
 // faults.c
 typedef struct {
-  Status status;  // what the call is to return instead of doing anything
+  Status status;  // if not OK, the call returns it and does nothing
   bool hang;
   int polls;
 } Fault;

@@ -1,13 +1,12 @@
 // Injected faults, the record of all calls, and the text of the last error.
 //
-// A fault is a line "kind name number after times", given by fakeNcclInject. It skips the first
-// `after` calls of that name (* is any that moves data) and then strikes `times` times.
+// A fault is a line "kind name number after times" for fakeNcclInject. It skips the first `after`
+// calls of that name (* is any call that moves data) and then occurs `times` times.
 //   fail name status         the call returns this status and does nothing else
 //   hang name 0              the call waits until its communicator is aborted
-//   in_progress name polls   the call is done, returns ncclInProgress, and so do that many polls
-//   after it async_error name status  the communicator has this asynchronous error; the call is
-//   done
-// FAKE_NCCL_LOG names a file that every call is appended to.
+//   in_progress name polls   the call is done; it and so many polls return ncclInProgress
+//   async_error name status  the call is done; the communicator gets this asynchronous error
+// FAKE_NCCL_LOG names a file to which every call is appended.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -32,7 +31,7 @@ static int fault_count, call_count, log_file = -1;
 static char last_error[256];
 static char (*calls)[TEXT];
 
-/// Adds a fault. Returns 0, or -1 if the text is none.
+/// Adds a fault. Returns 0, or -1 if the text is invalid.
 EXPORT int fakeNcclInject(const char* text) {
   static const char* const kinds[] = {"fail", "hang", "in_progress", "async_error"};
   Injected injected;
@@ -49,7 +48,7 @@ EXPORT int fakeNcclInject(const char* text) {
   return known ? 0 : -1;
 }
 
-/// Also ends what hangs.
+/// Also ends calls that hang.
 EXPORT void fakeNcclClearFaults(void) {
   release();
   pthread_mutex_lock(&lock);
@@ -64,7 +63,7 @@ EXPORT int fakeNcclCallCount(void) {
   return count;
 }
 
-/// The text of a call: its name, then what it was given. Valid until fakeNcclClearCalls.
+/// The text of a call: its name, then its arguments. Valid until fakeNcclClearCalls.
 EXPORT const char* fakeNcclCall(int index) {
   return index < 0 || index >= fakeNcclCallCount() ? NULL : calls[index];
 }
@@ -87,7 +86,7 @@ __attribute__((constructor)) static void read_environment(void) {
 
 static _Thread_local int struck_async;
 
-/// What is to befall this call.
+/// Returns the fault for this call.
 Fault fault(const char* name) {
   Fault found = {OK, false, 0};
   struck_async = 0;
@@ -110,7 +109,7 @@ Fault fault(const char* name) {
   return found;
 }
 
-/// Gives the communicator the asynchronous error that struck the call.
+/// Sets the communicator's asynchronous error, if the call's fault has one.
 void count_call(Comm* comm) {
   if (struck_async) {
     error((Status)struck_async, "injected asynchronous error");

@@ -1,5 +1,4 @@
-// The exported life of communicators, what is registered with them, and the calls that this library
-// lacks.
+// Exported functions: life of communicators, registrations, and calls that this library lacks.
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +6,8 @@
 
 #include "fake_nccl.h"
 
-/// Whether a call may use the communicator; like NCCL's, calls after an asynchronous error return
-/// it.
+/// Whether a call may use the communicator. As in NCCL, calls after an asynchronous error return
+/// that error.
 Status alive(const Comm* comm, const char* name) {
   if (!comm) return error(INVALID_ARGUMENT, "%s: the communicator is NULL", name);
   if (comm->magic != MAGIC)
@@ -52,7 +51,7 @@ static Comm* new_comm(int size, int rank, int device) {
   return comm;
 }
 
-/// Like NCCL's, it hands the communicator out before it waits for the other ranks.
+/// Like NCCL, it returns the communicator's handle before it waits for the other ranks.
 static Status create(Comm** out, int size, const UniqueId* id, int rank, const Comm* parent,
                      const char* name) {
   if (!out || size < 1 || size > MAX_RANKS || rank < 0 || rank >= size) {
@@ -89,8 +88,8 @@ typedef struct {
       nvlink_centric_sched;
 } Config;
 
-/// Records what is set, in the order of the fields: numbers as counts, texts in the name. Reads as
-/// much as the caller has.
+/// Records the fields that are set: first numbers, as counts, then texts, in the name. Reads only
+/// the caller's size.
 static Status read_config(const Config* given) {
   if (given == NULL) return OK;
   if (given->magic != 0xcafebeef || given->version < 21400) {
@@ -175,9 +174,9 @@ static Status split(Comm* parent, int color, int key, Comm** out) {
   return status != OK || color < 0 ? status : create(out, size, &id, rank, parent, "splitInit");
 }
 
-/// As NCCL does where communicators do not block: the caller's pointer stays NULL until the parent,
-/// not the part, is no longer in progress. The call itself says success (an even number of polls)
-/// or not.
+/// Like NCCL with nonblocking communicators: the caller's pointer stays NULL until the parent, not
+/// the part, is no longer in progress. The call itself returns success for an even number of polls,
+/// else "in progress".
 static Status split_later(Comm* parent, Comm** out, int polls) {
   parent->part = *out;
   parent->part_at = out;
@@ -202,7 +201,7 @@ EXPORT Status ncclCommSplit(Comm* comm, int color, int key, Comm** out, const Co
   return status == OK && struck.polls ? split_later(comm, out, struck.polls) : status;
 }
 
-/// Ends the communicator when no thread is in a call on it any more.
+/// Ends the communicator once no thread is in a call on it.
 static void end(Comm* comm) {
   for (unsigned turn = 0; atomic_load(&comm->calls) > 0; ++turn) rest(turn);
   comm->magic = 0;
@@ -228,7 +227,7 @@ EXPORT Status ncclCommDestroy(Comm* comm) {
   return status;
 }
 
-/// A hang of it is for good: it is what would end all others.
+/// An injected hang of abort lasts forever, because only an abort ends other hangs.
 EXPORT Status ncclCommAbort(Comm* comm) {
   record("abort", comm, NULL, 0, -1, -1, -1);
   if (!comm) return OK;
@@ -374,7 +373,7 @@ MISSING(ncclAlltoAll)
 MISSING(ncclGather)
 MISSING(ncclScatter)
 MISSING(ncclGroupSimulateEnd)
-// Of NCCL 2.29 and 2.30, which torch 2.14 and 2.15 look up when they are imported, or may next.
+// Functions of NCCL 2.29 and 2.30: torch 2.14 and 2.15 look them up at import, or may do so next.
 MISSING(ncclCommQueryProperties)
 MISSING(ncclGetLsaDevicePointer)
 MISSING(ncclGetLsaMultimemDevicePointer)

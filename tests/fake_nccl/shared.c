@@ -14,7 +14,7 @@
 
 static const char folder_name[] = "fake-nccl-XXXXXX", file_name[] = "/ranks";
 
-// The ids made here, by which process; what nobody has joined is removed when it ends.
+// The ids made here, and the process that made them. At its end it removes ids without a rank.
 enum { MAX_IDS = 64 };
 static UniqueId made[MAX_IDS];
 static _Atomic int made_count;
@@ -24,7 +24,7 @@ __attribute__((destructor)) static void forget_all(void) {
   for (int i = 0; maker == getpid() && i < made_count && i < MAX_IDS; ++i) forget_id(&made[i]);
 }
 
-/// Makes a file of no length in a private folder; its path is the id.
+/// Makes an empty file in a private folder; its path is the id.
 Status new_id(UniqueId* id) {
   const char* parents[] = {getenv("TMPDIR"), "/tmp", "/dev/shm"};
   for (size_t i = 0; i < sizeof parents / sizeof *parents; ++i) {
@@ -46,7 +46,7 @@ Status new_id(UniqueId* id) {
   return error(SYSTEM_ERROR, "no folder for the memory of the ranks: %s", strerror(errno));
 }
 
-/// Removes file and folder; ranks that have mapped it keep it.
+/// Removes file and folder; ranks that have mapped the file keep their mapping.
 void forget_id(const UniqueId* id) {
   char path[ID_BYTES + 1] = {0};
   memcpy(path, id->internal, ID_BYTES);
@@ -57,7 +57,7 @@ void forget_id(const UniqueId* id) {
   rmdir(path);
 }
 
-/// The same, by the process that made the id; another one may still be about to join.
+/// The same, but only in the process that made the id, because another rank may still join.
 void forget_own_id(const UniqueId* id) {
   for (int i = 0; maker == getpid() && i < made_count && i < MAX_IDS; ++i) {
     if (!memcmp(&made[i], id, ID_BYTES)) forget_id(id);
@@ -74,13 +74,13 @@ void rest(unsigned turn) {
 
 static _Atomic int released;
 
-/// Ends what hangs in this process, when a test is over: a thread that nobody aborts would use a
-/// part of a core in all tests to come.
+/// Ends all hangs of this process after a test: a thread that is never aborted would use part of a
+/// core in all later tests.
 void release(void) {
   atomic_fetch_add(&released, 1);
 }
 
-/// Waits for the abort of the communicator.
+/// Waits until the communicator is aborted, or release() is called.
 Status hang(Comm* comm, const char* name) {
   const int before = atomic_load(&released);
   while (!atomic_load(&comm->aborted) && atomic_load(&released) == before) rest(100);
@@ -139,7 +139,7 @@ void leave(Comm* comm) {
   comm->shared = NULL;
 }
 
-/// Waits until all ranks have called it as often as this one.
+/// Waits until all ranks have called it as often as this rank.
 Status barrier(Comm* comm) {
   atomic_store(&comm->shared->lines[comm->rank].step, ++comm->step);
   for (int rank = 0; rank < comm->size; ++rank) {

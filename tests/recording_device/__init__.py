@@ -1,28 +1,29 @@
-"""A device without a GPU on which the order of streams is proved.
+"""A device without a GPU that proves the order of streams.
 
-``load()`` makes torch's PrivateUse1 the device ``recording``, with two devices of host memory.
-Operators are done at once, on CPU; streams, events and the caching allocator are modelled: which work
-is ordered with which, and what the host waited for. Whatever touches memory without an order is a
-violation, be it that the other access came first by luck.
+``load()`` makes torch's PrivateUse1 the device ``recording``: two devices with host memory. Operators run
+at once, on CPU. Streams, events and the caching allocator are modelled: which work is ordered with which,
+and what the host waited for. An access to memory without an order is a violation, even if it happened to
+come after the other access.
 
-``load()`` must come before the first backward of the process, for autograd starts its threads then.
+Call ``load()`` before the first backward of the process, because autograd starts its threads then.
 Ranks of the fixture ``device_world`` have loaded it.
 
-What is modelled:
+The model:
 
-- A kernel is ordered after what its stream launched before, what the stream waited for, and what the
-  launching host thread waited for. What one host thread waited for is not known to another, unless
-  it was started after that or runs backward for it; ``join_threads()`` tells the calling thread.
-- Memory belongs to the stream that was current when it was made: another stream that uses it must be
-  ordered after what that stream did before, and have its work ordered, or told by ``record_stream``,
-  when the memory is freed.
-- ``.cpu()``, ``.item()`` and whatever else needs a value or a size on the host waits for the stream;
-  copies with ``non_blocking=True`` do not. Host memory itself is not watched.
-- ``hold(stream)``: what is launched there from then on is unfinished, with all that waits for it:
-  ``query()`` says False, and who synchronizes waits, until ``release``. A stream that is never
-  released hangs.
+- A kernel is ordered after earlier launches of its stream, after work that the stream waited for, and
+  after work that the launching host thread waited for. A wait of one host thread does not count for
+  another one, unless that one was started later or runs backward for the first. ``join_threads()`` makes
+  all such waits count for the calling thread.
+- Memory belongs to the stream that was current when it was made. If another stream uses it, its work
+  must be ordered after earlier work of the owner. When the memory is freed, that work must be ordered
+  before it, or recorded by ``record_stream``.
+- ``.cpu()``, ``.item()`` and all else that needs a value or a size on the host waits for the stream;
+  copies with ``non_blocking=True`` do not. Host memory itself is not checked.
+- ``hold(stream)``: later launches on the stream are unfinished until ``release``, and so is all work that
+  waits for them: ``query()`` returns False, and a synchronize waits. A stream that is never released
+  hangs.
 
-Native libraries report what they do through the C interface in ``csrc/c_interface.cpp``.
+Native libraries report their accesses through the C interface in ``csrc/c_interface.cpp``.
 """
 
 import contextlib
@@ -59,10 +60,10 @@ _library: types.ModuleType | None = None
 
 
 def load() -> None:
-    """Make ``recording`` a device of this process; at once if it is one already.
+    """Make ``recording`` a device of this process; do nothing if it is one already.
 
     Raises:
-        RuntimeError: autograd has run in this process, without threads for this device.
+        RuntimeError: autograd has already run in this process, so it has no threads for this device.
     """
     global _library
     if _library is not None:
@@ -82,7 +83,7 @@ def load() -> None:
 
 
 def violations() -> list[Any]:
-    """Return what was found, in order; each has ``kind``, ``text``, ``first`` and ``second``.
+    """Return the violations in order; each has ``kind``, ``text``, ``first`` and ``second``.
 
     Kinds are "race", "freed early", "not device memory" and "unknown stream". Both sides have
     ``what``, ``stream``, ``address``, ``bytes`` (those that both touch) and ``write``.
@@ -91,10 +92,10 @@ def violations() -> list[Any]:
 
 
 def log(*kinds: str, stream: torch.Stream | None = None) -> list[Any]:
-    """Return what happened, in order; only the entries of these kinds and this stream if given.
+    """Return the log in order; only the entries of these kinds and this stream, if given.
 
     Kinds are launch, allocate, free, record, block, query, synchronize, record_stream, hold and
-    release. Entries have ``kind``, ``what``, ``stream`` (as ``name_of`` says it), ``event`` (a number,
+    release. Entries have ``kind``, ``what``, ``stream`` (its ``name_of``), ``event`` (a number,
     0 for none), ``thread`` (a number) and ``touches``, the memory concerned.
     """
     return [
@@ -106,7 +107,7 @@ def log(*kinds: str, stream: torch.Stream | None = None) -> list[Any]:
 
 
 def clear() -> None:
-    """Forget violations, log and what was done to the memory so far; release all streams."""
+    """Forget violations, log and past accesses to memory; release all streams."""
     _loaded().clear()
 
 
@@ -126,9 +127,9 @@ def name_of(stream: torch.Stream) -> str:
 
 
 def hold(stream: torch.Stream) -> int:
-    """Leave what is launched on the stream from now on unfinished; return what ``release`` takes.
+    """Leave later launches on the stream unfinished; return the token for ``release``.
 
-    Holds of one stream may overlap: work is finished when those before it are released.
+    Holds of one stream may overlap: work is finished when the holds before it are released.
     """
     return _loaded().hold(stream.device_index, stream.stream_id)
 
@@ -140,7 +141,7 @@ def release(token: int) -> None:
 
 @contextlib.contextmanager
 def held(stream: torch.Stream) -> Iterator[None]:
-    """Hold the stream inside."""
+    """Hold the stream inside the block."""
     token = hold(stream)
     try:
         yield
@@ -149,13 +150,13 @@ def held(stream: torch.Stream) -> Iterator[None]:
 
 
 def add_symmetric_memory() -> None:
-    """Have torch's symmetric memory serve the device; it maps nothing."""
+    """Register symmetric memory for the device in torch; it maps nothing."""
     _loaded().add_symmetric_memory()
 
 
 @contextlib.contextmanager
 def held_rendezvous() -> Iterator[None]:
-    """Have symmetric memory's rendezvous and free wait inside, as for a peer that does not come or a busy device."""
+    """Make symmetric memory's rendezvous and free wait inside the block, as for a missing peer or a busy device."""
     _loaded().hold_rendezvous(True)
     try:
         yield
@@ -164,28 +165,28 @@ def held_rendezvous() -> Iterator[None]:
 
 
 def switches_seen() -> list[str]:
-    """Return what the last rendezvous found in the environment: overlapping devices, no multicast; "" if unset."""
+    """Return the last rendezvous's environment switches: overlapping devices, no multicast; "" if unset."""
     return _loaded().switches_seen()
 
 
 def most_at_once() -> int:
-    """Return how many calls of rendezvous were under way together, at most, since they were held last."""
+    """Return how many rendezvous ran at the same time, at most, since the last hold."""
     return _loaded().most_at_once()
 
 
 def join_threads() -> None:
-    """Tell the calling thread what other threads waited for, as after joining them."""
+    """Make other threads' waits count for the calling thread, as after joining them."""
     _loaded().join_threads()
 
 
 def launch_at(what: str, ranges: Iterable[tuple[int, int, bool]], device: str) -> None:
-    """Report a kernel on the current stream of a device, by address, bytes and whether it writes."""
+    """Report a kernel on a device's current stream; ranges are address, bytes and whether it writes."""
     stream = torch.accelerator.current_stream(torch.device(device))
     _loaded().launch_at(stream.device_index, stream.stream_id, what, list(ranges))
 
 
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor on the same memory; who uses it is not recorded."""
+    """Return a CPU tensor on the same memory; its uses are not recorded."""
     return _loaded().cpu_view(tensor)
 
 

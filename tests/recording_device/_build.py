@@ -21,21 +21,21 @@ __all__ = ["NAME", "build", "load_library"]
 NAME = "_recording_device"
 SOURCES = Path(__file__).parent / "csrc"
 BUILD = Path(__file__).parents[2] / "build" / "recording_device"
-# Speed of the device matters less than that of its compilation.
+# Compile time matters more than the device's speed.
 FLAGS = ["-O1", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 
 
 def build() -> Path:
-    """Return the compiled library; the first call after a change compiles it, in a minute.
+    """Return the compiled library; the first call after a change compiles it, which takes a minute.
 
-    Processes that build at once wait for the one that came first.
+    Processes that build at the same time wait for the first one.
     """
     library = BUILD / _digest() / f"{NAME}.so"
     done = library.with_suffix(".done")
     if done.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
-    # Not torch's own lock, which is a file that a killed process leaves behind for ever.
+    # Not torch's own lock: it is a file that a killed process leaves behind forever.
     with open(library.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
@@ -72,7 +72,7 @@ def _compile(library: Path) -> None:
     from torch.utils import cpp_extension
 
     library.with_name("lock").unlink(missing_ok=True)
-    # torch quotes all paths of its commands but this one, which may have a space.
+    # torch quotes all paths of its commands except this one, which may contain a space.
     quoted = shlex.quote(cpp_extension.TORCH_LIB_PATH)
     with _scripts_on_path(), mock.patch.object(cpp_extension, "TORCH_LIB_PATH", quoted):
         cpp_extension.load(

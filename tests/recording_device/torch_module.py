@@ -1,4 +1,4 @@
-"""What becomes ``torch.recording``: the functions that generic code looks up by the device's name."""
+"""The module ``torch.recording``: the functions that generic code looks up by the device's name."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ Event = torch.Event
 Stream = torch.Stream
 Device = torch.device | str | int | None
 DEVICES = 0
-"""Number of devices; the compiled library says it."""
+"""Number of devices, set from the compiled library."""
 
 device = torch.accelerator.device_index
 current_device = torch.accelerator.current_device_index
@@ -66,7 +66,7 @@ def default_stream(device: Device = None) -> torch.Stream:
 
 @contextlib.contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Make it the current stream of its device, and that the current device."""
+    """Make the stream current on its device, and that device current."""
     if stream is None:
         yield
     else:
@@ -91,7 +91,7 @@ def _lazy_init() -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Do nothing: random numbers are the CPU's, which torch.manual_seed has seeded."""
+    """Do nothing: the CPU's generator is used, which torch.manual_seed has seeded."""
 
 
 manual_seed_all = manual_seed

@@ -1,5 +1,4 @@
-// Device memory is host memory: addresses are true, so that a library of host code can work on
-// them.
+// Device memory is host memory with real addresses, so libraries of host code can work on it.
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstdlib>
@@ -11,8 +10,8 @@
 namespace recording {
 namespace {
 
-constexpr size_t kAlignment = 512;  // as torch's CUDA allocator gives
-constexpr int kPoison = 0xEE;       // floats of it are -3.7e28, in no sum to be overlooked
+constexpr size_t kAlignment = 512;  // as in torch's CUDA allocator
+constexpr int kPoison = 0xEE;       // as float -3.7e28, which stands out in any sum
 
 void freeBlock(void* address) {
   if (address == nullptr) return;

@@ -32,7 +32,7 @@ std::string describe(const LogEntry& entry) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  // A thread that waits for a held stream keeps no other from letting go.
+  // A thread that waits for a held stream must not keep others from releasing it.
   using Unlocked = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Touch>(module, "Touch")

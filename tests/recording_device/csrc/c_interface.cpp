@@ -1,5 +1,5 @@
-// For libraries that work on the device's memory by themselves. They find these by dlsym, and go
-// without where they are not.
+// For libraries that access the device's memory directly. They look these functions up by dlsym,
+// and do without them if they are missing.
 #include "current.hpp"
 #include "recorder.hpp"
 
@@ -33,14 +33,14 @@ __attribute__((visibility("default"))) int recordingDeviceOf(const void* address
   return Recorder::get().deviceOf(address);
 }
 
-// Makes memory of another allocator the device's, as if it had been allocated on the stream.
+// Makes another allocator's memory device memory, as if it had been allocated on the stream.
 __attribute__((visibility("default"))) void recordingDeviceAdopt(void* address, size_t bytes,
                                                                  void* stream) {
   const auto index = recording::fromHandle(stream);
   if (index >= 0) Recorder::get().allocate(address, bytes, index);
 }
 
-// Such memory is none of the device's any more; nothing is looked for that is under way there.
+// Undoes recordingDeviceAdopt; work in progress there is not checked.
 __attribute__((visibility("default"))) void recordingDeviceForget(const void* address) {
   Recorder::get().forget(address);
 }

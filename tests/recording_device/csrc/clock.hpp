@@ -1,8 +1,8 @@
 // Vector clocks over the streams of all devices.
 //
-// Work on a stream is numbered 1, 2, 3, … A clock says of every stream up to which number its work
-// is known to come before. Host threads have clocks too, and no number of their own: they touch no
-// device memory, they only learn of streams when they wait for them.
+// Work on a stream is numbered 1, 2, 3, … A clock holds for every stream the number up to which its
+// work is known to come before. Host threads have clocks too, but no numbers: they touch no device
+// memory, and their clocks only advance when they wait for streams.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ constexpr int kPoolSize = 32;  // of each priority, as in torch's CUDA streams
 constexpr int kStreamsPerDevice = 1 + 2 * kPoolSize;
 constexpr int kStreams = kDevices * kStreamsPerDevice;
 
-// Index of a stream among those of all devices. Within its device: the default stream, the pool of
-// normal priority, the pool of high priority.
+// Index of a stream among the streams of all devices. The order within a device is: default stream,
+// pool of normal priority, pool of high priority.
 using StreamIndex = int;
 
 constexpr StreamIndex streamIndex(int device, int64_t id) {

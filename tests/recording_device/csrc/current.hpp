@@ -1,5 +1,5 @@
-// The current device of the calling thread, its current stream on each device, and the two names of
-// a stream: c10's, and the native handle that libraries get.
+// The calling thread's current device, its current stream on each device, and the two identifiers
+// of a stream: c10's stream, and the native handle for libraries.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,20 +12,20 @@ namespace recording {
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
 int currentDevice();
-// Returns the device that was current.
+// Returns the previous device.
 int setCurrentDevice(int device);
 
 StreamIndex currentStream(int device);
 StreamIndex currentStream();
 StreamIndex exchangeCurrentStream(StreamIndex stream);
-// The next one of the pool, in turn.
+// The pool's next stream, in turn.
 StreamIndex poolStream(int device, bool high_priority);
 
 c10::Stream toStream(StreamIndex stream);
 StreamIndex indexOf(const c10::Stream& stream);
 
 void* handleOf(StreamIndex stream);
-// -1 for what is no handle.
+// -1 for an invalid handle.
 StreamIndex fromHandle(const void* handle);
 
 }  // namespace recording

@@ -1,5 +1,4 @@
-// Every operator that has no kernel of its own runs on CPU, and is reported by what its schema
-// says.
+// Every operator without its own kernel runs on CPU; its accesses are reported from its schema.
 #include <ATen/native/CPUFallback.h>
 #include <torch/library.h>
 
@@ -11,7 +10,7 @@
 namespace recording {
 namespace {
 
-// Calls f for each tensor of the value, be it one, a list or nothing of the kind.
+// Calls f for each tensor of the value, which may be a tensor, a list of tensors, or neither.
 template <typename F>
 void forEachTensor(const c10::IValue& value, const F& f) {
   if (value.isTensor()) {
@@ -53,7 +52,7 @@ bool waitsForValues(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
           index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
     });
   }
-  // Indexing has the tag for the sake of masks alone.
+  // Indexing has the tag only because of masks.
   const bool indexing = op.schema().name() == "aten::index";
   return by_mask || (op.hasTag(at::Tag::dynamic_output_shape) && !indexing);
 }
@@ -65,7 +64,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool waits = waitsForValues(op, arguments);
   Launch launch(schema.name(), deviceOf(arguments));
 
-  // The running statistics are written, and the schema does not say so: a copy would be lost.
+  // The running statistics are written although the schema does not declare it: writes to a copy
+  // would be lost.
   const bool hidden = schema.name() == "aten::native_batch_norm";
   const std::set<size_t> hidden_writes = hidden ? std::set<size_t>{3, 4} : std::set<size_t>{};
   for (size_t i = 0; i < count; ++i) {
@@ -79,7 +79,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
 
-  // Only now, for what was resized lies elsewhere.
+  // Only now, because a resized tensor has moved.
   for (size_t i = 0; i < count; ++i) {
     if (!isWritten(schema.arguments()[i])) continue;
     forEachTensor(arguments[i], [&](const at::Tensor& tensor) { launch.write(tensor); });
@@ -97,7 +97,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// Else these would be put together of smaller operators, whose sums differ from CPU's.
+// Otherwise these would be composed of smaller operators, whose sums differ from CPU's.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   for (const char* name : {"native_layer_norm", "native_group_norm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -16,7 +16,7 @@ class Footprint {
   Footprint() = default;
   Footprint(uintptr_t begin, uintptr_t end);
 
-  // A strided tensor's elements, exactly, so that columns of one matrix do not overlap. Beyond
+  // A strided tensor's exact elements, so columns of one matrix do not overlap. With more than
   // kMostRuns separate runs: everything from the first byte to the last.
   static Footprint strided(uintptr_t begin, const std::vector<int64_t>& sizes,
                            const std::vector<int64_t>& byte_strides, int64_t item_bytes);
@@ -25,7 +25,7 @@ class Footprint {
   bool overlaps(const Footprint& other) const;
   bool covers(const Footprint& other) const;
   Range bounds() const { return {runs_.front().begin, runs_.back().end}; }
-  // The first bytes that both touch; only if they overlap.
+  // The first bytes that both touch; {0, 0} if they do not overlap.
   Range common(const Footprint& other) const;
 
  private:

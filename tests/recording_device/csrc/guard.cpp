@@ -1,4 +1,4 @@
-// Streams, events and devices as torch's device-generic code asks for them.
+// Streams, events and devices for torch's device-generic code.
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
@@ -21,8 +21,8 @@ thread_local std::array<StreamIndex, kDevices> current_streams = [] {
   return streams;
 }();
 std::array<std::array<std::atomic<unsigned>, 2>, kDevices> handed_out{};
-// Only their addresses are of use. Not small numbers cast to pointers: a wrong handle must not be
-// mistaken for a right one.
+// Only the addresses are used. They are not small numbers cast to pointers, because a wrong handle
+// must not be mistaken for a right one.
 std::array<char, kStreams> handles{};
 
 void check(int device) {
@@ -30,7 +30,7 @@ void check(int device) {
               " devices, not one of index ", device);
 }
 
-// What a driver's stand-in refuses, as CUDA does while a stream is captured.
+// A driver's stand-in may refuse calls, as CUDA does while a stream is captured.
 void requireUncaptured() {
   using Refuses = int (*)();
   const auto refuses = reinterpret_cast<Refuses>(dlsym(RTLD_DEFAULT, "recordingDeviceRefuses"));

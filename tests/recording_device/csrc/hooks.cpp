@@ -1,4 +1,4 @@
-// What torch asks of an accelerator besides its device guard.
+// The interface of an accelerator to torch, besides its device guard.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
@@ -8,7 +8,8 @@
 namespace recording {
 namespace {
 
-// Random numbers are CPU's: operators run there, and the same seed gives the same model.
+// Random numbers come from the CPU generator: operators run on CPU, and the same seed gives the
+// same model.
 struct Hooks final : at::PrivateUse1HooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }

@@ -38,7 +38,7 @@ void HostThread::learn(const Clock& clock) {
   if (Shared* with = shared()) with->clock.merge(clock);
 }
 
-// Never taken back: others that were put on top of it could not be taken down first.
+// Never popped: entries that were pushed on top of it could not be popped first.
 void HostThread::shareWithWorkers() {
   if (shared() == nullptr) {
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO, std::make_shared<Shared>());

@@ -1,4 +1,4 @@
-// One operator on the device: where it runs, and which memory it touches.
+// One operator on the device: its stream, and the memory that it touches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,8 @@
 
 namespace recording {
 
-// What runs while a Launch lives in its thread, such as the copies that a fallback makes to and
-// from CPU, is part of it and not reported by itself.
+// Operators that run while a Launch lives in its thread, such as a fallback's copies to and from
+// CPU, are part of it and not reported separately.
 class Launch {
  public:
   Launch(std::string what, c10::Device device);
@@ -21,10 +21,10 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // Undefined tensors and those of other devices are passed over.
+  // Undefined tensors and tensors of other devices are skipped.
   void read(const at::Tensor& tensor) { add(tensor, false); }
   void write(const at::Tensor& tensor) { add(tensor, true); }
-  // Reports; without it, as when the operator throws, nothing is reported.
+  // Reports the launch. Without this call, as when the operator throws, nothing is reported.
   void done();
   // Makes the host wait for the stream.
   void synchronize() const;

@@ -32,7 +32,7 @@ Touch Memory::touch(const Past& past, const Footprint& other) {
 
 void Memory::allocate(uintptr_t address, size_t bytes, StreamIndex stream, const Clock& clock) {
   Block block{bytes, stream, {}, {}};
-  // Whatever ran on this stream so far may be what the memory was used for before.
+  // Any earlier work of this stream may still use the memory from a previous allocation.
   block.past.push_back(
       {Footprint(address, address + bytes), true, stream, clock[stream], kAllocate});
   blocks_[address] = std::move(block);
@@ -105,8 +105,8 @@ void Memory::access(const Access& access, StreamIndex stream, const Clock& clock
       }
       report(std::move(violation));
     }
-    // What comes after the present access comes after these too, and need not be compared with
-    // them.
+    // Work ordered after the present access is ordered after these too, and need not be compared
+    // with them.
     const bool implied = ordered && (access.write || (before.stream == stream && !before.write)) &&
                          access.footprint.covers(before.footprint);
     if (!implied) kept.push_back(std::move(before));

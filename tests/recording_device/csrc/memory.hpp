@@ -1,9 +1,9 @@
-// What happened to device memory, and what of it was not in order.
+// Accesses to device memory, and the violations among them.
 //
-// The allocator is modelled as torch's caching one: a block belongs to the stream that was current
-// when it was made, and when freed may at once serve that stream's next work. So memory comes with
-// the earlier work of its stream still running on it, and whoever else uses it must be done, in the
-// order of that stream, when it is freed, unless the allocator was told of that use.
+// The model is torch's caching allocator: a block belongs to the stream that was current when it
+// was made, and after its free the stream's next work may use it at once. So earlier work of its
+// stream may still run on new memory. Work of any other stream must be ordered before the free on
+// that stream, unless recordStream has reported the use.
 #pragma once
 
 #include <cstddef>
@@ -41,12 +41,12 @@ struct Violation {
 
 class Memory {
  public:
-  // `clock` is that of the stream at this point.
+  // `clock` is the stream's clock at this point.
   void allocate(uintptr_t address, size_t bytes, StreamIndex stream, const Clock& clock);
-  // The stream that the block belongs to; -1 for what is no block.
+  // The stream that the block belongs to; -1 if there is no block.
   StreamIndex streamOf(uintptr_t address) const;
   size_t bytesOf(uintptr_t address) const;
-  // `clock` is that of the block's own stream, with all that the freeing thread waited for.
+  // `clock` is the clock of the block's stream, merged with that of the freeing thread.
   void free(uintptr_t address, const Clock& clock);
   void forget(uintptr_t address);
   void recordStream(uintptr_t address, StreamIndex stream);
@@ -68,7 +68,7 @@ class Memory {
   struct Block {
     size_t bytes;
     StreamIndex stream;
-    std::set<StreamIndex> told;  // by recordStream
+    std::set<StreamIndex> told;  // reported by recordStream
     std::vector<Past> past;
   };
   using Blocks = std::map<uintptr_t, Block>;

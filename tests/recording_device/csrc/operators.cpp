@@ -1,5 +1,5 @@
-// The operators that cannot go through the fallback: those that make memory, share it or move it to
-// another device, and convolution, which torch hands to a device as a whole.
+// The operators that cannot use the fallback: those that make memory, share it or move it to
+// another device, and convolution, which torch passes to a device as a whole.
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -63,7 +63,7 @@ void memoryCopy(const Tensor& from, const Tensor& to) {
   if (to.numel() != 0) onCpu(to).copy_(onCpu(from));
 }
 
-// Makes `waiting` wait for all that is on `other`.
+// Makes `waiting` wait for all work on `other`.
 void wait(StreamIndex waiting, StreamIndex other) {
   if (waiting == other) return;
   Event event;
@@ -72,7 +72,7 @@ void wait(StreamIndex waiting, StreamIndex other) {
 }
 
 Tensor copyFrom(const Tensor& self, const Tensor& dst, bool non_blocking) {
-  // Between devices the stream of the source does it, in order with that of the destination.
+  // Between devices the source's stream copies, ordered with the destination's stream.
   const bool across = isRecording(self) && isRecording(dst) && self.device() != dst.device();
   const StreamIndex other = across ? currentStream(dst.device().index()) : -1;
   Launch launch("aten::copy_", isRecording(self) ? self.device() : dst.device());
@@ -157,8 +157,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("convolution_backward_overrideable", convolutionBackward);
 }
 
-// A copy resolves these views itself. What torch does otherwise, to resolve them by a copy before,
-// would never end.
+// A copy resolves these views itself. torch's default, to resolve them by another copy first, would
+// never end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
   library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

@@ -20,7 +20,7 @@ uintptr_t addressOf(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer);
 }
 
-// What a driver's stand-in says.
+// As a driver's stand-in reports.
 bool isCaptured(StreamIndex stream) {
   using Captures = int (*)(const void*);
   const auto captures = reinterpret_cast<Captures>(dlsym(RTLD_DEFAULT, "recordingDeviceCaptures"));
@@ -199,7 +199,7 @@ uint64_t Recorder::hold(StreamIndex stream) {
   const Lock lock(mutex_);
   Clock& clock = reach(stream);
   holds_.push_back({next_hold_, stream, clock[stream]});
-  clock.advance(stream);  // the work that does not finish, so that an event behind it waits for it
+  clock.advance(stream);  // the work that does not finish, so later events wait for it
   note("hold", "", stream);
   return next_hold_++;
 }

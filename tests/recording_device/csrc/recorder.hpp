@@ -1,8 +1,9 @@
-// The order of all work on the devices: who launched what on which stream, what waits for what.
+// The order of all work on the devices: which thread launched it on which stream, and what it waits
+// for.
 //
-// Work itself is done at once by the thread that launches it; only its order is modelled. Whether
-// work has *finished* is modelled too: a test can hold a stream, and what is launched on it from
-// then on, and what waits for that, is unfinished until it lets go.
+// The launching thread does the work at once; only its order is modelled. Whether work has
+// *finished* is modelled too. A test can hold a stream: later launches on it, and all work that
+// waits for them, are unfinished until the test releases it.
 #pragma once
 
 #include <array>
@@ -29,9 +30,9 @@ struct Event {
 struct LogEntry {
   std::string kind;  // launch, allocate, free, record, block, query, synchronize, record_stream,
                      // hold, release
-  std::string what;  // the operator; for query its answer; for synchronize what was waited for
+  std::string what;  // the operator; for query the answer; for synchronize the kind of wait
   std::string stream;
-  uint64_t event = 0;  // 0 where there is none
+  uint64_t event = 0;  // 0: none
   int thread = 0;      // host threads are numbered in the order of their first appearance
   std::vector<Touch> touches;
 };
@@ -51,22 +52,22 @@ class Recorder {
   void synchronizeDevice(int device);
 
   void allocate(void* address, size_t bytes, StreamIndex stream);
-  // Returns the number of bytes.
+  // Returns the block's number of bytes.
   size_t free(void* address);
   void forget(const void* address);
   void recordStream(const void* address, StreamIndex stream);
   // The device whose memory this is; -1 for other memory.
   int deviceOf(const void* address);
 
-  // For the C interface, whose callers hand in what may be no stream at all.
+  // For the C interface, whose callers may pass an invalid handle.
   void unknownStream(const void* handle, const std::string& what);
 
   // Work launched on the stream from now on is unfinished until the hold is released. Holds of one
-  // stream may overlap, as kernels that wait for other ranks queue up behind each other.
+  // stream may overlap, like queued kernels that each wait for other ranks.
   uint64_t hold(StreamIndex stream);
   void release(uint64_t hold);
 
-  // The calling thread knows from now on what any other thread got to know by waiting.
+  // Makes the waits of all other threads count for the calling thread.
   void joinThreads();
   void shareWithWorkers();
 
@@ -83,12 +84,12 @@ class Recorder {
   };
   using Lock = std::unique_lock<std::mutex>;
   static constexpr size_t kLongestLog = 1 << 20;
-  // After which a host thread that waits for unfinished work gets an exception.
+  // A host thread that waits longer for unfinished work gets an exception.
   static constexpr std::chrono::seconds kPatience{60};
 
   HostThread& host() { return HostThread::here(known_); }
   void learn(const Clock& clock);
-  // The stream's clock at a point that the calling thread reaches now.
+  // Returns the stream's clock, merged with that of the calling thread.
   Clock& reach(StreamIndex stream);
   bool finished(const Clock& clock) const;
   void waitUntilFinished(Lock& lock, const Clock& clock, const std::string& what);
@@ -98,7 +99,7 @@ class Recorder {
   std::mutex mutex_;
   std::condition_variable released_;
   std::array<Clock, kStreams> streams_;
-  Clock known_;  // to any host thread
+  Clock known_;  // merged clock of all host threads
   Memory memory_;
   std::deque<LogEntry> log_;
   bool log_is_cut_ = false;

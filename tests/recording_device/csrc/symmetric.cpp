@@ -1,6 +1,5 @@
-// Symmetric memory of the device, as torch has it for GPUs: what it is asked is noted, and its
-// rendezvous and its free end when they are told to, for a peer that does not come or a busy
-// device.
+// The device's symmetric memory, like torch's for GPUs. It records its calls. A test can hold its
+// rendezvous and its free, to simulate a missing peer or a busy device.
 #include "symmetric.hpp"
 
 #include <c10/core/Allocator.h>
@@ -52,7 +51,7 @@ class Allocator final : public symmetric::SymmetricMemoryAllocator {
     most = std::max(most, ++inside);
     changed.wait(lock, [] { return !held; });
     --inside;
-    return {};  // of which nobody asks anything
+    return {};  // never used
   }
   bool has_multicast_support(int) override { return false; }
   c10::DeviceType supported_device_type() override { return kType; }

@@ -5,13 +5,13 @@
 
 namespace recording {
 
-/// Gives torch symmetric memory for the device.
+/// Registers symmetric memory for the device in torch.
 void addSymmetricMemory();
-/// Has every rendezvous and free wait until it is called with false.
+/// With true, every rendezvous and free waits until the call with false.
 void holdRendezvous(bool hold);
-/// Values of the environment's switches in the last rendezvous.
+/// Values of the environment switches in the last rendezvous.
 std::vector<std::string> switchesSeen();
-/// Calls of rendezvous that were under way together, at most.
+/// Most rendezvous that ran at the same time.
 int mostAtOnce();
 
 }  // namespace recording
