@@ -1,7 +1,6 @@
-// What a peer's mapped memory holds: its directory, control block and the offsets in it are a
-// broken peer's to choose. Nothing outside the mapping may be touched; there are no pages around
-// it.
-//   input: 8-byte words to be written, each with its place
+// Fuzzes a peer's mapped memory: a broken peer may write any directory, control block and offsets.
+// Nothing outside the mapping may be touched; unmapped pages surround it.
+//   input: 8-byte words to write, each with its place
 #include <sys/mman.h>
 
 #include <cstring>
@@ -47,7 +46,7 @@ void fillWell(std::uint8_t* base, std::uint64_t nonce) {
 }  // namespace
 
 std::vector<fuzz::Bytes> fuzz::seeds() {
-  // Places, in words of 8 bytes, of what is read: header, directory entry, block.
+  // Places of the words that are read, in words of 8 bytes: header, directory entry, block.
   const std::size_t places[] = {0,
                                 1,
                                 offsetof(ArenaHeader, life) / 8,
@@ -83,7 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const auto process = LocalProcess::get();
   static std::unique_ptr<GroupMemory> memory;
   static std::uint64_t uses = 0;
-  // Another instance of the peer each time, at the same place of the directory.
+  // A new instance of the peer each time, in the same directory entry.
   const std::uint64_t nonce = kNonce + ++uses * ArenaHeader::kDirectoryEntries;
   if (memory == nullptr || uses % 512 == 0) {
     memory.reset();

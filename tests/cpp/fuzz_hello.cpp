@@ -1,5 +1,5 @@
-// What comes over the unix socket: messages of any bytes and length, with any number and kind of
-// descriptors. Nothing may be believed that is not checked, and no descriptor may stay open.
+// Fuzzes the unix socket: messages of any bytes and length, with any number and kind of
+// descriptors. Every field must be checked before it is used, and no descriptor may stay open.
 //   input: kind of the descriptors, their number, the message
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -26,14 +26,14 @@ int memory(bool sealed, std::uint64_t bytes) {
   return fd;
 }
 
-/// Those that a peer may send.
+/// Descriptors that a peer may send.
 const int* descriptors() {
   static const int all[4] = {memory(true, kBytes), memory(false, kBytes), memory(true, 4096),
                              ::open("/dev/null", O_RDWR | O_CLOEXEC)};
   return all;
 }
 
-/// Descriptors that are open from the lowest free one on, as far as a call could leave some.
+/// Number of open descriptors from `first` on, over as many as one call could leave open.
 int openAbove(int first) {
   int count = 0;
   for (int fd = first; fd < first + 40; ++fd) count += ::fcntl(fd, F_GETFD) >= 0;

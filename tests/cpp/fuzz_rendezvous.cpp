@@ -1,6 +1,7 @@
-// What comes from the store: anybody who reaches it can write any bytes under any key. Records,
-// votes, decisions and the monitored barrier's answers; only fastcoll::Error may come out, in time.
-//   input: settings, then for each key that is asked for: a way to answer, and bytes
+// Fuzzes the store: any process that reaches it can write any bytes under any key. The input stands
+// for records, votes, decisions and the monitored barrier's answers. Only fastcoll::Error may be
+// thrown, in time.
+//   input: settings, then for each key that is read: a kind of answer, and bytes
 #include <unistd.h>
 
 #include <cstring>
@@ -46,7 +47,7 @@ GroupRecord goodRecord(int rank, int size) {
   return record;
 }
 
-/// Answers from the input. A key is asked for many times; what it holds may change meanwhile.
+/// Answers from the input. A key is read many times, and its value may change in between.
 class HostileStore : public KeyValueStore {
  public:
   HostileStore(fuzz::Reader input, int size) : input_(input), size_(size) {}
@@ -62,7 +63,7 @@ class HostileStore : public KeyValueStore {
       const int rank = std::atoi(key.c_str() + std::strlen("fastcoll/r/"));
       const GroupRecord record = goodRecord(rank, size_);
       value.assign(reinterpret_cast<const char*>(&record), sizeof record);
-      // Some bytes of it are others.
+      // Some of its bytes are changed.
       for (int i = how >> 6; i > 0; --i) {
         value[input_.word() % value.size()] = static_cast<char>(input_.byte());
       }
@@ -97,7 +98,7 @@ class HostileStore : public KeyValueStore {
   }
 
  private:
-  /// What rank 0 says of all ranks; some bytes of it are others.
+  /// Rank 0's list of all ranks, with some bytes changed.
   template <typename Of>
   bool listOf(Of of, int others, std::string& value) {
     value.clear();
@@ -154,7 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   HostileStore store(input, ranks);
   GroupRecord own = goodRecord(rank, ranks);
   own.process = process->address();
-  // Over Gloo nothing is waited for but the store; over shared memory the sockets are tried too.
+  // Over Gloo only the store is waited for; over shared memory the sockets are tried too.
   own.transport = static_cast<std::uint32_t>((settings & 4) != 0 ? TransportChoice::Auto
                                                                  : TransportChoice::Gloo);
   own.processBegan = (settings & 8) != 0 ? 0 : ~std::uint64_t{0};
@@ -169,7 +170,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   attempt([&] { rendezvous.publish(); });
   attempt([&] {
     const Agreement agreement = rendezvous.agree(soon(), Milliseconds(1));
-    FUZZ_CHECK(agreement.hosts.local().size() == 1);  // there is nobody to share with
+    FUZZ_CHECK(agreement.hosts.local().size() == 1);  // no other rank shares memory
     FUZZ_CHECK(agreement.reason.size() < 4000);
   });
   attempt([&] { (void)rendezvous.coreEachIfKnown(); });

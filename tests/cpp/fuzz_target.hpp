@@ -1,5 +1,5 @@
-// A fuzz target is a file with these two functions, linked with libFuzzer. Its seeds are written
-// into the folder FUZZ_CORPUS before the first run.
+// A fuzz target is a file that defines seeds() and LLVMFuzzerTestOneInput(), linked with libFuzzer.
+// Its seeds are written into the folder FUZZ_CORPUS before the first run.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace fuzz {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Inputs that go deep: what a well-behaved peer sends.
+/// Inputs that reach deep code: messages of a well-behaved peer.
 std::vector<Bytes> seeds();
 
-/// Ends the program where the code under test breaks a promise.
+/// Ends the program if a condition on the code under test does not hold.
 #define FUZZ_CHECK(condition)                                                      \
   do {                                                                             \
     if (!(condition)) {                                                            \
@@ -26,7 +26,7 @@ std::vector<Bytes> seeds();
     }                                                                              \
   } while (false)
 
-/// Takes an input apart; when it is used up, everything is zero.
+/// Splits an input into parts; past its end, all values are zero.
 class Reader {
  public:
   Reader(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}

@@ -1,5 +1,5 @@
-// A network between threads of one process, with the rules of csrc/network/connection.hpp: memory
-// is touched while a transfer is under way and not afterwards, which the sanitizers see.
+// A network between threads of one process, with the rules of csrc/network/connection.hpp. Memory
+// is touched only while a transfer is in progress; the sanitizers check it.
 #pragma once
 
 #include <condition_variable>
@@ -54,7 +54,7 @@ class MemoryNetwork : public fastcoll::Network {
     std::condition_variable changed;
     bool here[2] = {false, false};
     bool broken = false;
-    // Of each end, by tag.
+    // For each end, by tag.
     std::map<int, std::deque<OpRef>> sends[2], receives[2];
   };
 
@@ -67,7 +67,7 @@ class MemoryNetwork : public fastcoll::Network {
     return wire;
   }
 
-  class Under : public fastcoll::Transfer {  // way
+  class Under : public fastcoll::Transfer {  // a transfer in progress
    public:
     Under(std::shared_ptr<Wire> wire, OpRef op) : wire_(std::move(wire)), op_(std::move(op)) {}
     bool wait(fastcoll::TimePoint until) override {

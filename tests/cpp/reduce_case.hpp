@@ -1,4 +1,4 @@
-// One reduction with its inputs and the result to expect, and the ways to run it: apart and
+// One reduction with its inputs and expected result, and the ways to run it: separate and
 // misaligned, in place, in pieces, and into two places.
 #pragma once
 
@@ -124,8 +124,8 @@ struct Case {
           " element=", static_cast<std::size_t>(bad - expected.begin()) / size);
   }
 
-  /// Each source lies `offset` + j bytes off an allocation and ends where it ends, as the sanitizer
-  /// needs it to see a byte too much being read.
+  /// Source j begins `offset` + j % 7 bytes (0 for offset 0) after the start of its allocation, and
+  /// ends at its end, so the sanitizer detects a read past the end.
   void checkApart(std::size_t count, std::size_t offset) const {
     std::vector<std::vector<char>> copies;
     std::vector<const char*> srcs;
@@ -155,7 +155,7 @@ struct Case {
     run(dst.data(), srcs, kMost);
     compare(dst.data(), kMost, fastcoll::concat("in place on ", j));
 
-    // As ranks do that write the result into each other's tensors.
+    // Like ranks that write the result into each other's tensors.
     dst = sources[j];
     std::vector<char> copy = sources[(j + 1) % k];
     if (k > 1) srcs[(j + 1) % k] = copy.data();

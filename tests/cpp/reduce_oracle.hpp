@@ -1,6 +1,5 @@
-// What csrc/reduce should compute, one element at a time and by other means: 16-bit floats are
-// decoded with ldexp and rounded by comparing the two neighbours, and a division is always a
-// division.
+// Expected results of csrc/reduce, one element at a time and by other methods: 16-bit floats are
+// decoded with ldexp and rounded by comparing the two neighbours, and an average always divides.
 #pragma once
 
 #include <cmath>
@@ -50,7 +49,7 @@ struct Half {
       const std::uint32_t middle = (low + high) / 2;
       (decode(middle) <= magnitude ? low : high) = middle;
     }
-    // Infinity stands for the number that would follow the largest.
+    // Infinity represents the number that would follow the largest one.
     const double above = high == infinity()
                              ? std::ldexp(1.0, static_cast<int>(high >> fraction) - bias)
                              : decode(high);
@@ -71,7 +70,7 @@ T extreme(T a, T b, bool wantMax) {
   return (a < b) != wantMax ? a : b;
 }
 
-/// By recursion: the left part is as long as the largest power of two below the whole.
+/// Recursive: the left part's length is the largest power of two below the whole length.
 template <class T, class Combine>
 T fold(const std::vector<T>& s, std::size_t from, std::size_t count, const Combine& combine) {
   if (count == 1) return s[from];
@@ -115,7 +114,7 @@ void complexElement(ReduceOp op, const std::vector<T>& re, const std::vector<T>&
   out[1] = floatElement(op, isProduct ? std::vector<T>{product.im} : im, factor, divisor);
 }
 
-/// Modulo 2^64, then cut down to T.
+/// Computes modulo 2^64, then truncates to T.
 template <class T>
 T integerElement(ReduceOp op, const std::vector<T>& s, double divisor) {
   auto acc = static_cast<std::uint64_t>(s[0]);
@@ -146,7 +145,7 @@ T integerElement(ReduceOp op, const std::vector<T>& s, double divisor) {
         break;
     }
   }
-  if (op == ReduceOp::Avg) {  // cut towards zero, whatever T's width
+  if (op == ReduceOp::Avg) {  // rounds towards zero, for every width of T
     using Wide = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
     return static_cast<T>(static_cast<Wide>(static_cast<T>(acc)) / static_cast<Wide>(divisor));
   }

@@ -74,7 +74,7 @@ void testValues(const std::vector<std::string>& isas) {
   }
 }
 
-/// Every 16-bit float times factors that reach all roundings, subnormal results and overflows.
+/// Every 16-bit float, times factors that cover all roundings, subnormal results and overflows.
 void testAllHalves(const std::vector<std::string>& isas) {
   constexpr std::size_t kAll = 65536;
   std::vector<std::uint16_t> all(kAll), got(kAll), expected(kAll);
@@ -96,8 +96,8 @@ void testAllHalves(const std::vector<std::string>& isas) {
   }
 }
 
-/// Every 16-bit float widened; and of float32 every exponent with fractions around each rounding,
-/// and random bits, narrowed.
+/// Widens every 16-bit float. Narrows float32 numbers: every exponent with fractions around each
+/// rounding, and random bits.
 void testCasts(const std::vector<std::string>& isas) {
   constexpr std::size_t kAll = 65536;
   std::vector<std::uint16_t> all(kAll);
@@ -139,7 +139,7 @@ void testCasts(const std::vector<std::string>& isas) {
     }
 }
 
-/// Numbers whose squares' sums are exact in any order; and what is not finite shows.
+/// Numbers whose squares sum exactly in any order. If a number is not finite, nor is the sum.
 void testSquares(const std::vector<std::string>& isas) {
   for (const std::string& isa : isas) {
     fastcoll::setReduceIsa(isa.c_str());
@@ -172,7 +172,7 @@ void testSquares(const std::vector<std::string>& isas) {
           floats[i] = kept;
         }
       if (count > 0) {
-        floats[0] = 0x1p127f;  // whose square no float32 holds
+        floats[0] = 0x1p127f;  // its square overflows float32
         CHECK(std::isfinite(fastcoll::squaresFunction(DType::Float32)(floats.data(), count)), isa);
       }
     }

@@ -1,4 +1,4 @@
-// RingStores without a clock: costs of segments in, choices out.
+// RingStores without a clock: the test passes costs of segments and checks the choices.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -20,19 +20,19 @@ void expect(bool fine, const char* what) {
   std::exit(1);
 }
 
-/// What a line costs in nanoseconds.
+/// Cost of a cache line in nanoseconds.
 struct Cost {
   double plain;
   double streaming;
 };
 constexpr Cost kShared{2.7, 3.5};  // the cores share a cache
-constexpr Cost kApart{26.0, 3.0};  // they do not
+constexpr Cost kApart{26.0, 3.0};  // the cores share no cache
 constexpr Cost kMemory{8.0, 9.0};  // the source comes from memory
 constexpr Cost kApartMemory{42.0, 9.0};
 constexpr Cost kSharedShort{5.5, 1.5};  // a segment of 8 KiB, in a shared cache
-constexpr Cost kReturned{7.3, 2.2};     // lines that a peer on another core has sent back
+constexpr Cost kReturned{7.3, 2.2};     // lines come back from a peer on another core
 
-/// Writes `segments`, and returns how many of them with streaming stores. `disturbed(i)`: the
+/// Writes `segments` segments; returns how many of them used streaming stores. `disturbed(i)`: the
 /// thread is preempted in segment i.
 int write(
     RingStores& stores, int segments, Cost cost, std::size_t bytes = kSegment,
@@ -59,7 +59,7 @@ RingStores begun(Cost cost) {
 
 void sharedCacheStaysPlain() {
   RingStores stores = begun(kShared);
-  write(stores, 1000, kShared);  // tries grow rarer
+  write(stores, 1000, kShared);  // trials become rarer
   expect(write(stores, 10240, kShared) <= 20, "with a shared cache 1 segment in 2048 streams");
   write(stores, 1000, kMemory);
   expect(write(stores, 10240, kMemory) <= 20, "messages from memory stay plain");
@@ -96,7 +96,7 @@ void turnsBack() {
 }
 
 void preemptionTurnsNothing() {
-  // One segment in five, whichever way it was written: the median is of the others.
+  // One segment in five, for both kinds of stores: the median is one of the others.
   const auto often = [](int i) { return i % 5 == 1; };
   RingStores shared = begun(kShared);
   expect(write(shared, 10000, kShared, kSegment, often) <= 100, "plain although preempted");
@@ -104,7 +104,7 @@ void preemptionTurnsNothing() {
   expect(write(apart, 10000, kApart, kSegment, often) >= 9900, "streaming although preempted");
 }
 
-/// Costs that are unlike, where plain stores are the better ones all the same.
+/// Costs that differ, although plain stores are better.
 void whatIsCheapToWriteOnlyStaysPlain() {
   for (const Cost cost : {kSharedShort, kReturned}) {
     RingStores stores = begun(kShared);
@@ -125,7 +125,7 @@ void smallSegmentsDoNotCount() {
   expect(same.streaming(kSegment) == next, "and teach nothing");
   RingStores apart = begun(kApart);
   expect(apart.streaming(kSegment) && !apart.streaming(kSmall), "whatever large ones are");
-  // Placed for more than there was to write.
+  // A segment was reserved, but there was nothing to write.
   for (int i = 0; i < 1000; ++i) apart.took(kSegment, 0, 1e6, true);
   expect(write(apart, 100, kApart) >= 95, "nor does an empty one");
 }

@@ -1,5 +1,5 @@
-// Stress of the CPU path below torch: transports, algorithms and the engine, with ranks as threads
-// of this process, or as processes of their own.
+// Stress test of the CPU path below torch: transports, algorithms and the engine. Ranks are threads
+// of this process, or separate processes.
 //
 //   stress [--processes] [--only <part of a test's name>] [--effort <n>] [--rounds <n>]
 //
@@ -34,7 +34,7 @@ int main(int argc, char** argv) {
         for (const int ranks : test.ranks) {
           const std::string name =
               fastcoll::concat(test.name, " on ", ranks, processes ? " processes" : " threads");
-          // Before a fork nothing of the parent may run but this thread.
+          // Before a fork only this thread of the parent may run.
           if (!processes) stress::watch(name, 120);
           const auto start = fastcoll::Clock::now();
           std::string problem;

@@ -8,7 +8,7 @@
 namespace stress {
 namespace {
 
-/// Elements around the edges that matter to a message of `element` bytes.
+/// Counts around the edges that matter for messages with elements of `element` bytes.
 std::vector<std::size_t> edges(std::size_t element, std::size_t segment, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
   std::vector<std::size_t> counts = {0, 1, 7};
@@ -47,7 +47,7 @@ void grid(Rank& me) {
   }
 }
 
-/// Segments of the sizes in use by default, so that nothing depends on small ones.
+/// Segments of the default sizes, because other tests use small ones.
 void largeSegments(Rank& me) {
   Random random(2);
   GroupOptions options;
@@ -62,14 +62,14 @@ void largeSegments(Rank& me) {
   }
 }
 
-/// What the ranks give lies in shared memory, of all of them or of all but one, in turns with what
-/// goes through the ring. The memory is given back at once, so that a late reader would be seen.
+/// The inputs are in shared memory, on all ranks or on all but one; collectives through the ring
+/// come in between. The memory is freed at once, so a late reader would be detected.
 void direct(Rank& me) {
   Random random(3);
   GroupOptions options;
   options.tuning.directBytes = options.tuning.directAllReduceBytes = 100;
   const Engine engine = me.group("direct", options);
-  runChecked(me, *engine, Plan{});  // the process's arena is there
+  runChecked(me, *engine, Plan{});  // makes the process's arena
   for (int i = 0; i < 300 * effort; ++i) {
     Plan plan = drawAny(random, me.size, 30000);
     plan.spans = false;
@@ -82,7 +82,7 @@ void direct(Rank& me) {
   engine->shutdown();
 }
 
-/// Synchronous and asynchronous collectives in one order on all ranks, awaited in any order.
+/// Synchronous and asynchronous collectives in the same order on all ranks, awaited in any order.
 void randomSequence(Rank& me, const std::string& name, std::uint64_t seed, int steps,
                     std::size_t most, const GroupOptions& options = {}) {
   Random shared(seed);
@@ -134,7 +134,7 @@ void randomOnHosts(Rank& me) {
   }
 }
 
-/// Far more asynchronous collectives than a queue sees in life, awaited from the last to the first.
+/// Far more asynchronous collectives than in practice, awaited from the last to the first.
 void manyOutstanding(Rank& me) {
   Random shared(5);
   const Engine engine = me.group("outstanding");

@@ -1,4 +1,4 @@
-// Ranks that end: they leave, with threads inside or without, or are killed.
+// Ranks that end: they leave, with or without threads inside, or are killed.
 
 #include <csignal>
 #include <thread>
@@ -22,7 +22,7 @@ void leaves(Rank& me) {
     const std::string text = requireFault({"left the group", "destroyed"}, Milliseconds(2000), [&] {
       engine->runInline(job(me, sum(round % 3 == 0 ? 10 : 20000)));
     });
-    // The word comes from whichever rank saw it first, so it may speak of another one that gave up.
+    // The first rank that noticed it sets the text, so it may name another rank that has failed.
     REQUIRE(text.find("rank") != std::string::npos, text);
   }
 }
@@ -40,7 +40,7 @@ void endsUnderWaiters(Rank& me) {
     std::vector<std::thread> waiters;
     std::atomic<int> failed{0};
     for (int i = 0; i < 3 && me.rank == 1; ++i) {
-      // Each waiter holds the engine: the last one out destroys it.
+      // Each waiter holds the engine: the last one to return destroys it.
       waiters.emplace_back([&failed, &me, engine, i] {
         const auto task = job(me, sum(10));
         try {
@@ -69,8 +69,8 @@ void endsUnderWaiters(Rank& me) {
   }
 }
 
-/// Rank 1 ends its engine while a thread of it is held up in a collective, and may write into rank
-/// 0's ring: rank 0 gives that memory to nobody before the thread is out.
+/// Rank 1 ends its engine while one of its threads is stopped in a collective and may write into
+/// rank 0's ring. Rank 0 must not reuse that memory before the thread has returned.
 void endsUnderAStoppedThread(Rank& me) {
   GroupOptions large;
   large.ringBytes = 1 << 20;
@@ -120,7 +120,7 @@ void endsUnderAStoppedThread(Rank& me) {
   REQUIRE(!holds());
 }
 
-/// A rank is killed at a random moment: the others hear of it within a second.
+/// A rank is killed at a random moment: the others report it within 1.5 s.
 void killed(Rank& me) {
   Random shared(400);
   Random own(401u + static_cast<unsigned>(me.rank));

@@ -6,7 +6,7 @@
 namespace stress {
 namespace {
 
-/// Rank 0 does not come; another rank aborts while all others wait, each in its own way.
+/// Rank 0 does not arrive; rank 1 aborts while all others wait, in a different way each round.
 void abortDuringWait(Rank& me) {
   for (int round = 0; round < 6 * effort; ++round) {
     const Engine engine = me.group(concat("abort", round));
@@ -43,7 +43,7 @@ void abortDuringWait(Rank& me) {
   }
 }
 
-/// An abort before or while the ranks find each other.
+/// An abort before or during the rendezvous.
 void abortDuringRendezvous(Rank& me) {
   for (int round = 0; round < 15 * effort; ++round) {
     Random own(100u + static_cast<unsigned>(me.rank * 100 + round));
@@ -56,8 +56,8 @@ void abortDuringRendezvous(Rank& me) {
         engine->abort(ErrorKind::Backend, "told to stop");
       });
     }
-    // However early it came, it ends the group on all ranks; a rank that was still looking for the
-    // others when rank 0 gave up hears of it by its time-out.
+    // Even an early abort ends the group on all ranks. A rank that was still in the rendezvous when
+    // rank 0 aborted notices it at its timeout.
     std::string text;
     try {
       for (const auto end = Clock::now() + Milliseconds(10000); Clock::now() < end;) {
@@ -74,7 +74,7 @@ void abortDuringRendezvous(Rank& me) {
   }
 }
 
-/// Rank 0 does not come: the others' time is up, and the text names it.
+/// Rank 0 does not arrive: the others time out, and the error names rank 0.
 void nobodyComes(Rank& me) {
   const Engine engine = me.group("timeout");
   runChecked(me, *engine, sum(10));
@@ -96,7 +96,7 @@ void nobodyComes(Rank& me) {
   me.sync();
 }
 
-/// Rank 0 runs something else: all ranks say so, at once.
+/// Rank 0 runs another call: all ranks report it at once.
 void mismatches(Rank& me) {
   for (int round = 0; round < 12; ++round) {
     const Engine engine = me.group(concat("mismatch", round));
@@ -133,12 +133,12 @@ void mismatches(Rank& me) {
     }
     requireFault({"Detected mismatch"}, Milliseconds(2000),
                  [&] { engine->runInline(job(me, plan)); });
-    // The slots' owner may leave while another rank still reads: nobody may report success.
+    // A slot's owner may leave while another rank still reads: no rank may report success.
     if (me.rank % 2 == 0) engine->shutdown();
   }
 }
 
-/// What runs on the engine's threads around the transfer throws on one rank.
+/// A task's code around the transfer throws on one rank.
 void throwsInside(Rank& me) {
   for (int round = 0; round < 6; ++round) {
     const Engine engine = me.group(concat("throws", round));
@@ -177,8 +177,8 @@ void throwsInside(Rank& me) {
   }
 }
 
-/// Somebody aborts, leaves or disagrees in the middle of random collectives, and every rank that
-/// fails leaves at once: what is reported as success is right all the same.
+/// One rank aborts, leaves or disagrees during random collectives, and every rank that fails leaves
+/// at once. Each result that is reported as success must still be right.
 void storm(Rank& me) {
   for (int round = 0; round < 50 * effort; ++round) {
     Random shared(200u + static_cast<unsigned>(round));
@@ -188,7 +188,7 @@ void storm(Rank& me) {
     try {
       runChecked(me, *engine, sum(10));
     } catch (const Error&) {
-      begun = false;  // a slow rank is in it still when the storm begins
+      begun = false;  // a slow rank is still in it when the storm begins
     }
     const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
     const std::size_t after = drawBelow(shared, 4000);

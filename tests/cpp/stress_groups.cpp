@@ -1,4 +1,4 @@
-// Several groups at once, groups that come and go, and names that are used again.
+// Several groups at once, groups that are made and ended, and names that are used again.
 #include <algorithm>
 #include <thread>
 
@@ -8,7 +8,7 @@
 namespace stress {
 namespace {
 
-/// One thread a group on every rank.
+/// Every rank has one thread for each group.
 void threadsAndGroups(Rank& me) {
   together(3, [&](int g) {
     Random shared(60u + static_cast<unsigned>(g));
@@ -49,7 +49,7 @@ void crossedOrder(Rank& me) {
   }
 }
 
-/// A group ends right after its last collective, whichever that was: no rank loses anything by it.
+/// A group ends right after its last collective, of any kind: no rank may lose data.
 void leaveAtOnce(Rank& me) {
   Random shared(80);
   Random own(81u + static_cast<unsigned>(me.rank));
@@ -63,7 +63,7 @@ void leaveAtOnce(Rank& me) {
   }
 }
 
-/// What groups take is given back: shared memory, descriptors, threads.
+/// Groups give back what they used: shared memory, descriptors, threads.
 void comeAndGo(Rank& me) {
   Random shared(90);
   const Engine anchor = me.group("anchor");
@@ -74,7 +74,7 @@ void comeAndGo(Rank& me) {
   std::size_t used = 0;
   int descriptors = 0;
   int threads = 0;
-  if (me.rank == 0 || me.process) {  // counting opens a folder, which another rank would count
+  if (me.rank == 0 || me.process) {  // counting opens a folder that another rank would count
     used = anchor->process()->arena()->used();
     descriptors = openDescriptors();
     threads = runningThreads();
@@ -94,7 +94,7 @@ void comeAndGo(Rank& me) {
   drainWorkers();
   me.sync();
   if (me.rank == 0 || me.process) {
-    // Workers let go of their group a moment after its last task.
+    // Workers release their group shortly after its last task.
     const auto end = Clock::now() + Milliseconds(4000);
     const auto back = [&] {
       return anchor->process()->arena()->used() == used && openDescriptors() <= descriptors &&
@@ -110,7 +110,7 @@ void comeAndGo(Rank& me) {
   me.sync();
 }
 
-/// The process's last group ends and a new one begins: arena, socket and keeper come anew.
+/// The process's last group ends and a new one begins: arena, socket and keeper are made again.
 void startAgain(Rank& me) {
   Random shared(91);
   for (int round = 0; round < 15 * effort; ++round) {
@@ -119,7 +119,7 @@ void startAgain(Rank& me) {
   }
 }
 
-/// Groups under one name, each made before or after the end of the one before, at random.
+/// Groups with the same name, each made at random before or after the end of the previous one.
 void staleNames(Rank& me) {
   Random shared(92);
   Random own(93u + static_cast<unsigned>(me.rank));
@@ -131,7 +131,7 @@ void staleNames(Rank& me) {
     if (chance(own, 2)) loiter(own, 3000);
     if (!old.empty() && chance(own, 2)) old.clear();
     if (letters) {
-      // A message in a ring before there was any collective.
+      // A message in a ring before any collective.
       struct Byte : PointToPointOp {
         void complete(std::exception_ptr f) noexcept override { fault = f; }
         std::exception_ptr fault;
@@ -157,8 +157,8 @@ void staleNames(Rank& me) {
     }
     runChecked(me, *engine, plan);
     old.push_back(engine);
-    // A rank that is ahead may publish the next instance while this one is still in its collective;
-    // it may not do so before all are through the rendezvous of this one.
+    // A rank that is ahead may publish the next instance while others are still in a collective of
+    // this one, but not before all have finished the rendezvous of this one.
     runChecked(me, *engine, draw(shared, Collective::Barrier, 0, me.size));
   }
 }

@@ -40,7 +40,7 @@ class MemoryMeeting : public Meeting {
   std::map<std::string, std::string> values_;
 };
 
-/// A file a key; a rename makes each value appear at once.
+/// One file for each key; a rename makes each value appear atomically.
 class FolderMeeting : public Meeting {
  public:
   explicit FolderMeeting(std::string folder) : folder_(std::move(folder)) {}
@@ -205,7 +205,7 @@ void runAsProcesses(int ranks, const Body& body, int dies) {
       meetingInFolder(folder)->set(kFailed, "yes");
       status = 1;
     }
-    std::exit(status);  // runs the leak check and what fastcoll does at exit
+    std::exit(status);  // runs the leak check and fastcoll's exit handlers
   }
   std::string problems;
   for (int i = 0; i < ranks; ++i) {

@@ -1,4 +1,4 @@
-// What the stress tests share: a key-value store in memory or in a folder, ranks as threads or as
+// Shared by the stress tests: a key-value store in memory or in a folder, ranks as threads or
 // processes, checks, and collectives whose result is known element by element.
 #pragma once
 
@@ -18,7 +18,7 @@ using namespace fastcoll;
 using Engine = std::shared_ptr<CpuEngine>;
 using Random = std::mt19937_64;
 
-/// Throws with the place and the text; a test fails when a rank's function throws.
+/// Throws with file, line and text; a test fails if a rank's function throws.
 #define REQUIRE(condition, ...)                                                            \
   do {                                                                                     \
     if (!(condition)) {                                                                    \
@@ -34,13 +34,14 @@ class Meeting {
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual bool tryGet(const std::string& key, std::string& value) = 0;
 };
-/// A rank has failed: all others' waits end, so that the first cause is seen soon.
+/// Key that is set when a rank has failed: it ends all other ranks' waits, so the first cause is
+/// reported soon.
 extern const char* const kFailed;
 std::shared_ptr<Meeting> meetingInMemory();
 std::shared_ptr<Meeting> meetingInFolder(const std::string& folder);
 
 struct GroupOptions {
-  std::size_t ringBytes = 16384;  // small, so that little data makes many segments
+  std::size_t ringBytes = 16384;  // small, so a little data takes many segments
   TuningTable tuning;
   int spinMicros = -1;
   std::string transport = "shm";
@@ -71,23 +72,24 @@ class Rank {
   int syncs_ = 0;
 };
 
-/// Ranks on pretended hosts with a network in memory: "halves" on two, one after the other, "two in
-/// turns", "three in turns", "one aside" from the rest, or each "alone".
+/// Ranks on simulated hosts with a network in memory. Placements: "halves" on two hosts, "two in
+/// turns" and "three in turns" (round robin), "one aside" from the rest, or each "alone".
 GroupOptions onHosts(const std::string& placement, const Rank& me);
 
 constexpr const char* kPlacements[] = {"halves", "two in turns", "three in turns", "one aside",
                                        "alone"};
 
-/// Runs the body on so many threads of this rank, and throws what the first of them has thrown.
+/// Runs the body on so many threads of this rank; rethrows the exception of the first thread with
+/// one.
 void together(int threads, const std::function<void(int)>& body);
 
 using Body = std::function<void(Rank&)>;
-/// Runs the body on every rank, as threads of this process or as forked processes. Throws when one
-/// fails. A process may be killed on purpose: `dies` is its rank.
+/// Runs the body on every rank, as threads of this process or as forked processes. Throws if one
+/// fails. If a process is killed on purpose, `dies` is its rank.
 void runAsThreads(int ranks, const Body& body);
 void runAsProcesses(int ranks, const Body& body, int dies = -1);
 
-/// Ends the program with the test's name when nothing has ended for `seconds`.
+/// Ends the program with the test's name if the next call does not come within `seconds`.
 void watch(const std::string& name, int seconds);
 
 // --- collectives with a known result ------------------------------------------------------------
@@ -102,7 +104,7 @@ struct Plan {
   DType dtype = DType::Float32;
   ReduceOp op = ReduceOp::None;
   int root = -1;
-  std::size_t count = 0;  // elements: of the message, or of a rank's largest one where they differ
+  std::size_t count = 0;  // elements of the message, or of a rank's largest one if they differ
   bool uneven = false;    // all_gather, all_to_all: the ranks' messages differ
   bool inPlace = false;
   bool spans = false;     // messages in several pieces
@@ -111,13 +113,13 @@ struct Plan {
   std::uint64_t seed = 0;
 };
 std::string describe(const Plan& plan);
-/// A plan of the given kind and size; the rest is drawn.
+/// A plan of the given collective and size; the rest is random.
 Plan draw(Random& random, Collective collective, std::size_t count, int ranks);
 Plan drawAny(Random& random, int ranks, std::size_t most);
 
 class Job : public Task {
  public:
-  /// `shared`: what this rank gives lies in this arena, where peers can read it.
+  /// `shared`: this rank's input is in this arena, where peers can read it.
   Job(const Plan& plan, int rank, int ranks, Milliseconds timeout = Milliseconds(60000),
       std::shared_ptr<Arena> shared = nullptr);
   ~Job() override;
@@ -140,7 +142,7 @@ class Job : public Task {
   std::uint8_t* buffer(std::size_t bytes);
   std::uint8_t* given(std::size_t bytes);
   void verifySquares() const;
-  /// `whole`: travels as it lies in memory, whatever the plan says.
+  /// `whole`: travels in its own dtype, even if the plan is narrow.
   Message message(std::uint8_t* data, std::size_t bytes, bool whole = false);
   Message source(int from, int to, std::size_t count, std::uint8_t* data = nullptr);
   Message sink(std::size_t count, std::function<double(std::size_t)> value,
@@ -159,7 +161,7 @@ class Job : public Task {
 };
 using JobRef = std::shared_ptr<Job>;
 
-/// An all_reduce of so many float32.
+/// An all_reduce of `count` float32.
 Plan sum(std::size_t count);
 JobRef job(const Rank& me, const Plan& plan, int timeoutMs = 30000);
 
@@ -168,7 +170,7 @@ void runChecked(const Rank& me, CpuEngine& engine, const Plan& plan);
 
 // --- expectations of faults ---------------------------------------------------------------------
 
-/// Runs the body, which must throw Error whose text holds one of `texts`, in `within` at most.
+/// Runs the body, which must throw an Error whose text contains one of `texts`, within `within`.
 std::string requireFault(const std::vector<std::string>& texts, Milliseconds within,
                          const std::function<void()>& body);
 
@@ -202,7 +204,7 @@ std::vector<Test> hostTests();
 std::vector<Test> faultTests();
 std::vector<Test> endingTests();
 
-/// Multiplies what tests repeat; --effort.
+/// Factor of the tests' repetitions; --effort.
 extern int effort;
 
 }  // namespace stress

@@ -1,4 +1,4 @@
-// Groups on several pretended hosts: every collective over both layers, and their faults. The ranks
+// Groups on several simulated hosts: every collective over both layers, and their faults. The ranks
 // are threads, and the network is in memory.
 #include <algorithm>
 #include <thread>
@@ -33,7 +33,7 @@ void everywhere(Rank& me) {
   }
 }
 
-/// A rank leaves as soon as it has what it needs; the others still get what it sent.
+/// A rank leaves as soon as its result is complete; the others still get its data.
 void leaveAtOnce(Rank& me) {
   for (int round = 0; round < 10 * effort; ++round) {
     const std::string placement = kPlacements[round % 5];
@@ -53,7 +53,7 @@ void leaveAtOnce(Rank& me) {
   }
 }
 
-/// Who has given all that it had leaves, while others have yet to begin.
+/// A rank leaves after it has sent all its data, before others have begun.
 void leaveEarly(Rank& me) {
   for (int round = 0; round < 3 * effort; ++round) {
     const Engine engine = me.group(concat("early", round), onHosts("alone", me));
@@ -71,7 +71,7 @@ void leaveEarly(Rank& me) {
   }
 }
 
-/// A root that gives is ahead of the others by many calls, each with data of its own.
+/// A sending root is ahead of the others by many calls, each with its own data.
 void aheadOfOthers(Rank& me) {
   const Engine engine = me.group("ahead", onHosts("alone", me));
   Random random(5);
@@ -120,7 +120,7 @@ void disagreement(Rank& me) {
   }
 }
 
-/// Ranks that differ about the root hear of it in this call, or in the next.
+/// Ranks that pass different roots get the error in this call or in the next one.
 void rootsDiffer(Rank& me) {
   for (int round = 0; round < 4 * effort; ++round) {
     const Engine engine = me.group(concat("roots", round), onHosts("alone", me));

@@ -1,5 +1,5 @@
-// Collectives whose result is known: element i of what rank r gives is a small whole number drawn
-// from (seed, r, i), so that every dtype holds every sum exactly.
+// Collectives whose result is known: element i of rank r's input is a small whole number computed
+// from (seed, r, i), so every dtype holds every sum exactly.
 #include <algorithm>
 #include <cstring>
 
@@ -108,7 +108,7 @@ bool rooted(Collective collective) {
          collective == Collective::Gather || collective == Collective::Scatter;
 }
 
-/// Elements that `from` gives to `to`, where the messages differ.
+/// Elements that `from` sends to `to`, if the messages differ.
 std::size_t countOf(const Plan& plan, int from, int to) {
   if (!plan.uneven) return plan.count;
   const std::uint64_t draw = (plan.seed >> 8) * 31 + static_cast<std::uint64_t>(from) * 7 +
@@ -160,7 +160,7 @@ Plan draw(Random& random, Collective collective, std::size_t count, int ranks) {
   if (collective != Collective::Reduce && plan.dtype == DType::Float32) {
     plan.narrow = chance(random, 2);
     plan.measured = chance(random, 2);
-    // What it reads and what it writes differ in size.
+    // Its input and its output differ in size.
     if (plan.narrow && collective == Collective::ReduceScatter) plan.inPlace = false;
   }
   // 3^ranks must fit every dtype.
@@ -213,7 +213,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::share
       std::uint8_t* data = given(bytes);
       request.in.push_back(source(rank, 0, plan.count, data));
       if (gets) {
-        // In place means the very same pieces, as of one list of tensors.
+        // In place means exactly the same pieces, as for one list of tensors.
         const Message& in = request.in[0];
         request.out.push_back(plan.inPlace ? in : Message());
         if (!plan.inPlace) request.out[0] = sink(plan.count, reduced);
@@ -248,7 +248,7 @@ Job::Job(const Plan& plan, int rank, int ranks, Milliseconds timeout, std::share
       request.out.push_back(sink(plan.count, valuesFrom(plan.root, rank)));
       break;
     case Collective::ReduceScatter: {
-      // The values of a piece depend on its place, so that a piece that goes astray is seen.
+      // The values of a piece depend on its place, so a misplaced piece is detected.
       const auto offset = [this](std::size_t to) { return to * (plan_.count + 3); };
       std::uint8_t* own = nullptr;
       for (int to = 0; to < ranks; ++to) {
@@ -285,7 +285,7 @@ Job::~Job() {
   if (arena_ != nullptr) arena_->release(extent_);
 }
 
-/// Memory of what this rank gives: in the arena one message behind the other.
+/// Memory for this rank's input; in the arena, one message after the other.
 std::uint8_t* Job::given(std::size_t bytes) {
   if (arena_ == nullptr) return buffer(bytes);
   std::uint8_t* data = arena_->base() + extent_ + used_;
@@ -347,7 +347,7 @@ void Job::verify() const {
   verifySquares();
 }
 
-/// Of a reduce-scatter, whose share is all of its result, the squares are known here.
+/// Checks only a reduce-scatter: this rank's share is its whole result, so the squares are known.
 void Job::verifySquares() const {
   if (!plan_.measured || plan_.collective != Collective::ReduceScatter) return;
   double total = 0;

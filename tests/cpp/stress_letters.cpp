@@ -8,8 +8,8 @@
 namespace stress {
 namespace {
 
-/// Sizes at the edges of what goes in a record's line, in one record, unasked, and asked for; and
-/// beyond a whole ring.
+/// Sizes at the edges of each path: in a record's line, in one record, eager, and by rendezvous;
+/// and beyond a whole ring.
 std::size_t drawBytes(Random& random) {
   constexpr std::size_t kEdges[] = {
       PairRecord::kInlineBytes, PairRecord::kLine, PairChannel::kSmallBytes, 64 * 1024, 128 * 1024,

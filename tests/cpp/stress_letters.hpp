@@ -1,4 +1,4 @@
-// What the point-to-point tests share: letters, and transfers that know what they must receive.
+// Shared by the point-to-point tests: letters, and transfers that check the received data.
 #pragma once
 
 #include <cstring>
@@ -23,7 +23,7 @@ inline std::uint8_t byteOf(std::uint64_t seed, std::size_t i) {
   return static_cast<std::uint8_t>((seed >> 3) + i * 131 + (i >> 8) * 17);
 }
 
-/// Bytes of the heap, or of an arena.
+/// Bytes on the heap, or in an arena.
 class Bytes {
  public:
   Bytes(std::size_t bytes, std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {
@@ -69,7 +69,7 @@ class Transfer : public PointToPointOp {
   }
   std::exception_ptr fault() const { return fault_; }
   void spoil() { std::memset(buffer_.get(), 0xee, letter_.bytes); }
-  /// Messages from any source have the sender's seed = its rank.
+  /// In messages from any source, the seed is the sender's rank times 1000.
   void verify() const {
     if (send) return;
     const std::uint64_t seed =
@@ -87,16 +87,16 @@ class Transfer : public PointToPointOp {
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
-/// Letters between random ranks, with sizes at the edges of each way that a message may take.
+/// Letters between random ranks, with sizes at the edges of each path of a message.
 std::vector<Letter> drawLetters(Random& random, int ranks, int count);
 
 PointToPoint& pointToPoint(CpuEngine& engine);
-/// The arena of this process, also where the engine has not needed it yet.
+/// The arena of this process, made if the engine has not needed it yet.
 std::shared_ptr<Arena> arenaOf(CpuEngine& engine);
 
-/// Letters known to all ranks; each posts its own sends and receives in an order of its own, but
-/// those with one source, destination and tag in the order of the list.
-/// `arena`: where some of the messages lie.
+/// `letters` is equal on all ranks. Each rank posts its own sends and receives in a random order;
+/// those with the same source, destination and tag keep the order of the list.
+/// `arena`: memory for some of the messages.
 std::vector<TransferRef> post(Rank& me, PointToPoint& p2p, const std::vector<Letter>& letters,
                               Random& own, const std::shared_ptr<Arena>& arena = nullptr);
 

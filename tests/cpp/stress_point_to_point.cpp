@@ -32,8 +32,8 @@ void exchange(Rank& me, GroupOptions options) {
   }
 }
 
-/// Every size at an edge, both ways at once, the receive before or after its message; in between
-/// small messages, so that the ring's end falls anywhere.
+/// Every size at an edge, in both directions at once, with the receive before or after its message.
+/// Small messages in between let the ring end anywhere.
 void edges(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("edges", options);
   auto& p2p = pointToPoint(*engine);
@@ -70,7 +70,7 @@ void edges(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// So much that nobody receives that senders must keep it.
+/// So many messages without a receive that senders must keep them.
 void flood(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("flood", options);
   auto& p2p = pointToPoint(*engine);
@@ -94,7 +94,7 @@ void flood(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// Nobody waits: the background sees to messages larger than what goes unasked.
+/// No thread waits: the background thread transfers messages that are too large to be eager.
 void unattended(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("unattended", options);
   auto& p2p = pointToPoint(*engine);
@@ -135,7 +135,7 @@ void besideCollectives(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// Several threads of a rank wait for letters of one group at once.
+/// Several threads of a rank wait for letters of one group at the same time.
 void manyWaiters(Rank& me, const GroupOptions& options) {
   const Engine engine = me.group("waiters", options);
   auto& p2p = pointToPoint(*engine);
@@ -186,7 +186,7 @@ void remoteEdges(Rank& me, const GroupOptions& options) {
   }
 }
 
-/// The two ranks that talk meet, though the third has not come.
+/// Two ranks exchange messages although the third has not arrived.
 void onlyTwo(Rank& me, const GroupOptions& options) {
   if (me.rank == 2) me.read("talked");
   const Engine engine = me.group("two of three", options);
@@ -201,7 +201,7 @@ void onlyTwo(Rank& me, const GroupOptions& options) {
   if (me.rank == 0) me.note("talked", "");
 }
 
-/// A rank dies, here by closing its connections without a word, while others wait for it.
+/// A rank leaves, or aborts, while another rank waits for its message.
 void leaveWithPending(Rank& me, const GroupOptions& options) {
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{3000000}}) {
     const Engine engine = me.group(concat("pending", bytes), options);

@@ -1,4 +1,4 @@
-// Point-to-point with senders that leave or die, ranks that abort, and partners that do not come.
+// Point-to-point with senders that leave or die, ranks that abort, and peers that do not arrive.
 #include <signal.h>
 
 #include <thread>
@@ -8,7 +8,7 @@
 namespace stress {
 namespace {
 
-/// A sender whose sends have ended leaves at once: its receiver still gets everything.
+/// A sender leaves as soon as its sends have ended: its receiver still gets everything.
 void senderLeaves(Rank& me) {
   Random shared(41);
   Random own(42u + static_cast<unsigned>(me.rank));
@@ -20,7 +20,7 @@ void senderLeaves(Rank& me) {
       letters.push_back({0, 1, 0, sizes[drawBelow(shared, 5)], shared()});
     }
     auto& p2p = pointToPoint(*engine);
-    // Both must have met, or the receiver may never find the sender.
+    // Both must have met, otherwise the receiver may never find the sender.
     auto hello = std::make_shared<Transfer>(Letter{1, 0, 7, 8, 3}, me.rank == 1);
     auto back = std::make_shared<Transfer>(Letter{0, 1, 7, 8, 3}, me.rank == 0);
     p2p.submit(hello);
@@ -36,7 +36,7 @@ void senderLeaves(Rank& me) {
   }
 }
 
-/// Letters are under way when somebody aborts: each has ended well with the right bytes, or failed.
+/// A rank aborts while letters are in progress: each letter ends with the right bytes, or fails.
 void abortStorm(Rank& me) {
   for (int round = 0; round < 25 * effort; ++round) {
     Random shared(51u + static_cast<unsigned>(round));
@@ -46,7 +46,7 @@ void abortStorm(Rank& me) {
     const int culprit = static_cast<int>(drawBelow(shared, static_cast<std::size_t>(me.size)));
     const std::size_t after = drawBelow(shared, 3000);
     auto& p2p = pointToPoint(*engine);
-    // A rank that has met nobody when it aborts can tell nobody.
+    // A rank that aborts before it has met any other rank cannot notify any.
     runChecked(me, *engine, Plan{});
     me.sync();
     std::thread killer;
@@ -62,8 +62,8 @@ void abortStorm(Rank& me) {
       for (const auto& transfer : transfers) {
         REQUIRE(p2p.wait(transfer, Clock::now() + Milliseconds(20000)), "a letter never ended");
         if (!transfer->fault()) transfer->verify();
-        // A sender whose send has failed may write there at once. What a receiver then reads it
-        // throws away; between threads that is a race by the letter.
+        // A sender may overwrite the buffer of a failed send at once. A receiver discards what it
+        // then reads, but between threads that is formally a data race.
         if (me.process && transfer->fault() && transfer->send) transfer->spoil();
       }
     } catch (...) {
@@ -76,7 +76,7 @@ void abortStorm(Rank& me) {
 }
 
 void lateReceiver(Rank& me) {
-  // A receiver that does not come: the sender's time is up, and both learn it.
+  // The receiver does not arrive: the sender times out, and both ranks report it.
   const Engine engine = me.group("late");
   auto& p2p = pointToPoint(*engine);
   if (me.rank == 0) {
@@ -100,7 +100,7 @@ void lateReceiver(Rank& me) {
   }
 }
 
-/// A sender dies at a random moment, with its messages on their way: what is received is right.
+/// A sender dies at a random moment with messages in progress: all received data is right.
 void senderDies(Rank& me) {
   const Engine engine = me.group("dies");
   auto& p2p = pointToPoint(*engine);

@@ -1,6 +1,6 @@
-// The trace under many writers: a small ring that is overtaken all the time, records that are
-// started and ended by other threads than those that made them, and readers all along. Every record
-// that a reader is given must be one that somebody wrote, as a whole.
+// The trace under many writers: a small ring that wraps all the time, records that are ended by
+// other threads than those that made them, and concurrent readers. Every record that a reader gets
+// must be a whole record of one writer.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -61,7 +61,7 @@ void overtake(std::size_t size) {
       }
     });
   }
-  others.emplace_back([&] {  // ends what others made, often too late
+  others.emplace_back([&] {  // ends other threads' records, often too late
     while (!stop.load()) {
       if (const RecordId id = latest.load()) {
         ring.end(id, trace::State::Completed, static_cast<std::int64_t>(id));
@@ -84,7 +84,8 @@ void overtake(std::size_t size) {
   stop.store(true);
   for (auto& other : others) other.join();
   expect(ring.last() == kWriters * kCalls, "records were not counted");
-  // Any of those may have met another in its slot and given up; alone, a writer is always let in.
+  // Any of those writers may have dropped its record because its slot was busy; a single writer
+  // never does.
   const RecordId last = ring.add(made(1), 1, true);
   expect(last == kWriters * kCalls + 1, "a record was refused though nobody wrote");
   const auto records = ring.read();
