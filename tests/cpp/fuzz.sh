@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes all that parses bytes from a socket, the store or a peer's memory, by libFuzzer, under AddressSanitizer and
-# UBSan. Needs clang++.
+# Fuzzes with libFuzzer the code that parses bytes from a socket, the store or a peer's memory, under AddressSanitizer
+# and UBSan. Needs clang++.
 #   tests/cpp/fuzz.sh [seconds for each target] [seed]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -41,7 +41,7 @@ for target in $TARGETS; do
   mkdir -p "$FOLDER/$target/corpus"
   (
     cd "$FOLDER/$target"
-    # Whole seconds; 0 would be without end.
+    # Whole seconds; 0 would mean no limit.
     if ! setarch "$(uname -m)" --addr-no-randomize "$program" \
       -max_total_time=$((${SECONDS_EACH%.*} > 0 ? ${SECONDS_EACH%.*} : 1)) -seed="$SEED" -max_len=4096 corpus >log 2>&1; then
       cat log

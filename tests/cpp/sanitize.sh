@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the layers below torch with the stress program, plainly and under the sanitizers, and runs it.
-#   tests/cpp/sanitize.sh [address|thread|plain]...     all of them by default
-# Objects stay in build/sanitize-<way>/, so that a second run compiles only what changed.
+# Builds the stress program with the layers below torch, without and with sanitizers, and runs it.
+#   tests/cpp/sanitize.sh [address|thread|plain]...     all by default
+# Objects stay in build/sanitize-<way>/, so a second run compiles only what has changed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 unset LD_PRELOAD  # a sanitizer must come first
@@ -21,7 +21,7 @@ flags() {
   esac
 }
 
-# build <way> <program> <source>...: through make, for its dependencies and its parallelism.
+# build <way> <program> <source>...: uses make for dependencies and parallel compilation.
 build() {
   local way=$1 program=$2
   shift 2
@@ -40,7 +40,7 @@ MAKE
 
 run() {
   echo "== $*"
-  # A fixed layout of the address space: ThreadSanitizer does not start under some random ones.
+  # A fixed layout of the address space, because ThreadSanitizer does not start with some random layouts.
   timeout --kill-after=10 "${LIMIT:-1200}" setarch "$(uname -m)" --addr-no-randomize "$@"
 }
 
