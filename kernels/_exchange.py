@@ -1,8 +1,8 @@
 """Rounds over staging: how one_shot and two_shot reuse staging without a barrier.
 
-A message is processed in pieces. In each round a program copies its piece to one half of its channel's staging, posts
-READY with the round's number to all peers, waits for READY of all peers, and reads their halves. Odd and even rounds
-alternate between the halves.
+A message is processed in pieces. In each round a program copies its piece to one half of its channel's staging and
+posts READY with the round's number to all peers. Then it waits for READY of all peers and reads their halves. Odd and
+even rounds alternate between the halves.
 
 A half may be written again two rounds later, by either algorithm. Rank r writes half t % 2 in round t + 2 after it saw
 READY(t + 1) of every peer p. Peer p posts READY(t + 1) after it read everything of round t. The post is a release after

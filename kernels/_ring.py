@@ -1,13 +1,13 @@
 """Ring all-reduce, reduce-scatter and all-gather: every rank sends to its right neighbour only.
 
 Formula: out[i] = scale * (x_{q+1}[i] op x_{q+2}[i] op ... op x_q[i]) for the elements of chunk q, indices modulo n.
-Each chunk is summed in the order of its path round the ring. So the bits are equal on all ranks and from run to run,
-but differ from those of one_shot, and the order differs from chunk to chunk. Between ranks a partial result has the
-accumulate dtype, so the result is rounded once.
+Each chunk is summed in the order of its path round the ring, which differs from chunk to chunk. So the bits are equal
+on all ranks and from run to run, but differ from those of one_shot. Between ranks a partial result has the accumulate
+dtype, so the result is rounded once.
 
 Phases: steps 0 to n - 1 reduce; step n - 1 completes the chunk, scales and rounds it; steps n - 1 to 2 n - 2 gather.
 In step s rank r handles chunk (r - s - 1) mod n. It takes a segment from its slot, which the left neighbour has
-filled, combines it with its own message, and writes the result to a slot of the right neighbour.
+filled. It combines the segment with its own message, and writes the result to a slot of the right neighbour.
 Bytes for a message of S bytes, on the link: (n - 1) / n of the partials' bytes, and (n - 1) / n W; in memory S read
 and S written, besides the slots, which are written and read once for each byte on the link.
 Bound: bytes on the link / bandwidth of one direction of it, plus (2 n - 2) hops for the first segment.

@@ -20,9 +20,9 @@ loads keep their 128 bits; volatile loads would not.
 **Reading before a peer overwrites.** In the same way, loads are ordered before a later release of the same program:
 their values were stored or summed before the barrier. A peer that acquired that flag may overwrite the memory.
 
-**Timing out.** A wait polls at most `spins` times, fewer if the host ends it. Then the program records in the status
-word of its own rank which peer it waited for and in which step, does not touch peers' memory again, and ends. A later
-launch reads the status word and ends at once: after a fault the buffers are unusable.
+**Timing out.** A wait polls at most `spins` times, fewer if the host ends it. Then the program records the peer and the
+step of the wait in the status word of its own rank. It does not touch peers' memory again, and ends. A later launch
+reads the status word and ends at once: after a fault the buffers are unusable.
 
 **The host.** It has two words in its own memory, which the device maps, so neither side needs the driver. A first word
 other than 0 ends waits; the second one gets a copy of the status. A wait reads the first word every POLLS_PER_LOOK

@@ -123,6 +123,6 @@ class Ballot:
         answers = self.gather(what, refusal)
         refusals = [f"rank {rank}: {text}" for rank, text in enumerate(answers) if text]
         if refusals:
-            # A rank that waited in vain for another one (PeerFault) knows less than that rank: report it last.
+            # Prefer the cause: a rank with a PeerFault only waited in vain for another rank.
             raise Refused(min(refusals, key=lambda text: ": PeerFault: " in text))
         return made[0]

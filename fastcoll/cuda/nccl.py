@@ -45,7 +45,7 @@ class NcclCommunicator(DataCalls):
 
     Attributes:
         member: Group, rank and size.
-        device: Where its buffers lie.
+        device: Device of its buffers.
         library: The NCCL library that it calls.
         instance: A unique text, equal on all its ranks; "" after a split, until the engine sets it.
     """

@@ -123,8 +123,8 @@ def _unique_id(library: NcclLibrary, member: Member) -> bytes:
 def _give_up(member: Member, raw: Any, init: deadline.Call[None]) -> None:
     """Aborts the communicator of an init that has ended.
 
-    An init that blocks is left behind with its thread. NCCL has already returned the communicator's handle then, but an
-    abort does not wait for the init and may free memory that the init still uses.
+    An init that blocks is left behind with its thread. NCCL has already returned the communicator's handle then. But an
+    abort does not wait for the init, and may free memory that the init still uses.
     """
     keep(raw)
     if not init.wait(_GLANCE):

@@ -73,7 +73,7 @@ class Plan:
         """Puts the launches on the current stream, or into the graph that captures it.
 
         Args:
-            places: Where the tensors of each part lie.
+            places: Addresses of the tensors of each part.
         """
         for part, place in zip(self.parts, places, strict=True):
             for launch in part.prepared.launches:

@@ -27,7 +27,7 @@ PEER_KERNELS = ("one_shot", "two_shot", "ring", "bucket_all_reduce")
 """Names of the kernels that ``require_peers`` launches."""
 
 _SIZES = (100, 57, 99)
-"""Elements of the list's tensors, 1 KiB of float32. A single tensor has one more, so vector loads do not divide it."""
+"""Elements of the list's tensors, 1 KiB of float32. A single tensor has one more, which vectors do not divide."""
 
 _COUNT = sum(_SIZES) + 1
 

@@ -209,7 +209,7 @@ def open_region(
     Args:
         store: For this call only.
         member: This rank.
-        device: Where this rank's tensors lie.
+        device: Device of this rank's tensors.
         timeout: Seconds for each step.
         wish: This rank's settings.
         aborted: Whether the group was aborted meanwhile.

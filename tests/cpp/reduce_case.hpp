@@ -124,8 +124,8 @@ struct Case {
           " element=", static_cast<std::size_t>(bad - expected.begin()) / size);
   }
 
-  /// Source j begins `offset` + j % 7 bytes (0 for offset 0) after the start of its allocation, and
-  /// ends at its end, so the sanitizer detects a read past the end.
+  /// Source j begins `offset` + j % 7 bytes (0 for offset 0) after the start of its allocation. It
+  /// ends with the allocation, so the sanitizer detects a read past the end.
   void checkApart(std::size_t count, std::size_t offset) const {
     std::vector<std::vector<char>> copies;
     std::vector<const char*> srcs;

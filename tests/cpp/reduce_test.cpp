@@ -139,7 +139,7 @@ void testCasts(const std::vector<std::string>& isas) {
     }
 }
 
-/// Numbers whose squares sum exactly in any order. If a number is not finite, nor is the sum.
+/// Numbers whose squares sum exactly in any order. If a number is not finite, neither is the sum.
 void testSquares(const std::vector<std::string>& isas) {
   for (const std::string& isa : isas) {
     fastcoll::setReduceIsa(isa.c_str());

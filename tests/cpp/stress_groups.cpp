@@ -157,8 +157,8 @@ void staleNames(Rank& me) {
     }
     runChecked(me, *engine, plan);
     old.push_back(engine);
-    // A rank that is ahead may publish the next instance while others are still in a collective of
-    // this one, but not before all have finished the rendezvous of this one.
+    // A rank that is ahead may publish the next instance while others are still in this one's
+    // collective. It must not do so before all have finished the rendezvous of this one.
     runChecked(me, *engine, draw(shared, Collective::Barrier, 0, me.size));
   }
 }

@@ -14,7 +14,7 @@
 
 static const char folder_name[] = "fake-nccl-XXXXXX", file_name[] = "/ranks";
 
-// The ids made here, and the process that made them. At its end it removes ids without a rank.
+// The ids made here, and the process that made them, which removes the remaining files at its end.
 enum { MAX_IDS = 64 };
 static UniqueId made[MAX_IDS];
 static _Atomic int made_count;

@@ -10,10 +10,10 @@ Ranks of the fixture ``device_world`` have loaded it.
 
 The model:
 
-- A kernel is ordered after earlier launches of its stream, after work that the stream waited for, and
-  after work that the launching host thread waited for. A wait of one host thread does not count for
-  another one, unless that one was started later or runs backward for the first. ``join_threads()`` makes
-  all such waits count for the calling thread.
+- A kernel is ordered after earlier launches of its stream, and after work that the stream or the
+  launching host thread waited for. A wait of one host thread does not count for another one, unless
+  that one was started later or runs backward for the first. ``join_threads()`` makes all such waits
+  count for the calling thread.
 - Memory belongs to the stream that was current when it was made. If another stream uses it, its work
   must be ordered after earlier work of the owner. When the memory is freed, that work must be ordered
   before it, or recorded by ``record_stream``.

@@ -129,8 +129,8 @@ class Algorithm(abc.ABC):
     def prepare(self, call: Call, pieces: Sequence[Piece], site: Site) -> Prepared:
         """Returns the launches for a call that it does not refuse.
 
-        They also serve other tensors with the same numbers of elements, if each is aligned to 16 bytes where these are,
-        and in place where these are.
+        They also serve other tensors with the same numbers of elements. Each of those must be aligned to 16 bytes, and
+        in place, if the tensor here is.
         """
 
 
