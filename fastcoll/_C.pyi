@@ -1,4 +1,4 @@
-"""What csrc/bindings.cpp exports."""
+"""The compiled module, csrc/bindings.cpp."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -31,31 +31,31 @@ __all__ = [
 ]
 
 COLLECTIVES: tuple[str, ...]
-"""torch.distributed's names of what an engine does, by the numbers that the device engine passes."""
+"""torch.distributed's names of the collectives, indexed by the numbers that the device engine passes."""
 
 DTYPES: tuple[str, ...]
-"""torch's names of dtypes, by number; the last, "opaque", stands for bytes of any other."""
+"""torch's names of dtypes, indexed by number; the last, "opaque", is for bytes of any other dtype."""
 
 REDUCE_OPS: tuple[str, ...]
-"""The names of ReduceOp's members, by number."""
+"""The names of ReduceOp's members, indexed by number."""
 
 class NcclFunctions:
-    """The functions of a NCCL that is loaded, for callers in C++."""
+    """The functions of the loaded NCCL, for callers in C++."""
 
     def __init__(self, addresses: dict[str, int], version: int) -> None:
-        """Takes their addresses by name, and the library's version, such as 22907."""
+        """Takes the addresses of the functions by name, and the library's version, such as 22907."""
 
     def describe(self, status: int) -> str:
-        """Returns a status in words: NCCL's for it, NCCL's for the last error, and what to do."""
+        """Returns NCCL's text for a status, NCCL's text for the last error, and the remedy."""
 
 class NcclCalls:
     """The calls of one communicator; see csrc/device/nccl.hpp. The GIL is free during each.
 
     Args:
-        functions: Of the library.
+        functions: Functions of the library.
         communicator: NCCL's handle.
-        ranks: That it has.
-        patience: How long a call is waited for in which NCCL does not block.
+        ranks: Number of ranks of the communicator.
+        patience: Limit of waiting for a call in which NCCL does not block.
     """
 
     def __init__(
@@ -78,73 +78,73 @@ class NcclCalls:
         stream: int,
         /,
     ) -> None:
-        """Puts one operation on a stream: numbers as in COLLECTIVES, DTYPES, REDUCE_OPS; addresses and elements."""
+        """Puts one operation on a stream. Numbers index COLLECTIVES, DTYPES and REDUCE_OPS; counts are elements."""
 
     def begin_group(self) -> None:
-        """Begins a group: what this thread calls until end_group goes together."""
+        """Begins a group: NCCL launches this thread's calls until end_group together."""
 
     def end_group(self) -> None:
-        """Ends it."""
+        """Ends the group."""
 
     def end(self) -> None:
-        """Makes every later call an error, without a call of NCCL."""
+        """Makes every later call an error, without calling NCCL."""
 
 class Communicators:
     """A group's communicators, for the engine and for the watchdog, which never take the GIL."""
 
     def add(self, calls: NcclCalls, device: int, name: str, instance: str, peer: int) -> bool:
-        """Takes a communicator; False if the group was aborted already.
+        """Adds a communicator; False if the group was aborted before.
 
         Args:
-            calls: Of it.
+            calls: Calls of the communicator.
             device: Index of its device.
-            name: For messages.
-            instance: Equal on all its ranks, and of no other; "" if there is none.
-            peer: The one other rank that has it; -1: all ranks of the group.
+            name: Name for messages.
+            instance: Id, equal on all its ranks and of no other communicator; "" if there is none.
+            peer: The one other rank of the communicator; -1: all ranks of the group.
         """
 
     def remove(self, calls: NcclCalls) -> bool:
-        """Takes a communicator back, to be ended by the caller; False if it was aborted."""
+        """Removes a communicator, which the caller then ends; False if it was aborted."""
 
     def find(self, device: int, peer: int) -> NcclCalls | None:
-        """Returns the calls of the communicator of a device, or of a pair of ranks; None if there is none."""
+        """Returns the calls of a device's communicator, or a pair's; None if there is none or it was aborted."""
 
     def add_kernels(self, words: torch.Tensor, prefix: str, size: int) -> None:
-        """Takes the words by which kernels between ranks are ended with the communicators, and tell of faults.
+        """Adds the words that end kernels between ranks with the communicators, and that report their faults.
 
         Args:
             words: int64 [2] on the host, as ``fastcoll.kernels.PeerBuffers`` takes them; kept from now on.
-            prefix: Of messages.
+            prefix: Prefix of messages.
             size: Number of ranks.
         """
 
     def abort_all(self) -> None:
-        """Aborts all, and returns when NCCL does, which may be never."""
+        """Aborts all communicators. Returns when NCCL does, which may be never."""
 
     def begin_calls(self) -> None:
-        """Has other threads' calls on the communicators wait until ``end_calls``, by the same thread."""
+        """Blocks other threads' calls on the communicators until this thread calls ``end_calls``."""
 
     def end_calls(self) -> None:
-        """Takes ``begin_calls`` back."""
+        """Ends ``begin_calls``."""
 
     @property
     def aborted(self) -> bool: ...
 
 class Roster:
-    """How the ranks of a device group come together through a store; see csrc/group/roster.hpp.
+    """The rendezvous of a device group's ranks through a store; see csrc/group/roster.hpp.
 
-    Between two looks into the store a wait calls ``on_look``, which ends it by an exception. The GIL is free else.
+    A wait calls ``on_look`` between two polls of the store; an exception ends the wait. The GIL is free otherwise.
 
     Args:
-        store: The group's.
-        folder: Of the keys.
-        rank: This process in the group.
+        store: Store of the group.
+        folder: Folder of the keys.
+        rank: Rank of this process in the group.
         size: Number of ranks.
-        record: Of this rank, with a nonce drawn now; as long on all ranks.
-        magic: Bytes at the head of a record that are equal on all ranks.
+        record: Record of this rank, with a nonce drawn now. All ranks' records are equally long.
+        magic: Number of bytes at the head of a record that are equal on all ranks.
 
     Attributes:
-        id: Equal on all ranks, and of no other life of the group; "" before the ranks' records were gathered.
+        id: Id of this instance of the group, equal on all ranks; "" before the ranks' records were gathered.
     """
 
     def __init__(
@@ -153,47 +153,47 @@ class Roster:
     @property
     def id(self) -> str: ...
     def publish(self) -> None:
-        """Announces this rank; waits for nobody."""
+        """Publishes this rank's record; does not wait."""
     def read(self, rank: int) -> bytes | None:
-        """Returns a rank's record as the store has it now."""
+        """Returns a rank's record as it is in the store now; None if there is none."""
     def gather(self, on_look: Callable[[], None]) -> list[bytes]:
         """Waits for the records of all ranks, and returns them in rank order.
 
         Raises:
-            DistStoreError: What the store holds is no record.
+            DistStoreError: The store holds something other than a record.
         """
     def exchange(
         self, round: str, text: bytes, on_look: Callable[[], None], watch: bool = False
     ) -> list[bytes] | None:
-        """Says something in a round, waits for what all say, and returns it in rank order.
+        """Posts a text in a round, waits for the texts of all ranks, and returns them in rank order.
 
-        With ``watch`` None, when the records are others meanwhile: gather them again.
+        With ``watch``, returns None if the records change meanwhile; then gather them again.
         """
     def say(self, round: str, text: bytes) -> None:
-        """Says something in a round; waits for nobody."""
+        """Posts a text in a round; does not wait."""
     def silent(self, round: str) -> list[int]:
-        """Returns the other ranks that have said nothing in a round."""
+        """Returns the other ranks that have posted nothing in a round."""
     def tell(self, text: str) -> None:
-        """Tells the other ranks of a fault, unless one was told before."""
+        """Publishes a fault for the other ranks, unless one was published before."""
     def told(self) -> str | None:
-        """Returns the fault that was told first."""
+        """Returns the fault that was published first; None if there is none."""
     def erase(self) -> None:
-        """Deletes what this rank has set, as far as the store can."""
+        """Deletes the keys that this rank has set, as far as the store can."""
 
 class Tuning:
-    """Message sizes at which one way of doing a collective gives way to another, in bytes.
+    """Message sizes, in bytes, at which collectives change their algorithm.
 
-    They change times, never results. All ranks of a group must have the same.
+    They change times, never results. All ranks of a group must have the same sizes.
 
     Attributes:
-        one_shot_bytes: all_reduce reads all messages at once up to twice this, divided by the ranks.
-        segment_bytes: Most bytes of a pipeline segment of messages up to long_bytes.
+        one_shot_bytes: all_reduce reads all messages at once up to twice this size, divided by the number of ranks.
+        segment_bytes: Largest pipeline segment of messages up to ``long_bytes``.
         long_segment_bytes: The same for longer messages.
-        long_bytes: See there; and two ranks exchange messages up to this size in place.
-        streaming_bytes: From here on results are written past the caches.
-        direct_bytes: From here on a message in shared memory is read by the peers where it is.
-        direct_all_reduce_bytes: The same for all_reduce.
-        link_bytes: Latency times bandwidth of the link between hosts, which decides how many steps are taken there.
+        long_bytes: Largest message with ``segment_bytes``, and largest that two ranks exchange in place.
+        streaming_bytes: From this size on, results are written past the caches.
+        direct_bytes: From this size on, peers read a message in shared memory in place.
+        direct_all_reduce_bytes: The same for all_reduce, which also writes its result in place.
+        link_bytes: Latency times bandwidth of the link between hosts, which decides the number of steps between hosts.
     """
 
     one_shot_bytes: int
@@ -210,8 +210,8 @@ class Tuning:
 class NcclConfig:
     """The fields of NCCL's ncclConfig_t, by the names of torch's ``ProcessGroupNCCL.NCCLConfig``; None: not set.
 
-    NCCL's documentation says what they mean; its environment variables win over them. ``blocking`` is missing: no
-    call of fastcoll's waits for NCCL longer than the group's timeout.
+    NCCL's documentation describes the fields; its environment variables win over them. ``blocking`` is missing,
+    because no call of fastcoll waits for NCCL longer than the group's timeout.
     """
 
     cga_cluster_size: int | None
@@ -299,10 +299,10 @@ class ProcessGroupFastcoll(Backend):
     @property
     def options(self) -> Options: ...
     def transport(self) -> str:
-        """Returns what moves the group's bytes: "shm", "gloo", or "none" before the first use."""
+        """Returns the transport: "shm", "shm+gloo", "gloo", "local" (one rank), or "undecided" before the first use."""
 
     def is_shared(self, tensor: torch.Tensor) -> bool:
-        """Tells whether a tensor lies in memory of allocate_tensor, dense, so that peers can read it where it is."""
+        """Returns whether a tensor is dense and in memory of allocate_tensor, so peers can read it in place."""
 
     def all_reduce_list(
         self,
@@ -315,16 +315,16 @@ class ProcessGroupFastcoll(Backend):
         algorithm: str = "",
         fuse: bool | None = None,
     ) -> Work | None:
-        """Reduces tensors of one or several dtypes in place, as torch's allreduce_coalesced does those of one.
+        """Reduces tensors in place, like torch's allreduce_coalesced, but of one or several dtypes.
 
         Args:
             tensors: At least one.
             op: The operation.
             async_op: Whether to return a work at once.
-            wire_dtype: Device tensors: what messages of a wider floating-point dtype travel as.
-            scale: Device tensors: factor of the results, applied before they are rounded.
-            algorithm: Device tensors: in place of FASTCOLL_ALGO.
-            fuse: Device tensors: whether they are reduced as one bucket; None: if they are many and small.
+            wire_dtype: Device tensors only: the dtype in which messages of a wider floating-point dtype travel.
+            scale: Device tensors only: factor of the results, applied before they are rounded.
+            algorithm: Device tensors only: the algorithm, in place of FASTCOLL_ALGO.
+            fuse: Device tensors only: whether to reduce them as one bucket. None: if they are many and small.
         """
 
     def all_reduce_fused(
@@ -340,14 +340,14 @@ class ProcessGroupFastcoll(Backend):
         Args:
             tensors: At least one; any shapes.
             op: The reduction.
-            wire_dtype: bfloat16 or float16, for float32 tensors: each element is rounded to it before it travels,
-                summed in float32, and rounded to it once more; so is each host's sum, where there are several.
-            squares: One float64 element: becomes the sum of the squares of this rank's share of the result. The
+            wire_dtype: bfloat16 or float16, for float32 tensors. Each element is rounded to it before it travels. The
+                sum is made in float32 and rounded to it. With several hosts, each host's sum is rounded too.
+            squares: One float64 element, set to the sum of the squares of this rank's share of the result. The
                 shares of all ranks make up the result.
-            async_op: Whether to return a work at once; squares is then set when it has ended.
+            async_op: Whether to return a work at once. Then squares is set when the work has ended.
 
         Raises:
-            ValueError: A tensor or squares is not as said.
+            ValueError: A tensor or squares is not as described.
             TypeError: The wire dtype does not fit.
         """
 
@@ -360,19 +360,19 @@ class ProcessGroupFastcoll(Backend):
         squares: torch.Tensor | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Reduces CPU tensors, and leaves on each rank its part, in rank order of the input.
+        """Reduces CPU tensors, and leaves each rank its part; the parts are in rank order in the input.
 
         Args:
-            output: Any number of elements; float32, or the dtype that travels.
-            input: As many for each rank.
+            output: n elements, any n; float32, or the dtype that travels.
+            input: ranks * n elements.
             op: The reduction.
-            wire_dtype: bfloat16 or float16, for a float32 input: what it is rounded to before it travels. The sum is
-                taken in float32, and is not rounded if the output is float32.
-            squares: One float64 element: becomes the sum of the squares of the output.
+            wire_dtype: bfloat16 or float16, for a float32 input, which is rounded to it before it travels. The sum is
+                made in float32, and not rounded if the output is float32.
+            squares: One float64 element, set to the sum of the squares of the output.
             async_op: Whether to return a work at once.
 
         Raises:
-            ValueError: A size, or squares, is not as said.
+            ValueError: A size, or squares, is not as described.
             TypeError: The dtypes do not fit.
         """
 
@@ -381,20 +381,20 @@ class ProcessGroupFastcoll(Backend):
     def comm_split_count(self) -> int: ...
     @property
     def mem_allocator(self) -> Any:
-        """The allocator of memory that NCCL registers best, for torch.cuda.MemPool."""
+        """The allocator of the memory that NCCL registers best, for torch.cuda.MemPool."""
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Registers what a torch.cuda.MemPool holds with NCCL: see fastcoll.cuda.memory_pools.register."""
+        """Registers the memory of a torch.cuda.MemPool with NCCL: see fastcoll.cuda.memory_pools.register."""
 
     def deregister_mem_pool(self, pool: Any) -> None:
-        """Takes register_mem_pool back."""
+        """Undoes register_mem_pool."""
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Returns a 1-D tensor of `size` elements in memory that the other ranks can map.
 
         Raises:
-            DistBackendError: The memory is lacking; says how to get more.
+            DistBackendError: The memory does not suffice; the message names the remedy.
         """
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
@@ -403,38 +403,38 @@ def build_info() -> dict[str, str]:
     """Returns "fastcoll" and "torch", the versions of the build, and facts about the compiler."""
 
 def groups() -> list[dict[str, Any]]:
-    """Returns what fastcoll.info.groups tells of each live group of this process, but for its devices."""
+    """Returns fastcoll's part of ``fastcoll.info.groups``, of each live group of this process, without devices."""
 
 def reduce_isa() -> str:
     """Returns the instruction set that reductions use: "avx512", "avx2" or "baseline"."""
 
 def reduces_in_one_step(hosts: int, partial: int, result: int, link_bytes: int) -> bool:
-    """Tells whether a sum is made in one step between hosts, and not in two: csrc/hosts/selector.hpp."""
+    """Returns whether a sum between hosts takes one step, not two: csrc/hosts/selector.hpp."""
 
 def select_host_broadcast(hosts: int, bytes: int, link_bytes: int) -> str:
     """Returns the algorithm of a broadcast between hosts: "flat", "scatter_all_gather" or "chain"."""
 
 SYMMETRIC_SWITCHES: tuple[str, ...]
-"""Variables of the environment that are "1" during symmetric_rendezvous."""
+"""Environment variables that are "1" during symmetric_rendezvous."""
 
 def symmetric_empty(bytes: int, device: torch.device) -> torch.Tensor:
-    """Returns uint8 [bytes] of torch's symmetric memory, of which torch's groups and allocation ids know nothing."""
+    """Returns uint8 [bytes] of torch's symmetric memory, without a group or an allocation id of torch."""
 
 def symmetric_free(memory: torch.Tensor) -> None:
-    """Gives the memory of a tensor of ``symmetric_empty`` back.
+    """Frees the memory of a tensor of ``symmetric_empty``.
 
-    torch waits for the device, and other threads run meanwhile.
+    torch waits for the device; other threads run meanwhile.
     """
 
 def symmetric_rendezvous(memory: torch.Tensor, group: str, seconds: float) -> Any:
-    """Returns torch's ``_SymmetricMemory`` of a tensor of ``symmetric_empty``, when all ranks have called it.
+    """Returns torch's ``_SymmetricMemory`` of a tensor of ``symmetric_empty``, once all ranks have called this.
 
-    Other threads run meanwhile. One call at a time in a process; `seconds` is how long one waits for another's end.
-    Ranks may be on devices of one index, and no multicast object is made, whatever the environment says.
+    Other threads run meanwhile. One call runs at a time in a process; `seconds` limits the wait for another call.
+    Whatever the environment is, ranks may be on devices of one index, and no multicast object is made.
 
     Raises:
         DistBackendError: Another call has not ended in time.
-        RuntimeError: What torch says.
+        RuntimeError: torch's error.
     """
 
 def set_nccl_allocator(allocate: int, free: int) -> None: ...
@@ -444,13 +444,13 @@ def set_device_factory(
 def set_gloo_factory(
     factory: Callable[[], Callable[[Store, int, int, timedelta], Backend]],
 ) -> None:
-    """Sets what makes, for a group on several hosts, what makes its Gloo backends."""
+    """Sets the function that returns, for a group on several hosts, the factory of its Gloo backends."""
 
 def trace_dump(reason: str) -> bytes:
-    """Returns the trace as a pickle; nothing while nothing is recorded."""
+    """Returns the trace as a pickle; empty if nothing is recorded."""
 
 def trace_write(reason: str, path: str = "") -> str:
     """Writes the trace to a file, by default FASTCOLL_TRACE_DUMP and the rank, and returns its name."""
 
 def _shutdown_all() -> None:
-    """Ends all groups of this process, with little grace for what is under way."""
+    """Ends all groups of this process, and waits only shortly for operations in progress."""

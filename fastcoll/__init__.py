@@ -1,8 +1,8 @@
 """fastcoll: a ``torch.distributed`` backend.
 
-After installation ``torch.distributed.init_process_group("fastcoll")`` works with no import, as torch
-calls ``fastcoll._register.register`` by itself. Importing this package registers the name too, and
-loads no compiled code until an attribute needs it.
+After installation ``torch.distributed.init_process_group("fastcoll")`` needs no import, because torch
+calls ``fastcoll._register.register``. Importing this package registers the name too. The compiled code
+is loaded when an attribute first needs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Creates the backend object of a process group from what torch hands over."""
+"""Creates the backend object of a process group from torch's arguments."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Backend, Store, _DistributedBackendOptions
 
-_NOT_SET = -(2**31)  # NCCL's sign for a number of its config that nobody has set
+_NOT_SET = -(2**31)  # NCCL's value for an unset number of its config
 
 __all__ = ["create", "create_device_engine", "create_gloo"]
 
 
 def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
-    """Returns what makes Gloo backends for a group that is on several hosts.
+    """Returns a factory of Gloo backends for a group on several hosts.
 
-    It takes a store for that backend alone, rank, size, and how long connecting may take. Backends of one maker share
-    a network device, and so one thread: that of GLOO_SOCKET_IFNAME if set, else of NCCL_SOCKET_IFNAME, else torch's
-    choice, the address of the host name. Only their send and recv are used, which need no threads of theirs.
+    The factory takes a store for that backend alone, the rank, the size, and the limit of connecting. Its backends
+    share one network device, and so one thread. The device is that of GLOO_SOCKET_IFNAME if set, else that of
+    NCCL_SOCKET_IFNAME, else torch's choice, the address of the host name. fastcoll calls only send and recv of these
+    backends, which need no threads of their own.
 
     Raises:
         RuntimeError: This torch was built without Gloo, or the interface has no address.
@@ -46,7 +47,7 @@ def create_gloo() -> Callable[[Store, int, int, timedelta], Backend]:
         )
     gloo: Any = dist.ProcessGroupGloo
     name = _interface()
-    # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: a lazy device ends with the first backend that ends.
+    # Not lazy, even with TORCH_GLOO_LAZY_INIT=1: a lazy device ends with the first backend that ends.
     try:
         if name:
             device = gloo.create_device(interface=name, lazy_init=False)
@@ -74,7 +75,7 @@ def _interface() -> str:
     """Returns the network interface that the environment names, or ""."""
     if name := os.environ.get("GLOO_SOCKET_IFNAME", ""):
         return name.split(",")[0]
-    # NCCL's way: "=eth0" is that one, "eth" any that begins so, "^eth" none of those.
+    # As in NCCL: "=eth0" is that interface, "eth" any with that prefix, "^eth" excludes those.
     wanted = os.environ.get("NCCL_SOCKET_IFNAME", "").split(",")[0]
     if not wanted or wanted.startswith("^"):
         return ""
@@ -88,7 +89,7 @@ def _interface() -> str:
 def create_device_engine(
     store: Store, group: str, rank: int, size: int, options: C.Options, device_type: str
 ) -> object:
-    """Creates the half in Python of a group's engine of device tensors, at the first of them.
+    """Creates the Python half of a group's device engine, when the group gets its first device tensor.
 
     Raises:
         ImportError: CuPy or NCCL is missing, or there are two copies of NCCL.
@@ -110,11 +111,11 @@ def create(
 
     Args:
         dist_backend_opts: Store, rank, size, timeout, name and global ranks of the group.
-        pg_options: What the caller gave ``init_process_group`` or ``new_group``; it is not modified. Its
-            timeout counts only where the caller left torch's own ``timeout`` argument at the default.
+        pg_options: The options given to ``init_process_group`` or ``new_group``; not modified. Their timeout
+            counts only if torch's own ``timeout`` argument has its default.
 
     Raises:
-        TypeError: pg_options is of another class.
+        TypeError: pg_options has another type.
     """
     _look_at_variables()
     _set_variables()
@@ -136,12 +137,12 @@ def create(
 
 
 def _own_options(given: object, group: str) -> C.Options | None:
-    """Returns the options that a group was given; None: none, or those of a backend in whose place fastcoll serves.
+    """Returns the options that a group was given; None: none, or the options of a backend that fastcoll replaces.
 
-    Of stock NCCL's backend it takes over what it has too.
+    Options of stock NCCL's backend are converted, as far as fastcoll has the same fields.
 
     Raises:
-        TypeError: They are of another class, and fastcoll serves in nobody's place.
+        TypeError: They are neither fastcoll's nor, while fastcoll replaces a backend, options of any backend.
     """
     if given is None or isinstance(given, C.Options):
         return given
@@ -163,7 +164,7 @@ def _own_options(given: object, group: str) -> C.Options | None:
 
 
 def _of_stock_nccl(given: Any, group: str) -> C.Options:
-    """Returns the options that say what torch's ``ProcessGroupNCCL.Options`` do; ``config.blocking`` says nothing."""
+    """Returns the options equal to torch's ``ProcessGroupNCCL.Options``; ``config.blocking`` has no effect."""
     options = C.Options(
         timeout=given._timeout, is_high_priority_stream=given.is_high_priority_stream
     )
@@ -184,7 +185,7 @@ def _of_stock_nccl(given: Any, group: str) -> C.Options:
 
 @functools.cache
 def _look_at_variables() -> None:
-    """Warns of misspelt variables, once in a process."""
+    """Warns of misspelt variables, once per process."""
     for name in env.unknown():
         near = difflib.get_close_matches(name, [one.name for one in env.VARIABLES], 1, 0.7)
         meant = f"Did you mean {near[0]}?" if near else "Run `fastcoll info` to list the variables."
@@ -192,11 +193,11 @@ def _look_at_variables() -> None:
 
 
 def _set_variables() -> None:
-    """Sets variables that torch reads, unless the user has.
+    """Sets variables that torch reads, unless the user has set them.
 
-    Without devices DDP is to ask its backend for the memory of its buckets. With them it would ask NCCL too: that is
-    for the user to decide. And there are then variables that change while memory is mapped: they are in the environment
-    before that, for a variable that is added moves the others while NCCL's threads read them.
+    Without devices, DDP shall allocate its buckets by its backend. With devices it would allocate by NCCL too, so the
+    user decides. With devices, ``symmetric_rendezvous`` also changes ``SYMMETRIC_SWITCHES`` for a while. They are set
+    here, because adding a variable then would move the others while NCCL's threads read them.
     """
     if torch.version.cuda is None or torch.cuda.device_count() == 0:
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

@@ -1,6 +1,6 @@
-"""Which torch the compiled module was made for, whether that goes with the one that runs, and what to do if not.
+"""Compares the torch that the compiled module was built for with the running torch, and names the remedy.
 
-Free of torch and of the compiled module, so that it can answer when these do not work together.
+This module imports neither torch nor the compiled module, so it works when these do not fit together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SUPPORTED = "torch>=2.11,<2.16"
-"""What fastcoll can be built for, in the words of pip."""
+"""The releases of torch that fastcoll can be built for, as a requirement for pip."""
 
 
 class UnusableBuild(ImportError):
@@ -58,7 +58,7 @@ def recorded_torch() -> str | None:
 
 
 def needed_torch() -> str:
-    """Returns the torch that this build runs with, in the words of pip."""
+    """Returns the torch that this build runs with, as a requirement for pip."""
     built = recorded_torch()
     return SUPPORTED if built is None else f"torch=={abi_release(built)}.*"
 
@@ -67,11 +67,11 @@ def mismatch(built: str | None, running: str) -> str | None:
     """Compares two torch versions.
 
     Args:
-        built: The version fastcoll was compiled against, if it is known.
+        built: The version that fastcoll was compiled against; None: unknown.
         running: The version that is imported.
 
     Returns:
-        A clause that names both, or None if they go together as far as is known.
+        A clause that names both, or None if they fit together or ``built`` is unknown.
     """
     if built is None or abi_release(built) == abi_release(running):
         return None
@@ -79,7 +79,7 @@ def mismatch(built: str | None, running: str) -> str | None:
 
 
 def remedy(running: str) -> str:
-    """Returns how to come by a compiled module for this Python and a torch, given how fastcoll was installed here.
+    """Returns how to get a compiled module for this Python and a torch, by the way fastcoll was installed here.
 
     Args:
         running: The version of torch.
@@ -111,7 +111,7 @@ def _is_installed_beside() -> bool:
 
 
 def _sources() -> tuple[Path | None, bool]:
-    """Returns the folder that fastcoll was installed from, if it is still there, and whether it runs from it."""
+    """Returns the source folder of this installation, if it still exists, and whether fastcoll runs from it."""
     root = Path(__file__).resolve().parents[1]
     if (root / "setup.py").is_file():
         return root, True

@@ -1,6 +1,6 @@
-"""What this machine and environment offer to fastcoll and, for what is missing, why and the remedy.
+"""Checks what fastcoll can use in this environment, with the cause and the remedy if a part is missing.
 
-Each check returns what was found, or raises why it cannot be used, and leaves nothing behind.
+Each check returns what it found, or raises the cause. It leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_compiled_module() -> str:
 
 
 def check_name() -> str:
-    """Does torch.distributed know the name "fastcoll"?"""
+    """Is the name "fastcoll" registered in torch.distributed?"""
     import torch.distributed as dist
 
     from fastcoll import _register
@@ -82,7 +82,7 @@ def check_name() -> str:
 
 
 def check_shared_memory() -> str:
-    """Can memory be reserved, sealed, passed to another process, and a death in it be seen?"""
+    """Can memory be reserved, sealed and passed by a socket, and do robust futexes report a death?"""
     stage = "memfd_create with sealing"
     try:
         descriptor = os.memfd_create("fastcoll-info", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -113,7 +113,7 @@ def check_shared_memory() -> str:
 
 
 def check_gloo() -> str:
-    """Can ranks that share no memory be connected?"""
+    """Can fastcoll connect ranks that share no memory?"""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_gloo_available()):
@@ -144,7 +144,7 @@ def check_cuda() -> str:
 
 
 def check_nccl() -> str:
-    """Does CuPy reach NCCL, and is there only one?"""
+    """Can CuPy use NCCL, and is there only one copy?"""
     from fastcoll.cuda import nccl_library
 
     try:
@@ -175,11 +175,11 @@ CHECKS = {
 
 
 def run_checks() -> list[dict[str, Any]]:
-    """Runs all checks in order; one that fails to answer is an answer too.
+    """Runs all checks in order; an unexpected exception is a result too.
 
     Returns:
-        For each: the "part" that was looked at, whether it is "available", as "detail" what was found or why it is
-        not, and the "remedy"; "" where it is.
+        For each check: the "part", whether it is "available", the "detail" (what was found, or the cause), and the
+        "remedy" ("" if it is available).
     """
     answers = []
     for part, check in CHECKS.items():

@@ -1,4 +1,4 @@
-"""What ``fastcoll ...`` and ``python -m fastcoll...`` print where there is no torch: a sentence, and no traceback."""
+"""Ends ``fastcoll ...`` and ``python -m fastcoll...`` with a sentence, not a traceback, if torch is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WITHOUT_TORCH = ("fastcoll.trace",)
 
 
 def stop_without_torch() -> None:
-    """Ends a command of fastcoll's that is about to start and needs a torch that is not installed."""
+    """Ends the command that is about to start, if it needs torch and torch is not installed."""
     command = _command()
     if command in (None, *_WITHOUT_TORCH) or importlib.util.find_spec("torch") is not None:
         return
@@ -27,7 +27,7 @@ def stop_without_torch() -> None:
 def _command() -> str | None:
     """Returns the command that is about to start, such as "fastcoll.info", or None.
 
-    While ``python -m`` looks for the module, and imports the packages around it, ``sys.argv[0]`` is "-m".
+    While ``python -m`` finds the module and imports the packages around it, ``sys.argv[0]`` is "-m".
     """
     program = getattr(sys, "argv", [])[:1]
     if program != ["-m"] and [os.path.basename(name) for name in program] != ["fastcoll"]:

@@ -1,4 +1,4 @@
-"""The backend object that serves a group's tensors on a device, if it is fastcoll's."""
+"""Returns fastcoll's backend object of a group, if fastcoll serves the group's tensors on a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["cpu_backend", "needed_cpu_backend", "serving_backend"]
 
 
 def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:
-    """Returns fastcoll's backend of a group for CPU tensors; None: the device or the backend is another."""
+    """Returns fastcoll's backend of a group for CPU tensors; None: another device, or another backend."""
     return serving_backend(group, device) if device.type == "cpu" else None
 
 
 def needed_cpu_backend(group: ProcessGroup | None, call: str, instead: str) -> Any:
-    """Returns fastcoll's backend of a group, of the default one for None, for CPU tensors.
+    """Returns fastcoll's backend for the CPU tensors of a group; None: of the default group.
 
     Raises:
         ValueError: There is none.
@@ -34,15 +34,15 @@ def needed_cpu_backend(group: ProcessGroup | None, call: str, instead: str) -> A
 
 
 def serving_backend(group: ProcessGroup | None, device: torch.device) -> Any:
-    """Returns fastcoll's backend of a group for tensors on a device; None: the backend is another.
+    """Returns fastcoll's backend of a group for tensors on a device; None: another backend.
 
-    It lies below the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds.
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL this is the backend inside torch's wrapper.
     """
     if group is None:
         return None
     try:
         backend = group._get_backend(device)
-    except RuntimeError:  # it has none for this device
+    except RuntimeError:  # the group has none for this device
         return None
     if backend.name() != "fastcoll":
         return None

@@ -1,4 +1,4 @@
-"""Starts the ranks of a command on this machine, where no launcher has."""
+"""Starts the ranks of a command on this machine, if no launcher has started them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 __all__ = ["ALLOCATOR", "launch"]
 
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
-"""glibc keeps what is freed. By its own rules it gives large blocks back to the kernel at some times and not at others,
-and a step that makes 100 MB of gradients takes 5 or 11 ms, whatever is done with them."""
+"""With these, glibc keeps freed memory. By default it returns large blocks to the kernel at some times only. A step
+that makes 100 MB of gradients then takes 5 or 11 ms, whatever the backend does."""
 
 
 def launch(command: list[str], ranks: int) -> int:
-    """Runs a command once per rank, as torchrun does, and waits. What a rank frees it keeps.
+    """Runs a command once per rank, as torchrun does, and waits. Each rank keeps the memory that it frees.
 
     Args:
         command: Program and arguments.
-        ranks: How many.
+        ranks: Number of ranks.
 
     Returns:
-        The exit status of the first rank that failed, 128 plus the signal if one ended it; else 0.
+        The exit status of the first rank that failed, or 128 plus the signal that ended it; 0 if none failed.
     """
     os.environ.update({**ALLOCATOR, **os.environ, "OMP_NUM_THREADS": "1"})
     config = LaunchConfig(

@@ -1,7 +1,7 @@
-"""Loads the compiled module, ``from fastcoll._load import C``, or says why it cannot be loaded.
+"""Loads the compiled module, ``from fastcoll._load import C``, or raises the cause.
 
 c10d has no stable ABI: an extension works with the minor release of torch whose headers it was compiled
-against. With another one it fails to load, or loads and misbehaves, so the versions are compared first.
+against. With another release it fails to load, or loads and misbehaves. So the versions are compared first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Times several calls side by side, in rounds so short that the machine's noise meets all of them alike.
+"""Times several calls side by side, in rounds so short that the machine's noise affects all of them alike.
 
-In each round the candidates take their turns one after another, each time with another one first. In a turn all ranks
-meet, asleep until the last has come; compute for some milliseconds, as training would, in which the scheduler gives
-each a core again (it wakes them on one: calls of 5 us then took 70); make some untimed calls that take up the skew of
-the meeting; and then the timed ones back to back, each timed on each rank.
+In each round every candidate has one turn, and each round begins with another candidate. A turn has four steps:
+
+1. All ranks meet; each sleeps until the last one arrives.
+2. Each rank computes for some milliseconds, as training would. The scheduler wakes all ranks on one core (calls of
+   5 us then took 70 us), and gives each rank a core of its own in this time.
+3. Untimed calls absorb the skew of the meeting.
+4. Timed calls follow back to back, each timed on each rank.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ __all__ = [
 ]
 
 SETTLE_SECONDS = 0.005
-_MOST_TIMES = 100  # the calls asked for, when a turn is filled up
+_MOST_TIMES = 100  # most calls to fill a turn, in multiples of the calls asked for
 
 Call = Callable[[], object]
 Turn = Callable[[Call, int, int], list[float]]
-"""(what returns when all ranks are here, untimed calls, timed calls) -> the microseconds of each timed call."""
+"""(barrier of all ranks, untimed calls, timed calls) -> microseconds of each timed call."""
 
 Name = TypeVar("Name", bound=Hashable)
 
 
 class Control:
-    """How the ranks of a run agree, apart from everything that is measured: through the store.
+    """Barrier and all-gather of a run's ranks, through the store and so apart from everything that is measured.
 
     Args:
-        store: Reached by all ranks; used for nothing else.
-        rank: This process.
+        store: A store of all ranks, used for nothing else.
+        rank: Rank of this process.
         world_size: Number of ranks.
     """
 
@@ -50,14 +53,14 @@ class Control:
         self._sequence = 0
 
     def barrier(self) -> None:
-        """Waits, asleep, for all ranks; they leave within some tens of microseconds."""
+        """Sleeps until all ranks have arrived; they leave within some tens of microseconds."""
         key = self._next("barrier")
         if self._store.add(key, 1) == self.world_size:
             self._store.set(f"{key}/open", "1")
         self._store.wait([f"{key}/open"])
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks in rank order; they must be of types that JSON has."""
+        """Returns the values of all ranks in rank order; JSON must have their types."""
         key = self._next("value")
         self._store.set(f"{key}/{self.rank}", json.dumps(value))
         return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.world_size)]
@@ -69,10 +72,10 @@ class Control:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many calls are made.
+    """Number of calls.
 
     Attributes:
-        iterations: Timed calls of each candidate, at least; rounded up to a multiple of the rounds.
+        iterations: Least number of timed calls of each candidate; rounded up to a multiple of the rounds.
         rounds: Turns of each candidate.
         warmup: Untimed calls at the start of each turn.
         turn_milliseconds: A fast candidate makes more calls in a turn, to fill this time.
@@ -85,11 +88,11 @@ class Plan:
 
     @property
     def calls(self) -> int:
-        """Timed calls of a turn, at least."""
+        """Least number of timed calls in a turn."""
         return -(-self.iterations // self.turns)
 
     def calls_of(self, microseconds: float) -> int:
-        """Returns the timed calls of a turn for a candidate whose calls take that long."""
+        """Returns the number of timed calls in a turn, for a candidate whose calls take that long."""
         fitting = int(self.turn_milliseconds * 1e3 / max(microseconds, 0.1))
         return max(self.calls, min(fitting, _MOST_TIMES * self.calls))
 
@@ -117,7 +120,7 @@ class Timing:
     """The times of one candidate.
 
     Attributes:
-        time: Of calls, each of them one number for all ranks.
+        time: Times of the calls; each call has one time for all ranks.
         rank_medians: Median of each rank's own times, in microseconds.
     """
 
@@ -137,7 +140,7 @@ def summarise(samples: Sequence[float]) -> Summary:
 
 
 def in_turns(names: Sequence[Name], rounds: int) -> Iterator[Name]:
-    """Yields all names in each round, each time with another one first."""
+    """Yields all names once a round; each round begins with another name."""
     for turn in range(rounds):
         first = turn % len(names)
         yield from (*names[first:], *names[:first])
@@ -177,9 +180,9 @@ def take_turn(call: Call, device: torch.device, meet: Call, warmup: int, calls: 
     """Times calls in this process; with the first two arguments bound it is a ``Turn``.
 
     Args:
-        call: What is timed.
+        call: The call to time.
         device: "cuda" measures with events on the current stream, "cpu" with the clock.
-        meet: Returns when all ranks are here.
+        meet: Barrier of all ranks.
         warmup: Untimed calls.
         calls: Timed calls.
 
@@ -210,14 +213,14 @@ def measure(
     slowest_rank: bool,
     advance: Call = lambda: None,
 ) -> dict[Name, Timing]:
-    """Times all candidates; all ranks call this with as many of them, in the same order.
+    """Times all candidates. All ranks must call this, with equally many candidates in the same order.
 
     Args:
-        candidates: By name.
-        control: Of all ranks.
-        plan: How many calls.
-        slowest_rank: The time of a call is that of the slowest rank, as is right where one rank may be
-            done long before the others; else the median of the ranks.
+        candidates: Turns by name.
+        control: Control of the run.
+        plan: Number of calls.
+        slowest_rank: True: the time of a call is that of the slowest rank, which is right if one rank may
+            return long before the others. False: it is the median of the ranks.
         advance: Called after each turn.
 
     Returns:

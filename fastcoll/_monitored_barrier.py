@@ -1,4 +1,4 @@
-"""``fastcoll.monitored_barrier``: a barrier that names the ranks which have not come."""
+"""``fastcoll.monitored_barrier``: a barrier that names the ranks that have not arrived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def monitored_barrier(
 ) -> None:
     """Waits for all ranks of a group, and names the ranks that are late.
 
-    torch allows ``dist.monitored_barrier`` for the backend name "gloo" only. This function does the same.
+    torch allows ``dist.monitored_barrier`` only for the backend name "gloo". This is the same barrier for fastcoll.
 
     Args:
         group: A group whose CPU tensors fastcoll serves. None: the default group.
@@ -31,7 +31,7 @@ def monitored_barrier(
         ValueError: fastcoll does not serve the group's CPU tensors.
         dist.DistBackendError: A rank is late. The message names it.
     """
-    given: Any = group  # torch has a number for ranks that are in no group
+    given: Any = group  # on a rank outside the group, torch's group is a number
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         return
     instead = "dist.monitored_barrier for a group of gloo"

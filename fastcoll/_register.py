@@ -1,10 +1,9 @@
-"""Makes the name "fastcoll" known to ``torch.distributed``.
+"""Registers the name "fastcoll" in ``torch.distributed``.
 
-torch calls ``register`` at the end of ``import torch`` (entry point group ``torch.backends``), and torch 2.14
-and later call it again when the name is used (group ``torch.distributed.backends``). An exception in the first of
-these calls would break ``import torch`` for everyone. Hence this module imports no compiled code,
-no CuPy and no Triton, and lets nothing out; what is wrong with an installation shows when a process
-group is created.
+torch calls ``register`` at the end of ``import torch`` (entry point group ``torch.backends``). torch 2.14 and
+later call it again when the name is used (group ``torch.distributed.backends``). An exception in the first call
+would break ``import torch`` in every program. So this module imports no compiled code, no CuPy and no Triton, and
+raises nothing. A broken installation is reported when a process group is created.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def register() -> None:
 
         if not dist.is_available() or NAME in dist.Backend.backend_list:
             return
-        # Without "cuda" or "cpu" in the map torch would make us their default: not ours to decide.
+        # torch makes fastcoll the default of each device that the map lacks. Restore it: the user decides.
         defaults = dist.Backend.default_device_backend_map
         before = dict(defaults)
         dist.Backend.register_backend(
@@ -59,10 +58,10 @@ def register() -> None:
     except Exception as error:
         _error = error
         if os.environ.get("FASTCOLL_DEBUG", "").upper() != "OFF":
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # stderr is closed
                 print(f"[fastcoll] not registered as requested: {error}", file=sys.stderr)
 
 
 def registration_error() -> Exception | None:
-    """Returns what the last ``register`` met, or None; ``fastcoll info`` prints it."""
+    """Returns the error of the last ``register``, or None; ``fastcoll info`` prints it."""
     return _error

@@ -1,4 +1,4 @@
-"""What CUDA tensors need beside torch, in the words of pip."""
+"""The packages that CUDA tensors need besides torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from importlib import metadata
 __all__ = ["CUPY", "nccl_owners", "nccl_packages"]
 
 CUPY = 14
-"""The least major release of CuPy: earlier ones take no unique id of bytes, and cannot split a communicator."""
+"""The oldest usable major release of CuPy: earlier ones take no unique id as bytes, and cannot split a communicator."""
 
 _NEWEST = "13"
 
 
 def nccl_packages() -> str:
-    """Returns the command that installs CuPy, and NCCL where torch does not bring its own.
+    """Returns the command that installs CuPy, and NCCL if torch does not bring its own.
 
-    They are for the CUDA release of this torch; where it has none, for that of an installed CuPy. Beside a torch for
-    CUDA no package of NCCL is named: those for CUDA 12 and 13 install the same file, which torch's wheel asks for in
-    a release of its own.
+    Both are for the CUDA release of this torch; if it has none, for that of an installed CuPy. For a torch with CUDA
+    the command names no NCCL package. The NCCL packages for CUDA 12 and 13 install the same file, and torch's wheel
+    requires a certain release of it.
     """
     import torch
 
@@ -28,12 +28,12 @@ def nccl_packages() -> str:
 
 
 def nccl_owners(path: str) -> list[str]:
-    """Returns the installed packages that brought a copy of NCCL, each with its version.
+    """Returns the installed packages that contain a copy of NCCL, each with its version.
 
-    They are several where one overwrote the other's file.
+    There are several if one package has overwritten the file of another.
 
     Args:
-        path: Of the library.
+        path: Path of the library.
     """
     owners = []
     for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13"):

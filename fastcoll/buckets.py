@@ -1,8 +1,8 @@
-"""Which tensor lies where in a flat bucket, and the tables by which one launch serves any number of tensors.
+"""Layouts of flat buckets, and the tables with which one kernel launch serves any number of tensors.
 
-A *bucket* is one flat buffer for many tensors. ``BucketLayout`` says where each lies and how their
-elements are dealt out to the programs of a kernel; ``AddressTable`` holds the addresses of tensors
-that lie elsewhere. Layer 0, without kernels, like fastcoll/env.py.
+A *bucket* is one flat buffer for many tensors. ``BucketLayout`` has the place of each tensor in it, and divides
+the elements among the programs of a kernel. ``AddressTable`` holds the addresses of tensors outside of the bucket.
+This file is in layer 0, without kernels, like fastcoll/env.py.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["AddressTable", "BucketLayout", "require_apart"]
 
 
 def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int, name: str) -> None:
-    """Checks that tensors to be written do not overlap one another.
+    """Checks that tensors to be written do not overlap.
 
     Args:
         sizes: Elements of each tensor.
-        addresses: Of each tensor.
+        addresses: Address of each tensor.
         itemsize: Bytes of an element.
-        name: Of the list, for the message.
+        name: Name of the list, for the message.
 
     Raises:
-        ValueError: Two do.
+        ValueError: Two tensors overlap.
     """
     extents = sorted(
         (address, address + size * itemsize, index)
@@ -42,17 +42,17 @@ def require_apart(sizes: Sequence[int], addresses: Sequence[int], itemsize: int,
 
 
 class BucketLayout:
-    """Where each tensor lies in a bucket. Elements lie in the order in which they lie in their tensor's memory.
+    """The place of each tensor in a bucket. Elements keep the order that they have in their tensor's memory.
 
-    Tables on a device are made when first asked for and kept.
+    Tables on a device are made at first use, and kept.
 
     Args:
         sizes: Elements of each tensor; 0 is allowed.
-        alignment: Each tensor begins at a multiple of this many elements; 1 packs them tight, as DDP does.
+        alignment: Each tensor begins at a multiple of this many elements; 1 leaves no gaps, as in DDP.
 
     Attributes:
         sizes: Elements of each tensor.
-        offsets: Where each tensor begins in the bucket, in elements.
+        offsets: Offset of each tensor in the bucket, in elements.
         elements: Elements of the bucket, with the gaps between tensors.
 
     Raises:
@@ -75,7 +75,7 @@ class BucketLayout:
         self._tables: dict[tuple[object, ...], Tensor] = {}
 
     def new_bucket(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Returns a bucket: 1-D, zeros, so that gaps hold numbers that no sum minds."""
+        """Returns a bucket: 1-D, of zeros, because gaps are summed too."""
         return torch.zeros(self.elements, dtype=dtype, device=device)
 
     def views(self, bucket: Tensor) -> list[Tensor]:
@@ -86,7 +86,7 @@ class BucketLayout:
         ]
 
     def blocks(self, block: int) -> int:
-        """Returns how many blocks of at most `block` elements of one tensor there are."""
+        """Returns the number of blocks; each has at most `block` elements, of one tensor."""
         return sum(-(-size // block) for size in self.sizes)
 
     def block_map(self, block: int, device: torch.device) -> Tensor:
@@ -116,7 +116,7 @@ class BucketLayout:
         )
 
     def byte_offsets(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns where each tensor begins in a bucket of `dtype`, in bytes: int64 [tensors]."""
+        """Returns the offset of each tensor in a bucket of `dtype`, in bytes: int64 [tensors]."""
         size = dtype.itemsize
         return self._table(
             ("byte_offsets", size, device),
@@ -125,9 +125,9 @@ class BucketLayout:
         )
 
     def read_here(self) -> None:
-        """Has the tables, once they are dropped, outlive what the current streams of their devices were given by then.
+        """Keeps the memory of dropped tables until the current streams have done the work queued before the drop.
 
-        To be called for every stream on which kernels read them; they were made on another, as a rule.
+        Call this on every stream whose kernels read the tables. Another stream has usually made them.
         """
         for table in self._tables.values():
             _read_on_current_stream(table)
@@ -137,7 +137,7 @@ class BucketLayout:
     ) -> Tensor:
         table = self._tables.get(key)
         if table is None:
-            # Of two threads that make one, both get the first: launches keep its address alone.
+            # If two threads make the table, both get the first one: launches keep its address only.
             made = _copied(build().contiguous(), device, for_every_stream=True)
             table = self._tables.setdefault(key, made)
         return table
@@ -160,7 +160,7 @@ def _is_captured(device: torch.device) -> bool:
 
 def _stream_apart(device: torch.device) -> torch.Stream:
     """Returns a stream that no graph captures."""
-    while True:  # those of torch's pool come round
+    while True:  # torch's pool gives its streams in turn
         stream = torch.Stream(device)
         with stream:
             if not _is_captured(device):
@@ -168,10 +168,10 @@ def _stream_apart(device: torch.device) -> torch.Stream:
 
 
 def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) -> Tensor:
-    """Returns a table on a device, for kernels on its current stream, or on any.
+    """Returns a table on a device, for kernels on its current stream, or on every stream.
 
-    Where a graph captures the current stream the copy goes by another one, and the host waits for it: in the graph it
-    would be made by replays only, and calls outside of the graph would read a table that is not there.
+    If a graph captures the current stream, another stream makes the copy, and the host waits for it. A captured copy
+    would run in replays only, so calls outside of the graph would read uninitialised memory.
     """
     if device.type == "cpu":
         return host
@@ -187,26 +187,26 @@ def _copied(host: Tensor, device: torch.device, for_every_stream: bool = False) 
 
 
 class AddressTable:
-    """Addresses on a device, copied there only when they are others than last time.
+    """Addresses on a device, copied there only if they have changed.
 
-    A table is never changed once a kernel may read it: other addresses, or another stream, get a new one.
-    So its memory is only ever used on the stream for which it was made. Threads may share this: each gets
-    the table of what it asked for.
+    A table never changes once a kernel may read it: other addresses, or another stream, get a new table.
+    So the memory of a table is used only on the stream for which it was made. Threads may share this
+    object: each gets the table of its own addresses.
 
     Args:
-        device: Where kernels read the table.
+        device: Device whose kernels read the table.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One object, so that no thread sees a part of what another one sets.
+        # One object, because no thread may read a part of another thread's update.
         self._last: tuple[list[int], int, Tensor] | None = None
         self.copies = 0
 
     def refresh(self, addresses: list[int]) -> Tensor:
         """Returns an int64 table of these addresses, for kernels on the current stream.
 
-        Whoever launches a kernel that reads it keeps the table until then.
+        Keep the table until the kernel that reads it is launched.
         """
         stream = 0
         if self._device.type == "cuda":

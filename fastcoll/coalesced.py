@@ -1,9 +1,9 @@
 """``fastcoll.all_reduce_coalesced``: one all-reduce of a list of tensors.
 
-On CPU the list is one message, gathered from the tensors segment by segment. On devices many small tensors are one
-bucket: flattened by one kernel and reduced into the tensors by the next where ranks map memory of each other, or
-flattened, reduced by NCCL and unflattened; the plan of a list is kept for when it comes again. A few large tensors are
-reduced each for itself.
+On CPU the list is one message, gathered from the tensors segment by segment. On devices many small tensors form one
+bucket. If ranks map each other's memory, one kernel flattens the tensors and the next one reduces into them. Else the
+bucket is flattened, reduced by NCCL and unflattened. The plan of a list is kept for the next call with this list. A
+few large tensors are reduced one by one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _WIRES = (torch.bfloat16, torch.float16)
 
 
 class CoalescedWork(dist.Work):
-    """A work with something to do on its tensors when it has ended; done once, whoever waits.
+    """A work with a final step on its tensors, which runs once, however many threads wait.
 
     Args:
         work: The all-reduce.
-        tensors: What it is of.
-        finish: What is done then.
+        tensors: Tensors of the all-reduce.
+        finish: The final step, called when the all-reduce has ended.
     """
 
     def __init__(self, work: dist.Work, tensors: list[Tensor], finish: Any) -> None:
@@ -53,11 +53,11 @@ class CoalescedWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the results are there."""
+        """Whether the results are complete."""
         return bool(self._future.done())
 
     def get_future(self) -> Future[list[Tensor]]:
-        """Returns what becomes the list of tensors."""
+        """Returns a future of the list of tensors."""
         return self._future
 
 
@@ -78,7 +78,7 @@ def all_reduce_coalesced(
         group: None: the default group.
         async_op: Whether to return a work at once.
         wire_dtype: bfloat16 or float16: the dtype in which wider floating-point tensors travel. They are summed in
-            float32 and rounded once. Other tensors travel as they are. None: all tensors do.
+            float32 and rounded once. Other tensors travel in their own dtype. None: all tensors do.
         scale: Factor of the results, for floating-point and complex tensors. CUDA tensors are scaled before the
             rounding.
 
@@ -88,11 +88,11 @@ def all_reduce_coalesced(
     Raises:
         TypeError: ``tensors`` is a tensor, or contains another object.
         ValueError: The list is empty or has tensors of several devices. The wire dtype is unknown. The scale is not
-            finite, or a tensor is of integers. There is no group. Or another backend serves the tensors, and cannot
-            use a wire dtype or a scale.
+            finite, or is not 1.0 for an integer tensor. There is no group. Or another backend serves the tensors, and
+            cannot use a wire dtype or a scale.
     """
     tensors = _checked(tensors, wire_dtype, scale)
-    given: Any = group  # torch has a number for ranks that are in no group
+    given: Any = group  # on a rank outside the group, torch's group is a number
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         return None
     group = dist.group.WORLD if group is None else group
@@ -124,7 +124,7 @@ def all_reduce_coalesced(
 def _on_cpu(
     tensors: list[Tensor], op: Any, backend: Any, wire: torch.dtype | None, scale: float
 ) -> CoalescedWork:
-    """Casts on the way where the tensors are float32, else before and behind; the factor comes last."""
+    """Casts float32 tensors on their way, others before and after; the factor comes last."""
     if wire is not None and all(tensor.dtype == torch.float32 for tensor in tensors):
         sent = tensors
         work = backend.all_reduce_fused(tensors, op, wire, async_op=True)

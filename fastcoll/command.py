@@ -1,4 +1,4 @@
-"""The command ``fastcoll``, also ``python -m fastcoll``: what the modules of this package do as programs."""
+"""The command ``fastcoll``, also ``python -m fastcoll``, whose sub-commands are modules of this package."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Command:
     """A sub-command.
 
     Attributes:
-        module: Its ``main`` takes the arguments and returns the exit status, or a message for ``sys.exit``.
+        module: Module whose ``main`` takes the arguments and returns the exit status, or a message for ``sys.exit``.
         meaning: One line for ``fastcoll --help``.
-        before: Arguments that come before those of the command line, which win over them.
+        before: Arguments to put before those of the command line; the latter win.
     """
 
     module: str
@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int | str | None:
     """Runs a sub-command.
 
     Args:
-        arguments: Of the command line, without the program's name.
+        arguments: Arguments of the command line, without the program's name.
 
     Returns:
-        The exit status, or a message for ``sys.exit``: that of the sub-command; 2 if there is no such command.
+        The sub-command's exit status, or its message for ``sys.exit``; 2 if there is no such command.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("-h", "--help"):

@@ -1,7 +1,7 @@
 """Every environment variable that fastcoll reads: name, type, default and meaning, from settings.def.
 
-C++ reads them by itself, by csrc/base/settings.hpp. A variable that is set wins over the field of
-``fastcoll.Options`` with the same meaning.
+C++ reads them in csrc/base/settings.hpp. A variable that is set wins over the field of
+``fastcoll.Options`` with the same meaning; only ``tuning`` wins over its variable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["GROUPS", "VARIABLES", "Variable", "read", "unknown"]
 
 GROUPS = ("Start here", "Several hosts", "Faults and trace", "Tuning", "CUDA")
-"""Titles of the reference's parts, in its order."""
+"""Titles of the parts of the reference page, in order."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name: With the prefix.
+        name: Name with the prefix.
         group: One of ``GROUPS``.
-        default: Its value when it is not set; an int means that the variable is a whole number.
+        default: Value if it is not set; an int if the variable is an integer.
         meaning: One sentence, with the unit.
-        allowed: The words it may hold, the least and the greatest number, or the most characters of any text.
+        allowed: The allowed words, the least and the greatest number, or the greatest length of any text.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Variable:
 
     @property
     def values(self) -> str:
-        """The values it may hold, in a few words."""
+        """The allowed values, in a few words."""
         if isinstance(self.default, int):
             return f"{self.allowed[0]} to {self.allowed[1]}"
         return "text" if isinstance(self.allowed[0], int) else ", ".join(self.allowed)
@@ -50,7 +50,7 @@ class Variable:
         """Returns the value that `text` stands for.
 
         Raises:
-            ValueError: It stands for none; the message says what would.
+            ValueError: It stands for none; the message has the allowed values.
         """
         if isinstance(self.default, int):
             least, most = self.allowed
@@ -71,7 +71,7 @@ class Variable:
 
 
 def _rows() -> Iterator[Variable]:
-    """Reads settings.def: calls with literals, which C++ takes for macros."""
+    """Reads settings.def: calls with literals as arguments, which are macros in C++."""
     text = Path(__file__).with_name("settings.def").read_text()
     for row in ast.parse(re.sub(r"^//.*", "", text, flags=re.MULTILINE)).body:
         assert isinstance(row, ast.Expr) and isinstance(row.value, ast.Call)
@@ -88,10 +88,10 @@ VARIABLES = tuple(_rows())
 
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Returns what each variable holds, by name; its default where it is unset or empty.
+    """Returns the value of each variable, by name; its default if it is unset or empty.
 
     Raises:
-        ValueError: One holds what it may not; the message names it and says what it may hold.
+        ValueError: A value is not allowed; the message names the variable and the allowed values.
     """
     return {
         one.name: one.parse(text) if (text := environ.get(one.name)) else one.default
@@ -100,7 +100,7 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns the names that begin as ours do and mean nothing to us: most likely misspelt."""
+    """Returns the names with fastcoll's prefix that are no variable of fastcoll, and most likely misspelt."""
     known = {variable.name for variable in VARIABLES}
     ours = {name for name in environ if name.startswith("FASTCOLL_")}
     return sorted(n for n in ours - known if not n.startswith("FASTCOLL_TEST_"))

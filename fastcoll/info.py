@@ -1,7 +1,7 @@
 """``fastcoll info``: versions, loaded libraries, what is available, what is set.
 
-Attach its output, or that of ``--json``, to a bug report. Inside a training process
-``groups`` tells which transport each process group uses and why.
+Attach its output, or that of ``--json``, to a bug report. In a training process
+``groups`` returns the transport of each process group, and the reason.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def groups() -> list[dict[str, Any]]:
         A dictionary for each group, with these keys:
 
             - "name", "rank", "size"
-            - "backends": the backend of each device, such as ``{"cpu": "fastcoll"}``, whatever name the program
-              used to make the group
+            - "backends": the backend of each device, such as ``{"cpu": "fastcoll"}``, even if the program used
+              another name to make the group
             - "transport" and "reason", if fastcoll serves the group: "shm", "shm+gloo", "gloo", "local" (one rank) or
               "undecided" (no collective yet)
             - "stores", with shared memory: "plain" or "streaming", as the last large segment was written
             - "spin_us", with shared memory: microseconds that a wait spins before it sleeps; 0 if two ranks may
               share a core
             - "shared_bytes": shared memory that the process has reserved, in bytes, if fastcoll serves the group
-            - "devices", if the group has used CUDA tensors: for each device, whether its ranks map memory of each
-              other ("peers"), and the "reason" if they do not
+            - "devices", if the group has used CUDA tensors: for each device, whether its ranks map each other's
+              memory ("peers"), and the "reason" if they do not
     """
-    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group of ours
+    compiled = sys.modules.get("fastcoll._C")  # not loaded: there is no group of fastcoll
     found = [] if compiled is None else [dict(group) for group in compiled.groups()]
     serving = _serving()
     for group in found:
@@ -68,7 +68,7 @@ def groups() -> list[dict[str, Any]]:
 
 
 def _serving() -> dict[str, dict[str, Any]]:
-    """Returns name, rank, size and backends of each group that torch knows, by its name."""
+    """Returns name, rank, size and backends of each group of torch, by its name."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return {}
@@ -79,7 +79,7 @@ def _serving() -> dict[str, dict[str, Any]]:
             backend = group._get_backend(device)
             try:
                 backends[device.type] = backend.name()
-            except RuntimeError:  # it has none
+            except RuntimeError:  # this backend has no name
                 backends[device.type] = type(backend).__name__
         found[group.group_name] = {
             "name": group.group_name,
@@ -130,7 +130,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _loaded_nccl() -> str | None:
-    """Returns the version of the NCCL that CuPy calls; None if it calls none, or there is a problem with it."""
+    """Returns the version of the NCCL that CuPy calls; None if it calls none, or an unusable one."""
     from fastcoll.cuda import nccl_library
 
     try:
@@ -265,7 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Prints the report of ``fastcoll info``.
 
     Args:
-        arguments: Of the command line. None: those of the process.
+        arguments: Arguments of the command line. None: those of the process.
 
     Returns:
         The exit status: 0 if groups of CPU tensors can be made, else 1.

@@ -1,18 +1,18 @@
-"""Groups that name another backend, or none, served by fastcoll: ``FASTCOLL_DEFAULT`` and ``FASTCOLL_REPLACE``.
+"""fastcoll for groups that name another backend, or none: ``FASTCOLL_DEFAULT`` and ``FASTCOLL_REPLACE``.
 
-Frameworks choose a backend by themselves: by torch's default for the device, or "gloo" by its name. A user of theirs
-has no argument to give. With these settings, read when torch is imported, no line of a script changes::
+Some frameworks choose the backend themselves: torch's default for the device, or "gloo" by its name. Their users have
+no argument for it. These settings are read when torch is imported, so no line of a script changes::
 
-    FASTCOLL_DEFAULT=1 torchrun ... script.py        # who names no backend gets fastcoll for CPU tensors
-    FASTCOLL_REPLACE=gloo torchrun ... script.py     # who names gloo gets fastcoll
+    FASTCOLL_DEFAULT=1 torchrun ... script.py        # a program that names no backend gets fastcoll for CPU tensors
+    FASTCOLL_REPLACE=gloo torchrun ... script.py     # a program that names gloo gets fastcoll
 
-Both change one thing of torch, the class ``torch.distributed.Backend``, through which every name of a backend goes,
-and its map of default backends. What is made without a name stays as it is: ``dist.ProcessGroupGloo(...)``, the Gloo
-between hosts that fastcoll itself uses, that of torch's RPC.
+Both change one part of torch: the class ``torch.distributed.Backend``, which maps every backend name, and its default
+backends. Backends made without a name stay as they are: ``dist.ProcessGroupGloo(...)``, fastcoll's own Gloo between
+hosts, and the Gloo of torch's RPC.
 
-``dist.get_backend()`` says "fastcoll" for such a group, and is equal to "gloo" too (``ServedName``): whoever
-compares the name before a call goes on as with gloo. Ignite, for one, makes no DDP of a model on a backend that it does
-not know, and says nothing; ``dist.monitored_barrier`` is an error there.
+For such a group ``dist.get_backend()`` returns "fastcoll", which is equal to "gloo" too (``ServedName``). So code that
+compares the name goes on as with gloo. With another name, Ignite would leave a model without DDP, with no warning, and
+``dist.monitored_barrier`` would raise an error.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ REPLACEABLE = ("gloo", "nccl")
 
 
 class ServedName(str):
-    """The name of the backend that serves a group, which is equal to the name that the group was asked for by, too."""
+    """The name of the backend that serves a group; also equal to the name that the program gave."""
 
-    served: str  # itself: str() of a subclass cannot be compiled by torch 2.11
+    served: str  # this string itself: torch 2.11 cannot compile str() of a subclass
     asked: str
 
     def __new__(cls, served: str, asked: str) -> ServedName:
@@ -83,9 +83,9 @@ def make_default(devices: str | Iterable[str] = ("cpu",)) -> None:
 
 
 def replace(backends: str | Iterable[str] = ("gloo",)) -> None:
-    """Serves the groups that are made from now on and name one of these backends.
+    """Makes fastcoll serve all later groups that name one of these backends.
 
-    ``FASTCOLL_REPLACE=gloo`` does it when torch is imported.
+    ``FASTCOLL_REPLACE=gloo`` does the same when torch is imported.
 
     Args:
         backends: "gloo", "nccl" or both.
@@ -100,15 +100,15 @@ def replace(backends: str | Iterable[str] = ("gloo",)) -> None:
 
 
 def replaced() -> tuple[str, ...]:
-    """Returns the backends in whose place fastcoll serves."""
+    """Returns the backends that fastcoll replaces."""
     return tuple(sorted(_replaced))
 
 
 def apply(environ: Mapping[str, str] = os.environ) -> None:
-    """Does what FASTCOLL_DEFAULT and FASTCOLL_REPLACE say.
+    """Applies FASTCOLL_DEFAULT and FASTCOLL_REPLACE.
 
     Raises:
-        ValueError: A variable holds what it may not; the message names it.
+        ValueError: The value of a variable is not allowed; the message names the variable.
     """
     default = _words(environ.get("FASTCOLL_DEFAULT", ""))
     if default and default != ["0"]:
@@ -143,7 +143,7 @@ def _words(text: str) -> list[str]:
 
 
 def _serve_names() -> None:
-    """Puts our way from a name to a backend before torch's, once."""
+    """Wraps torch's mapping from a name to a backend, once."""
     torchs: Any = dist.Backend.__new__
     if getattr(torchs, "of_fastcoll", False):
         return
@@ -156,9 +156,9 @@ def _serve_names() -> None:
 
 
 def _served(name: str) -> str:
-    """Returns the name of the backend that serves what is asked for by a name, as torch spells it.
+    """Returns the name of the backend that serves groups of a name, as torch spells it.
 
-    "cpu:gloo,cuda:nccl" is looked at part by part; "undefined" is torch's word for no name, and means its default.
+    "cpu:gloo,cuda:nccl" is mapped part by part. "undefined" is torch's word for no name, and selects the default.
     """
     if name == dist.Backend.UNDEFINED:
         device = torch._C._get_accelerator().type
@@ -179,7 +179,7 @@ def _served(name: str) -> str:
 
 
 def _tell(backends: list[str]) -> None:
-    """Says once, on the first rank of the job, whose groups fastcoll serves."""
+    """Prints once, on the job's first rank, which backends fastcoll replaces."""
     fresh = [backend for backend in backends if backend not in _told]
     _told.update(fresh)
     if fresh and os.environ.get("RANK", "0") == "0":
@@ -187,5 +187,5 @@ def _tell(backends: list[str]) -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(f"[fastcoll] {text}", file=sys.stderr)

@@ -1,8 +1,8 @@
 """The options of one process group: ``init_process_group("fastcoll", pg_options=fastcoll.Options())``.
 
-Kept apart from the compiled module so that importing it loads nothing. The fields, their units and
-defaults are described in ``fastcoll/_C.pyi``; the environment variables of ``fastcoll.env`` win over
-them, as NCCL's do.
+Importing this module loads no compiled code. ``fastcoll/_C.pyi`` describes the fields, their units and
+defaults. The environment variables of ``fastcoll.env`` win over the fields, as NCCL's do; only
+``tuning`` wins over its variable.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def empty_shared(
 ) -> Tensor:
     """Returns a CPU tensor in shared memory, which peers on this host read and reduce in place.
 
-    Every collective takes any tensor. It does not copy a tensor of this function: an all-reduce costs one pass over
-    it, and peers read it in place in all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast and
+    Every collective takes any tensor, but does not copy a tensor of this function. An all-reduce costs one pass over
+    it. Peers read it in place in all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast and
     send. All groups of the process can use it. If the ranks are on several hosts, it is like any other tensor.
 
     Args:

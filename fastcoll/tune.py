@@ -1,12 +1,12 @@
-"""``fastcoll tune``: measures the tuning table of this host and writes it where it is found.
+"""``fastcoll tune``: measures the tuning table of this host and writes it where fastcoll reads it.
 
     fastcoll tune                            measure with 2 ranks, write the table of this host
     fastcoll tune --nproc 8 --output tuning.json                 use it with FASTCOLL_TUNING=tuning.json
-    fastcoll tune --nproc 8 --device cuda                        the table's section on devices (fastcoll.tune_device)
+    fastcoll tune --nproc 8 --device cuda                        the table's device section (fastcoll.tune_device)
     torchrun --nnodes 2 ... -m fastcoll.tune --hosts             the network between hosts (fastcoll.tune_hosts)
 
-Each value is measured by groups that differ in nothing else, in turns, so that the machine's noise meets all
-alike; medians decide. Do it on an idle machine, with the number of ranks of the runs to come.
+Groups that differ only in one value take turns, so the machine's noise affects all alike. Medians decide. Run it on
+an idle machine, with as many ranks as later runs have.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from fastcoll.tune_search import NEVER, Times, fastest, from_where, limits, medi
 __all__ = ["Experiment", "experiments", "main"]
 
 KIB, MIB = 1 << 10, 1 << 20
-_WAYS = (NEVER, 0)  # values of a field from which on something is done
+_WAYS = (NEVER, 0)  # the extreme values of a field; the first is best for small messages
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """How one field of the table is found.
+    """How one field of the table is measured.
 
     Attributes:
-        field: Of the table.
-        call: What is timed: (message size in bytes, group) -> call without arguments.
+        field: Name of the field.
+        call: (message size in bytes, group) -> the call to time, without arguments.
         sizes: Message sizes.
-        values: Of the field, one group each.
-        decide: From the median times to the value of the field.
+        values: Values of the field, one group each.
+        decide: Computes the value of the field from the median times.
     """
 
     field: str
@@ -59,7 +59,7 @@ class Experiment:
     decide: Callable[[Times[int]], int]
 
 
-# The name of torch 2.13, under which 2.11 and 2.12 know the old one.
+# The name since torch 2.13; 2.11 and 2.12 have the old one only.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -86,7 +86,7 @@ def _kib(*sizes: int) -> list[int]:
 
 
 def experiments(ranks: int) -> list[Experiment]:
-    """Returns what is measured for a number of ranks, in order: later ones use what earlier ones found."""
+    """Returns the experiments for a number of ranks, in order: later ones use the values that earlier ones found."""
     segments = _kib(64, 128, 256, 512)
     reduce_shared, gather_shared = (partial(c, shared=True) for c in (_all_reduce, _all_gather))
 
@@ -101,7 +101,7 @@ def experiments(ranks: int) -> list[Experiment]:
                    lambda times: limits(times, _WAYS)[0] * ranks // 2),
         Experiment("streaming_bytes", _all_gather, [size * MIB for size in (2, 4, 8, 16, 32, 64)],
                    _WAYS, first),
-        # The field is compared with what one rank gives.
+        # The field is compared with one rank's input.
         Experiment("direct_bytes", gather_shared, _kib(8, 16, 32, 64, 128, 256, 1024), _WAYS,
                    lambda times: max(1, first(times) // ranks)),
         Experiment("direct_all_reduce_bytes", reduce_shared,
@@ -123,7 +123,7 @@ def _calls(item: Experiment, groups: Mapping[int, dist.ProcessGroup], size: int)
 
 
 def _measure_host(control: Control, plan: Plan) -> dict[str, Any]:
-    """Returns the table, and what it was found by."""
+    """Returns the table and the measurements behind it."""
     shipped = _shipped()
     table, measured = dict(shipped), {}
     for item in experiments(control.world_size):
@@ -174,7 +174,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """Returns what a file holds that was written on this machine: each part of the table is measured by itself."""
+    """Returns the record in a file if this machine wrote it: each part of the table is measured separately."""
     try:
         record = json.loads(path.read_text())
         tuning.parse(json.dumps(record), path)
@@ -188,7 +188,7 @@ def _shipped() -> dict[str, int]:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    """Puts a whole table in its place: a rank that starts meanwhile reads the old one or the new."""
+    """Replaces the whole file at once, so a rank that starts meanwhile reads the old table or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(json.dumps(record, indent=1) + "\n")
@@ -197,7 +197,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _join() -> Control:
-    """Makes the default group; it has the shipped table, for hosts may have different ones so far."""
+    """Makes the default group with the shipped table, because hosts may still have different tables."""
     store, rank, ranks = next(rendezvous("env://"))
     dist.init_process_group(
         "fastcoll",
@@ -210,7 +210,7 @@ def _join() -> Control:
 
 
 def _run_rank(options: argparse.Namespace) -> None:
-    """Is one rank: measures a part of the table, which the first rank writes, or the first of each host."""
+    """Runs one rank: measures a part of the table, which the first rank, or the first of each host, writes."""
     torch.set_num_threads(1)
     control = _join()
     plan = Plan(options.rounds * 10, options.rounds, 2, 2.0)
@@ -230,10 +230,10 @@ def _run_rank(options: argparse.Namespace) -> None:
         found = {"table": {}, "device": {"date": date, **measure_device(control, plan, device)}}
     else:
         found = {"date": date, **_measure_host(control, plan)}
-    # All ranks of a group must have one table: what the first host had, and what was found.
+    # All ranks of a group must have one table: that of the first host, with the new values.
     kept = control.all_gather(_kept(options.output))[0] or {"table": _shipped()}
     table = kept["table"] | found["table"]
-    for rank in writers:  # in turns, for they may share a file
+    for rank in writers:  # in turns, because they may share a file
         if rank == control.rank:
             _write(
                 options.output, {**kept, **found, "table": table, "machine": tuning.machine_name()}
@@ -243,7 +243,7 @@ def _run_rank(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Is one rank where RANK is set, and else starts ``--nproc`` of them; returns the exit status."""
+    """Runs one rank if RANK is set, else starts ``--nproc`` ranks; returns the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _options(given)
     if "RANK" not in os.environ:

@@ -1,9 +1,9 @@
-"""The half of ``fastcoll tune`` that measures on devices: which algorithm for which size, what to fuse.
+"""The part of ``fastcoll tune`` for devices: which algorithm serves which size, and which lists to fuse.
 
-    torchrun --nproc-per-node 8 -m fastcoll.tune --device cuda       as many ranks as the runs to come
+    torchrun --nproc-per-node 8 -m fastcoll.tune --device cuda       as many ranks as later runs have
 
-Every algorithm that can serve a call is timed at every size, in turns; then lists of tensors, fused and not. The
-table's section on devices holds the limits for which the product of all times is the least.
+At every size, all algorithms that can serve the call take turns. Then lists of tensors take turns, fused and not. The
+device section of the table holds the limits with the least product of all times.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def measure_device(
     """Measures on the default group; all ranks call it.
 
     Args:
-        control: Of all ranks.
-        plan: How many calls.
-        device: This rank's.
-        sizes: Of messages, in bytes.
-        counts: Of tensors in a list.
-        list_sizes: Of each of 16 tensors, in bytes.
+        control: Control of the run.
+        plan: Number of calls.
+        device: Device of this rank.
+        sizes: Message sizes, in bytes.
+        counts: Numbers of tensors in a list.
+        list_sizes: Sizes of each of 16 tensors, in bytes.
 
     Returns:
-        The section of the table: the name of the device, ranks, why ranks map no memory of each other if they do not,
-        the table, what was measured.
+        The device section of the table: device name, number of ranks, the reason if ranks do not map each other's
+        memory, the table, and the measurements.
     """
     group = dist.group.WORLD
     assert group is not None

@@ -2,10 +2,10 @@
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint node0:29500 -m fastcoll.tune --hosts
 
-Two ranks, the first of the first two hosts, send each other a message and back, a short one and a long one, in turns.
-Half of a round trip is latency + bytes / bandwidth: Hockney, "The communication challenge for MPP", Parallel Computing
-20 (1994). Latency times bandwidth is what the selector between hosts needs (csrc/hosts/selector.hpp). Every host gets
-the same table: what the first one has, and the link.
+The first ranks of the first two hosts send a message there and back, a short one and a long one in turns. Half of a
+round trip takes latency + bytes / bandwidth: Hockney, "The communication challenge for MPP", Parallel Computing 20
+(1994). The selector between hosts needs latency times bandwidth (csrc/hosts/selector.hpp). Every host gets the same
+table: that of the first host, with the new link.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def leaders_of(control: Control) -> list[int]:
 
 
 def _round_trip(size: int, ends: Sequence[int]) -> Call:
-    """Returns a call that takes a message from the first rank to the second and back; others have none to make."""
+    """Returns a call that sends a message from the first end to the second and back; empty on other ranks."""
     tensor, rank = torch.zeros(size, dtype=torch.uint8), dist.get_rank()
 
     def call() -> None:
@@ -64,8 +64,8 @@ def measure_link(control: Control, plan: Plan, ends: Sequence[int]) -> tuple[int
     """Measures the link between two hosts; all ranks call this.
 
     Args:
-        control: Of all ranks.
-        plan: How many calls.
+        control: Control of the run.
+        plan: Number of calls.
         ends: Two ranks on two hosts.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What ``fastcoll tune`` does with times on any device: takes them, and finds where to change ways."""
+"""The parts of ``fastcoll tune`` for any device: measuring times, and finding the sizes at which to change ways."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def median_times(
     """Times the ways of each size in turns; all ranks call it.
 
     Args:
-        sizes: Of messages, or other numbers.
-        calls: From a size to what does it, by way.
-        control: Of all ranks.
-        plan: How many calls.
-        device: Where they work. On CUDA a time is that of the slowest rank, else the median of the ranks.
+        sizes: Message sizes, or other numbers.
+        calls: Returns the calls for a size, by way.
+        control: Control of the run.
+        plan: Number of calls.
+        device: Device of the calls. On CUDA a time is that of the slowest rank, else the median of the ranks.
     """
     times = {}
     for size in sizes:
@@ -50,13 +50,13 @@ def _cost(times: Iterable[float]) -> float:
 
 
 def limits(times: Times[Way], ways: Sequence[Way]) -> list[int]:
-    """Returns up to which size each way but the last is used, so that the product of all times is the least.
+    """Returns the largest size of each way but the last, for the least product of all times.
 
-    Of several such limits the least; 0 for a way that is used nowhere.
+    If several limits are equally good, these are the least. The limit of a way that is used nowhere is 0.
 
     Args:
-        times: A way may be missing.
-        ways: From that of the smallest sizes to that of the largest.
+        times: Times by size and way; a way may be missing.
+        ways: Ways in the order of their sizes, that of the smallest first.
     """
     sizes: list[int] = sorted(times)
 
@@ -68,17 +68,17 @@ def limits(times: Times[Way], ways: Sequence[Way]) -> list[int]:
 
     choices = itertools.combinations_with_replacement([0, *sizes], len(ways) - 1)
     best: tuple[int, ...] = min(choices, key=cost)
-    # A limit that the one before has reached serves nothing.
+    # A limit that is not above the one before selects nothing.
     return [bound if bound > before else 0 for before, bound in itertools.pairwise((0, *best))]
 
 
 def from_where(times: Times[Way], ways: Sequence[Way]) -> int:
-    """Returns the least size to use the second of two ways for; NEVER if it is best used nowhere."""
+    """Returns the least size for which to use the second of two ways; NEVER if there is none."""
     (last,) = limits(times, ways)
     return min((size for size in times if size > last), default=NEVER)
 
 
 def fastest(times: Times[Way]) -> Way:
-    """Returns the way whose product of times over all sizes is the least."""
+    """Returns the way with the least product of times over all sizes."""
     ways = next(iter(times.values()))
     return min(ways, key=lambda way: _cost(row[way] for row in times.values()))

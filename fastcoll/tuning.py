@@ -1,8 +1,8 @@
-"""The tuning table of this host: at which sizes one way of doing a collective gives way to another.
+"""The tuning table of this host: the message sizes at which collectives change their algorithm.
 
-``fastcoll tune`` measures a table and writes it where ``load`` finds it. A table counts only
-on the machine that it names, so that a home folder shared by different machines does no harm. All ranks of
-a group must use the same table; the rendezvous refuses anything else.
+``fastcoll tune`` measures a table and writes it where ``load`` finds it. ``load`` uses that file only on the
+machine that the table names, because machines may share a home folder. A file that FASTCOLL_TUNING names is used on
+any machine. All ranks of a group must use the same table; the rendezvous rejects others.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _MOST = 1 << 62
 
 @dataclass(frozen=True)
 class Loaded:
-    """A table and where it comes from.
+    """A table and its origin.
 
     Attributes:
         table: As ``fastcoll.Options(tuning=...)`` takes it.
         source: The file.
-        machine: On which it was measured.
-        device: The section on all-reduces of device tensors; not to be used where the table has none.
-        device_name: Of the devices on which that was measured; "" where the table has none.
+        machine: Machine on which it was measured.
+        device: The section on all-reduces of device tensors; ``DEFAULT`` if the table has none.
+        device_name: Name of the devices on which the section was measured; "" if the table has none.
     """
 
     table: C.Tuning
@@ -48,12 +48,12 @@ class Loaded:
     device_name: str = ""
 
     def thresholds_on(self, name: str) -> Thresholds:
-        """Returns the section for devices of that name; where it was measured on others, that kernels take nothing."""
+        """Returns the section if it was measured on devices of that name, else ``DEFAULT``: no kernel is used."""
         return self.device if name == self.device_name else DEFAULT
 
 
 def machine_name() -> str:
-    """Returns what of this machine a table depends on: processor, cores and caches."""
+    """Returns the properties of this machine that a table depends on: processor, cores and caches."""
     caches = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -73,7 +73,7 @@ def machine_name() -> str:
 
 
 def host_path() -> Path:
-    """Returns where the table of this host is kept, by the XDG base directory specification."""
+    """Returns the path of this host's table, by the XDG base directory specification."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "fastcoll" / "tuning.json"
 
@@ -82,7 +82,7 @@ def parse(text: str, source: Path) -> Loaded:
     """Reads a table.
 
     Raises:
-        ValueError: It is not one; the message names the file and what is wrong.
+        ValueError: The text is no table; the message names the file and the error.
     """
     try:
         record: Any = json.loads(text)
@@ -107,10 +107,10 @@ def parse(text: str, source: Path) -> Loaded:
 
 
 def _check(values: Any, fields: Collection[str], expected: str) -> dict[str, int]:
-    """Returns values that are of these fields, all of them, and numbers.
+    """Returns the values of these fields, if all are there, no others, and all are numbers.
 
     Raises:
-        ValueError: They are not; the message begins with what was expected.
+        ValueError: They are not; the message begins with ``expected``.
     """
     names = values if isinstance(values, dict) else {}
     if wrong := sorted(set(names) ^ set(fields)):
@@ -148,9 +148,9 @@ def _load(choice: str, host: Path) -> Loaded:
 
 
 def load() -> Loaded:
-    """Returns the table that groups of this process use unless their options name another.
+    """Returns the table that groups of this process use unless their options have another.
 
     Raises:
-        ValueError: FASTCOLL_TUNING or the file it names is wrong.
+        ValueError: FASTCOLL_TUNING or the file that is used is wrong.
     """
     return _load(env.read()["FASTCOLL_TUNING"], host_path())
