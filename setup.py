@@ -1,8 +1,8 @@
 """Builds fastcoll: the C++ extension ``fastcoll._C`` and the Python packages around it.
 
-The metadata are in pyproject.toml; this file holds what needs code: the extension, which compiles
-against the torch of the running environment, the requirement of that torch, and the map from folders to packages.
-build_backend/ holds the build backend and what both need.
+The metadata are in pyproject.toml. This file has the parts that need code: the extension, which compiles
+against the torch of the running environment, the requirement of that torch, and the map from packages to folders.
+build_backend/ has the build backend and the code that both use.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Else `import torch` would call the entry point of a fastcoll that is installed already.
+# Without this, `import torch` would call the entry point of an installed fastcoll.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import setup
@@ -24,7 +24,7 @@ import supported
 import toolchain
 from extension import BuildExtension, TorchExtension
 
-SOURCES_ONLY = "sdist" in sys.argv  # needs no torch, and says the same with any
+SOURCES_ONLY = "sdist" in sys.argv  # needs no torch, and does not depend on it
 TORCH, REQUIREMENT = "", supported.RANGE
 if not SOURCES_ONLY:
     try:
@@ -43,8 +43,8 @@ VERSION = re.search(
     r'^__version__ = "(.+)"$', (ROOT / "fastcoll" / "_version.py").read_text(), re.MULTILINE
 )[1]
 
-# Folders below fastcoll's roof, also those that stand beside it in the repository. Named one by one: a search
-# would also install a top-level `kernels`.
+# The packages below fastcoll, also those whose folders are beside it in the repository. They are listed here,
+# because a search would also install a top-level `kernels`.
 PACKAGES = {
     "fastcoll": "fastcoll",
     "fastcoll.cuda": "fastcoll/cuda",
@@ -59,16 +59,16 @@ PACKAGES = {
 
 
 class BuildFastcoll(BuildExtension):
-    """Records beside the extension which torch it is for."""
+    """Compiles the extension, and records its torch beside it."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        # pip would give a new temporary folder each time; a lasting one lets ninja skip what is
-        # unchanged, and one per torch and Python lets environments share a checkout.
+        # pip would give a new temporary folder each time. A lasting one lets ninja skip unchanged files.
+        # One per torch and Python lets environments share a checkout.
         self.build_temp = str(ROOT / "build" / f"torch{TORCH}-{sys.implementation.cache_tag}")
 
     def run(self) -> None:
-        # The environment's own ninja first, activated or not: two versions taking turns on one build
+        # The environment's own ninja comes first, activated or not: two versions in turn on one build
         # folder would each start over.
         os.environ["PATH"] = sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"]
         if problem := toolchain.problem():
@@ -87,7 +87,7 @@ class BuildFastcoll(BuildExtension):
 
 macros = {"FASTCOLL_VERSION": VERSION, "FASTCOLL_TORCH_VERSION": TORCH}
 
-# Wheels for several releases of torch can lie in one folder only under different names.
+# Wheels for several releases of torch need different names to be in one folder.
 LABEL = f"+torch{TORCH}" if TORCH and os.environ.get("FASTCOLL_VERSION_NAMES_TORCH") == "1" else ""
 
 setup(

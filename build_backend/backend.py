@@ -1,9 +1,9 @@
-"""The build backend: that of setuptools, and the torch to compile against.
+"""The build backend: that of setuptools, and the search for the torch to compile against.
 
-fastcoll must be compiled against the torch that it will run with. An isolated build does not see that torch, so it is
-looked for where the frontend installs: pip starts an isolated build with the Python of that environment and hides the
-environment's packages. Where there is none, as with `python -m build`, the build asks for a pinned release;
-``-C torch=2.14`` asks for another one. ``-C version=torch`` names the release in the version: 0.1.0+torch2.13.
+fastcoll must be compiled against the torch that it will run with. pip starts an isolated build with the Python of the
+target environment, but hides the packages of that environment. So this backend searches there for torch. If there is
+none, as with `python -m build`, the build requires a pinned release; ``-C torch=2.14`` requires another one.
+``-C version=torch`` adds the release to the version: 0.1.0+torch2.13.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ print(json.dumps([[found.version for found in metadata.distributions(name="torch
 
 
 def get_requires_for_build_sdist(settings: _Settings = None) -> list[str]:
-    """Names nothing: a source distribution needs no torch."""
+    """Returns nothing: a source distribution needs no torch."""
     return []
 
 
 def get_requires_for_build_wheel(settings: _Settings = None) -> list[str]:
-    """Names torch, unless it is installed here or where the wheel goes."""
+    """Returns torch, unless it is installed here or in the target environment."""
     if problem := toolchain.problem():
         raise SystemExit(problem)
     asked = (settings or {}).get("torch")
@@ -59,7 +59,7 @@ def get_requires_for_build_wheel(settings: _Settings = None) -> list[str]:
 
 
 def prepare_metadata_for_build_wheel(directory: str, settings: _Settings = None) -> str:
-    """Writes the metadata, which name the torch."""
+    """Writes the metadata, which require the torch."""
     _prepare(settings)
     return build_meta.prepare_metadata_for_build_wheel(directory, _for_setuptools(settings))
 
@@ -90,7 +90,7 @@ def _installed() -> str:
 
 
 def _outside() -> tuple[str, list[str]]:
-    """Returns version and path of the torch of this Python as it is without the frontend's isolation."""
+    """Returns the version of this Python's torch, and sys.path, without the frontend's isolation."""
     hiding = ("PYTHONPATH", "PYTHONNOUSERSITE")
     environment = {key: value for key, value in os.environ.items() if key not in hiding}
     answer = subprocess.run(
@@ -101,7 +101,7 @@ def _outside() -> tuple[str, list[str]]:
 
 
 def _prepare(settings: _Settings) -> None:
-    """Lets setup.py find the torch; one that this process has comes first."""
+    """Makes torch importable for setup.py; a torch of this process comes first."""
     if problem := toolchain.problem():
         raise SystemExit(problem)
     if (settings or {}).get("version") == "torch":

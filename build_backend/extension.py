@@ -1,8 +1,9 @@
 """Compiles the extension ``fastcoll._C`` with ninja.
 
-Most of the time goes into the headers of torch and of the standard library. They are compiled once, into a
-precompiled header each, those of torch only for the sources that include them. The other sources are compiled without a
-path to torch. ``make sanitize`` compiles the lower layers of docs/project/architecture.md so: a wrong include fails.
+The headers of torch and of the standard library take most of the time. Each of these two sets is compiled once, into a
+precompiled header; torch's is only for the sources that include it. Sources that include nothing of torch are compiled
+without a path to torch. ``make sanitize`` compiles the lower layers of docs/project/architecture.md the same way, so a
+wrong include fails.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INCLUDE = re.compile(
 
 @dataclass
 class Sources:
-    """The sources below csrc/ by what they include, directly or by headers of csrc/.
+    """The sources below csrc/, sorted by the headers that they include directly or through csrc/.
 
     Attributes:
         plain: Include nothing of torch.
@@ -75,7 +76,7 @@ class Sources:
         return sources
 
     def all(self) -> list[str]:
-        """Returns all of them."""
+        """Returns all sources."""
         return sorted(self.plain + self.light + self.heavy)
 
 
@@ -98,7 +99,7 @@ class TorchExtension(Extension):
 
 
 class BuildExtension(build_ext):
-    """Writes a ninja file and runs it; what is unchanged is not compiled again."""
+    """Writes a ninja file and runs it; unchanged sources are not compiled again."""
 
     def build_extension(self, extension: Extension) -> None:
         """Compiles and links one extension.
@@ -123,9 +124,9 @@ def ninja_file(extension: TorchExtension, folder: Path, target: Path) -> str:
     python = [
         f"-I{path}" for path in dict.fromkeys(map(sysconfig.get_path, ("include", "platinclude")))
     ]
-    # As system headers torch's own files give no warnings.
+    # torch's headers are system headers, so they give no warnings.
     torch = [flag for path in extension.torch_headers for flag in ("-isystem", path)]
-    # Neither a new compiler nor a new torch in the place of the old changes a command otherwise.
+    # Without this, a new compiler or torch in the place of the old one would change no command.
     made_by = f"torch {metadata.version('torch')}, {toolchain.compiler_version()}"
     plain = [
         *["-std=c++20", "-O3", "-g1", "-DNDEBUG", "-fPIC", "-fwrapv", "-fvisibility=hidden"],

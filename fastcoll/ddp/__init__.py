@@ -1,11 +1,11 @@
-"""Data-parallel training: gradients reduced with norm, finiteness and casts on the way, not in passes of their own.
+"""Data-parallel training: norm, finiteness and casts of gradients are part of the all-reduce, not separate passes.
 
 hook.py           FusedAllreduceState, fused_allreduce_hook: for DistributedDataParallel.register_comm_hook
 synchronizer.py   GradientSynchronizer: reduces the gradients where they are, in place of DistributedDataParallel
-scaler.py         FusedGradScaler: torch.amp's, with what the reduction has found
-statistics.py     the norm of the reduced gradients, and what is done with it
+scaler.py         FusedGradScaler: torch.amp's, with the measurements of the reduction
+statistics.py     the norm of the reduced gradients, and clipping
 reduction.py      the all-reduce of one bucket
-float8.py         that of a bucket whose gradients travel in 8 bits
+float8.py         the all-reduce of a bucket whose gradients travel in 8 bits
 """
 
 from fastcoll.ddp.hook import FusedAllreduceState, fused_allreduce_hook

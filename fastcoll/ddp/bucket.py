@@ -12,19 +12,19 @@ from fastcoll.ddp.reduction import BucketReduction
 __all__ = ["Bucket", "cut"]
 
 _FIRST_BUCKET = 1 << 20
-"""Bytes; small, so that communication begins early in the backward pass."""
+"""Bytes; small, because communication shall begin early in the backward pass."""
 
 
 class Bucket:
     """Parameters of one dtype, on one device.
 
     Args:
-        parameters: In the order in which their gradients become ready, as far as it is known.
+        parameters: Parameters in the order in which their gradients become ready, as far as it is known.
 
     Attributes:
-        missing: Those whose gradients are not ready.
-        streams: Under which gradients became ready, on a device.
-        reduction: Under way; None: not launched.
+        missing: Parameters whose gradients are not ready.
+        streams: On a device, the streams on which gradients became ready.
+        reduction: The reduction in progress; None: not launched.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -34,7 +34,7 @@ class Bucket:
         self.reduction: BucketReduction | None = None
 
     def begin(self) -> None:
-        """Is at the beginning of a backward pass."""
+        """Prepares for a new backward pass."""
         self.missing, self.reduction = set(self.parameters), None
         self.streams.clear()
 
@@ -43,8 +43,8 @@ def cut(parameters: Sequence[nn.Parameter], capacity: int) -> list[Bucket]:
     """Cuts parameters into buckets of one dtype and device each, in the order of their last parameters.
 
     Args:
-        parameters: In the order in which their gradients become ready.
-        capacity: Bytes; with so many or more a bucket is full.
+        parameters: Parameters in the order in which their gradients become ready.
+        capacity: Bytes from which on a bucket is full.
     """
     buckets: list[Bucket] = []
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}

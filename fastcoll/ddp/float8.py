@@ -1,4 +1,4 @@
-"""The all-reduce of a bucket whose gradients travel in 8 bits, which no backend reduces."""
+"""The all-reduce of a bucket whose gradients travel in 8 bits, because no backend reduces such dtypes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SCALE_BYTES = 4
 
 
 class Float8Bucket:
-    """A bucket whose shares are on their way to the ranks that sum them.
+    """A bucket whose shares travel to the ranks that sum them.
 
-    A message is a share in fp8, filled up to the common length, with its scale behind it.
+    A message is a share in fp8, padded to the common length, followed by its scale.
 
     Attributes:
-        future: Of the buffer, when it holds the result.
-        square: Of one element, float64: becomes the squares of this rank's share; None if nobody wants them.
+        future: Future of the buffer with the result.
+        square: float64 [1], set to the sum of squares of this rank's share; None if the norm is not measured.
     """
 
     def __init__(self, buffer: Tensor, settings: Settings) -> None:
@@ -39,11 +39,11 @@ class Float8Bucket:
         self._work = dist.all_to_all_single(self._received, self._sent, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Waits for the result, once ``add_and_gather`` was called."""
+        """Waits for the result; call ``add_and_gather`` before."""
         self.future.wait()
 
     def add_and_gather(self) -> None:
-        """Sums this rank's share, and begins to gather all of them."""
+        """Sums this rank's share, and begins to gather all shares."""
         group, ranks = self._settings.process_group, len(self._shares)
         self._work.wait()
         total = torch.zeros(self._length, dtype=torch.float32, device=self._buffer.device)
@@ -54,7 +54,7 @@ class Float8Bucket:
         own = _packed(total, _scale_of(total, self._wire), self._wire, self._length)
         sums = [torch.empty_like(own) for _ in range(ranks)]
 
-        # What the callback holds is freed on the backend's thread: no group, as in BucketReduction.
+        # The callback's objects are freed on the backend's thread, so it holds no group, as in BucketReduction.
         future, buffer, shares = self.future, self._buffer, self._shares
         wire, square, rank = self._wire, self.square, dist.get_rank(group)
 
@@ -74,35 +74,35 @@ class Float8Bucket:
 
 
 class Float8Turns:
-    """The two steps of each bucket, in one order on all ranks.
+    """The two steps of each bucket, in the same order on all ranks.
 
-    A callback runs when a rank gets to it, so none calls a collective. The second step of a bucket is called when the
-    next one is about to begin, whatever it is, and that of the last one behind all first steps: until then a bucket is
-    under way while the backward pass goes on.
+    Callbacks call no collectives, because their order may differ between ranks. The second step of a bucket is called
+    just before the next bucket of any kind begins, and that of the last bucket after all first steps. Until then the
+    bucket's first step overlaps the backward pass.
     """
 
     def __init__(self) -> None:
         self._pending: Float8Bucket | None = None
 
     def begin(self, buffer: Tensor, settings: Settings) -> Float8Bucket:
-        """Begins the first step of a bucket. ``finish`` was called before."""
+        """Begins the first step of a bucket; call ``finish`` before."""
         assert self._pending is None
         self._pending = Float8Bucket(buffer, settings)
         return self._pending
 
     def finish(self) -> None:
-        """Calls the second step of the bucket that waits for it, if there is one."""
+        """Calls the second step of the pending bucket, if there is one."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.add_and_gather()
 
     def forget(self) -> None:
-        """Drops what a backward pass that raised has left."""
+        """Drops the pending bucket of a backward pass that raised."""
         self._pending = None
 
 
 def _scale_of(values: Tensor, wire: torch.dtype) -> Tensor:
-    """Returns what the values are divided by before they travel: float32 of one element."""
+    """Returns the divisor of the values before they travel: float32 [1]."""
     largest = (
         values.detach().abs().amax().float().reshape(1) if values.numel() else values.new_zeros(1)
     )

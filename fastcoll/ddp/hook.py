@@ -1,19 +1,18 @@
-"""A communication hook for DistributedDataParallel that does more with less traffic.
+"""A communication hook for DistributedDataParallel, with wire dtypes and a norm of the gradients.
 
     state = FusedAllreduceState(wire_dtype=torch.bfloat16, gradient_norm=True)
     ddp.register_comm_hook(state, fused_allreduce_hook)
     loss.backward()
     state.clip_grad_norm_(ddp.parameters(), 1.0)
 
-Without a wire dtype the average is part of the all-reduce, so that DDP has no division to do. With one the
-gradients travel in fewer bits and are summed in float32 on their way, with one rounding of the
-sum: the error does not grow with the number of ranks, as it does where each hop of a ring rounds.
-Norm and finiteness are taken from each rank's share of the reduced bucket, and the shares' numbers are exchanged
-once a step; ``clip_grad_norm_`` of torch reads all gradients again. On the CPU the share is measured while it is
-reduced; on a device a pass of its own reads it.
+Without a wire dtype the all-reduce averages, so DDP has no division to do. With one, gradients travel in fewer bits,
+are summed in float32 on their way, and the sum is rounded once. So the error does not grow with the number of ranks,
+as it does if each hop of a ring rounds. Each rank measures norm and finiteness of its share of the reduced bucket. The
+ranks exchange these numbers once a step, whereas torch's ``clip_grad_norm_`` reads all gradients again. On the CPU the
+share is measured while it is reduced; on a device a separate pass reads it.
 """
 
-# No `from __future__ import annotations`: DDP looks at the hook's.
+# No `from __future__ import annotations`: DDP reads the hook's annotations.
 from functools import partial
 
 import torch
@@ -74,17 +73,17 @@ class FusedAllreduceState(GradientStatistics):
     def _takes(self, bucket: GradBucket) -> bool:
         """Takes a bucket of the module, and returns whether a backward pass begins with it.
 
-        In the first pass of a static graph torch calls each bucket the first one, and none the last one: then a pass
-        begins where a parameter comes again.
+        In the first pass of a static graph torch marks each bucket as the first one, and none as the last one. Then a
+        pass begins when a parameter comes again.
 
         Raises:
-            RuntimeError: It is of another module than the buckets before, which lives.
+            RuntimeError: The bucket belongs to another module than the buckets before, and that module still exists.
         """
         if self._knows_all and bucket.index() != 0:
             return False
         parameters = bucket.parameters()
         begins = bucket.index() == 0 and (
-            len(self._served) == 0  # there was none yet, or the module is gone
+            len(self._served) == 0  # the first bucket, or the module is gone
             or any(parameter in self._served for parameter in parameters)
         )
         if begins and len(self._served) == 0:
@@ -134,7 +133,7 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
     else:
         future = Future()
         state._kept.append((buffer, future))
-    if bucket.is_last() or not state._knows_all:  # which may be the last one of a static graph
+    if bucket.is_last() or not state._knows_all:  # it may be the last one of a static graph
         _reduce_kept(state)
         state._float8.finish()
     return future
@@ -159,7 +158,7 @@ def _reduce_kept(state: FusedAllreduceState) -> None:
 def _messages(
     kept: list[tuple[Tensor, Future[Tensor]]], state: FusedAllreduceState
 ) -> list[list[tuple[Tensor, Future[Tensor]]]]:
-    """Makes one message of all buckets of a dtype, but of each that peers reduce where it lies one of its own."""
+    """Makes one message of all buckets of a dtype; but a bucket that peers reduce in place is a message alone."""
     messages: dict[object, list[tuple[Tensor, Future[Tensor]]]] = {}
     for index, (buffer, future) in enumerate(kept):
         alone = state._shared and state.settings.wire_of(buffer.dtype) is None

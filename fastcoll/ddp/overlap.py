@@ -1,7 +1,7 @@
-"""What the ranks of a group agree on once: how their gradients are to travel.
+"""How gradients travel, agreed on once by the ranks of a group.
 
-Beside the backward pass, or after it where they would only take the cores that it runs on; and bucket by bucket where
-those lie in shared memory.
+They travel during the backward pass, or after it if the reduction would only take cores from the pass. Buckets in
+shared memory travel one by one.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["are_shared", "can_overlap", "leave_a_core", "makes_shared"]
 
 
 def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Tells whether gradients are to be reduced while the backward pass goes on, rather than at its end.
+    """Returns whether gradients are reduced during the backward pass, rather than at its end.
 
-    Not on the CPU where all ranks are on one host and compute with as many threads as it has cores for them. There a
-    bucket that is reduced meanwhile takes turns with the pass that it was to overlap, and each rank's turns hold up the
-    others. Between hosts a core mostly waits.
+    False on the CPU if all ranks are on one host and their threads use all its cores. There a reduction would take
+    turns with the pass that it should overlap, and each rank's turns would delay the others. Between hosts a core
+    mostly waits.
 
-    All ranks of the group call it, and get the same answer.
+    All ranks of the group call this, and get the same result.
 
     Args:
-        group: None is the default group.
-        device: Of the gradients.
+        group: The group. None: the default group.
+        device: Device of the gradients.
     """
     backend = cpu_backend(group or dist.group.WORLD, device)
     if backend is None:
@@ -38,36 +38,36 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     mine = (torch.get_num_threads(), os.sched_getaffinity(0))
     ranks: list[tuple[int, set[int]]] = [mine] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
-    # Known for sure only now that the ranks have met.
+    # The transport is known only after this first collective.
     return backend.transport() == "gloo" or leave_a_core(ranks)
 
 
 def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
-    """Tells whether every rank's buffer lies in memory that the ranks share; all call it, and get the same answer.
+    """Returns whether the buffers of all ranks are in shared memory; all ranks call this, and get the same result.
 
-    Such a message is reduced where it lies, at the cost of one pass over it, if it comes alone and as it is.
+    Such a message is reduced in place, at the cost of one pass over it, if it is one buffer and needs no cast.
 
     Args:
-        group: None is the default group.
-        buffer: This rank's.
+        group: The group. None: the default group.
+        buffer: Buffer of this rank.
     """
     backend = cpu_backend(group or dist.group.WORLD, buffer.device)
     if backend is None:
         return False
     ranks = [False] * dist.get_world_size(group)
     dist.all_gather_object(ranks, backend.is_shared(buffer), group=group)
-    # Of two hosts each rank's lies in shared memory, but not the others'. Known now that the ranks have met.
+    # On two hosts each buffer is in shared memory, but not of all ranks. The transport is known after the collective.
     return all(ranks) and backend.transport() == "shm"
 
 
 def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Tells whether tensors that are made on a device, as gradients are, lie in memory that the ranks share.
+    """Returns whether new tensors on a device, such as gradients, are in memory that the ranks share.
 
-    All ranks of the group call it, and get the same answer.
+    All ranks of the group call this, and get the same result.
 
     Args:
-        group: None is the default group.
-        device: Of the gradients.
+        group: The group. None: the default group.
+        device: Device of the gradients.
     """
     return device.type == "cpu" and are_shared(
         group, torch.empty(1 << 16, dtype=torch.uint8, device=device)
@@ -75,10 +75,10 @@ def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
 
 
 def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
-    """Tells whether ranks of one host leave one of their cores free.
+    """Returns whether the ranks of one host leave one of their cores free.
 
     Args:
-        ranks: The threads that each computes with, and the cores that it may use.
+        ranks: Of each rank, the number of compute threads and the cores that it may use.
     """
     cores: set[int] = set().union(*(allowed for _, allowed in ranks))
     return sum(threads for threads, _ in ranks) < len(cores)

@@ -37,23 +37,23 @@ WIRE_DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 ALONE_BYTES = 128 << 10
-"""From here on a message of its own costs less than a copy."""
+"""From this size on, a message of its own costs less than a copy."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is done to every bucket.
+    """Settings for the reduction of every bucket.
 
     Attributes:
-        process_group: None is the default group.
-        wire_dtype: What gradients of a wider floating-point dtype travel as, or None.
+        process_group: None: the default group.
+        wire_dtype: The dtype in which gradients of a wider floating-point dtype travel, or None.
         average: Whether the sum is divided by the number of ranks.
         gradient_norm: Whether the squares are summed.
-        alone: Whether tensors of ``ALONE_BYTES`` and more are messages of their own, as all ranks have agreed:
-            peers can reduce them where they lie.
+        alone: Whether tensors of ``ALONE_BYTES`` and more are messages of their own, because peers can reduce them
+            in place. Equal on all ranks.
 
     Raises:
-        ValueError: The wire dtype is none of ``WIRE_DTYPES``.
+        ValueError: The wire dtype is not in ``WIRE_DTYPES``.
     """
 
     process_group: ProcessGroup | None
@@ -75,7 +75,7 @@ class Settings:
         return dist.ReduceOp.AVG if self.average else dist.ReduceOp.SUM
 
     def wire_of(self, dtype: torch.dtype) -> torch.dtype | None:
-        """Returns what gradients of a dtype travel as, if not as themselves."""
+        """Returns the dtype in which gradients of a dtype travel; None: their own."""
         wire = self.wire_dtype
         if wire is None or wire.itemsize >= dtype.itemsize or not dtype.is_floating_point:
             return None
@@ -84,13 +84,14 @@ class Settings:
 
 @dataclass
 class BucketReduction:
-    """A bucket under way.
+    """A reduction in progress.
 
     Attributes:
-        work: What moves it, None: it was moved; without a future where nobody calls ``then``.
-        finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo's, so it
-            holds no group: a group of gloo's whose last reference goes there waits for that thread, and aborts.
-        square: Of one element, float64: becomes the squares of this rank's share, once finished.
+        work: The work; None: it has ended. It needs a future only if ``then`` is called.
+        finish: Called when the work has ended; None: nothing is left to do. It may run on a thread of gloo, so it must
+            hold no group. If gloo's thread drops the last reference to a group, the group waits for that thread, and
+            the process aborts.
+        square: float64 [1], set to the sum of squares of this rank's share once finished.
     """
 
     work: Any
@@ -98,7 +99,7 @@ class BucketReduction:
     square: Tensor | None
 
     def wait(self) -> None:
-        """Waits, on a device for the caller's stream to wait, and finishes.
+        """Waits and finishes; on a device only the caller's stream waits.
 
         Raises:
             dist.DistBackendError: The group failed.
@@ -124,15 +125,15 @@ class BucketReduction:
 def reduce_bucket(
     tensors: Sequence[Tensor], settings: Settings, async_op: bool = True
 ) -> BucketReduction:
-    """Begins to reduce tensors of one dtype and device in place. A wire dtype of 8 bits is not for here.
+    """Begins to reduce tensors of one dtype and device in place. The wire dtype must not be a float8 dtype.
 
-    On the CPU they are one message, rounded and measured on its way; on a device fastcoll chooses how many tensors
-    become one message. For another backend they are copied to one, and back.
+    On the CPU the tensors are one message, rounded and measured on its way. On a device fastcoll chooses the number of
+    messages. For another backend they are copied to one message, and back.
 
     Args:
-        tensors: One at least.
-        settings: What is done.
-        async_op: If not, the calling thread reduces where it can, and no other is woken.
+        tensors: At least one.
+        settings: Settings of the reduction.
+        async_op: False: the calling thread reduces if it can, and wakes no other thread.
     """
     first = tensors[0]
     wire = settings.wire_of(first.dtype)
@@ -167,7 +168,7 @@ def reduce_bucket(
 def _messages(
     tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
 ) -> list[list[Tensor]]:
-    """Cuts a bucket into messages, on all ranks alike: each large tensor, if they are to be alone, and the rest."""
+    """Cuts a bucket into messages, equally on all ranks: each large tensor if ``settings.alone``, and the rest."""
     if not settings.alone or wire is not None:
         return [list(tensors)]
     messages = [[tensor] for tensor in tensors if tensor.nbytes >= ALONE_BYTES]
@@ -176,7 +177,7 @@ def _messages(
 
 
 class _Works:
-    """Works that are waited for as one."""
+    """Several works with one wait."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
@@ -197,10 +198,10 @@ def _several(works: Sequence[Any], squares: Sequence[Tensor]) -> BucketReduction
 
 
 def _composed(tensor: Tensor, wire: torch.dtype | None, settings: Settings) -> BucketReduction:
-    """By a collective that any backend has. Fastcoll sums 16-bit types in float32, and divides before it rounds.
+    """Reduces by a collective that any backend has. fastcoll sums 16-bit types in float32, and rounds after dividing.
 
-    For a backend that has no average, or one which is a sum that is then divided, each rank divides before, as DDP
-    does: so a mean in 16 bits does not overflow on its way.
+    If a backend has no average, or divides after the sum, each rank divides before, as DDP does. So a 16-bit mean does
+    not overflow on its way.
     """
     group = settings.process_group
     square = _new_square(tensor) if settings.gradient_norm else None
@@ -231,7 +232,7 @@ def _sums_only(group: ProcessGroup | None, device: torch.device) -> bool:
 def _coalesced(
     tensors: Sequence[Tensor], wire: torch.dtype | None, settings: Settings
 ) -> BucketReduction:
-    """By fastcoll's all-reduce of lists, which casts on its way."""
+    """Reduces by fastcoll's all-reduce of lists, which casts on its way."""
     group = settings.process_group
     square = _new_square(tensors[0]) if settings.gradient_norm else None
     work = all_reduce_coalesced(tensors, settings.op, group, async_op=True, wire_dtype=wire)
@@ -253,7 +254,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies a flat bucket to the tensors that it was made of, by one launch on a device."""
+    """Copies a flat bucket to its tensors, by one launch on a device."""
     parts = used_here(flat).split_with_sizes([tensor.numel() for tensor in tensors])
     torch._foreach_copy_(
         list(tensors), [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
@@ -261,8 +262,8 @@ def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
 
 
 def measure(share: Tensor, square: Tensor) -> None:
-    """Sets the squares of this rank's share of a reduced bucket, by a pass of its own."""
-    # In float64 no square of a float32 overflows, so that the norm is finite where the gradients are.
+    """Sets ``square`` to the sum of squares of this rank's share of a reduced bucket, by a separate pass."""
+    # In float64 no square of a float32 overflows, so the norm is finite if the gradients are.
     square.copy_(torch.linalg.vector_norm(_real(share), dtype=torch.float64).square())
 
 
@@ -280,7 +281,7 @@ def share_of_list(tensors: Sequence[Tensor], rank: int, ranks: int) -> list[Tens
 
 
 def shares_of(buffer: Tensor, group: ProcessGroup | None) -> list[Tensor]:
-    """Cuts into a part for each rank, all equally long but for the last."""
+    """Cuts a buffer into one part for each rank, all equally long except the last ones."""
     flat, ranks = buffer.view(-1), dist.get_world_size(group)
     each = -(-flat.numel() // ranks)
     return [flat[rank * each : (rank + 1) * each] for rank in range(ranks)]

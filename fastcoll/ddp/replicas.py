@@ -1,4 +1,4 @@
-"""What makes the ranks' modules equal before training."""
+"""Makes the modules of all ranks equal before training."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def broadcast_from_first(
     """Overwrites tensors with those of the group's first rank.
 
     Args:
-        tensors: Of equal shapes and dtypes on all ranks.
-        group: None is the default group.
-        device: Where they travel, if not where they are.
+        tensors: Tensors, with equal shapes and dtypes on all ranks.
+        group: The group. None: the default group.
+        device: Device from which they travel. None: their own.
     """
     if not tensors:
         return
     with torch.no_grad():
         sent = [tensor.detach() if device is None else tensor.to(device) for tensor in tensors]
-        # What DDP calls: a message for each dtype and device, instead of one for each buffer.
+        # DDP's own call: one message for each dtype and device, instead of one for each buffer.
         group = group or dist.distributed_c10d._get_default_group()
         dist._broadcast_coalesced(group, sent, _MESSAGE, 0)  # type: ignore[attr-defined]
         for tensor, arrived in zip(tensors, sent, strict=True):
@@ -38,10 +38,10 @@ def broadcast_from_first(
 
 
 def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup | None) -> None:
-    """Checks that all ranks have parameters of the same names, shapes and dtypes, and train the same of them.
+    """Checks that the parameters of all ranks have the same names, shapes, dtypes and ``requires_grad``.
 
     Raises:
-        RuntimeError: They have not; on all ranks, naming the first that differs.
+        RuntimeError: They differ; raised on all ranks, with the first difference.
     """
     mine = list(_described(names))
     everywhere: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
@@ -60,12 +60,12 @@ def require_equal_shapes(names: Mapping[nn.Parameter, str], group: ProcessGroup 
 
 
 def require_trainable(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Checks what needs no other rank: the group, and that the module has parameters with data, and no wrapper.
+    """Checks without communication that the group is usable, and the module has parameters with data and no wrapper.
 
     Raises:
-        ValueError: One of these does not hold.
+        ValueError: One of these is false.
     """
-    given: object = group  # torch has a number for ranks that are in no group
+    given: object = group  # on a rank outside the group, torch's group is a number
     problem = ""
     if given is dist.GroupMember.NON_GROUP_MEMBER:
         problem = (

@@ -1,4 +1,4 @@
-"""Loss scaling that reads no gradient: what is not finite was found while the gradients were reduced."""
+"""Loss scaling that does not read the gradients: their reduction has found whether they are finite."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         """
         self._clipping.clear()
         for optimizer, divisor in self._given:
-            if getattr(optimizer, "grad_scale", None) is divisor:  # its step would have taken it
+            if getattr(optimizer, "grad_scale", None) is divisor:  # no step has taken it
                 del optimizer.grad_scale  # type: ignore[attr-defined]
         self._given.clear()
         super().update(new_scale)
@@ -104,7 +104,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         found_inf: Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
-        """What the base class calls to look at the gradients, and to divide them; where it only looks, allow_fp16."""
+        """Called by the base class to check the gradients and divide them; with allow_fp16, only to check."""
         found = self._statistics.found_inf.squeeze().to(found_inf.device)
         if not allow_fp16:
             grads = _gradients(optimizer)

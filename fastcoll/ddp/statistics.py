@@ -1,4 +1,4 @@
-"""The norm of reduced gradients, from each rank's share, and what training does with it."""
+"""The norm of reduced gradients, from each rank's share, and clipping."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class GradientStatistics:
                 if hasattr(optimizer, name):
                     delattr(optimizer, name)
 
-        # For the next step alone: what is left there would scale, or skip, every later one.
+        # Only for the next step: attributes that stay would scale, or skip, every later step.
         hook = optimizer.register_step_post_hook(forget)
         return norm
 
     def _forget(self) -> None:
-        """What is known is of a backward pass before."""
+        """Drops the values of the previous backward pass."""
         self._squares, self._total = [], None
 
     def _sum_of_squares(self) -> Tensor:
@@ -141,7 +141,7 @@ def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 def used_here(tensor: Tensor) -> Tensor:
-    """Returns a tensor that another stream has made, and whose memory is that stream's, for use on this one."""
+    """Returns a tensor that another stream has made and allocated, after recording its use on this stream."""
     if tensor.device.type != "cpu":
         tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     return tensor

@@ -1,8 +1,8 @@
-"""Gradients reduced where autograd has left them, while the backward pass goes on.
+"""Reduces gradients in place, during the backward pass.
 
-DistributedDataParallel copies every gradient into a bucket before its hook sees it, and, unless gradients are views of
-buckets, back afterwards. Here a bucket is a list: its gradients are read and written in place, by one message on
-the CPU and by fused kernels on a device.
+DistributedDataParallel copies every gradient into a bucket before its hook gets it. Unless gradients are views of
+buckets, it also copies them back. Here a bucket is a list: its gradients are read and written in place, by one message
+on the CPU and by fused kernels on a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["GradientSynchronizer"]
 
 
 class _ForwardHook:
-    """A hook of the module. A copy of the module, or what is loaded of it, has one that does nothing."""
+    """A hook of the module. In a copy of the module, or a loaded one, the hook does nothing."""
 
     def __init__(self, call: Callable[..., None] | None = None) -> None:
         self._call = call
@@ -49,8 +49,8 @@ class GradientSynchronizer(GradientStatistics):
         synchronizer.clip_in_step(optimizer, 1.0)
         optimizer.step()
 
-    Use the module as it is, without a wrapper. The gradients are reduced when ``backward()`` returns; on a device,
-    for the stream under which it was called. The module keeps the synchronizer alive. A copy of the module
+    Use the module as it is, without a wrapper. The gradients are reduced when ``backward()`` returns. On a device, the
+    stream under which it was called waits for them. The module keeps the synchronizer alive. A copy of the module
     (``copy.deepcopy``, ``torch.save``) has none.
 
     Limits:
@@ -121,23 +121,23 @@ class GradientSynchronizer(GradientStatistics):
         ]
         self._order = list(
             reversed(self._names)
-        )  # in which gradients become ready, as far as known
-        self._arrived: list[nn.Parameter] | None = []  # in the first pass
+        )  # order in which gradients become ready, as far as known
+        self._arrived: list[nn.Parameter] | None = []  # only in the first pass
         self._trained: list[nn.Parameter] = []
         self._cut_for: list[tuple[int, torch.dtype, torch.device]] = []
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[nn.Parameter, Bucket] = {}
-        self._launched = 0  # or, where all is done at the end, complete
+        self._launched = 0  # buckets; without overlap, complete ones
         self._float8 = Float8Turns()
         self._under_way = False
-        self._watched = False  # the end of the backward pass that is going on
+        self._watched = False  # whether this backward pass will call _end
         require_equal_shapes(self._names, process_group)
         devices = dict.fromkeys(parameter.device for parameter in self._names)
         self._overlaps = all(
             can_overlap(process_group, device) if overlap is None else overlap for device in devices
         )
         broadcast_from_first([*self._names, *module.buffers()], process_group)
-        # The module alone holds this object: a parameter's hooks are where Python's collector does not see them.
+        # Only the module holds this object: Python's collector does not see the hooks of parameters.
         this = weakref.ref(self)
 
         def arrive(parameter: nn.Parameter) -> None:
@@ -175,7 +175,7 @@ class GradientSynchronizer(GradientStatistics):
         return super()._sum_of_squares()
 
     def _hook_trained(self) -> None:
-        """Hooks the parameters that have been trainable for the first time."""
+        """Adds hooks to the parameters that are trainable for the first time."""
         for parameter in self._names:
             if parameter.requires_grad and parameter not in self._hooked:
                 self._hooked.add(parameter)
@@ -184,7 +184,7 @@ class GradientSynchronizer(GradientStatistics):
 
     def _before_forward(self, arguments: object) -> None:
         self._require_complete()
-        self._watched = False  # a pass that raised has no end
+        self._watched = False  # a pass that raised has not called _end
         if torch.is_grad_enabled():
             self._require_same_parameters()
         self._hook_trained()
@@ -192,7 +192,7 @@ class GradientSynchronizer(GradientStatistics):
             broadcast_from_first(list(self.module.buffers()), self.process_group)
 
     def _after_forward(self, arguments: object, outputs: object) -> None:
-        """Watches for the backward pass of these outputs: the outermost one, where passes are nested."""
+        """Watches for the backward pass of these outputs; of nested passes, for the outermost."""
         if not torch.is_grad_enabled():
             return
         for output in torch.utils._pytree.tree_leaves(outputs):
@@ -205,10 +205,10 @@ class GradientSynchronizer(GradientStatistics):
             self._call_at_the_end(self._end)
 
     def _end(self) -> None:
-        """A backward pass that was watched is over."""
+        """Called at the end of a watched backward pass."""
         trains = any(parameter.requires_grad for parameter in self._order)
         if self._finds_unused and trains and not self._under_way:
-            self._begin()  # while it is still watched: else a second end would be queued
+            self._begin()  # while _watched is set: else it would queue a second callback
         self._watched = False
         if not self._under_way:
             return
@@ -220,7 +220,7 @@ class GradientSynchronizer(GradientStatistics):
         self._finish()
 
     def _arrive(self, parameter: nn.Parameter) -> None:
-        """A gradient is ready."""
+        """Called when a gradient is ready."""
         if not self._enabled:
             self._forget()
             return
@@ -257,13 +257,13 @@ class GradientSynchronizer(GradientStatistics):
             self._call_at_the_end(self._finish_with_unused)
 
     def _launch_ready(self) -> None:
-        """Launches complete buckets, in the order that all ranks keep."""
+        """Launches complete buckets, in the same order on all ranks."""
         while self._launched < len(self._buckets) and not self._buckets[self._launched].missing:
             if self._overlaps:
                 self._launch(self._buckets[self._launched], True)
             self._launched += 1
         if self._launched == len(self._buckets) and not (self._finds_unused or self._watched):
-            # Not before: a checkpoint's nested pass ends long before the whole one.
+            # Queued only now, because a checkpoint's nested pass ends long before the whole pass.
             self._call_at_the_end(self._finish)
 
     @staticmethod
@@ -299,7 +299,7 @@ class GradientSynchronizer(GradientStatistics):
         return grad
 
     def _launch_kept(self) -> None:
-        """Launches what was kept for the end of the pass."""
+        """Launches the buckets that were kept for the end of the pass."""
         for bucket in self._buckets:
             if bucket.reduction is None:
                 self._launch(bucket, False)
@@ -317,7 +317,7 @@ class GradientSynchronizer(GradientStatistics):
             self._arrived = None
 
     def _finish_with_unused(self) -> None:
-        """Parameters without a gradient join with zeros; those that nobody used are left as they were."""
+        """Reduces zeros for parameters without a gradient; those without one on all ranks get none."""
         absent = {parameter for parameter in self._trained if parameter.grad is None}
         for parameter in absent:
             parameter.grad = torch.zeros_like(parameter)
@@ -330,7 +330,7 @@ class GradientSynchronizer(GradientStatistics):
             self._launch_ready()
         self._launch_kept()
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self.process_group)
-        self._arrived = None  # the ranks may have used different ones
+        self._arrived = None  # the ranks may have used different parameters
         self._finish()
         anywhere = dict(zip(self._trained, used.tolist(), strict=True))
         for parameter in absent:
@@ -338,7 +338,7 @@ class GradientSynchronizer(GradientStatistics):
                 parameter.grad = None
 
     def _learn_order(self, arrived: Sequence[nn.Parameter]) -> None:
-        """Takes rank 0's order of the first pass for the buckets from the next one on."""
+        """Orders the buckets of later passes by rank 0's first pass."""
         places = {parameter: place for place, parameter in enumerate(self._names)}
         frozen = [parameter for parameter in self._order if not parameter.requires_grad]
         order = torch.tensor([places[parameter] for parameter in [*arrived, *frozen]])
@@ -351,15 +351,15 @@ class GradientSynchronizer(GradientStatistics):
         return f"fastcoll.GradientSynchronizer [rank {rank}/{size}]"
 
     def _require_same_parameters(self) -> None:
-        """Checks that no other parameters stand in the places of those that are reduced.
+        """Checks that no parameter of the module was replaced.
 
         Raises:
-            RuntimeError: There is one, whose gradient nobody would reduce.
+            RuntimeError: One was. The gradient of the new parameter would not be reduced.
         """
         for parameters, place, known in self._places:
             found = parameters.get(place)
             if found is known or not isinstance(found, nn.Parameter):
-                continue  # what is no parameter is a value for this call, as torch.func gives
+                continue  # a tensor that is no parameter is a value for this call, as in torch.func
             if found.requires_grad and found not in self._names:
                 raise RuntimeError(
                     f"{self._name()}: expected the parameters that it was made with, got another one as "
@@ -368,10 +368,10 @@ class GradientSynchronizer(GradientStatistics):
                 )
 
     def _require_complete(self) -> None:
-        """Checks that no bucket waits for a gradient.
+        """Checks that no bucket lacks a gradient.
 
         Raises:
-            RuntimeError: The last backward pass has left some out.
+            RuntimeError: The last backward pass has not made all gradients.
         """
         if not self._under_way:
             return

@@ -1,11 +1,11 @@
-"""The collectives of FSDP2 with staging in memory that the ranks share, and float32 sums over a 16-bit wire.
+"""The collectives of FSDP2 with staging buffers in shared memory, and float32 sums of 16-bit messages.
 
 model = FSDP2's fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
 fastcoll.fsdp.apply(model, wire_dtype=torch.bfloat16)
 
 plug.py       apply
 comms.py      FusedAllGather, FusedReduceScatter: for FSDPModule.set_custom_all_gather, set_custom_reduce_scatter
-staging.py    buffers that are used again
+staging.py    buffers that are reused
 """
 
 from fastcoll.fsdp.comms import FusedAllGather, FusedReduceScatter

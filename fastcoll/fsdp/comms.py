@@ -1,4 +1,4 @@
-"""What FSDP2 calls instead of its own all-gather and reduce-scatter."""
+"""The all-gather and the reduce-scatter that FSDP2 calls instead of its own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fastcoll.fsdp.staging import Staging
 __all__ = ["SHARD_WIRES", "FusedAllGather", "FusedReduceScatter"]
 
 SHARD_WIRES = (torch.bfloat16, torch.float16)
-"""What float32 gradients may travel as."""
+"""The dtypes in which float32 gradients may travel."""
 
 _Call = Callable[..., dist.Work | None]
 
-# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 _all_gather: _Call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: _Call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Staged:
-    """Gives FSDP its buffers."""
+    """Allocates FSDP's buffers."""
 
     def __init__(self, staging: Staging | None = None) -> None:
         self._staging = Staging() if staging is None else staging
@@ -33,7 +33,7 @@ class _Staged:
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Returns a buffer: on the CPU one that the other ranks read where it is."""
+        """Returns a buffer; on the CPU the other ranks read it in place."""
         return self._staging.take([int(length) for length in size], dtype, device)
 
 
@@ -51,7 +51,7 @@ class FusedAllGather(_Staged, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gathers [n] of each rank to [ranks * n]."""
+        """Gathers the [n] of each rank into [ranks * n]."""
         return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -62,8 +62,8 @@ class FusedReduceScatter(_Staged, ReduceScatter):
     rounded. So gradients that were computed in 16 bits lose nothing.
 
     Args:
-        wire_dtype: bfloat16 or float16: the dtype in which float32 gradients travel. Others travel as they are.
-            None: all gradients do.
+        wire_dtype: bfloat16 or float16: the dtype in which float32 gradients travel. Others travel in their own
+            dtype. None: all gradients do.
         staging: The pool of buffers. None: a new one.
 
     Raises:
@@ -94,7 +94,7 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         """Reduces [ranks * n] to this rank's [n].
 
         Raises:
-            ValueError: On a device, with a wire dtype: another operation than SUM and AVG, or an asynchronous call.
+            ValueError: On a device with a wire dtype, the operation is not SUM or AVG, or the call is asynchronous.
         """
         wire = self._wire if input_tensor.dtype == torch.float32 else None
         backend = cpu_backend(group, input_tensor.device)
@@ -126,6 +126,6 @@ class FusedReduceScatter(_Staged, ReduceScatter):
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
         parts = received.view(dist.get_world_size(group), -1)
-        # Each rank sums its own shard, which no other rank sees: in whatever order torch adds, in float32.
+        # Only this rank sums its shard, in float32, so any order of torch's additions is right.
         add = torch.mean if op == dist.ReduceOp.AVG else torch.sum
         add(parts, 0, dtype=torch.float32, out=output.view(-1))

@@ -1,4 +1,4 @@
-"""Staging buffers: on the CPU in memory that the other ranks map, so that they read messages where they are."""
+"""Staging buffers. On the CPU the other ranks map their memory, and read messages in place."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Staging"]
 
 
 class Staging:
-    """Buffers on the CPU, given out again when nothing refers to their memory any more.
+    """CPU buffers, each reused when nothing refers to its memory any more.
 
-    New memory costs its first use: the kernel clears each page. So buffers are kept, as long as this object and for as
-    long as all of them take no more than twice the most that was asked for at once: then those that have not been used
-    for the longest time make room. None is given out for less than half of it.
+    The first use of new memory is slow, because the kernel clears each page. So this object keeps its buffers, up to
+    twice the most bytes that were requested at once. Beyond that, it drops the least recently used ones. No buffer
+    serves a request of less than half its size.
     """
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
-        self._most = 0  # bytes, asked for at once
-        self._taken = 0  # times
+        self._most = 0  # bytes requested at once
+        self._taken = 0  # requests so far
 
     def take(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns a contiguous tensor with any content; on a device by torch's allocator.
+        """Returns a contiguous, uninitialised tensor; on a device, of torch's allocator.
 
         Args:
-            size: Shape.
-            dtype: Of the elements.
-            device: Where.
+            size: Shape of the tensor.
+            dtype: Dtype of the elements.
+            device: Device of the tensor.
         """
         backend = cpu_backend(dist.group.WORLD, device)
         if backend is None:
@@ -54,7 +54,7 @@ class Staging:
         return kept.memory[: elements * dtype.itemsize].view(dtype).view(size)
 
     def _make_room(self, needed: int) -> None:
-        """Drops unused buffers until so many bytes more can be kept; half of a used one was asked for at least."""
+        """Drops unused buffers until `needed` bytes more fit. Used ones fit: at least half of each was requested."""
         excess = sum(kept.memory.numel() for kept in self._buffers) + needed - 2 * self._most
         for kept in sorted(self._buffers, key=lambda kept: kept.taken):
             if excess > 0 and not kept.is_used():
@@ -63,7 +63,7 @@ class Staging:
 
 
 class _Buffer:
-    """Memory, how much of it was asked for, and when."""
+    """Memory, the bytes of its last request, and the number of that request."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
@@ -75,5 +75,5 @@ class _Buffer:
 
 
 def _uses(buffer: Tensor) -> int:
-    """Returns how many tensors and others refer to the memory."""
+    """Returns the number of tensors and other objects that refer to the memory."""
     return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata)

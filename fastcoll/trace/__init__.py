@@ -1,10 +1,10 @@
-"""What this process's collectives and messages did last, and who did something else.
+"""The last collectives and messages of this process, and the rank that differed.
 
-Every group keeps a trace, at a cost of some 0.05 to 0.2 us a call: the last FASTCOLL_TRACE_SIZE calls with their
-sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``dump`` returns
-it in the form that torch's ``torchfrtrace`` reads; with FASTCOLL_TRACE_DUMP each rank writes it to a file when a
-group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``fastcoll trace PREFIX`` merges those of all
-ranks and names the rank that diverged.
+Every group keeps a trace of its last FASTCOLL_TRACE_SIZE calls, at a cost of some 0.05 to 0.2 us a call. An entry has
+the sequence number, sizes, state and times, and with FASTCOLL_TRACE_STACKS=1 the Python stack. ``dump`` returns the
+trace in the form that torch's ``torchfrtrace`` reads. With FASTCOLL_TRACE_DUMP each rank writes it to a file when a
+group fails, and with FASTCOLL_TRACE_SIGNAL at a signal. ``fastcoll trace PREFIX`` merges the files of all ranks and
+names the rank that diverged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         RuntimeError: The trace is empty: there was no group yet, or FASTCOLL_TRACE_SIZE is 0.
         ValueError: The file cannot be written.
     """
-    compiled = sys.modules.get("fastcoll._C")  # not loaded: nobody can have made a group
+    compiled = sys.modules.get("fastcoll._C")  # not loaded: there is no group of fastcoll
     content = b"" if compiled is None else compiled.trace_dump("asked for")
     if not content:
         raise RuntimeError(

@@ -1,7 +1,7 @@
-"""``fastcoll trace PREFIX``: reads the dumps of all ranks and says which rank diverged where.
+"""``fastcoll trace PREFIX``: reads the dumps of all ranks and names the rank that diverged, and the call.
 
-PREFIX is what FASTCOLL_TRACE_DUMP was, or a folder of dumps. The exit status is 0 if the ranks agree, 1 if they
-do not, 2 if there is nothing to read.
+PREFIX is the value of FASTCOLL_TRACE_DUMP, or a folder of dumps. The exit status is 0 if the ranks agree, 1 if
+they do not, 2 if there is nothing to read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compares the dumps of all ranks: where did they first do different things, and who was it.
+"""Compares the dumps of all ranks, and finds the first call in which they differ, and the rank that differs.
 
-A lane is a sequence of numbers: a group's, or that of the messages from one rank to another with one tag. In it
-calls belong together by their number. The first number at which the ranks differ is the one that counts; what
-follows is mostly its consequence.
+A lane is a sequence of numbered calls: a group's collectives, or the messages from one rank to another with one tag.
+Calls of one lane belong together by their number. The first number at which the ranks differ matters, because later
+differences mostly follow from it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Finding:
     Attributes:
         seq: The number of the call.
         kind: "mismatch", "missing" or "failed".
-        guilty: The ranks that did something else or nothing; empty where that cannot be told.
-        text: What happened, one sentence.
-        calls: What each rank did at this number; None for nothing.
+        guilty: The ranks with another call or none; empty if they cannot be determined.
+        text: The event, in one sentence.
+        calls: The call of each rank at this number; None if it made none.
     """
 
     seq: int
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LaneReport:
-    """A lane, the calls of each of its ranks of which there is a dump, by number, and what is wrong with them."""
+    """A lane, the calls of its ranks by rank and number, as far as there are dumps, and the first difference."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class LaneReport:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is one of messages."""
+        """Whether it is a lane of messages."""
         return any(
             e["lane"] == "message" for found in self.entries.values() for e in found.values()
         )
@@ -55,12 +55,12 @@ class LaneReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole.
+    """The result for all lanes.
 
     Attributes:
-        dumps: By rank.
-        absent: Ranks of which there is no dump.
-        lanes: Of all groups.
+        dumps: The dumps, by rank.
+        absent: Ranks without a dump.
+        lanes: Lanes of all groups.
         guilty: The ranks to look at first.
         verdict: Sentences for a person, the most important one first.
         first_error: The rank that failed first, and its error; None if none failed.
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Whether the ranks did the same, and nothing failed."""
+        """Whether all ranks made the same calls, and no call failed."""
         return not self.verdict
 
 
@@ -84,7 +84,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _those_apart(calls: dict[int, Entry]) -> tuple[int, ...]:
-    """Returns the ranks that are outvoted; none where there is no majority."""
+    """Returns the ranks that differ from the most frequent call; none if two calls are equally frequent."""
     votes = Counter(entry["signature"] for entry in calls.values())
     (favourite, most), *others = votes.most_common()
     if others and others[0][1] == most:
@@ -93,7 +93,7 @@ def _those_apart(calls: dict[int, Entry]) -> tuple[int, ...]:
 
 
 def _instead(dump: Dump, lane: str) -> str:
-    """Says what a rank called last, in any group, where that was not what the others did."""
+    """Returns the text about a rank's last call, in any group, for a rank that did not make the others' call."""
     every = [(name, entry) for name, found in dump.entries.items() for entry in found.values()]
     if not every:
         return f"rank {dump.rank} has called nothing"
@@ -108,12 +108,12 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
     entries, begin = {}, 1
     for rank in ranks:
         found = dumps[rank].entries.get(lane, {})
-        # Nothing can be said of calls that were overwritten.
+        # Calls that were overwritten cannot be compared.
         if found or not dumps[rank].wrapped:
             entries[rank] = found
             begin = max(begin, min(found) if dumps[rank].wrapped else 1)
     last = {rank: max(found, default=0) for rank, found in entries.items()}
-    # A rank whose call failed calls no more: that it is not there later says nothing.
+    # A rank whose call failed makes no later calls, so their absence is no difference.
     stopped = {r for r, seq in last.items() if seq and entries[r][seq]["state"] == "failed"}
     failure = None
     for seq in sorted({seq for found in entries.values() for seq in found if seq >= begin}):
@@ -127,7 +127,7 @@ def _look(lane: str, ranks: Sequence[int], dumps: dict[int, Dump]) -> Finding | 
             text = f"{_ranks(apart or sorted(there))} {differ} at {where}"
             return Finding(seq, "mismatch", apart, text, calls)
         away = tuple(rank for rank in calls if last[rank] < seq and rank not in stopped)
-        # A message that was sent and taken needs nobody to wait for it.
+        # A message that was sent and received needs no wait.
         waits = any(entry["state"] != "completed" for entry in there.values())
         if away and (waits or first["lane"] != "message"):
             came = "has not arrived" if len(away) == 1 else "have not arrived"

@@ -1,7 +1,7 @@
 """Reads the dumps of the ranks.
 
-A dump is a pickle, because that is what torch's analyser reads. Here a class in it is refused, and each value is
-checked before use, so that a file of somebody else's can do no harm.
+A dump is a pickle, because torch's analyser reads pickles. A pickle from an unknown source can do no harm here: classes
+in it are rejected, and each value is checked before use.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _DUMP = {
     "pg_config": {str: {"desc": str, "ranks": str}},
     "entries": [_ENTRY],
 }
-"""What is read of a dump: a kind in a tuple may be absent."""
+"""The fields that are read, with their types; a field whose type is in a tuple may be absent."""
 
 _LIBRARY = re.compile(r"[/\\]torch[/\\]|site-packages[/\\]fastcoll[/\\]|^<frozen ")
-"""Files whose frames say nothing of the program."""
+"""Files that are not the program's; their frames are left out."""
 
 Entry = dict[str, Any]
-"""A call of one rank: what ``_ENTRY`` has, with its "fastcoll" spread out, and
+"""A call of one rank: the fields of ``_ENTRY``, those of its "fastcoll" at the same level, and
 
-- "signature": what must be equal on all ranks;
-- "call": the call with sizes and dtypes, to be read;
-- "sources": the lines of the program that led to it, innermost first, three at most.
+- "signature": the values that must be equal on all ranks;
+- "call": the call with sizes and dtypes, as text;
+- "sources": the program's lines that made the call, innermost first, at most three.
 """
 
 
@@ -56,11 +56,11 @@ class Dump:
     """The trace of one rank.
 
     Attributes:
-        rank: Of the whole job.
-        reason: Why it was written.
+        rank: Rank in the whole job.
+        reason: Why the dump was written.
         wrapped: Whether older calls were overwritten.
-        lanes: Description and global ranks of each sequence of numbers of a group, by its name.
-        entries: By name of the lane, then by number.
+        lanes: Description and global ranks of each lane, by its name.
+        entries: Calls by name of the lane, then by number.
     """
 
     rank: int
@@ -70,23 +70,22 @@ class Dump:
     entries: dict[str, dict[int, Entry]]
 
 
-# The unpickler that is written in Python: the other one reserves as much memory as an index in the file
-# asks for.
+# The unpickler written in Python: the one in C reserves memory for any index in the file, however large.
 class _PlainUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds a {module}.{name}")
 
 
 def _printable(text: str, longest: int = 1 << 16) -> str:
-    """Returns the text without what a terminal would obey."""
+    """Returns the text without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text[:longest])
 
 
 def loads(content: bytes) -> dict[str, Any]:
-    """Returns what a dump holds.
+    """Returns the content of a dump.
 
     Raises:
-        ValueError: It is no dump.
+        ValueError: The bytes are no dump.
     """
     try:
         value = _PlainUnpickler(io.BytesIO(content)).load()
@@ -99,7 +98,7 @@ def loads(content: bytes) -> dict[str, Any]:
 
 
 def _checked(value: Any, kind: Any, place: str) -> Any:
-    """Returns of a value what the kind names; raises ValueError, with the place, if something is of another kind."""
+    """Returns the parts of a value that the kind names; raises ValueError, with the place, if a type is wrong."""
     if isinstance(kind, tuple):
         return None if value is None else _checked(value, kind[0], place)
     if isinstance(kind, list) and isinstance(value, (list, tuple)):
@@ -122,7 +121,7 @@ def _checked(value: Any, kind: Any, place: str) -> Any:
 
 
 def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
-    """Returns the call, to be read, and its signature."""
+    """Returns the text of the call, and its signature."""
     name, is_message, left_out = (
         entry["name"],
         entry["lane"] == "message",
@@ -147,7 +146,7 @@ def _described(entry: Entry) -> tuple[str, tuple[Any, ...]]:
         known = entry["from"] is not None and entry["from"] >= 0
         words.append(f"from rank {entry['from']}" if known else "from any rank")
     words += [f"{key} {entry[key]}" for key in ("op", "root", "tag") if entry[key] is not None]
-    # What each rank gives to an all_to_all is its own affair.
+    # In an all_to_all the sizes may differ between ranks.
     same = parts if name != "all_to_all" else entry["input_dtypes"]
     signature = (None if is_message else name, tuple(same), entry["op"], entry["root"], left_out)
     return f"{name}({', '.join(word for word in words if word)})", signature
@@ -160,10 +159,10 @@ def _sources(entry: Entry) -> list[str]:
 
 
 def parse(raw: Mapping[str, Any]) -> Dump:
-    """Returns the dump that ``loads`` or ``fastcoll.trace.dump`` gave, ready to be compared.
+    """Returns the result of ``loads`` or ``fastcoll.trace.dump`` in the form that is compared.
 
     Raises:
-        ValueError: Something in it is not what a dump has there; the message names it.
+        ValueError: A field has a wrong type; the message names it.
     """
     whole = _checked(raw, _DUMP, "dump")
     ours, lanes, entries = whole["fastcoll"], {}, dict[str, dict[int, Entry]]()
@@ -181,7 +180,7 @@ def parse(raw: Mapping[str, Any]) -> Dump:
 
 
 def find(prefix: str) -> dict[int, Path]:
-    """Returns the files whose names are the prefix followed by a rank, by rank; a folder has any prefix."""
+    """Returns the files named by the prefix and a rank, by rank; a folder stands for any prefix in it."""
     path = Path(prefix)
     folder, start = (path, "") if path.is_dir() else (path.parent, path.name)
     pattern = re.compile((re.escape(start) if start else r"[^.].*?") + r"(\d+)")
@@ -196,7 +195,7 @@ def read(prefix: str) -> list[Dump]:
     """Returns the dumps of all ranks, by rank.
 
     Raises:
-        FileNotFoundError: There are none.
+        FileNotFoundError: There are no dumps.
         ValueError: A file is no dump; the message names it.
     """
     files = find(prefix)

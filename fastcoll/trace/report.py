@@ -1,4 +1,4 @@
-"""Prints what ``fastcoll.trace.analysis`` found."""
+"""Prints the result of ``fastcoll.trace.analysis``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def _rows(lane: LaneReport) -> Iterator[tuple[str, ...]]:
-    """Yield a row for ranks that are equally far."""
+    """Yields one row for all ranks that are at the same call."""
     same: dict[tuple[str, ...], list[int]] = {}
     for rank in lane.ranks:
         row: tuple[str, ...] = ("-", "-", "no dump", "")
@@ -71,7 +71,7 @@ def _closing(report: Report) -> Iterator[str]:
 
 
 def print_report(report: Report, file: TextIO) -> None:
-    """Print the report for a person."""
+    """Prints the report for a person."""
     reasons = "; ".join(sorted({dump.reason for dump in report.dumps.values()}))
     print(f"dumps of ranks {spans(list(report.dumps))} (written because: {reasons})", file=file)
     for lane in report.lanes:
