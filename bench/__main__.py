@@ -39,11 +39,11 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS) -> int:
-    """Is one rank, in a process with the environment variables that torchrun sets.
+    """Runs one rank, in a process with the environment variables that torchrun sets.
 
     Args:
-        arguments: Of the command line.
-        adapters: Backends that are not simply torch's, by name.
+        arguments: Arguments of the command line.
+        adapters: Backends that need a class of their own, by name.
 
     Returns:
         The exit status.
@@ -57,7 +57,7 @@ def run_rank(arguments: list[str], adapters: Mapping[str, type[Peer]] = ADAPTERS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Is one rank where RANK is set, and else starts ``--nproc`` of them.
+    """Runs one rank if RANK is set, else starts ``--nproc`` ranks.
 
     Returns:
         The exit status: 0, 1 if a result was wrong, 2 if nothing could be measured.

@@ -1,7 +1,7 @@
-"""The collectives: which buffers each takes, what must come out, and what nccl-tests counts as bandwidth.
+"""The collectives: the buffers of each, its expected result, and its bandwidth as nccl-tests counts it.
 
 A *chunk* is one rank's share of a buffer. `size`, as in nccl-tests, is the larger of the two buffers of a
-rank in bytes, and `count` the elements of a chunk, or of the whole buffer where there are no chunks.
+rank in bytes. `count` is the elements of a chunk, or of the whole buffer if there are no chunks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["COLLECTIVES", "Case", "Collective", "Piece", "bandwidths", "build_ca
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive elements of a result: a stretch of what some rank sent.
+    """Consecutive elements of a result, which are consecutive in a sent buffer.
 
     Attributes:
-        source: The rank that sent it; None for the reduction of what all ranks sent.
-        offset: Where it begins in the buffers that were sent, in elements.
-        length: In elements.
+        source: The rank that sent them; None: they are the reduction over all ranks.
+        offset: Their offset in the sent buffers, in elements.
+        length: Their number.
     """
 
     source: int | None
@@ -36,12 +36,12 @@ class Collective:
 
     Attributes:
         name: The word of the command line.
-        expected: The pieces of rank's result, from a case.
-        factor: Bus bandwidth over algorithm bandwidth, from the number of ranks, as nccl-tests counts.
-        send: Chunks that are sent: "chunk", "whole" or "none".
-        receive: Chunks that are received; "same" for the buffer that is sent.
+        expected: Returns the pieces of the result on the case's rank.
+        factor: Returns bus bandwidth over algorithm bandwidth for a number of ranks, as nccl-tests counts.
+        send: The part that a rank sends: "chunk", "whole" or "none".
+        receive: The part that a rank receives, likewise; "same": it arrives in the buffer that is sent.
         reduces: Whether it takes a reduction.
-        rooted: Whether one rank has another part than the others.
+        rooted: Whether one rank, the root, differs from the others.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Case:
     Attributes:
         size: Bytes of the larger buffer.
         count: Elements of a chunk, or of the whole.
-        send: What this rank sends, 1-D.
-        receive: Where its result goes, 1-D; the same tensor where the collective works in place.
+        send: The buffer that this rank sends, 1-D.
+        receive: The buffer of its result, 1-D; the same tensor if the collective works in place.
     """
 
     collective: Collective
@@ -81,7 +81,7 @@ class Case:
     receive: Tensor = field(repr=False)
 
     def clear(self) -> None:
-        """Makes the buffers zero."""
+        """Sets the buffers to zero."""
         self.send.zero_()
         self.receive.zero_()
 
@@ -134,16 +134,16 @@ COLLECTIVES: dict[str, Collective] = {collective.name: collective for collective
 
 
 def bandwidths(name: str, size: int, ranks: int, microseconds: float) -> tuple[float, float]:
-    """Return algorithm and bus bandwidth as nccl-tests counts them.
+    """Returns algorithm and bus bandwidth as nccl-tests counts them.
 
     Args:
-        name: Of the collective.
-        size: Of the larger buffer of a rank, in bytes.
+        name: Name of the collective.
+        size: Size of the larger buffer of a rank, in bytes.
         ranks: Number of ranks.
-        microseconds: That a call takes.
+        microseconds: Time of a call.
 
     Returns:
-        Two numbers of GB/s (1e9 bytes).
+        Two numbers in GB/s (1e9 bytes).
     """
     algorithm = size / microseconds / 1e3 if microseconds > 0 else 0.0
     return algorithm, algorithm * COLLECTIVES[name].factor(ranks)
@@ -162,15 +162,15 @@ def build_case(
     """Allocates the buffers of a collective.
 
     Args:
-        name: Of the collective.
-        size: Bytes asked for, of the larger buffer. It is cut to whole elements, the same number for
-            each rank and at least one; the case holds what came of it.
-        dtype: Of the elements.
-        op: Of the reduction; ignored by collectives without one.
-        rank: This process.
+        name: Name of the collective.
+        size: Requested bytes of the larger buffer. They are cut to whole elements, equally many for each rank
+            and at least one; the case has the resulting size.
+        dtype: Dtype of the elements.
+        op: The reduction; ignored by collectives without one.
+        rank: Rank of this process.
         world_size: Number of ranks.
-        root: Of rooted collectives.
-        device: Where the buffers lie.
+        root: Root of rooted collectives.
+        device: Device of the buffers.
     """
     collective = COLLECTIVES[name]
     parts = world_size if collective.chunked else 1

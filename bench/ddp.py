@@ -1,8 +1,8 @@
-"""What DistributedDataParallel adds to a training step: a step with it less the same step without it.
+"""The time that DistributedDataParallel adds to a training step: a step with DDP minus the same step without it.
 
-Forward and backward are emulated, so that nearly all of the difference is communication and the copies
-around it. For each backend stock DDP is measured with its default buckets, whose communication may overlap
-the backward pass, and with one bucket for all, whose communication can only follow it.
+Forward and backward are emulated, so nearly all of the difference is communication and the copies around it. For
+each backend stock DDP is measured in two ways. With its default buckets communication may overlap the backward
+pass. With one bucket for all gradients it can only follow the pass.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _TITLES = ("step(ms)", "q1", "q3", "min", "added(ms)", "best", "#wrong", "ratio"
 
 
 class _Step:
-    """A training step, whose gradients are kept until the end of the turn only: one model has some at a time.
+    """A training step. Its gradients are freed at the end of a turn, so only one model has gradients at a time.
 
     Args:
-        model: What is called for the loss.
-        device: Of its parameters.
-        kept: Whether a step adds to the gradients of the step before, which it has zeroed, instead of making its own.
-        ranks: Of which ranks a gradient is the mean; None: it is not verified.
+        model: Returns the loss when called.
+        device: Device of its parameters.
+        kept: Whether a step zeroes the last step's gradients and adds to them, instead of making new ones.
+        ranks: Ranks whose mean a gradient must be; None: it is not verified.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class _Step:
         self._model.zero_grad(set_to_none=True)
 
     def verify(self, times: int) -> None:
-        """Takes steps, each with gradients of its own, and adds to `wrong` the elements that are not the mean."""
+        """Takes steps with new gradients, and adds to `wrong` the number of elements that are not the mean."""
         for _ in range(times):
             for _ in range(2 if self._kept else 1):
                 self.take()
@@ -80,13 +80,13 @@ class _Step:
         """Takes a turn."""
         try:
             if self._kept:
-                self.take()  # makes them
+                self.take()  # makes the gradients
             return take_turn(self.take, self._device, meet, warmup, calls)
         finally:
             self.forget()
 
     def profile(self, meet: Call) -> StepProfile:
-        """Profiles it; all ranks call this."""
+        """Profiles the step; all ranks call this."""
         self.take()  # makes the gradients that a step keeps
         try:
             return profile_step(self.take, self._device, meet)
@@ -99,7 +99,7 @@ def _own_value(rank: int) -> float:
 
 
 def _count_wrong(model: nn.Module, ranks: range) -> int:
-    """Returns how many elements of the gradients are not the mean over these ranks."""
+    """Returns the number of gradient elements that are not the mean over these ranks."""
     mean = sum(map(_own_value, ranks)) / len(ranks)
     wrong = 0
     for weight in model.parameters():
@@ -110,10 +110,10 @@ def _count_wrong(model: nn.Module, ranks: range) -> int:
 
 
 def _too_large(run: Run, size: int) -> str:
-    """Returns why a model does not fit into the memory of this host, or ""."""
+    """Returns the reason if a model does not fit into the memory of this host, or ""."""
     if run.device.type != "cpu":
         return ""
-    # Parameters and gradients, which all models share or have in turn; buckets of each DDP.
+    # All models share the parameters, and have gradients in turn. Each DDP has its own buckets.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", run.world_size))
     needed = size * (2 + len(_BUCKETS) * len(run.peers)) * ranks
     available = available_memory()
@@ -126,13 +126,13 @@ def _too_large(run: Run, size: int) -> str:
 
 
 class Added(NamedTuple):
-    """What a backend adds to a step.
+    """The time that a backend adds to a step.
 
     Attributes:
-        by_median: Over the step without DDP, in microseconds, by medians.
-        by_minimum: The same by minima.
-        ratio: How many times less it adds than the backend that adds most with the same buckets, by medians;
-            None where it adds nothing.
+        by_median: Median minus that of the step without DDP, in microseconds.
+        by_minimum: The same with minima.
+        ratio: The greatest time that a backend adds with the same buckets over this one, by medians; None if
+            this backend adds nothing.
     """
 
     by_median: float
@@ -141,7 +141,7 @@ class Added(NamedTuple):
 
 
 def added(row: dict[str, Any]) -> list[Added]:
-    """Return what each case of a model adds, in the order of ``row["cases"]``."""
+    """Returns the time that each case of a model adds, in the order of ``row["cases"]``."""
     if not row["cases"]:
         return []
     alone = row["alone"]["time"]
@@ -158,7 +158,7 @@ def added(row: dict[str, Any]) -> list[Added]:
 
 
 def added_by_profile(row: dict[str, Any], case: dict[str, Any]) -> StepProfile | None:
-    """Return what a case of a model does more than the step without DDP; None if that was not profiled."""
+    """Returns a case's profile minus that of the step without DDP; None if it was not profiled."""
     if "profile" not in case:
         return None
     return StepProfile(**case["profile"]).less(StepProfile(**row["alone"]["profile"]))
@@ -200,7 +200,7 @@ def _measure_model(run: Run, name: str, dtype: str, advance: Call) -> dict[str, 
     for peer, buckets in product(run.peers, _BUCKETS):
         label = f"{peer.name}, {buckets}"
         step, problem = run.attempt(partial(prepare, peer, _BUCKETS[buckets]))
-        if step is None or problem:  # the others are measured
+        if step is None or problem:  # the other backends are measured
             failed[label] = problem
         else:
             steps[label], labels[label] = step, {"backend": peer.name, "buckets": buckets}
@@ -227,7 +227,7 @@ def _line(label: str, *cells: str) -> str:
 
 
 def _profile_lines(row: dict[str, Any]) -> list[str]:
-    """Returns a table of what each step does more than the one without DDP, or nothing without ``--profile``."""
+    """Returns a table of each step's profile minus that without DDP; empty without ``--profile``."""
     if "profile" not in row["alone"]:
         return []
     found = {_ALONE: StepProfile(**row["alone"]["profile"])}
@@ -289,7 +289,7 @@ def compare_steps(run: Run) -> int:
             row = _measure_model(run, name, dtype, advance)
             if run.rank == 0:
                 run.record["cases"].append(row)
-            run.write_json()  # what there is, lest a later model cost it
+            run.write_json()  # now, because a later model may end the process
             run.say("", *_lines(row))
             wrong += sum(case["wrong"] or 0 for case in row["cases"])
             failed += len(row.get("failed", {}))

@@ -1,4 +1,4 @@
-"""Times work on a GPU, as it is launched call by call and as a captured graph, and what launching costs the host."""
+"""Times work on a GPU, launched call by call or as a captured graph, and the host's time for launching."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DeviceTiming:
     """Times of one candidate in microseconds.
 
     Attributes:
-        eager: Between events around a call, with the gaps of a host that launches too slowly.
-        graph: Between events around a replay of the captured call, without the host in between.
+        eager: Between events around a call, with gaps if the host launches too slowly.
+        graph: Between events around a replay of the captured call, without gaps of the host.
     """
 
     eager: Summary
@@ -31,11 +31,11 @@ class DeviceTiming:
 def time_on_device(
     candidates: Mapping[str, Call], stream: torch.cuda.Stream, rounds: int
 ) -> dict[str, DeviceTiming]:
-    """Times candidates in turns; each call finds its data in memory, none in a cache.
+    """Times candidates in turns; each call reads its data from memory, not from a cache.
 
     Args:
-        candidates: By name.
-        stream: The current one, on which all is launched.
+        candidates: Calls by name.
+        stream: The current stream, on which all work is launched.
         rounds: Turns of each candidate and way.
     """
     from triton.testing import do_bench
@@ -61,13 +61,13 @@ def time_on_device(
 def time_on_host(
     calls: Mapping[str, Call], synchronize: Call, rounds: int, batch: int
 ) -> dict[str, Summary]:
-    """Times the issuing of calls that take turns, in batches that begin when the queue is empty and never fill it.
+    """Times how long the host issues calls, in turns; each batch begins with an empty queue and does not fill it.
 
     Args:
-        calls: By name.
+        calls: Calls by name.
         synchronize: Waits for the device.
-        rounds: Batches of each.
-        batch: Calls of a batch.
+        rounds: Batches of each call.
+        batch: Calls of a batch; too few to fill the queue.
 
     Returns:
         Microseconds of host time for one call, a sample for each batch.

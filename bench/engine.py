@@ -1,9 +1,9 @@
-"""``python -m fastcoll.bench.engine``: what a collective on CUDA tensors costs the host, beside torch's own "nccl".
+"""``python -m fastcoll.bench.engine``: the host's time for a collective on CUDA tensors, beside torch's own "nccl".
 
-One rank with one GPU, and one group of each backend, which take turns. What is timed is the thread that issues:
-batches of calls on tensors of a kilobyte, begun when the GPU is idle and too few to fill its queue, so that no
-call waits for the device. The reduction is an average, for which NCCL launches a kernel at one rank too. A graph
-replay is one launch whichever backend was captured: it shows that a capture adds nothing of its own.
+One rank with one GPU has one group of each backend, and the groups take turns. The issuing thread is timed, in batches
+of calls on tensors of 1 KiB. A batch begins when the GPU is idle and is too small to fill its queue, so no call waits
+for the device. The reduction is an average, because NCCL launches a kernel for it at one rank too. A graph replay is
+one launch with either backend: it shows that a capture adds nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fastcoll.bench.record import write_record
 __all__ = ["CASES", "bind", "main"]
 
 _BACKENDS = ("fastcoll", "nccl")
-_CALLS = 50  # of a batch; each is at most two events and a kernel in a queue of a thousand
-_TENSORS = 100  # of a coalesced call
+_CALLS = 50  # in a batch; each is at most two events and a kernel in a queue of a thousand
+_TENSORS = 100  # in a coalesced call
 CASES = (
     "all_reduce",
     "all_reduce, async",
@@ -41,7 +41,7 @@ CASES = (
 _REPLAY = "replay of a graph of 10 all_reduce"
 _AVG = dist.ReduceOp.AVG
 
-# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -82,7 +82,7 @@ def _captured(call: Call) -> Call:
 
 
 def _measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
-    """Prints the table and returns its rows; on groups of the default group's one rank."""
+    """Prints the table and returns its rows; the groups have the default group's one rank."""
     groups = {name: dist.new_group(backend=name) for name in _BACKENDS}
     titles = "".join(f"{name:>10}" for name in groups)
     print(f"{'microseconds of the host, medians':45}{titles}{'ratio':>8}")

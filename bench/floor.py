@@ -1,7 +1,7 @@
-"""The least that any backend must do to memory, as a call that is timed beside the backends.
+"""The least memory traffic of any backend, as a call that is timed beside the backends.
 
-Each rank does its part alone and all at once, on the very buffers of the collective. Nothing is sent and
-nobody waits, so what is left of a backend's time is its communication:
+All ranks do their parts at the same time, on the buffers of the collective, without sending or waiting. The
+rest of a backend's time is its communication:
 
     all_reduce                             reads and writes its buffer once, in place
     all_gather, all_to_all, sendrecv       writes its result, reading as many bytes
@@ -9,7 +9,7 @@ nobody waits, so what is left of a backend's time is its communication:
     broadcast, scatter                     all but the root write their result, reading as many bytes
     reduce, gather                         the root reads as much as all ranks send, and writes its result
 
-The chunks of other ranks are stood in for by memory of this one, of the same size.
+Memory of this rank, of the same size, replaces the chunks of other ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["bind_floor"]
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Returns the same bytes as the widest integers, which torch moves at memory speed in any dtype."""
+    """Returns a view as the widest integers that fit, because torch moves these at memory speed."""
     return tensor.view(torch.int64 if tensor.nbytes % 8 == 0 else torch.uint8)
 
 
@@ -41,7 +41,7 @@ def _sum_into(receive: Tensor, parts: list[Tensor]) -> None:
 
 
 def bind_floor(case: Case) -> Call | None:
-    """Returns the floor of a case on this rank, or None for a barrier, which moves no bytes."""
+    """Returns the call with this rank's least memory traffic of a case; None for a barrier, which moves no bytes."""
     name, ranks, is_root = case.collective.name, case.world_size, case.rank == case.root
     if name == "barrier":
         return None

@@ -1,7 +1,7 @@
-"""``python -m fastcoll.bench.gpu_page FOLDER``: what ``make gpu`` found on a machine's GPU, on one page.
+"""``python -m fastcoll.bench.gpu_page FOLDER``: the results of ``make gpu`` on a machine's GPU, on one page.
 
-Reads what its parts left in the folder, tests_*.xml of pytest and records of benchmarks, prints the page and writes it
-to gpu.md there. What a part did not leave is named as missing, and the exit status is 1 then, or when a test failed.
+Reads the files in the folder, pytest's tests_*.xml and records of benchmarks. Prints the page, and writes it to gpu.md
+there. The page names missing files. The exit status is 1 if a file is missing or a test failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastcoll.bench.record import read_record
 __all__ = ["PARTS", "main", "page"]
 
 PARTS = ("kernels", "engine")
-"""What tests_*.xml are named after."""
+"""The parts in the names of tests_*.xml."""
 
 _LONGEST = 160  # characters of a failure
 
@@ -32,8 +32,8 @@ def _tests(path: Path) -> tuple[str, list[str]]:
     """Returns the cells of a file of pytest's ``--junitxml``, and a line for each test that failed.
 
     Raises:
-        OSError: It is not there.
-        ElementTree.ParseError: It is not whole: its process was ended.
+        OSError: The file is missing.
+        ElementTree.ParseError: The file is incomplete, because its process was ended.
     """
     cases = list(ElementTree.parse(path).getroot().iter("testcase"))
     faults = []
@@ -60,7 +60,7 @@ def _kernels(record: dict[str, Any]) -> Iterable[str]:
             (limit,) = (key for key in ("at_least", "at_most") if key in target)
             text = f"{limit.replace('_', ' ')} {target[limit]}"
             yield f"missed: {target['name']}: {target['value']:.2f}, {text}"
-    for name, text in record["failed"].items():  # of a traceback, what was raised
+    for name, text in record["failed"].items():  # the last line of a traceback
         yield f"failed: {name}: {text.strip().splitlines()[-1]}"
 
 
@@ -104,15 +104,15 @@ _BENCHMARKS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "all_reduce_cuda_1rank.jsonl": _all_reduce,
     "ddp_cuda_1rank.jsonl": _steps,
 }
-"""By file: what the page has of a record."""
+"""By file: the function that returns the page's lines about a record."""
 
 
 def page(folder: Path, report: dict[str, Any], gpus: Sequence[str]) -> tuple[str, bool]:
-    """Returns the page, and whether all parts are there and no test failed.
+    """Returns the page, and whether no part is missing and no test failed.
 
     Args:
-        folder: Where the parts left their files.
-        report: Of ``fastcoll.info.collect``.
+        folder: Folder with the files of all parts.
+        report: Report of ``fastcoll.info.collect``.
         gpus: Names of the devices.
     """
     versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items() if value)
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page.
 
     Returns:
-        The exit status: 0, or 1 if something is missing or a test failed.
+        The exit status: 0, or 1 if a part is missing or a test failed.
     """
     parser = argparse.ArgumentParser(
         prog="python -m fastcoll.bench.gpu_page", description=(__doc__ or "").split("\n")[0]

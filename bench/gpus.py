@@ -1,4 +1,4 @@
-"""Which GPU each rank of a run has, and whether that is a setting in which times mean something."""
+"""The GPU of each rank of a run, and whether times of this placement are meaningful."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["describe_gpus"]
 def _own(device: torch.device) -> dict[str, Any]:
     """Returns this rank's placement, from torch.
 
-    The host may be what NCCL_HOSTID has in its name's place: by that NCCL takes ranks on one GPU for ranks of several
-    hosts, which shows that results are right and says nothing of times. The identity is what no other GPU of the host
-    has, the index the number that this process gives it, and peers are the GPUs whose memory it can reach by itself.
+    "host" is NCCL_HOSTID if set, else the host's name. With different NCCL_HOSTIDs, NCCL treats ranks on one GPU as
+    ranks of several hosts: then results can be verified, but times mean nothing. "identity" is unique among the GPUs of
+    a host. "index" is the GPU's number in this process. "peers" counts the GPUs whose memory it can access directly.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     count = torch.cuda.device_count()
@@ -36,14 +36,14 @@ def _own(device: torch.device) -> dict[str, Any]:
 
 
 def describe_gpus(control: Control, device: torch.device) -> dict[str, Any]:
-    """Gathers all ranks' placements; to be called by all of them.
+    """Gathers all ranks' placements; all ranks call this.
 
     Returns:
-        The hosts, how many ranks each has, the kinds of GPU, whether all GPUs of each host reach each other, and
-        every rank's placement: for the record.
+        For the record: the number of ranks by host and by kind of GPU, whether all GPUs of each host access each
+        other directly, and every rank's placement.
 
     Raises:
-        ValueError: Ranks share a GPU; on all ranks.
+        ValueError: Ranks share a GPU; raised on all ranks.
     """
     ranks = control.all_gather(_own(device))
     users: dict[tuple[str, str], list[int]] = {}

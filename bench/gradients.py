@@ -1,4 +1,4 @@
-"""Models that have only what gradient communication sees: the shapes of their parameters, in order."""
+"""Models for gradient communication, which needs only the shapes of the parameters, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resnet50() -> list[Shape]:
 
     def convolution(inputs: int, outputs: int, side: int) -> Iterator[Shape]:
         yield (outputs, inputs, side, side)
-        yield (outputs,)  # the batch norm behind it: weight and bias
+        yield (outputs,)  # the batch norm after it: weight and bias
         yield (outputs,)
 
     shapes = list(convolution(3, 64, 7))
@@ -68,7 +68,7 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
 
 
 class _Layer(torch.autograd.Function):
-    """Passes its input on; backward, makes a gradient of the parameter as one pass over memory."""
+    """Returns its input; the backward pass makes a gradient of the parameter by one pass over memory."""
 
     @staticmethod
     def forward(ctx, carry, parameter, value, factor, products):  # type: ignore[no-untyped-def]
@@ -86,10 +86,10 @@ class EmulatedModel(nn.Module):
     """Parameters whose gradients become ready one after another, the last parameter's first.
 
     Args:
-        shapes: Of the parameters.
-        memory: 1-D, at least as long as all parameters; models may share it, as no step changes it.
-        value: What every gradient consists of on this rank.
-        gflop: Arithmetic of the backward pass in 1e9 operations, spread by the size of the parameters.
+        shapes: Shapes of the parameters.
+        memory: 1-D, at least as long as all parameters; models may share it, because no step changes it.
+        value: Value of all elements of the gradients on this rank.
+        gflop: Arithmetic of the backward pass in 1e9 operations, divided by the sizes of the parameters.
     """
 
     def __init__(

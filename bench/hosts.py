@@ -1,9 +1,9 @@
-"""``python -m fastcoll.bench.hosts``: collectives between hosts, fastcoll and gloo in turns, and the bytes that leave.
+"""``python -m fastcoll.bench.hosts``: collectives between hosts, fastcoll and gloo in turns, and the bytes sent.
 
 Hosts are network namespaces of this machine with shaped links (root only). Both backends run in the same processes,
-call by call in turns; a time is that of the slowest rank, a number of bytes that of the busiest host, and of both the
-median. Beside them stands what no algorithm can do without: the bytes that a host must send, and the link's own time
-for them. Behind ``--`` stand arguments of ``python -m fastcoll.bench``, which then runs on these hosts instead.
+and take turns call by call. A time is the median of the slowest rank's times, a number of bytes the median of the
+busiest host's. The table compares them with the minimum for any algorithm: the bytes that a host must send, and the
+link's time for them. With arguments after ``--``, ``python -m fastcoll.bench`` runs on these hosts instead.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _QUIET = 0.002  # seconds between calls
 
 
 def least_bytes(call: str, message: int, hosts: int) -> float | None:
-    """Returns the bytes that the busiest host must send; None where that depends on the root.
+    """Returns the least bytes that the busiest host must send; None if they depend on the root.
 
     Args:
-        call: The collective.
-        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole. "send" is from the first rank
-            to the last and back, "exchange" between the two both ways at once.
-        hosts: How many.
+        call: The collective. "send" is from the first rank to the last and back, "exchange" between these two, both
+            ways at once.
+        message: Its bytes; of reduce_scatter, all_gather and all_to_all the whole buffer.
+        hosts: Number of hosts.
     """
     share = (hosts - 1) / hosts
     factors = {"all_reduce": 2 * share, "broadcast": 1.0, "send": 1.0, "exchange": 1.0}
@@ -57,7 +57,7 @@ def least_bytes(call: str, message: int, hosts: int) -> float | None:
 
 
 def _bytes_sent() -> int:
-    """Returns the bytes that this host has sent so far, on all interfaces but the loopback's."""
+    """Returns the bytes that this host has sent so far, on all interfaces except the loopback."""
     sent = 0
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, colon, counts = line.partition(":")
@@ -67,7 +67,7 @@ def _bytes_sent() -> int:
 
 
 def _prepared(call: str, message: int, group: Any) -> Call:
-    """Returns what runs the call on a group, on tensors of its own."""
+    """Returns a function that makes the call on a group, on new tensors."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     name = "all_to_all" if call in ("send", "exchange") else call  # for its two whole buffers
     size, cpu = max(ranks * 4, message), torch.device("cpu")
@@ -102,7 +102,7 @@ def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> d
         seconds = time.perf_counter() - begin
         meet()  # all bytes have left
         time.sleep(_QUIET)
-        # Less the barrier's own.
+        # Minus the bytes of the barrier.
         found[name].append((seconds, _bytes_sent() - before - (before - idle)))
     everybody: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everybody, found, group=groups["gloo"])
@@ -117,7 +117,7 @@ def _measured(call: str, message: int, groups: dict[str, Any], rounds: int) -> d
 
 
 def _run_rank(options: argparse.Namespace, given: list[str]) -> None:
-    """Is one rank; the first prints the table and writes the record."""
+    """Runs one rank; the first rank prints the table and writes the record."""
     torch.set_num_threads(1)
     dist.init_process_group("fastcoll", timeout=timedelta(minutes=5))
     groups: dict[str, Any] = {"fastcoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -163,10 +163,10 @@ def _line(case: dict[str, Any], options: argparse.Namespace) -> str:
 
 
 def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
-    """Runs a command once per rank, on the pretended hosts.
+    """Runs a command once per rank, on the emulated hosts.
 
     Raises:
-        SystemExit: One of them failed.
+        SystemExit: A rank failed.
     """
     ranks = []
     with namespaces.Cluster(options.hosts, options.megabits) as cluster:
@@ -195,7 +195,7 @@ def _run_ranks(options: argparse.Namespace, command: list[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Is one rank where RANK is set, and else starts them; returns the exit status."""
+    """Runs one rank if RANK is set, else starts all ranks; returns the exit status."""
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     add, sizes = parser.add_argument, [4, 1 << 16, 1 << 20, 1 << 24]
     add("--hosts", type=int, default=2, help="(%(default)s)")

@@ -1,7 +1,7 @@
-"""What the kernels replace: the same work as fastcoll, stock DDP and PyTorch's own batched calls do it.
+"""The work of the kernels, as fastcoll, stock DDP and PyTorch's own batched calls do it.
 
-Each case has several candidates; each is a list of calls, one for each set of buffers, and the buffers are
-verified after one call of each.
+Each case has several candidates. A candidate makes a call for each bucket. The buffers are verified after one
+run of each candidate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Work = Callable[[], object]
 Shape = tuple[int, ...]
 
 SCALE = 1 / 8
-"""One over the world size that is played."""
+"""One over the emulated world size."""
 
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes, DDP's defaults
 
@@ -37,11 +37,11 @@ class Case:
 
     Attributes:
         name: Row of the table.
-        bytes: That must be read and written at least.
-        launches: Kernels that fastcoll launches.
-        works: By candidate.
-        verify: By candidate, compares the buffers of the first set after its call.
-        check: Raises if a call before has failed in a way that only shows when it is asked for.
+        bytes: Least bytes that must be read and written.
+        launches: Number of kernels that fastcoll launches.
+        works: The work of each candidate.
+        verify: Of each candidate, makes the call and compares its buffers.
+        check: Raises if an earlier call failed without raising.
     """
 
     name: str
@@ -55,7 +55,8 @@ class Case:
 def bucketed(shapes: Sequence[Shape], itemsize: int = 4) -> list[list[Shape]]:
     """Returns the shapes of each of DDP's buckets as they are from the second step on.
 
-    In reverse order, filled up to 1 MiB, then 25 MiB each. In the first step gpt2-medium has one more.
+    They are in reverse order. The first is filled up to 1 MiB, the others up to 25 MiB. In the first step gpt2-medium
+    has one more.
     """
     buckets: list[list[Shape]] = []
     current: list[Shape] = []
@@ -85,7 +86,7 @@ def _same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 
 def copy_case(size: int, device: torch.device) -> Case:
-    """Returns the floor: a copy of `size` bytes on the device; reads and writes count."""
+    """Returns the reference: a copy of `size` bytes on the device; reads and writes count."""
     case = Case(f"copy {size >> 20} MiB", 2 * size, 1)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -100,7 +101,7 @@ def copy_case(size: int, device: torch.device) -> Case:
 
 
 class _Buffers:
-    """Of each of DDP's buckets: its layout, gradients, float32 bucket, wire bucket, and views of the float32 bucket."""
+    """Layout, gradients, float32 bucket, wire bucket, and views of the float32 bucket, of each of DDP's buckets."""
 
     def __init__(
         self, shapes: Sequence[Sequence[Shape]], wire: torch.dtype, device: torch.device
@@ -144,10 +145,10 @@ def flatten_case(
     blocking: Blocking | None = None,
     back: bool = False,
 ) -> Case:
-    """Returns the flattening of float32 gradients into DDP's buckets, or with `back` the way back.
+    """Returns the flattening of float32 gradients into DDP's buckets, or with `back` the unflattening.
 
-    Candidates besides fastcoll: "ddp", what DDP launches, one kernel a tensor; "foreach", the batched copy
-    and one scaling (what DDP's batched_grad_copy=True does); "cat".
+    Candidates besides fastcoll: "ddp", one kernel a tensor, as DDP launches; "foreach", the batched copy
+    and one scaling, as DDP with batched_grad_copy=True; "cat".
     """
     data = _Buffers(shapes, torch.float32, device)
     given = (torch.float32, torch.float32, device, blocking or DEFAULT_BLOCKING)
@@ -198,8 +199,8 @@ def flatten_case(
 def _stock_hook(
     gradients: Sequence[Tensor], views: Sequence[Tensor], bucket: Tensor, sent: bool
 ) -> None:
-    """What DDP and bf16_compress_hook do around the all-reduce of a bucket."""
-    if sent:  # gradients are no views of the bucket: DDP copies them in and out
+    """Does the work of DDP and bf16_compress_hook around the all-reduce of a bucket."""
+    if sent:  # gradients are not views of the bucket: DDP copies them in and out
         _copy_each(views, gradients)
     compressed = bucket.to(torch.bfloat16).div_(1 / SCALE)
     bucket.copy_(compressed)
@@ -208,10 +209,10 @@ def _stock_hook(
 
 
 def hook_case(name: str, shapes: Sequence[Sequence[Shape]], device: torch.device) -> Case:
-    """Returns all that surrounds the all-reduce of gradients in bfloat16, S bytes of float32 gradients.
+    """Returns all work around the all-reduce of gradients in bfloat16, for S bytes of float32 gradients.
 
-    fastcoll moves 3 S bytes. Candidates besides: "stock", DDP with bf16_compress_hook (8 S), and "stock view",
-    with gradient_as_bucket_view=True (4 S).
+    fastcoll moves 3 S bytes. Other candidates: "stock", DDP with bf16_compress_hook (8 S), and "stock view",
+    the same with gradient_as_bucket_view=True (4 S).
     """
     data = _Buffers(shapes, torch.bfloat16, device)
     case = Case(f"bf16 hook {name}", 12 * data.elements, 2 * len(data.layouts))

@@ -1,10 +1,10 @@
-"""``python -m fastcoll.bench.kernels``: the kernels on one GPU against what stock DDP launches for the same work.
+"""``python -m fastcoll.bench.kernels``: the kernels on one GPU beside stock DDP's launches for the same work.
 
-Those between ranks play all ranks in one launch, against the traffic that their formulas ask for.
+Kernels between ranks emulate all ranks in one launch, and are compared with the traffic of their formulas.
 
-Bandwidth is the least number of bytes that the work must read and write, over the median time of a captured
-graph (device only) or of calls (eager, as a training step makes them), beside the bandwidth of a copy on
-the device in the same run. Candidates take turns.
+Bandwidth is the least number of bytes that the work must read and write, over a median time. The time is that of a
+captured graph (device only) or of calls (eager, as in a training step). The bandwidth of a copy on the device in the
+same run is beside it. Candidates take turns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 
 def _cases(device: torch.device, small: bool, sweep: bool) -> Iterator[Maker]:
-    """Yields what makes each case, the most important ones first: so that only one holds memory at a time."""
+    """Yields makers of cases, the most important first; makers, because only one case may hold memory at a time."""
     names = ("resnet50", "gpt2-medium")
     models = {"small": _SMALL} if small else {name: MODELS[name]() for name in names}
     buckets = {name: kernel_cases.bucketed(shapes) for name, shapes in models.items()}
@@ -109,7 +109,7 @@ def _copy(rows: Mapping[str, Row]) -> float:
 
 
 def _aims() -> Iterator[tuple[str, str, str, float]]:
-    """Yields a case, a candidate, the way of both, and how many times faster fastcoll is to be; or of the copy."""
+    """Yields a case, another candidate, the way of both, and the least speed-up; or the least share of the copy."""
     for model, share, hook in (("resnet50", 0.75, 6.0), ("gpt2-medium", 0.9, 2.2)):
         for case in (f"flatten {model}", f"unflatten {model}"):
             yield case, "", "", share
@@ -124,9 +124,9 @@ def _aims() -> Iterator[tuple[str, str, str, float]]:
 
 
 def targets(rows: Mapping[str, Row], host: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Returns what was to be reached beside what was: name, limit, value, whether it is met.
+    """Returns the targets beside the measured values: name, limit, value, whether it is met.
 
-    What was not measured, as time was up before or it failed, is left out.
+    Cases that failed, or were not measured in time, are left out.
     """
     found: list[dict[str, Any]] = []
     for case, other, way, least in _aims():
@@ -200,7 +200,7 @@ def _measure_case(
     if wrong:
         raise ValueError(f"wrong: {', '.join(wrong)}")
     if "copy" not in case.works:
-        _copy(rows)  # raises where there is none to compare with
+        _copy(rows)  # raises if there is no copy to compare with
     timings = time_on_device(case.works, stream, rounds)
     case.check()
     candidates = {name: asdict(timing) for name, timing in timings.items()}
@@ -209,7 +209,7 @@ def _measure_case(
 
 
 def _measure(options: argparse.Namespace, given: list[str], device: torch.device) -> int:
-    """Measures all; whatever fails, the rest is measured and recorded."""
+    """Measures and records all cases, even if some fail."""
     stop = time.monotonic() + options.seconds
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     rows: dict[str, Row] = {}

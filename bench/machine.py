@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the code: machine, versions, command line."""
+"""The conditions of a measurement besides the code: machine, versions, command line."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fastcoll import info
 
 __all__ = ["PRETENDED_HOSTS", "available_memory", "describe_machine", "describe_run"]
 
-_NOT_THE_USERS = (  # what fastcoll and torchrun set where the user has set nothing
+_NOT_THE_USERS = (  # set by fastcoll and torchrun if the user has set nothing
     ("DDP_DISABLE_COMM_MEM", "0"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
 
 PRETENDED_HOSTS = "BENCH_PRETENDED_HOSTS"
-"""The variable in which fastcoll.bench.hosts tells a benchmark that it runs there the options that it was given."""
+"""The variable in which fastcoll.bench.hosts passes its own options to a benchmark that it runs."""
 
 
 def _first(pattern: str, path: str) -> str | None:
@@ -37,7 +37,7 @@ def _first(pattern: str, path: str) -> str | None:
 
 
 def available_memory() -> int:
-    """Returns the bytes that processes may still take before the host swaps or kills, caches given back."""
+    """Returns the bytes that processes may still allocate before the host swaps or kills, with caches freed."""
     kibibytes = _first(r"^MemAvailable:\s+(\d+)", "/proc/meminfo")
     if kibibytes:
         return int(kibibytes) * 1024
@@ -68,7 +68,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """Returns the commit of the checkout that this file lies in, "+" behind it if files differ."""
+    """Returns the commit of this file's checkout, followed by "+" if files differ."""
     git = ["git", "-C", str(Path(__file__).resolve().parent)]
     run = partial(subprocess.check_output, text=True, timeout=10, stderr=subprocess.DEVNULL)
     try:
@@ -79,13 +79,13 @@ def _revision() -> str | None:
 
 
 def _digest(report: dict[str, Any]) -> str | None:
-    """Returns the SHA-256 of the compiled module that is loaded: it may be older than the sources."""
+    """Returns the SHA-256 of the loaded compiled module, which may be older than the sources."""
     paths = report["libraries"]["fastcoll._C"]
     return hashlib.sha256(Path(paths[0]).read_bytes()).hexdigest() if paths else None
 
 
 def describe_run(arguments: list[str], module: str = "fastcoll.bench") -> dict[str, Any]:
-    """Return date, command line, versions and the variables of the environment that bear on it."""
+    """Returns date, command line, versions and the environment variables that affect a run."""
     report = info.collect()
     hosts = shlex.split(os.environ.get(PRETENDED_HOSTS, ""))
     start = ["fastcoll.bench.hosts", *hosts, "--"] if hosts else [module]

@@ -1,8 +1,8 @@
-"""MPI beside the other backends, in the ranks themselves: ``mpi``, by mpi4py's calls on buffers.
+"""MPI beside the other backends, in the same processes: ``mpi``, by mpi4py's calls on buffers.
 
-``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` with the MPICH of ``make peers``; Open
-MPI's mpiexec needs ``--bind-to none``. One run has one MPI: that of the launcher. mpi4py is imported only in ranks that
-a launcher of MPI has started.
+``mpiexec.gforker -n 2 python -m fastcoll.bench --backend fastcoll,gloo,mpi`` uses the MPICH of ``make peers``. Open
+MPI's mpiexec needs ``--bind-to none``. A run has one MPI: that of the launcher. mpi4py is imported only in ranks that
+an MPI launcher has started.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 
 
 def started() -> bool:
-    """Returns whether a launcher of MPI has started this process."""
+    """Returns whether an MPI launcher has started this process."""
     return any(name in os.environ for name in _LAUNCHED)
 
 
@@ -56,9 +56,9 @@ def _load() -> Any:
 
 @contextlib.contextmanager
 def as_torchrun() -> Iterator[None]:
-    """Sets the environment variables that torchrun sets, for a process that a launcher of MPI has started.
+    """Sets the environment variables that torchrun sets, for a process that an MPI launcher has started.
 
-    Rank 0 has the store, until all ranks are done.
+    Rank 0 has the store, until all ranks have finished.
 
     Raises:
         SystemExit: mpi4py is not installed, or the launcher belongs to another MPI.
@@ -97,12 +97,12 @@ def as_torchrun() -> Iterator[None]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     yield
-    # Not after an error: the other ranks may not come.
+    # Not after an error: the other ranks may not arrive.
     world.Barrier()
 
 
 class MpiPeer(Peer):
-    """The MPI that the launcher belongs to."""
+    """The MPI of the launcher."""
 
     def __init__(self, name: str, timeout: timedelta) -> None:
         self.name = name
@@ -112,13 +112,13 @@ class MpiPeer(Peer):
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Looks for the launcher."""
+        """Checks for CPU tensors and for an MPI launcher."""
         if device.type != "cpu":
             return "its buffers are those of CPU tensors"
         return "" if started() else "its ranks are started by mpiexec"
 
     def bind(self, case: Case) -> Call:
-        """Returns one blocking call of MPI, in place where the collective is."""
+        """Returns one blocking call of MPI, in place if the collective is."""
         comm, root, rank, ranks = self._comm, case.root, case.rank, case.world_size
         here = rank == root
         send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
@@ -140,7 +140,7 @@ class MpiPeer(Peer):
         return calls[case.collective.name]
 
     def _buffer(self, case: Case, tensor: Tensor) -> list[Any]:
-        """Returns memory and type; what is only moved goes as words of the same width."""
+        """Returns memory and type; without a reduction, the type is an integer of the same width."""
         name = _TYPES[case.dtype] if case.collective.reduces else _WORDS[case.dtype.itemsize]
         kind = getattr(self._mpi, name)
         if kind == self._mpi.DATATYPE_NULL:
@@ -155,4 +155,4 @@ class MpiPeer(Peer):
         return getattr(self._mpi, _OPS[case.op])
 
     def close(self) -> None:
-        """Leaves MPI to the end of the process."""
+        """Does nothing: MPI ends with the process."""

@@ -1,7 +1,7 @@
-"""Hosts pretended on one machine: network, name and process namespaces of their own, and a shaped link to a switch.
+"""Emulated hosts on one machine: each has its own network, name and process namespaces, and a shaped link to a switch.
 
-Everything hangs on one process for each host: when it ends, the kernel removes what it held. Nothing is made in the
-namespaces of the caller. Needs root, util-linux and iproute2.
+One process holds the namespaces of each host: when it ends, the kernel removes them. Nothing is made in the caller's
+namespaces. Needs root, util-linux and iproute2.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ INTERFACE = "eth0"
 """The network interface of each host."""
 
 BURST = 40 << 10
-"""Bytes that a link which was quiet lets through at once, before its rate holds."""
+"""Bytes that an idle link sends at once, before its rate applies."""
 
 _NETWORK = "10.91.0"
 _FRAME = 9000
-# A bucket that lets no packet through which is longer than it: the kernel joins packets up to this length.
+# The kernel joins packets up to this length, because tbf drops a packet that is longer than its bucket.
 _JOINED = 18000
 _SPACES = ["--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def missing() -> str:
-    """Returns why there can be no namespaces here, or ""."""
+    """Returns the reason if namespaces are impossible here, or ""."""
     if os.geteuid() != 0:
         return "namespaces need root"
     lacking = [name for name in ("unshare", "nsenter", "ip", "tc") if shutil.which(name) is None]
@@ -49,8 +49,8 @@ class Cluster:
     """Hosts on a switch.
 
     Args:
-        hosts: How many.
-        megabits: Rate of each host's link, each way, in Mbit/s; 0: what the machine gives.
+        hosts: Number of hosts.
+        megabits: Rate of each host's link, each way, in Mbit/s; 0: unshaped.
     """
 
     def __init__(self, hosts: int, megabits: float) -> None:
@@ -72,7 +72,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Ends the hosts and whatever runs on them."""
+        """Ends the hosts and all processes on them."""
         for keeper in self._keepers:
             keeper.kill()
             keeper.wait()
@@ -82,11 +82,11 @@ class Cluster:
         return f"{_NETWORK}.{host + 1}"
 
     def cut(self, host: int) -> None:
-        """Has the switch drop all that comes from or goes to the host, which sees its link up still."""
+        """Makes the switch drop all packets from and to the host, whose link stays up."""
         self._ip(self.hosts, "ip", "link", "set", f"port{host}", "nomaster")
 
     def mend(self, host: int) -> None:
-        """Ends what cut() began."""
+        """Undoes cut()."""
         self._ip(self.hosts, "ip", "link", "set", f"port{host}", "master", "bridge")
 
     def spawn(
@@ -108,7 +108,7 @@ class Cluster:
         return keeper
 
     def _inner(self, host: int) -> str:
-        """Returns the process id, out here, of the host's first process."""
+        """Returns the process id of the host's first process, in the caller's namespace."""
         pid = self._keepers[host].pid
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
 
@@ -129,7 +129,7 @@ class Cluster:
             self._ip(switch, "ip", "link", "set", port, "master", "bridge", *up)
             self._ip(host, "ip", "addr", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             self._ip(host, "ip", "link", "set", INTERFACE, *up)
-            # Linux's default, whatever this machine's own is.
+            # Linux's default, even if this machine has another one.
             route = [f"{_NETWORK}.0/24", "dev", INTERFACE, "congctl", "cubic"]
             self._ip(host, "ip", "route", "replace", *route)
             if self._megabits:

@@ -1,4 +1,4 @@
-"""The command line: nccl-tests' flags, and those that comparing backends needs."""
+"""The command line: nccl-tests' flags, and flags for comparing backends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
     """Returns the bytes that `text` names: ``4``, ``64K``, ``1.5M``, ``1G``; units are powers of 1024.
 
     Raises:
-        argparse.ArgumentTypeError: It names none.
+        argparse.ArgumentTypeError: `text` is no size.
     """
     digits, unit = text.strip().upper().removesuffix("B").removesuffix("I"), 1
     if digits and digits[-1] in _UNITS:
@@ -48,7 +48,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: int) -> str:
-    """Returns bytes in the largest unit of which they are a multiple: ``64 KiB``."""
+    """Returns bytes in the largest unit that divides them: ``64 KiB``."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit and size % unit == 0:
             return f"{size // unit} {name}"
@@ -64,7 +64,7 @@ def sizes(least: int, most: int, factor: float) -> Iterator[int]:
 
 
 def _words(text: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Splits a list at its commas; ``all`` stands for all that are known."""
+    """Splits a list at its commas; ``all`` stands for all known words."""
     known = tuple(known)
     words = [word for word in text.split(",") if word]
     if words == ["all"]:
@@ -148,14 +148,14 @@ def _parser(ddp: bool, names: tuple[str, ...]) -> argparse.ArgumentParser:
 
 
 def parse(arguments: list[str], models: Iterable[str] = ()) -> argparse.Namespace:
-    """Reads the command line; argparse ends the process where it is wrong.
+    """Reads the command line; argparse ends the process if it is wrong.
 
     Args:
-        arguments: Without the program's name; ``ddp`` as the first word selects whole steps.
-        models: Names known to ``ddp``; the first two are its default, as the others take long.
+        arguments: Arguments without the program's name; ``ddp`` as the first word selects whole steps.
+        models: Names of the models of ``ddp``; the first two are its default, because the others take long.
 
     Returns:
-        The long flags, with lists of words as tuples, among them ``names`` and ``backends``, and whether it is ``ddp``.
+        The long flags, with lists of words as tuples, also ``names`` and ``backends``, and whether it is ``ddp``.
     """
     ddp = arguments[:1] == ["ddp"]
     names = tuple(models) if ddp else tuple(COLLECTIVES)

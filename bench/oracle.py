@@ -1,7 +1,7 @@
-"""What a collective must deliver, computed without communication.
+"""The expected result of a collective, computed without communication.
 
-Rank r sends a sequence of small whole numbers that repeats with a prime period, so every rank knows what
-every other sends, and a result that is shifted by a segment or taken from another rank does not match.
+Rank r sends a sequence of small integers that repeats with a prime period. So every rank can compute the
+data of every other, and a result that is shifted by a segment or comes from another rank does not match.
 Sums of so small numbers are exact in every dtype; only an average may round.
 """
 
@@ -21,13 +21,13 @@ _NOWHERE_SENT = 99
 
 
 def pattern(seed: int, rank: int, dtype: torch.dtype, op: str) -> Tensor:
-    """Returns one period of what a rank sends, int64, [PERIOD].
+    """Returns one period of a rank's data, int64, [PERIOD].
 
     Args:
-        seed: Of this verified call.
+        seed: Seed of this verified call.
         rank: The sender.
-        dtype: Of the buffers: unsigned ones get no negative numbers.
-        op: For "prod" all numbers are 1 or 2, and 2 on the first three ranks only.
+        dtype: Dtype of the buffers: unsigned ones get no negative numbers.
+        op: The reduction. For "prod" all numbers are 1 or 2, and 2 on the first three ranks only.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
     least, most = (0 if not dtype.is_signed else -_LARGEST), _LARGEST
@@ -37,7 +37,7 @@ def pattern(seed: int, rank: int, dtype: torch.dtype, op: str) -> Tensor:
 
 
 def _reduced(seed: int, world_size: int, dtype: torch.dtype, op: str) -> Tensor:
-    """Returns one period of the reduction of what all ranks send, int64, or float64 for "avg"."""
+    """Returns one period of the reduction of all ranks' data, int64, or float64 for "avg"."""
     sent = torch.stack([pattern(seed, rank, dtype, op) for rank in range(world_size)])
     if op == "avg":
         return sent.sum(0) / torch.tensor(world_size, dtype=torch.float64)
@@ -47,7 +47,7 @@ def _reduced(seed: int, world_size: int, dtype: torch.dtype, op: str) -> Tensor:
 
 
 def fill(case: Case, seed: int) -> None:
-    """Writes what this rank sends, and into a separate result what nobody sends."""
+    """Writes this rank's data, and fills a separate result with a number that no rank sends."""
     if case.receive is not case.send:
         case.receive.fill_(_NOWHERE_SENT)
     block = pattern(seed, case.rank, case.dtype, case.op).to(case.send)
@@ -57,7 +57,7 @@ def fill(case: Case, seed: int) -> None:
 
 
 def _tolerance(case: Case) -> float:
-    """Relative; 0 as long as the sum of all ranks is exact in the dtype."""
+    """Returns the allowed relative error; 0 if the sum of all ranks is exact in the dtype."""
     if not case.dtype.is_floating_point:
         return 0.0
     epsilon = torch.finfo(case.dtype).eps
@@ -73,7 +73,7 @@ def _differences(actual: Tensor, expected: Tensor, tolerance: float) -> int:
 
 
 def count_wrong(case: Case, seed: int) -> int:
-    """Returns how many elements of this rank's result are not as they must be after ``fill``."""
+    """Returns the number of wrong elements in this rank's result, after ``fill`` and a call."""
     wrong, start, tolerance = 0, 0, _tolerance(case)
     for piece in case.collective.expected(case):
         block = (
@@ -91,7 +91,7 @@ def count_wrong(case: Case, seed: int) -> int:
 
 
 def verify(case: Case, call: Call, first_seed: int, times: int) -> int:
-    """Makes calls on data of the seeds from `first_seed` on; returns this rank's wrong elements."""
+    """Makes calls on data of the seeds from `first_seed` on; returns the number of this rank's wrong elements."""
     wrong = 0
     for seed in range(first_seed, first_seed + times):
         fill(case, seed)

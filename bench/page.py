@@ -1,9 +1,9 @@
-"""``python -m fastcoll.bench.page``: writes the tables of README and docs/ anew, from the records in bench/results.
+"""``python -m fastcoll.bench.page``: rewrites the tables of README and docs/ from the records in bench/results.
 
-A table, or a picture and its caption, stands between ``<!-- table NAME -->`` and ``<!-- end -->``; what is between
-them is replaced, the rest stays.
-So no figure of a table can differ from its record. ``--pictures`` draws the pictures that are older than their
-records. ``--check`` changes nothing, and ends with status 1 where a table or a picture is not its record's.
+A table, or a picture and its caption, is between ``<!-- table NAME -->`` and ``<!-- end -->``. The text between these
+marks is replaced, the rest stays. So no figure of a table can differ from its record. ``--pictures`` draws the pictures
+that are older than their records. ``--check`` changes nothing, and ends with status 1 if a table or a picture differs
+from its record.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TABLE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(text: str, page: str) -> str:
-    """Returns the text of a page, named by its path, with its tables made anew.
+    """Returns the text of a page, named by its path, with its tables rewritten.
 
     Raises:
-        ValueError: It names a table that is none of the page's ``TABLES``, or lacks one of them.
+        ValueError: The text has a table that is not in the page's ``TABLES``, or lacks one of them.
     """
     tables = TABLES[page]
     found = [match[1] for match in _TABLE.findall(text)]

@@ -1,4 +1,4 @@
-"""The backends of torch.distributed that are compared, each in the process of the rank and a group of its own."""
+"""The backends of torch.distributed that are compared, each with its own group in the process of the rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastcoll.bench.training import WAYS, missing_way
 
 __all__ = ["FakePeer", "Peer", "SharedPeer", "UnreducedPeer", "bind", "exchange"]
 
-# The names of torch 2.13, under which 2.11 and 2.12 know the old ones.
+# The names since torch 2.13; 2.11 and 2.12 have the old ones only.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _OPS = {
@@ -34,7 +34,7 @@ _OPS = {
 
 
 def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
-    """Returns the call that a user would write, ``async_op`` left at False."""
+    """Returns the call that a user would write, with ``async_op`` at its default, False."""
     send, receive, root, ranks, rank = (
         case.send,
         case.receive,
@@ -65,7 +65,7 @@ def bind(case: Case, group: dist.ProcessGroup | None) -> Call:
 def exchange(
     send: Tensor, target: int, receive: Tensor, source: int, group: dist.ProcessGroup | None
 ) -> Call:
-    """Returns what sends to one rank while it receives from another.
+    """Returns a call that sends to one rank while it receives from another.
 
     On a device the two calls must be grouped; CPU backends have no groups of calls.
     """
@@ -86,17 +86,17 @@ def exchange(
 
 
 class Peer:
-    """A backend of ``torch.distributed``, connected to all ranks of the run; behind a hyphen stands a way to train.
+    """A backend of ``torch.distributed``, connected to all ranks of the run.
 
     Args:
-        name: The word of the command line.
-        timeout: Of each call.
+        name: The word of the command line; a way to train may follow a hyphen.
+        timeout: Limit of each call.
 
     Attributes:
-        delivers: Whether what the ranks have reaches all.
+        delivers: Whether the backend moves data between ranks.
         trains: Whether DistributedDataParallel can be made on its group.
-        group: The process group, for what needs one (``ddp``); None where there is none.
-        library: Name and version of what is measured.
+        group: The process group, which ``ddp`` needs; None if there is none.
+        library: Name and version of the measured library.
     """
 
     delivers = True
@@ -120,7 +120,7 @@ class Peer:
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Returns why this process cannot load the backend, or "" if it can; connects to nobody."""
+        """Returns the reason if this process cannot load the backend, or ""; makes no connection."""
         backend = cls.backend_of(name)
         try:
             if backend == "fastcoll":
@@ -136,7 +136,7 @@ class Peer:
         return missing_way(name.partition("-")[2])
 
     def place(self, case: Case) -> Case:
-        """Returns the case, or the same on buffers that are this backend's own."""
+        """Returns the case, or the same case on this backend's own buffers."""
         return case
 
     def bind(self, case: Case) -> Call:
@@ -144,11 +144,11 @@ class Peer:
         return bind(case, self.group)
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Returns the model so that its gradients are averaged over the ranks; options are DDP's."""
+        """Returns the model with its gradients averaged over the ranks; options are DDP's."""
         return WAYS[self.name.partition("-")[2]](model, self.group, **options)
 
     def close(self) -> None:
-        """Destroys the group, collected before the interpreter ends: else gloo may abort then."""
+        """Destroys the group, and collects it before the interpreter ends, because gloo may abort then."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
         self.group = None
@@ -156,17 +156,17 @@ class Peer:
 
 
 class SharedPeer(Peer):
-    """fastcoll with buffers of its own allocator, which peers read where they are: "fastcoll-shared"."""
+    """fastcoll with buffers of its own allocator, which peers read in place: "fastcoll-shared"."""
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Asks as for fastcoll."""
+        """Checks as for fastcoll."""
         if device.type != "cpu":
             return "its allocator is for CPU tensors"
         return super().missing("fastcoll", device)
 
     def place(self, case: Case) -> Case:
-        """Puts other buffers in the place of the case's."""
+        """Returns the case with other buffers."""
         send = self._shared(case.send)
         same = case.receive is case.send
         return replace(case, send=send, receive=send if same else self._shared(case.receive))
@@ -182,11 +182,11 @@ class FakePeer(Peer):
     """torch's "fake" backend, which does nothing: the cost of torch's own path to any backend."""
 
     delivers = False
-    trains = False  # DDP asks its works for tensors
+    trains = False  # DDP needs works with results
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Imports the module that registers it."""
+        """Imports the module that registers the backend."""
         try:
             importlib.import_module("torch.testing._internal.distributed.fake_pg")
         except Exception as error:
@@ -195,7 +195,7 @@ class FakePeer(Peer):
 
 
 class UnreducedPeer(Peer):
-    """DDP without any reduction: what DDP itself adds to a step, on any backend. "unreduced"."""
+    """DDP without any reduction, "unreduced": the time that DDP itself adds to a step, with any backend."""
 
     delivers = False
 
@@ -205,16 +205,16 @@ class UnreducedPeer(Peer):
 
     @classmethod
     def backend_of(cls, name: str) -> str:
-        """Returns gloo, by which DDP compares the models of the ranks once."""
+        """Returns gloo, with which DDP compares the models of the ranks once."""
         return "gloo"
 
     @classmethod
     def missing(cls, name: str, device: torch.device) -> str:
-        """Asks for gloo."""
+        """Checks as for gloo."""
         if device.type != "cpu":
             return "gloo compares models in CPU memory only"
         return super().missing("gloo", device)
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Takes the way that has no backend."""
+        """Returns the model with the way that uses no backend."""
         return WAYS["unreduced"](model, self.group, **options)

@@ -1,8 +1,8 @@
-"""Collectives whose ranks all run in one launch on one GPU, against the traffic that their formulas ask for.
+"""Collectives whose ranks all run in one launch on one GPU, compared with the traffic of their formulas.
 
-What counts is what the head of each kernel's file says that it reads and writes, all ranks together and all of it in
-the memory of the one device. That, over the bandwidth of a copy in the same run, is the bound; a message of some MiB
-stays in the L2 cache and may be faster.
+The traffic is the number of bytes that all ranks read and write by the head of each kernel's file, all in the memory of
+one device. The bound is this traffic over the bandwidth of a copy in the same run. A message of some MiB stays in the
+L2 cache and may be faster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIZES = (1 << 20, 16 << 20, 64 << 20, 256 << 20)
 
 LARGE = SIZES[-1]
 TARGETS = ("two_shot", "ring")
-"""Algorithms whose bandwidth with messages of LARGE bytes is a target: these cases are the first."""
+"""Algorithms whose bandwidth with messages of LARGE bytes is a target; these cases come first."""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _SPINS = 2_000_000  # seconds
@@ -49,9 +49,9 @@ def traffic(algorithm: str, ranks: int, size: int, itemsize: int) -> int:
 
     Args:
         algorithm: One of ``ALGORITHMS``.
-        ranks: How many there are.
-        size: Of a message.
-        itemsize: Of an element of it; the ring's partial sums are float32.
+        ranks: Number of ranks.
+        size: Bytes of a message.
+        itemsize: Bytes of an element of it; the ring's partial sums are float32.
 
     Raises:
         ValueError: No such algorithm.
@@ -76,7 +76,7 @@ def case_name(algorithm: str, ranks: int, size: int, dtype: torch.dtype) -> str:
 def layout_for(
     ranks: int, device: torch.device, stage_bytes: int = 512 << 10, slot_bytes: int = 128 << 10
 ) -> PeerLayout:
-    """Returns a layout with a channel for every multiprocessor, so that all ranks' programs are resident."""
+    """Returns a layout whose ranks together have a channel for every multiprocessor, so all programs are resident."""
     if device.type != "cuda":
         return PeerLayout(1, 1024, 4, 512)
     count = torch.cuda.get_device_properties(device).multi_processor_count
@@ -100,7 +100,7 @@ def _aligned(elements: int, dtype: torch.dtype, device: torch.device) -> torch.T
 
 
 def _expected(messages: list[torch.Tensor], ring: bool) -> torch.Tensor:
-    """Returns the sum in float32, rounded once: in rank order, or of chunk q by the ring from rank q + 1 on."""
+    """Returns the sum in float32, rounded once: in rank order, or with the ring, of chunk q from rank q + 1 on."""
     ranks, dtype = len(messages), messages[0].dtype
     elements = messages[0].numel()
     chunk = -(-elements // (ranks * 16)) * 16 if ring else elements
@@ -158,9 +158,9 @@ def all_reduce_case(
 
 
 def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case]]:
-    """Yields what makes each case."""
+    """Yields a maker of each case."""
     if small:
-        # Interpreted programs run one after the other: a rank that waits for another would wait forever.
+        # Interpreted programs run one after another, so a rank that waits for another would wait forever.
         ranks = 2 if device.type == "cuda" else 1
         for algorithm, dtype in product(ALGORITHMS, _DTYPES):
             yield partial(all_reduce_case, algorithm, ranks, 3008, dtype, device)
@@ -174,7 +174,7 @@ def all_reduce_cases(device: torch.device, small: bool) -> Iterator[partial[Case
 def prepared_launches(
     source: torch.Tensor, out: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields name and prepared launch of each kernel between ranks: of one rank, which waits for nobody."""
+    """Yields name and prepared launch of each kernel between ranks, with one rank, so without waiting."""
     from fastcoll.kernels import one_shot, ring, two_shot
 
     (buffers,) = _buffers(1, PeerLayout(2, 8192, 4, 4096), source.device)
@@ -187,7 +187,7 @@ def prepared_launches(
 
 
 def swept_cases(device: torch.device) -> Iterator[partial[Case]]:
-    """Yields what makes cases with other sizes of staging and slots."""
+    """Yields makers of cases with other sizes of staging and slots."""
     for stage, slot in ((64 << 10, 32 << 10), (128 << 10, 64 << 10), (2 << 20, 512 << 10)):
         for algorithm in ("two_shot", "ring"):
             yield partial(_with_layout, algorithm, device, stage, slot)

@@ -1,6 +1,6 @@
 """The pictures of README and docs/, each from records in bench/results, for a light and a dark page.
 
-No title: the text beside a picture says what it shows, on which machine, and when it was measured.
+The caption of a picture has its content, the machine and the date of measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours, which remain apart to readers who do not see all of them; the background is the page's."""
+    """Colours that colour-blind readers can tell apart; the background is the page's."""
 
     text: str
     muted: str
@@ -84,7 +84,7 @@ def _canvas(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-# --- what a step of training takes more ----------------------------------------------------------
+# --- added time of a training step ---------------------------------------------------------------
 
 _WAYS = {
     "gloo": "DDP on Gloo",
@@ -96,7 +96,7 @@ _WAYS = {
 
 
 def _draw_added(records: Sequence[Record], theme: Theme) -> Any:
-    """Draws what each way to train adds to a step, by medians, of the first model with default buckets."""
+    """Draws the median time that each way to train adds to a step of the first model, with default buckets."""
     row = records[0]["cases"][0]
     more = {
         case["backend"]: each.by_median / 1e3
@@ -187,7 +187,7 @@ FAULT_GROUPS = {
     "hang": ("hang",),
     "crash": ("crash",),
 }
-"""The verdicts of a record, by what the picture calls them."""
+"""The verdicts of a record, by their name in the picture."""
 
 
 def _group(verdict: str) -> int | None:
@@ -198,7 +198,7 @@ def _group(verdict: str) -> int | None:
 
 
 def faults_of_both(record: Record) -> list[tuple[int, int]]:
-    """Returns the groups of gloo's and fastcoll's verdict of each fault that both have, in gloo's order."""
+    """Returns the groups of gloo's and fastcoll's verdict for each fault of both, sorted by gloo's group."""
     found = []
     for case in record["cases"]:
         verdicts = [
@@ -247,17 +247,17 @@ def _draw_faults(records: Sequence[Record], theme: Theme) -> Any:
 # --- several hosts -------------------------------------------------------------------------------
 
 HOSTS = {"2x2": "2 hosts of 2", "2x4": "2 hosts of 4", "3x2": "3 hosts of 2", "4x1": "4 hosts of 1"}
-"""The title of each shape, of hosts and ranks on each."""
+"""The title of each shape: number of hosts, and ranks on each."""
 
 
 def _mixed(one: str, other: str, share: float) -> tuple[float, ...]:
-    """Returns a colour between two."""
+    """Returns a colour between two others."""
     to_rgb = importlib.import_module("matplotlib.colors").to_rgb
     return tuple(a + (b - a) * share for a, b in zip(to_rgb(one), to_rgb(other), strict=True))
 
 
 def _heat(ratio: float, theme: Theme) -> tuple[float, ...]:
-    """Returns the colour of a time over gloo's: blue below 1, red above, and no loss is pale."""
+    """Returns the colour of a time over gloo's: blue below 1, red above; red is never pale."""
     if ratio > 1:
         return _mixed(
             theme.neutral, theme.loss, min(1, 0.55 + 0.45 * math.log(ratio) / math.log(1.3))
@@ -304,12 +304,12 @@ def _draw_hosts(records: Sequence[Record], theme: Theme) -> Any:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a picture is drawn from.
+    """The source of a picture.
 
     Attributes:
         records: Names in bench/results.
         paint: Draws the records in the colours of a theme.
-        shows: What a reader who does not see it is told.
+        shows: Alternative text, for readers who do not see the picture.
         width: Pixels on the page.
     """
 
@@ -353,7 +353,7 @@ PICTURES = {
 
 
 def redraw(path: Path) -> None:
-    """Draws the picture of that file's name anew."""
+    """Redraws the picture of that file's name."""
     name, theme = path.stem.rsplit("_", 1)
     records = PICTURES[name].read()
     save(PICTURES[name].paint(records, THEMES[theme]), records, str(path))

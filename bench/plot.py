@@ -1,6 +1,6 @@
 """Draws a sweep over sizes, for ``--plot``, and saves pictures.
 
-A picture carries the digest of its records, so that a picture that is older than its records can be told.
+A picture has the digest of its records, which shows whether it is older than its records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["carried_digest", "digest", "draw", "missing", "new_figure", "save"]
 
 _DIGEST = "SHA-256 of the records"
 _FLOOR = "memory floor"
-# Text stays text, in the reader's font. No version of a library is in the file, and equal names of its parts.
+# Text stays text, in the reader's font. The file has no version of a library, and always the same ids.
 _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": _DIGEST,
@@ -31,14 +31,14 @@ _LEFT_OUT = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def missing() -> str:
-    """Returns what to install before anything can be drawn, or "" if nothing is missing."""
+    """Returns the text about what to install for drawing, or "" if nothing is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         return "pictures need matplotlib: pip install matplotlib, or pip install 'fastcoll[bench]'"
     return ""
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure of matplotlib's, of so many inches, that needs no display."""
+    """Returns an empty figure of matplotlib, sizes in inches, that needs no display."""
     module = importlib.import_module("matplotlib.figure")
     figure = module.Figure(figsize=(width, height), layout="constrained")
     importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
@@ -46,13 +46,13 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def digest(records: Sequence[dict[str, Any]]) -> str:
-    """Returns a hash of the values of records, whatever the layout of the files."""
+    """Returns a hash of the values of records, independent of the layout of the files."""
     values = json.loads(json.dumps(list(records)))
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def save(figure: Any, records: Sequence[dict[str, Any]], path: str) -> None:
-    """Writes a figure, and makes its folder; a PNG or SVG carries the digest of its records."""
+    """Writes a figure, and makes its folder; a PNG or SVG has the digest of its records."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     carried = digest(records)
     suffix = Path(path).suffix.lower()
@@ -68,7 +68,7 @@ def save(figure: Any, records: Sequence[dict[str, Any]], path: str) -> None:
 
 
 def _short(svg: str) -> str:
-    """Returns a picture with each path on a line, numbers of two decimals, no comments and no groups of one."""
+    """Returns a picture with each path on one line, two decimals, no comments, and no groups of one element."""
     svg = re.sub(r"\s*<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="\w+">\s*(<path [^>]*/>|<text [^<]*</text>)\s*</g>', r"\1", svg)
     svg = re.sub(r' d="[^"]*"', lambda path: f' d="{" ".join(path[0][4:-1].split())}"', svg)
@@ -76,7 +76,7 @@ def _short(svg: str) -> str:
 
 
 def carried_digest(path: Path) -> str | None:
-    """Returns the digest that an SVG carries, or None where the file has none or is missing."""
+    """Returns the digest in an SVG, or None if the file has none or is missing."""
     found = re.search(rf"{_DIGEST}: (\w+)", path.read_text()) if path.is_file() else None
     return found and found[1]
 
@@ -89,7 +89,7 @@ def draw(record: dict[str, Any], path: str) -> None:
     """Writes a picture: a row for each collective, dtype and op; bands are the quartiles.
 
     Args:
-        record: Of a run over sizes.
+        record: Record of a run over sizes.
         path: The file; its suffix selects the format.
     """
     cases = [case for case in record["cases"] if case["size"] and case["backends"]]

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where that is a terminal and rich is installed."""
+"""A progress bar on standard error, if that is a terminal and rich is installed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["progress_bar"]
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields a callable that moves the bar, of so many steps, on by one; it is shown on one rank."""
+    """Yields a callable that advances the bar by one of `total` steps; without `shown`, it does nothing."""
     if not (shown and sys.stderr.isatty() and importlib.util.find_spec("rich")):
         yield lambda: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    # Drawn only when a turn has ended: a thread that draws by itself would disturb what is timed.
+    # Drawn only at the end of a turn, because a drawing thread would disturb the timed calls.
     with Progress(
         console=Console(stderr=True, soft_wrap=True),
         auto_refresh=False,

@@ -1,6 +1,6 @@
 """Records of measurements: files of JSON lines, the run in the first, a case in each of the others.
 
-What follows from the rest is not in them: ratios and bandwidths are made by those who read.
+Derived values are not in a record: its readers compute ratios and bandwidths.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _DIGITS = 5
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a record, and make its folder; floating-point numbers keep 5 digits.
+    """Writes a record, and makes its folder; floating-point numbers keep 5 digits.
 
     Args:
         path: The file, ``*.jsonl``.
-        record: Of the run, with a list of ``cases``.
+        record: Record of the run, with a list of ``cases``.
     """
     run = {key: value for key, value in record.items() if key != "cases"}
     lines = [json.dumps(_rounded(line)) + "\n" for line in (run, *record["cases"])]
@@ -28,11 +28,11 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a record, with its list of ``cases``.
+    """Returns a record, with its list of ``cases``.
 
     Raises:
         OSError: There is no such file.
-        ValueError: It is no record.
+        ValueError: The file is no record.
     """
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     if not lines or not all(isinstance(line, dict) for line in lines):

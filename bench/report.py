@@ -1,4 +1,4 @@
-"""The printed table of a sweep over sizes, and what follows from the times in it."""
+"""The printed table of a sweep over sizes, with values computed from the times."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Table:
 
     Attributes:
         world_size: Number of ranks.
-        among: Backends that are compared with; the others are shown beside them.
-        libraries: What is behind each backend: a lead is over another library.
-        baseline: Backend that ratios are over; None: the slowest of the case.
+        among: Backends to compare with; the others are shown only.
+        libraries: The library of each backend; a lead is over another library.
+        baseline: Backend to compute ratios with; None: the slowest of the case.
         wide: Whether to show all columns.
     """
 
@@ -60,17 +60,17 @@ class Table:
 
     @property
     def legend(self) -> str:
-        """What the columns mean."""
+        """The meaning of the columns."""
         return _LEGEND.format(baseline=self.baseline or "the slowest backend")
 
     def head(self, collective: str) -> list[str]:
-        """Return the two lines of column titles, with the collective's name."""
+        """Returns the two lines of column titles, after the collective's name."""
         titles = self._join([title for title, *_ in _COLUMNS])
         units = self._join([unit for _, unit, *_ in _COLUMNS])
         return [f"# {collective}", f"#{titles[1:]}", f"#{units[1:]}"]
 
     def rows(self, case: dict[str, Any]) -> list[str]:
-        """Return a line for each backend of a case, and one for each that cannot do it."""
+        """Returns a line for each backend of a case, and one for each backend that cannot do it."""
         lines = []
         others = case["other_processes_percent"]
         floor = _time(case["floor"]["time"]["median"]) if case["floor"] else "-"
@@ -97,12 +97,11 @@ class Table:
     def compare(
         self, case: dict[str, Any], name: str, key: str
     ) -> tuple[float | None, float | None, float | None]:
-        """Return how a backend compares with others by the median, or another key of its times.
+        """Compares a backend with others by the median, or another key of its times.
 
         Returns:
-            How many times faster it is than the baseline, how many times faster than the fastest backend of another
-            library (below 1: slower), and how many times longer than the floor it takes; None where there is nothing
-            to compare with.
+            The baseline's time over its own; the time of the fastest backend of another library over its own (below
+            1: slower); and its own time over that of the floor. None if there is nothing to compare with.
         """
         rows = {each: backend["time"] for each, backend in case["backends"].items()}
         own, library = rows[name][key], self.libraries.get(name, name)
@@ -116,7 +115,7 @@ class Table:
         )
 
     def averages(self) -> list[str]:
-        """Return the line of average bus bandwidths over the cases shown, as nccl-tests prints it."""
+        """Returns the line of average bus bandwidths over the cases shown, as nccl-tests prints it."""
         means = [
             f"{name} {statistics.fmean(values):.2f}" for name, values in self._bandwidths.items()
         ]
@@ -143,11 +142,11 @@ def _ratio(value: float | None) -> str:
 
 
 def heading(record: dict[str, Any], legend: str) -> list[str]:
-    """Return the lines above all tables; none on ranks without a record.
+    """Returns the lines above all tables; none on ranks without a record.
 
     Args:
-        record: Of the run.
-        legend: What the columns mean.
+        record: Record of the run.
+        legend: The meaning of the columns.
     """
     if "machine" not in record:
         return []
@@ -168,7 +167,7 @@ def heading(record: dict[str, Any], legend: str) -> list[str]:
 
 
 def closing(wrong: int, checked: bool, measured: int) -> list[str]:
-    """Return the verdict below all tables."""
+    """Returns the verdict below all tables."""
     if not measured:
         return ["# nothing was measured: no backend is left"]
     if not checked:

@@ -1,8 +1,8 @@
-"""One rank of a run: connects to the others and to the backends, and hands over to what is measured.
+"""One rank of a run: connects to the other ranks and to the backends, for the measurement that follows.
 
-A backend of ``torch.distributed`` needs no code; what is reached another way is one more class with the members of
-``fastcoll.bench.peer.Peer``, and an entry in ``ADAPTERS``. What cannot be loaded on some rank is left out on
-all of them, and named with the reason.
+A backend of ``torch.distributed`` needs no code. Any other needs a class with the members of
+``fastcoll.bench.peer.Peer``, and an entry in ``ADAPTERS``. If a rank cannot load a backend, all ranks leave it out,
+and the reason is printed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ ADAPTERS: Mapping[str, type[Peer]] = {
     "mpi": MpiPeer,
     "unreduced": UnreducedPeer,
 }
-"""What is not simply a backend of torch and a way to train, by the word of the command line."""
+"""Backends that need a class of their own, by the word of the command line."""
 
 _Result = TypeVar("_Result")
 
 
 def _used() -> tuple[float, float, float]:
-    """Returns the seconds that this rank has used, and of all cores those in use and all."""
+    """Returns the CPU seconds of this rank, the busy seconds of all cores, and all seconds of all cores."""
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     second = os.sysconf("SC_CLK_TCK")
@@ -59,13 +59,13 @@ def _used() -> tuple[float, float, float]:
 
 @dataclass
 class Run:
-    """What a measurement needs of this rank.
+    """The state of this rank that a measurement uses.
 
     Attributes:
-        hosts: On how many hosts the ranks are.
+        hosts: Number of hosts of the ranks.
         peers: The backends that all ranks have, in the order of the command line.
-        left_out: Backends that could not be loaded, and why.
-        record: What ``--json`` writes; the measurements add their cases.
+        left_out: The reason for each backend that could not be loaded.
+        record: The record that ``--json`` writes; the measurements add their cases.
     """
 
     options: argparse.Namespace
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This process among the ranks."""
+        """Rank of this process."""
         return self.control.rank
 
     @property
@@ -88,13 +88,13 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """How many calls are timed."""
+        """Number of timed calls."""
         return Plan(
             self.options.iters, self.options.rounds, self.options.warmup, self.options.turn_ms
         )
 
     def attempt(self, act: Callable[[], _Result]) -> tuple[_Result | None, str]:
-        """Returns the result, and why some rank has none; all ranks call it."""
+        """Returns the result, and the reason if a rank has none, or ""; all ranks call this."""
         result, problem = None, ""
         try:
             result = act()
@@ -103,7 +103,7 @@ class Run:
         return result, self.first(problem)
 
     def first(self, problem: str) -> str:
-        """Returns the first rank's problem, naming the rank if it is not that of all; "" if there is none."""
+        """Returns the problem of the first rank that has one, with the rank if the ranks differ; "" if none has."""
         problems = self.control.all_gather(problem)
         for rank, text in enumerate(problems):
             if text:
@@ -128,16 +128,16 @@ class Run:
     def measure(
         self, candidates: Mapping[str, Turn], slowest_rank: bool, advance: Call
     ) -> tuple[dict[str, Timing], dict[str, Any]]:
-        """Measures, again while others disturb if ``--quiet`` was given; the times have no say in it.
+        """Measures; with ``--quiet``, again while other processes are too busy, independent of the times.
 
         Args:
-            candidates: By name.
+            candidates: Turns by name.
             slowest_rank: As for ``fastcoll._measure.measure``.
             advance: Called after each turn.
 
         Returns:
-            The times of the last measurement, and for the record how many there were, and how much of the machine
-            other processes used meanwhile, in percent; None on many hosts.
+            The times of the last measurement. For the record, the number of measurements, and the share of the
+            machine that other processes used meanwhile, in percent; None on several hosts.
         """
         quiet, attempt = self.options.quiet, 0
         while True:
@@ -159,7 +159,7 @@ class Run:
             print(*lines, sep="\n", flush=True)
 
     def write_json(self) -> None:
-        """Writes the record on rank 0, if that was asked for."""
+        """Writes the record on rank 0 if ``--json`` is given."""
         if self.rank == 0 and self.options.json:
             self.record["load_average_at_end"] = list(os.getloadavg())
             self.record["fastcoll_groups"] = info.groups()
@@ -197,12 +197,12 @@ def open_run(
     """Connects this rank, which torchrun or ``fastcoll._launch.launch`` has started.
 
     Args:
-        options: Of the run.
-        arguments: From which the options were read, for the record.
-        adapters: Backends that are not simply torch's, by name.
+        options: Options of the run.
+        arguments: The command line of the options, for the record.
+        adapters: Backends that need a class of their own, by name.
 
     Raises:
-        SystemExit: Ranks share a GPU; on all ranks, with status 2.
+        SystemExit: Ranks share a GPU; raised on all ranks, with status 2.
     """
     torch.set_num_threads(1)
     timeout = timedelta(seconds=options.timeout)
@@ -222,7 +222,7 @@ def open_run(
                 print(f"fastcoll.bench: {error}", file=sys.stderr, flush=True)
             control.barrier()
             raise SystemExit(2) from None
-    # torch wants a default group. It stays idle: every backend is measured in a group of its own.
+    # torch needs a default group. It stays idle: every backend is measured in a group of its own.
     dist.init_process_group(
         "gloo" if dist.is_gloo_available() else "fastcoll",
         store=PrefixStore("groups", store),

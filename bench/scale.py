@@ -1,9 +1,9 @@
-"""What an all-reduce costs at scale, by closed forms: the table of docs/benchmarks/at-scale.md.
+"""The time of an all-reduce at scale, by closed forms: the table of docs/benchmarks/at-scale.md.
 
-Nothing here was measured. A step that sends m bytes takes a + m b: latency and seconds a byte of a link (Hockney,
-Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High Performance
-Computing Applications 19, 2005). n ranks, R of them on a node, N nodes, S bytes of the message; a and b are those of
-the link in the node, or between nodes. All ranks go step by step, and a rank sends and receives at once.
+Nothing here was measured. A step that sends m bytes takes a + m b, with a link's latency a and seconds per byte b
+(Hockney, Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High
+Performance Computing Applications 19, 2005). There are n ranks, R on each of N nodes, and S bytes of the message. The
+link is that in the node, or between nodes. All ranks go step by step, and a rank sends and receives at once.
 
     ring           2 (n-1) (a + S/n b) + (n-1)/n S c          Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009
     double_tree    2 (h+k-1) (a + S/k b) + (h+k-1) S/k c      Sanders, Speck, Traeff, Parallel Computing 35, 2009
@@ -13,8 +13,7 @@ the link in the node, or between nodes. All ranks go step by step, and a rank se
     hierarchical   two_shot in each node around another form  Jia et al., arXiv:1807.11205, 2018
                    between nodes, of S/R bytes on N ranks
 
-A ring over several nodes runs through them in R parts, so that each rank's card carries S/R; every step then waits
-for the slower link.
+A ring over several nodes has R parts, so each rank's card carries S/R. Every step then waits for the slower link.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Link:
-    """What a rank sends through: seconds until the first byte is there, and seconds for each byte."""
+    """A rank's link: seconds until the first byte arrives, and seconds for each byte."""
 
     latency: float
     per_byte: float
 
     def step(self, size: float) -> float:
-        """Return the seconds of a step that sends so many bytes."""
+        """Returns the seconds of a step that sends `size` bytes."""
         return self.latency + size * self.per_byte
 
 
@@ -55,10 +54,10 @@ class Machine:
     """Nodes of equally many ranks.
 
     Attributes:
-        intra: A rank's link in its node, over which it reaches all others at once.
-        inter: Its link to other nodes.
+        intra: A rank's link in its node, to all its ranks at once.
+        inter: A rank's link to other nodes.
         per_node: Ranks of a node.
-        per_reduced_byte: Seconds to add a byte that has come to one that is there.
+        per_reduced_byte: Seconds to add a received byte to a local one.
         call: Seconds of a call before its first step.
     """
 
@@ -69,12 +68,12 @@ class Machine:
     call: float = 0.0
 
     def nodes(self, ranks: int) -> int:
-        """Return how many nodes so many ranks fill."""
+        """Returns the number of nodes of `ranks` ranks."""
         return -(-ranks // self.per_node)
 
 
 def ring(ranks: int, size: float, machine: Machine) -> float:
-    """Return the seconds of a ring of all ranks."""
+    """Returns the seconds of a ring of all ranks."""
     chunk, steps = size / ranks, 2 * (ranks - 1)
     nodes, local = machine.nodes(ranks), min(ranks, machine.per_node)
     if nodes == 1:
@@ -86,14 +85,14 @@ def ring(ranks: int, size: float, machine: Machine) -> float:
 
 
 def double_tree(ranks: int, size: float, machine: Machine) -> float:
-    """Return the seconds of two trees, each for half of the message, in the best number of segments."""
+    """Returns the seconds of two trees, each for half of the message, with the best number of segments."""
     if ranks == 1:
         return 0.0
     link = machine.intra if machine.nodes(ranks) == 1 else machine.inter
     height = (ranks - 1).bit_length()
     widest = (
         2 if ranks > 3 else 1
-    )  # children that the busiest rank has in a step, of half a message each
+    )  # children of the busiest rank in each step, of half a message each
 
     def seconds(segments: int) -> float:
         busiest = widest * size / (2 * segments)
@@ -106,19 +105,19 @@ def double_tree(ranks: int, size: float, machine: Machine) -> float:
 
 
 def one_shot(ranks: int, size: float, machine: Machine) -> float:
-    """Return the seconds if each rank reads all messages; of one node."""
+    """Returns the seconds if each rank reads all messages; on one node."""
     read = (ranks - 1) * size
     return machine.intra.step(read) + read * machine.per_reduced_byte
 
 
 def two_shot(ranks: int, size: float, machine: Machine) -> float:
-    """Return the seconds if each rank reduces its share and reads the others'; of one node."""
+    """Returns the seconds if each rank reduces its share and reads the other shares; on one node."""
     share = (ranks - 1) * size / ranks
     return 2 * machine.intra.step(share) + share * machine.per_reduced_byte
 
 
 def hierarchical(between: str, ranks: int, size: float, machine: Machine) -> float:
-    """Return the seconds of two_shot in the nodes, with "ring" or "double_tree" of a share between them."""
+    """Returns the seconds of two_shot in the nodes, with "ring" or "double_tree" of a share between them."""
     local = machine.per_node
     one_each = replace(machine, per_node=1)
     form = {"ring": ring, "double_tree": double_tree}[between]
@@ -127,15 +126,15 @@ def hierarchical(between: str, ranks: int, size: float, machine: Machine) -> flo
 
 @dataclass(frozen=True)
 class Host:
-    """A kind of node, as data sheets and NCCL's own model have it.
+    """A kind of node, by data sheets and NCCL's own model.
 
     Attributes:
-        intra_bandwidth: Bytes a second that a rank sends in its node.
+        intra_bandwidth: Bytes per second that a rank sends in its node.
         inter_bandwidth: The same to other nodes.
-        memory_bandwidth: Bytes a second of a device's memory; a reduced byte is two read and one written.
-        per_node: Ranks.
+        memory_bandwidth: Bytes per second of a device's memory; reducing a byte reads two and writes one.
+        per_node: Ranks of a node.
         call: Seconds before the first step.
-        protocols: Latencies in the node and between nodes, and the share of a link that carries the message.
+        protocols: Of each protocol, latency in the node and between nodes in seconds, and usable share of a link.
     """
 
     intra_bandwidth: float
@@ -146,7 +145,7 @@ class Host:
     protocols: tuple[tuple[float, float, float], ...]
 
     def machines(self) -> Iterator[Machine]:
-        """Yield what a message meets under each protocol; which is best depends on its size."""
+        """Yields the machine under each protocol; the best one depends on the message size."""
         for intra, inter, share in self.protocols:
             yield Machine(
                 Link(intra, 1 / (self.intra_bandwidth * share)),
@@ -168,14 +167,14 @@ HGX_H200 = Host(
     call=6.6e-6,
     protocols=((0.6e-6, 5.0e-6, 0.5), (1.9e-6, 8.5e-6, 0.92), (3.4e-6, 14.0e-6, 1.0)),
 )
-"""8 H200 on an NVSwitch: an assumption of what is common, which nobody here has measured."""
+"""8 H200 on an NVSwitch: an assumption about a common node, not measured."""
 
 CPU = Machine(Link(1e-6, 1 / 8e9), Link(1e-6, 1 / 8e9), per_node=64, per_reduced_byte=1 / 8e9)
-"""The ranks of one host on CPU, each on a core of its own that copies 8 GB/s and sees a flag after 1 us: assumed."""
+"""Ranks of one host on CPU, each on a core of its own that copies 8 GB/s and reads a new flag after 1 us: assumed."""
 
 
 def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
-    """Return the microseconds of each algorithm that there is for so many ranks."""
+    """Returns the microseconds of each algorithm that can serve `ranks` ranks."""
     forms: dict[str, float] = {}
     if machine.nodes(ranks) == 1:
         forms["one_shot"] = one_shot(ranks, size, machine)
@@ -189,7 +188,7 @@ def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:
 
 
 def table() -> list[str]:
-    """Return the lines of the table, in Markdown."""
+    """Returns the lines of the table, in Markdown."""
     rows = []
     for ranks in (8, 64, 1024, 16384):
         for size in ("64 KiB", "1 MiB", "32 MiB", "1 GiB"):

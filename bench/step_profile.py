@@ -1,7 +1,7 @@
-"""What a training step does beside its collectives, by torch.profiler: ``fastcoll.bench ddp --profile``.
+"""The work of a training step besides its collectives, by torch.profiler: ``fastcoll.bench ddp --profile``.
 
 On a GPU a *launch* is a kernel, a copy or a fill that the device ran. On the CPU it is an operator of torch that calls
-no other. Collectives are told apart by their names. The host's time is taken without the profiler.
+no other. Collectives are identified by their names. The host's time is measured without the profiler.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _COLLECTIVES = (
     "one_shot_kernel",
     "two_shot_kernel",
     "ring_kernel",
-    "bucket_kernel",  # copies out too
+    "bucket_kernel",  # copies results out too
 )
-"""What names of kernels that move messages between ranks contain, in lower case."""
+"""Parts of the names of kernels that move messages between ranks, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class StepProfile:
     """One step, on this rank.
 
     Attributes:
-        host_microseconds: Until the step has queued all, with the device idle before: the median of some steps.
-        launches: How many ran, those of collectives left out.
+        host_microseconds: Time until the step has queued all work on an idle device: the median of some steps.
+        launches: Number of launches, without those of collectives.
         launch_microseconds: The sum of their times.
-        collectives: Kernels of collectives; on the CPU, the calls.
+        collectives: Number of kernels of collectives; on the CPU, of calls.
         collective_microseconds: The sum of their times.
-        calls: What the host has called to put work on the device: launches of kernels and graphs, copies and fills.
+        calls: Number of the host's calls that put work on the device: launches of kernels and graphs, copies and fills.
     """
 
     host_microseconds: float
@@ -53,13 +53,13 @@ class StepProfile:
     calls: float
 
     def less(self, other: StepProfile) -> StepProfile:
-        """Returns what is more here than there."""
+        """Returns this profile minus the other."""
         theirs = asdict(other)
         return StepProfile(**{name: value - theirs[name] for name, value in asdict(self).items()})
 
 
 def _kind(event: Any, on_gpu: bool) -> str:
-    """Returns "launch", "collective" or "call", or "" for what is none of them."""
+    """Returns "launch", "collective" or "call", or "" for any other event."""
     name = event.name.lower()
     if event.device_type.name == "CUDA":
         if getattr(event, "is_user_annotation", False):
@@ -74,7 +74,7 @@ def _kind(event: Any, on_gpu: bool) -> str:
 
 
 def profiled(events: Iterable[Any], steps: int, on_gpu: bool, host: float) -> StepProfile:
-    """Returns what the profiler's events of some steps say of one of them.
+    """Returns the profile of one step, from the profiler's events of several steps.
 
     Raises:
         ValueError: Nothing was launched.
@@ -91,12 +91,12 @@ def profiled(events: Iterable[Any], steps: int, on_gpu: bool, host: float) -> St
 
 
 def profile_step(step: Callable[[], object], device: torch.device, meet: Call) -> StepProfile:
-    """Takes steps without the profiler, and then with it; all ranks call it.
+    """Takes steps without the profiler, and then with it; all ranks call this.
 
     Args:
-        step: Takes one.
-        device: Where.
-        meet: Returns when all ranks are here.
+        step: Takes a step.
+        device: Device of the step.
+        meet: Barrier of all ranks.
     """
     on_gpu = device.type == "cuda"
     times = []
@@ -107,7 +107,7 @@ def profile_step(step: Callable[[], object], device: torch.device, meet: Call) -
         step()
         times.append((time.perf_counter_ns() - begin) / 1e3)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    # What is traced first lacks kernels: a step to warm up.
+    # One step warms up, because the first traced step lacks kernels.
     plan = schedule(wait=0, warmup=1, active=STEPS, repeat=1)
     with profile(activities=activities, schedule=plan) as found:
         for _ in range(1 + STEPS):

@@ -33,10 +33,10 @@ def _kinds(options: argparse.Namespace) -> list[tuple[str, str, str]]:
 
 
 def _try(run: Run, case: Case, peer: Peer) -> tuple[Case, Call, int]:
-    """Makes the first calls, verified ones if asked for; what the backend cannot do is raised here.
+    """Makes the first calls, also verified ones if requested; raises if the backend cannot do the case.
 
     Returns:
-        The case, on buffers that may be the backend's own; what does it; how many elements were wrong.
+        The case, perhaps on buffers of the backend; the call; the number of wrong elements.
     """
     case = peer.place(case)
     call = peer.bind(case)
@@ -95,7 +95,7 @@ def _measure_case(run: Run, case: Case, advance: Call) -> dict[str, Any]:
 
 
 def sweep(run: Run) -> int:
-    """Measures all that was asked for and prints the table as it grows.
+    """Measures all requested cases, and prints each row when it is measured.
 
     Returns:
         The exit status: 0, 1 if a result was wrong, 2 if nothing was measured.

@@ -1,4 +1,4 @@
-"""The tables and pictures of the pages, from records in bench/results: a function makes the lines of each."""
+"""The tables and pictures of the pages, from records in bench/results: one function makes the lines of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _or_dash(value: float | None, text: str) -> str:
 
 def _source(name: str, record: dict[str, Any], more: str = "") -> list[str]:
     """Returns the lines under a table: command, date and machine."""
-    # The benchmark sets the others itself.
+    # The benchmark sets the other variables itself.
     asked = {k: v for k, v in record.get("environment", {}).items() if not k.startswith(_SET_HERE)}
     settings = "".join(f"{name}={value} " for name, value in asked.items())
     return ["", f"`{settings}{record['command']}`  ", f"{_link(name)}, {_origin(record)}{more}"]
@@ -50,7 +50,7 @@ def _link(name: str) -> str:
 
 
 def _origin(record: dict[str, Any]) -> str:
-    """Returns when a record was made, and where."""
+    """Returns the date and the machine of a record."""
     machine, versions = record.get("machine"), record["versions"]
     where = f"; {machine['cpu']}, {machine['cores_allowed']} cores" if machine else ""
     return f"{record['date'][:10]}{where}, torch {versions['torch']}"
@@ -132,7 +132,7 @@ def _hosts(link: str, shapes: tuple[str, ...]) -> list[str]:
 
 
 def _hosts_bytes(link: str, shapes: tuple[str, ...]) -> list[str]:
-    """Returns what the busiest host sends over the least possible, of the longest messages."""
+    """Returns a table of the bytes that the busiest host sends over the least possible, for the longest messages."""
     sent: dict[str, list[str]] = {}
     for name in shapes:
         record = _record(f"hosts_{name}_{link}_cpu.jsonl")
@@ -181,7 +181,7 @@ def _losses(case: dict[str, Any]) -> str:
 
 
 def client_result(case: dict[str, Any]) -> str:
-    """Returns step times and losses of a framework's training in a line."""
+    """Returns the step times and losses of a framework's training in one line."""
     if "problem" in case:
         return f"FAILED: {case['problem']}"
     gloo, ours, ratio = _step_times(case)
@@ -230,7 +230,7 @@ def _said(message: str) -> str:
 
 
 def _picture(name: str, shown: Callable[[list[dict[str, Any]]], str]) -> list[str]:
-    """Returns the lines of a picture and its caption: what it shows, records, date and machine."""
+    """Returns the lines of a picture and its caption: content, records, date and machine."""
     picture = PICTURES[name]
     records = picture.read()
     links = ", ".join(_link(f"{record}.jsonl") for record in picture.records)
@@ -305,4 +305,4 @@ TABLES: dict[str, dict[str, Callable[[], list[str]]]] = {
     },
     "docs/benchmarks/at-scale.md": {"scale": scale.table},
 }
-"""What makes the lines of each table and picture, by its page and the name in its mark."""
+"""The function that makes the lines of each table and picture, by its page and the name in its mark."""

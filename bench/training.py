@@ -1,6 +1,6 @@
-"""Ways to train a module in data parallel over a backend, by the word behind the backend's name."""
+"""Ways to train a module in data parallel over a backend, by the word after the backend's name."""
 
-# No `from __future__ import annotations`: DDP looks at the hook's.
+# No `from __future__ import annotations`: DDP reads the hook's annotations.
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ def _ddp(model: nn.Module, group: Any, **options: Any) -> DistributedDataParalle
 def _fused(
     model: nn.Module, group: Any, wire: torch.dtype | None = None, **options: Any
 ) -> nn.Module:
-    """DDP with fastcoll's hook, whose gradients are the buckets."""
+    """DDP with fastcoll's hook; its gradients are views of the buckets."""
     ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
     ddp.register_comm_hook(FusedAllreduceState(group, wire_dtype=wire), fused_allreduce_hook)
     return ddp
@@ -41,14 +41,14 @@ def _synchronizer(
 
 
 def _compressed(model: nn.Module, group: Any, **options: Any) -> nn.Module:
-    """DDP with torch's bf16_compress_hook, whose gradients are the buckets."""
+    """DDP with torch's bf16_compress_hook; its gradients are views of the buckets."""
     ddp = _ddp(model, group, **{"gradient_as_bucket_view": True, **options})
     ddp.register_comm_hook(group, bf16_compress_hook)
     return ddp
 
 
 def _unreduced(model: nn.Module, group: Any, **options: Any) -> nn.Module:
-    """DDP with a hook that gives the bucket back as it is."""
+    """DDP with a hook that returns the bucket unchanged."""
     ddp = _ddp(model, group, **options)
     ddp.register_comm_hook(None, _give_back)
     return ddp
@@ -71,11 +71,11 @@ WAYS: dict[str, Callable[..., nn.Module]] = {
     "sync-bf16": partial(_synchronizer, wire=torch.bfloat16),
     "unreduced": _unreduced,
 }
-"""(model, group, options of DDP) -> what is trained. "gloo-batched" is the backend gloo and the way "batched"."""
+"""(model, group, options of DDP) -> trained module. "gloo-batched" is the backend gloo and the way "batched"."""
 
 
 def missing_way(way: str) -> str:
-    """Returns why there is no such way, or ""."""
+    """Returns the reason if there is no such way, or ""."""
     if way not in WAYS:
         return f"{way!r} is no way to train; there are {', '.join(filter(None, WAYS))}"
     known = inspect.signature(DistributedDataParallel).parameters

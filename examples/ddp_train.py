@@ -35,12 +35,12 @@ __all__ = ["Outcome", "Settings", "main", "train"]
 
 WARM_UP_STEPS = 10
 LEAST_ACCURACY = 0.95
-LOSS_TOLERANCE = 1e-3  # three or more ranks may be summed in another order
+LOSS_TOLERANCE = 1e-3  # with three or more ranks the order of a sum may differ
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the course of a training, besides the backend."""
+    """The settings of a training, besides the backend."""
 
     epochs: int
     batch_size: int  # of one rank
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What rank 0 reports of a training."""
+    """The results of a training, on rank 0."""
 
     backend: str
     losses: list[float]  # mean over the ranks, one value a step
@@ -115,7 +115,7 @@ def progress_bar(title: str, steps: int) -> Iterator[Callable[[float], None]]:
 
 
 def accuracy(model: nn.Module, dataset: TensorDataset, rank: int, world_size: int) -> float:
-    """Each rank takes every world_size-th image; the counts are added up."""
+    """Returns the share of right answers; each rank tests every world_size-th image."""
     images, labels = (tensor[rank::world_size] for tensor in dataset.tensors)
     with torch.no_grad():
         right = (model(images).argmax(dim=1) == labels).sum().to(torch.float64)
@@ -124,7 +124,7 @@ def accuracy(model: nn.Module, dataset: TensorDataset, rank: int, world_size: in
 
 
 def time_all_reduce(elements: int, repeats: int = 50) -> list[float]:
-    """Returns the seconds that each of `repeats` all_reduce calls took, each begun together."""
+    """Returns the seconds of each of `repeats` all_reduce calls, which all ranks begin together."""
     tensor = torch.zeros(elements)
     seconds = []
     for _ in range(repeats):
@@ -146,7 +146,7 @@ def train(
     torch.set_num_threads(1)
     dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
     outcome = fit(backend, rank, world_size, settings)
-    gc.collect()  # DDP is in a cycle with its group, and gloo's threads abort a process whose Python ends
+    gc.collect()  # DDP and its group form a cycle; gloo's threads would abort the process when Python ends
     dist.destroy_process_group()
     return outcome if rank == 0 else None
 
@@ -198,7 +198,7 @@ def _rank_main(
 
 
 def train_in_processes(backend: str, world_size: int, settings: Settings) -> Outcome:
-    """Starts the ranks on this machine, waits for them and returns what rank 0 reports."""
+    """Starts the ranks on this machine, waits for them, and returns the outcome of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         result = str(Path(folder, "outcome"))
         rendezvous = f"file://{folder}/rendezvous"
@@ -207,7 +207,7 @@ def train_in_processes(backend: str, world_size: int, settings: Settings) -> Out
 
 
 def print_table(outcomes: list[Outcome], world_size: int) -> None:
-    """Prints one row for each backend, then how the others compare with the last one."""
+    """Prints one row for each backend, then compares the others with the last one."""
     from rich.console import Console
     from rich.table import Table
 
@@ -242,7 +242,7 @@ def print_table(outcomes: list[Outcome], world_size: int) -> None:
 
 
 def judge(outcomes: list[Outcome]) -> str | None:
-    """Says how the loss curves compare; returns what is wrong with the outcomes, if anything."""
+    """Prints how the loss curves compare; returns the problem with the outcomes, or None."""
     first, *others = outcomes
     for outcome in outcomes:
         if outcome.accuracy <= LEAST_ACCURACY:
@@ -263,7 +263,7 @@ def judge(outcomes: list[Outcome]) -> str | None:
 
 
 def missing() -> str | None:
-    """Returns what to install before anything can be trained, or None if nothing is missing."""
+    """Returns a message with the missing packages, or None."""
     needed = {"rich": "rich", "sklearn": "scikit-learn"}
     absent = [package for name, package in needed.items() if not importlib.util.find_spec(name)]
     if not absent:
@@ -289,7 +289,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(given: Sequence[str] | None = None) -> str | None:
-    """Trains and prints; returns what is wrong, if anything, for ``sys.exit``."""
+    """Trains and prints; returns the problem for ``sys.exit``, or None."""
     arguments = parse_arguments(given)
     if problem := missing():
         return problem

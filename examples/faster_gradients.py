@@ -1,10 +1,10 @@
-"""Measures what each way to average gradients adds to a step of one model.
+"""Measures the time that each way to average gradients adds to a step of one model.
 
     torchrun --nproc-per-node 2 examples/faster_gradients.py
 
-The first line is the step without communication. The others are what a way adds to it: DDP, DDP with fastcoll's
-hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. If you clip
-gradients, the last three ways also save a pass, by ``clip_in_step`` (docs/guides/gradients.md).
+The first line is the step without communication. The others are the times that the ways add to it: DDP, DDP with
+fastcoll's hook, and ``GradientSynchronizer``, which replaces DDP. The last way sends gradients as bfloat16. If you
+clip gradients, the last three ways also save a pass, by ``clip_in_step`` (docs/guides/gradients.md).
 
 Expected output, with other times. These are of one run on an idle machine with 2 cores:
 

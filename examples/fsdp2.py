@@ -1,4 +1,4 @@
-"""Trains a model sharded by FSDP2, saves it by torch.distributed.checkpoint, and goes on from the checkpoint.
+"""Trains a model sharded by FSDP2, saves it with torch.distributed.checkpoint, and continues from the checkpoint.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py               the checkpoint goes to ./checkpoint
     torchrun --nproc-per-node 2 examples/fsdp2.py FOLDER

@@ -21,7 +21,7 @@ import fastcoll
 
 
 def main() -> None:
-    """Is one rank."""
+    """Runs one rank."""
     dist.init_process_group("fastcoll")
     total = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(total)

@@ -1,10 +1,10 @@
-"""Three ranks of which rank 1 does wrong. `fastcoll trace` then names the rank (docs/faults/find-the-rank.md).
+"""Runs three ranks, of which rank 1 fails. `fastcoll trace` then names this rank (docs/faults/find-the-rank.md).
 
     python examples/which_rank_hangs.py missing     rank 1 sleeps, and the others wait for it
     python examples/which_rank_hangs.py mismatch    rank 1 has a tensor of another size
     python examples/which_rank_hangs.py died        rank 1 is killed
 
-This starts the ranks as the next line does, and then runs `fastcoll trace` on what they wrote:
+The script starts the ranks like the next line, and then runs `fastcoll trace` on their files:
 
     FASTCOLL_TRACE_DUMP=traces/rank_ torchrun --nproc-per-node 3 examples/which_rank_hangs.py missing
 
@@ -43,7 +43,7 @@ def step(elements: int = 1000) -> None:
 
 
 def main(fault: str, timeout: float, sleep: float) -> None:
-    """Does five steps, then the one that goes wrong."""
+    """Makes five steps, then the one that fails."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all when one dies: traces first
     dist.init_process_group("fastcoll", timeout=timedelta(seconds=timeout))
     for _ in range(5):
