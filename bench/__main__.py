@@ -29,7 +29,7 @@ __all__ = ["main", "run_rank"]
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """Returns why the run cannot begin, or ""."""
+    """Returns the reason if the run cannot begin, or ""."""
     ranks = int(os.environ.get("WORLD_SIZE", options.nproc))
     if options.root >= ranks:
         return f"--root {options.root}: there are {ranks} ranks"

@@ -39,8 +39,8 @@ def describe_gpus(control: Control, device: torch.device) -> dict[str, Any]:
     """Gathers all ranks' placements; all ranks call this.
 
     Returns:
-        For the record: the number of ranks by host and by kind of GPU, whether all GPUs of each host access each
-        other directly, and every rank's placement.
+        For the record: the number of ranks by host and by kind of GPU. Whether all GPUs of each host access each
+        other directly. And every rank's placement.
 
     Raises:
         ValueError: Ranks share a GPU; raised on all ranks.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 __all__ = ["MODELS", "EmulatedModel", "gpt2_medium", "mlp", "resnet50"]
 
 Shape = tuple[int, ...]
-_SIDE = 256  # of the matrices that stand for the arithmetic of a backward pass
+_SIDE = 256  # of the matrices whose products emulate the arithmetic of a backward pass
 _PRODUCT_FLOP = 2.0 * _SIDE**3
 
 

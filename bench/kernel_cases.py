@@ -39,8 +39,8 @@ class Case:
         name: Row of the table.
         bytes: Least bytes that must be read and written.
         launches: Number of kernels that fastcoll launches.
-        works: The work of each candidate.
-        verify: Of each candidate, makes the call and compares its buffers.
+        works: The work, by candidate.
+        verify: Does the work and compares the buffers, by candidate.
         check: Raises if an earlier call failed without raising.
     """
 

@@ -243,7 +243,7 @@ def _measure(options: argparse.Namespace, given: list[str], device: torch.device
                     with failing(case.name):
                         rows[case.name] = _measure_case(case, stream, options.rounds, rows)
                     del case
-                torch.cuda.empty_cache()  # raises if the device answers nothing more
+                torch.cuda.empty_cache()  # raises if the device has failed
             else:
                 record["complete"] = True
     record["clocks"].append(_clocks())

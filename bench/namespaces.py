@@ -92,7 +92,7 @@ class Cluster:
     def spawn(
         self, host: int, command: list[str], env: dict[str, str], **options: Any
     ) -> subprocess.Popen[bytes]:
-        """Starts a process on a host, which ends with the host; ``options`` are Popen's."""
+        """Starts a process on a host; it ends with the host. ``options`` are Popen's."""
         enter = ["nsenter", "-t", self._inner(host), *["-n", "-u", "-i", "-p", "-m"]]
         whole = [*enter, f"--wd={os.getcwd()}", "--", *command]
         return subprocess.Popen(whole, env={**os.environ, **env}, **options)

@@ -1,8 +1,8 @@
 """The expected result of a collective, computed without communication.
 
 Rank r sends a sequence of small integers that repeats with a prime period. So every rank can compute the
-data of every other, and a result that is shifted by a segment or comes from another rank does not match.
-Sums of so small numbers are exact in every dtype; only an average may round.
+data of every other rank. A result that is shifted by a segment, or comes from another rank, does not match.
+Sums of such small numbers are exact in every dtype; only an average may round.
 """
 
 from __future__ import annotations

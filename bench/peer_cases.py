@@ -1,8 +1,8 @@
 """Collectives whose ranks all run in one launch on one GPU, compared with the traffic of their formulas.
 
-The traffic is the number of bytes that all ranks read and write by the head of each kernel's file, all in the memory of
-one device. The bound is this traffic over the bandwidth of a copy in the same run. A message of some MiB stays in the
-L2 cache and may be faster.
+The head of each kernel's file has the bytes that a rank reads and writes. The traffic is their sum over all ranks, all
+in the memory of one device. The bound is this traffic over the bandwidth of a copy in the same run. A message of some
+MiB stays in the L2 cache and may be faster.
 """
 
 from __future__ import annotations

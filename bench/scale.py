@@ -134,7 +134,7 @@ class Host:
         memory_bandwidth: Bytes per second of a device's memory; reducing a byte reads two and writes one.
         per_node: Ranks of a node.
         call: Seconds before the first step.
-        protocols: Of each protocol, latency in the node and between nodes in seconds, and usable share of a link.
+        protocols: Latency in the node and between nodes, in seconds, and usable share of a link, of each protocol.
     """
 
     intra_bandwidth: float
@@ -170,7 +170,7 @@ HGX_H200 = Host(
 """8 H200 on an NVSwitch: an assumption about a common node, not measured."""
 
 CPU = Machine(Link(1e-6, 1 / 8e9), Link(1e-6, 1 / 8e9), per_node=64, per_reduced_byte=1 / 8e9)
-"""Ranks of one host on CPU, each on a core of its own that copies 8 GB/s and reads a new flag after 1 us: assumed."""
+"""Ranks of one host on CPU. Assumed: each has its own core, which copies 8 GB/s and reads a new flag after 1 us."""
 
 
 def predictions(ranks: int, size: float, machine: Machine) -> dict[str, float]:

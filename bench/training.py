@@ -35,7 +35,7 @@ def _synchronizer(
     model: nn.Module, group: Any, wire: torch.dtype | None = None, **options: Any
 ) -> nn.Module:
     """The model itself with a GradientSynchronizer."""
-    options.pop("gradient_as_bucket_view", None)  # DDP's: there is no bucket beside the gradients
+    options.pop("gradient_as_bucket_view", None)  # for DDP only: gradients have no bucket here
     GradientSynchronizer(model, group, wire_dtype=wire, **options)
     return model
 

@@ -7,7 +7,7 @@
 
 It needs rich and scikit-learn. The data are the 1,797 images of 8x8 pixels that come with scikit-learn. The only
 line that names the backend is ``dist.init_process_group(backend, ...)``. Exits with a message if at most 95% of the
-test images are recognised, or if the loss curves of two backends differ by more than 0.001.
+test images are recognised. Exits likewise if the loss curves of two backends differ by more than 0.001.
 """
 
 from __future__ import annotations

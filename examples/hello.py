@@ -1,4 +1,4 @@
-"""Adds one number over two ranks, and prints what served the call.
+"""Adds one number over two ranks, and prints the backend and the transport.
 
     python examples/hello.py                         the script starts its own two ranks
     torchrun --nproc-per-node 2 examples/hello.py    torchrun starts the ranks

@@ -33,8 +33,8 @@ class UnusableBuild(ImportError):
     """There is no compiled module for this torch and this Python.
 
     Attributes:
-        detail: What was expected and what was found.
-        remedy: What to do.
+        detail: The expected and the found module.
+        remedy: The command or the change that helps.
     """
 
     def __init__(self, detail: str, remedy: str) -> None:

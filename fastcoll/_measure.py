@@ -3,8 +3,8 @@
 In each round every candidate has one turn, and each round begins with another candidate. A turn has four steps:
 
 1. All ranks meet; each sleeps until the last one arrives.
-2. Each rank computes for some milliseconds, as training would. The scheduler wakes all ranks on one core (calls of
-   5 us then took 70 us), and gives each rank a core of its own in this time.
+2. Each rank computes for some milliseconds, as training would. In this time the scheduler gives each rank a core of its
+   own. It wakes all ranks on one core, and calls of 5 us then took 70 us.
 3. Untimed calls absorb the skew of the meeting.
 4. Timed calls follow back to back, each timed on each rank.
 """

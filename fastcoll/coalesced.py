@@ -47,7 +47,7 @@ class CoalescedWork(dist.Work):
         self._future: Future[list[Tensor]] = work.get_future().then(call)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for the results; raises what the all-reduce raises."""
+        """Waits for the results; raises the error of the all-reduce."""
         self._work.wait(timeout) if timeout else self._work.wait()
         self._future.wait()
         return True
@@ -148,7 +148,7 @@ def _checked(tensors: Any, wire_dtype: torch.dtype | None, scale: float) -> list
     """Returns the tensors as a list.
 
     Raises:
-        TypeError, ValueError: As the call.
+        TypeError, ValueError: As ``all_reduce_coalesced``.
     """
     where = "fastcoll.all_reduce_coalesced"
     if isinstance(tensors, Tensor):

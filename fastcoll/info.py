@@ -212,7 +212,7 @@ def collect() -> dict[str, Any]:
 
 
 def _sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Turns the report into titled lists of (what, text)."""
+    """Turns the report into titled lists of (name, text)."""
     available = []
     for answer in report["available"]:
         mark = "yes" if answer["available"] else "no"

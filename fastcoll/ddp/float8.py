@@ -77,8 +77,8 @@ class Float8Turns:
     """The two steps of each bucket, in the same order on all ranks.
 
     Callbacks call no collectives, because their order may differ between ranks. The second step of a bucket is called
-    just before the next bucket of any kind begins, and that of the last bucket after all first steps. Until then the
-    bucket's first step overlaps the backward pass.
+    just before the next bucket of any kind begins. The last bucket's second step follows all first steps. Until then
+    the bucket's first step overlaps the backward pass.
     """
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ def fused_allreduce_hook(state: FusedAllreduceState, bucket: GradBucket) -> Futu
         state.clip_grad_norm_(ddp.parameters(), 1.0)
 
     Args:
-        state: Of this DDP module.
+        state: State of this DDP module.
         bucket: A bucket of DDP; its buffer is a tensor of one dimension.
 
     Returns:

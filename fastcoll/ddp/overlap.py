@@ -45,7 +45,7 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
 def are_shared(group: ProcessGroup | None, buffer: Tensor) -> bool:
     """Returns whether the buffers of all ranks are in shared memory; all ranks call this, and get the same result.
 
-    Such a message is reduced in place, at the cost of one pass over it, if it is one buffer and needs no cast.
+    Such a message is reduced in place if it is one buffer and needs no cast. This costs one pass over it.
 
     Args:
         group: The group. None: the default group.
@@ -78,7 +78,7 @@ def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
     """Returns whether the ranks of one host leave one of their cores free.
 
     Args:
-        ranks: Of each rank, the number of compute threads and the cores that it may use.
+        ranks: Number of compute threads and allowed cores, of each rank.
     """
     cores: set[int] = set().union(*(allowed for _, allowed in ranks))
     return sum(threads for threads, _ in ranks) < len(cores)

@@ -44,7 +44,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         self._clipping: dict[int, Tensor] = {}
         self._given: list[
             tuple[torch.optim.Optimizer, Tensor]
-        ] = []  # fused ones, and their divisors
+        ] = []  # fused optimizers and their divisors
 
     def clip_grad_norm_(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
         """Clips the unscaled gradients to a norm of at most ``max_norm``, in the next step.
@@ -52,7 +52,7 @@ class FusedGradScaler(torch.amp.GradScaler):
         Call it before ``step``. After ``unscale_`` it scales the gradients at once, unless the optimizer is fused.
 
         Args:
-            optimizer: Of the gradients.
+            optimizer: Optimizer of the gradients.
             max_norm: The largest norm, above 0.
 
         Returns:

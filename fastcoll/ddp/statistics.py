@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 __all__ = ["GradientStatistics"]
 
 _EPSILON = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm that it divides by."""
+"""torch.nn.utils.clip_grad_norm_ adds this to the norm that it divides by."""
 
 
 class GradientStatistics:
@@ -130,7 +130,7 @@ def require_scaling(optimizer: torch.optim.Optimizer) -> None:
 
 
 def clip_divisor(norm: Tensor, max_norm: float) -> Tensor:
-    """Returns what to divide gradients of this norm by: float32 without dimensions, at least 1.
+    """Returns the divisor that clips gradients of this norm: float32 without dimensions, at least 1.
 
     Raises:
         ValueError: ``max_norm`` is not above 0.

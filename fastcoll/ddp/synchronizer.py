@@ -72,9 +72,9 @@ class GradientSynchronizer(GradientStatistics):
         overlap: True: reduce each bucket during the backward pass. False: reduce all buckets at its end, on the
             thread that called ``backward()``. None: choose; on the CPU, False if the ranks are on one host and their
             threads use all its cores. The results are the same.
-        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. A parameter without a
-            gradient on all ranks stays without. If it is false and the loss of a rank reaches no parameter, the other
-            ranks time out, and the error names this rank.
+        find_unused_parameters: Whether a parameter may get no gradient in a backward pass. A parameter that gets none
+            on any rank stays without. If this is false and the loss of a rank reaches no parameter, the other ranks
+            time out. The error then names this rank.
         broadcast_buffers: Whether buffers get the values of rank 0 before each forward pass in training mode.
 
     Raises:

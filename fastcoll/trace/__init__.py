@@ -27,7 +27,7 @@ def dump(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
     Returns:
         The keys of torch's flight recorder, version 2.10: "entries", "pg_config", "pg_status" and "version". The key
-        "fastcoll" has what the flight recorder has no key for.
+        "fastcoll" has the values without a key in the flight recorder.
 
     Raises:
         RuntimeError: The trace is empty: there was no group yet, or FASTCOLL_TRACE_SIZE is 0.
