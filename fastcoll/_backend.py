@@ -195,7 +195,7 @@ def _look_at_variables() -> None:
 def _set_variables() -> None:
     """Sets variables that torch reads, unless the user has set them.
 
-    Without devices, DDP shall allocate its buckets by its backend. With devices it would allocate by NCCL too, so the
+    Without devices, DDP should allocate its buckets by its backend. With devices it would allocate by NCCL too, so the
     user decides. With devices, ``symmetric_rendezvous`` also changes ``SYMMETRIC_SWITCHES`` for a while. They are set
     here, because adding a variable then would move the others while NCCL's threads read them.
     """

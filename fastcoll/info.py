@@ -42,7 +42,7 @@ def groups() -> list[dict[str, Any]]:
               another name to make the group
             - "transport" and "reason", if fastcoll serves the group: "shm", "shm+gloo", "gloo", "local" (one rank) or
               "undecided" (no collective yet)
-            - "stores", with shared memory: "plain" or "streaming", as the last large segment was written
+            - "stores", with shared memory: "plain" or "streaming", the way in which the last large segment was written
             - "spin_us", with shared memory: microseconds that a wait spins before it sleeps; 0 if two ranks may
               share a core
             - "shared_bytes": shared memory that the process has reserved, in bytes, if fastcoll serves the group

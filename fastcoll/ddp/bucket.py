@@ -12,7 +12,7 @@ from fastcoll.ddp.reduction import BucketReduction
 __all__ = ["Bucket", "cut"]
 
 _FIRST_BUCKET = 1 << 20
-"""Bytes; small, because communication shall begin early in the backward pass."""
+"""Bytes; small, because communication should begin early in the backward pass."""
 
 
 class Bucket:

@@ -22,9 +22,9 @@ __all__ = ["are_shared", "can_overlap", "leave_a_core", "makes_shared"]
 def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     """Returns whether gradients are reduced during the backward pass, rather than at its end.
 
-    False on the CPU if all ranks are on one host and their threads use all its cores. There a reduction would take
-    turns with the pass that it should overlap, and each rank's turns would delay the others. Between hosts a core
-    mostly waits.
+    False on the CPU if the threads of all ranks use all cores, unless each rank is alone on its host. On one host a
+    reduction would take turns with the pass that it should overlap, and each rank's turns would delay the others.
+    Between hosts a core mostly waits.
 
     All ranks of the group call this, and get the same result.
 

@@ -317,7 +317,7 @@ class GradientSynchronizer(GradientStatistics):
             self._arrived = None
 
     def _finish_with_unused(self) -> None:
-        """Reduces zeros for parameters without a gradient; those without one on all ranks get none."""
+        """Reduces zeros for missing gradients; a parameter without a gradient on all ranks stays without."""
         absent = {parameter for parameter in self._trained if parameter.grad is None}
         for parameter in absent:
             parameter.grad = torch.zeros_like(parameter)
