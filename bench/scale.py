@@ -1,6 +1,6 @@
 """The time of an all-reduce at scale, by closed forms: the table of docs/benchmarks/at-scale.md.
 
-Nothing here was measured. A step that sends m bytes takes a + m b, with a link's latency a and seconds per byte b
+Nothing here was measured. A step that sends m bytes takes a + m b; a is a link's latency, b its seconds per byte
 (Hockney, Parallel Computing 20, 1994). A reduced byte takes c seconds (Thakur, Rabenseifner, Gropp, Int. J. High
 Performance Computing Applications 19, 2005). There are n ranks, R on each of N nodes, and S bytes of the message. The
 link is that in the node, or between nodes. All ranks go step by step, and a rank sends and receives at once.

@@ -20,7 +20,8 @@ def monitored_barrier(
 ) -> None:
     """Waits for all ranks of a group, and names the ranks that are late.
 
-    torch allows ``dist.monitored_barrier`` only for the backend name "gloo". This is the same barrier for fastcoll.
+    torch allows ``dist.monitored_barrier`` only for groups of the backend name "gloo". This function does the same for
+    groups that fastcoll serves.
 
     Args:
         group: A group whose CPU tensors fastcoll serves. None: the default group.
