@@ -304,6 +304,10 @@ std::string Watchdog::progress() const {
 }
 
 void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (phase_ != Phase::Healthy || closed_) return;
+  }
   config_.failing();
   try {
     std::string came;

@@ -356,7 +356,8 @@ std::string write(const std::string& reason, std::string path) {
   }
   if (!worked) {
     const std::string why = std::strerror(errno);
-    if (file != nullptr) ::unlink(part.c_str());
+    if (file == nullptr && fd >= 0) ::close(fd);
+    if (fd >= 0) ::unlink(part.c_str());
     throw Error(ErrorKind::Value, concat("fastcoll.trace: ", path, " cannot be written: ", why,
                                          ". Name a prefix in a folder that exists."));
   }

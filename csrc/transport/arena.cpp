@@ -13,6 +13,7 @@
 
 #include "../base/error.hpp"
 #include "../base/fork.hpp"
+#include "../base/topology.hpp"
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -136,6 +137,7 @@ std::shared_ptr<Arena> Arena::create(std::size_t virtualBytes) {
   header->magic = kArenaMagic;
   header->abi = kAbiVersion;
   header->pid = static_cast<std::uint32_t>(::getpid());
+  header->pidNamespace = pidNamespace();
   header->nonce = randomNonce128();
   header->bytes = bytes;
   std::strncpy(header->host, hostName().c_str(), sizeof header->host - 1);

@@ -27,7 +27,7 @@ inline std::size_t roundToPage(std::size_t bytes) {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::uint64_t kArenaMagic = 0x314c4c4f43545346ull;  // "FSTCOLL1"
 constexpr std::uint32_t kAbiVersion =
-    6;  // layout of shared memory, of network frames, and of records in the store
+    7;  // layout of shared memory, of network frames, and of records in the store
 
 constexpr std::uint32_t kOwnerDied = 0x40000000;  // FUTEX_OWNER_DIED
 
@@ -42,6 +42,7 @@ struct ArenaHeader {
   std::uint64_t magic;
   std::uint32_t abi;
   std::uint32_t pid;  // in the owner's pid namespace; for error texts and the process state
+  std::uint64_t pidNamespace;
   Nonce128 nonce;
   std::uint64_t bytes;
   /// Thread id of the owner's keeper thread; the kernel ORs in FUTEX_OWNER_DIED when it dies.

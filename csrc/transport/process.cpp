@@ -20,6 +20,7 @@
 #include "../base/interrupt.hpp"
 #include "../base/log.hpp"
 #include "../base/thread.hpp"
+#include "../base/topology.hpp"
 #include "hello.hpp"
 
 namespace fastcoll {
@@ -66,6 +67,12 @@ std::string PeerProcess::name() const {
   char host[sizeof(ArenaHeader::host) + 1] = {};
   std::memcpy(host, header().host, sizeof(ArenaHeader::host));
   return concat("pid ", header().pid, ", host ", host);
+}
+
+char PeerProcess::state() const {
+  const std::uint64_t ours = pidNamespace();
+  if (ours == 0 || header().pidNamespace != ours) return '?';  // there this pid is another process
+  return processState(static_cast<int>(header().pid));
 }
 
 std::shared_ptr<LocalProcess> LocalProcess::get() {

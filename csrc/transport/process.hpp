@@ -46,6 +46,8 @@ class PeerProcess {
   bool left() const { return header().bye.load(std::memory_order_acquire) != 0; }
   /// "pid 4711, host h1"
   std::string name() const;
+  /// State letter of /proc, or '?' if it cannot be known, as in another pid namespace.
+  char state() const;
 
  private:
   std::shared_ptr<Arena> own_;  // set if this is the process itself

@@ -269,9 +269,8 @@ bool SegmentStream::checkWorthlessPeers() {
   return false;
 }
 
-/// State letter of the peer's process; see processState().
 char SegmentStream::stateOf(int peer) const {
-  return processState(static_cast<int>(memory_.process(memberOf(peer)).header().pid));
+  return memory_.process(memberOf(peer)).state();
 }
 
 /// The extension of the deadline; see setGrace().

@@ -26,6 +26,8 @@ from machine import (
 from over_hosts import over_hosts
 from rank_calls import all_reduce, finish, repeated, transport, works
 
+TIMEOUT = 2.0
+
 # --- another user --------------------------------------------------------------------------------
 
 
@@ -149,9 +151,27 @@ def test_other_pid_namespaces_and_a_death_in_one(jobs):
     in_time(fault.at - when, 0.25, fault.text)
 
 
-# --- a link --------------------------------------------------------------------------------------
+def late_with_other_pids(rank: Rank):
+    """To each rank process 2 is itself, so it must not ask /proc for the state of the other."""
+    own_process_ids(2)
+    rank.used()
+    works(rank)
+    soon(TIMEOUT)
+    if rank.rank == 0:
+        rank.tell(repeated(all_reduce, rank))
+    rank.pause()
 
-TIMEOUT = 2.0
+
+def test_no_state_is_told_of_a_process_of_another_namespace(jobs):
+    job = jobs(2, late_with_other_pids)
+    fault = job.hear(0)
+    assert fault is not None and "last completed seq" in fault.text, fault
+    assert "state ?" in fault.text, fault.text
+    job.tell_all()
+    jobs.ended_well()
+
+
+# --- a link --------------------------------------------------------------------------------------
 
 
 def over_the_link(rank: Rank, networks):
