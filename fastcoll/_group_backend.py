@@ -1,14 +1,24 @@
-"""Returns fastcoll's backend object of a group, if fastcoll serves the group's tensors on a device."""
+"""fastcoll's backend object of a group, if fastcoll serves the group's tensors on a device; and this rank's host."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-__all__ = ["cpu_backend", "needed_cpu_backend", "serving_backend"]
+from fastcoll import env
+
+__all__ = ["cpu_backend", "needed_cpu_backend", "serving_backend", "this_host"]
+
+
+def this_host() -> str:
+    """Returns an identity of this rank's host: equal on the ranks that share memory where the engine may choose."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return env.read()["FASTCOLL_HOST_ID"] or f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 def cpu_backend(group: ProcessGroup | None, device: torch.device) -> Any:

@@ -10,16 +10,14 @@ table: that of the first host, with the new link.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from fastcoll import env
+from fastcoll._group_backend import this_host
 from fastcoll._measure import Call, Control, Plan, measure, take_turn
 
 __all__ = ["leaders_of", "measure_link"]
@@ -33,9 +31,7 @@ def leaders_of(control: Control) -> list[int]:
     Raises:
         SystemExit: There is one host.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    host = env.read()["FASTCOLL_HOST_ID"] or f"{boot} {os.readlink('/proc/self/ns/net')}"
-    hosts = control.all_gather(host)
+    hosts = control.all_gather(this_host())
     leaders = [hosts.index(name) for name in dict.fromkeys(hosts)]
     if len(leaders) == 1:
         raise SystemExit(

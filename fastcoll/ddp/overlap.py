@@ -7,6 +7,7 @@ shared memory travel one by one.
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from fastcoll._group_backend import cpu_backend
+from fastcoll._group_backend import cpu_backend, this_host
 
 __all__ = ["are_shared", "can_overlap", "leave_a_core", "makes_shared"]
 
@@ -22,9 +23,9 @@ __all__ = ["are_shared", "can_overlap", "leave_a_core", "makes_shared"]
 def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     """Returns whether gradients are reduced during the backward pass, rather than at its end.
 
-    False on the CPU if the threads of all ranks use all cores, unless each rank is alone on its host. On one host a
-    reduction would take turns with the pass that it should overlap, and each rank's turns would delay the others.
-    Between hosts a core mostly waits.
+    False on the CPU if the ranks of a host compute with as many threads as they have cores, unless each rank is alone
+    on its host. Inside a host a reduction would take turns with the pass that it should overlap, and each rank's turns
+    would delay the others. Between hosts a core mostly waits.
 
     All ranks of the group call this, and get the same result.
 
@@ -35,8 +36,8 @@ def can_overlap(group: ProcessGroup | None, device: torch.device) -> bool:
     backend = cpu_backend(group or dist.group.WORLD, device)
     if backend is None:
         return True
-    mine = (torch.get_num_threads(), os.sched_getaffinity(0))
-    ranks: list[tuple[int, set[int]]] = [mine] * dist.get_world_size(group)
+    mine = (this_host(), torch.get_num_threads(), os.sched_getaffinity(0))
+    ranks: list[tuple[str, int, set[int]]] = [mine] * dist.get_world_size(group)
     dist.all_gather_object(ranks, mine, group=group)
     # The transport is known only after this first collective.
     return backend.transport() == "gloo" or leave_a_core(ranks)
@@ -74,11 +75,15 @@ def makes_shared(group: ProcessGroup | None, device: torch.device) -> bool:
     )
 
 
-def leave_a_core(ranks: Sequence[tuple[int, set[int]]]) -> bool:
-    """Returns whether the ranks of one host leave one of their cores free.
+def leave_a_core(ranks: Sequence[tuple[str, int, set[int]]]) -> bool:
+    """Returns whether on every host the ranks leave one of their cores free.
 
     Args:
-        ranks: Number of compute threads and allowed cores, of each rank.
+        ranks: Host, number of compute threads, and allowed cores, of each rank.
     """
-    cores: set[int] = set().union(*(allowed for _, allowed in ranks))
-    return sum(threads for threads, _ in ranks) < len(cores)
+    threads: Counter[str] = Counter()
+    cores: defaultdict[str, set[int]] = defaultdict(set)
+    for host, used, allowed in ranks:
+        threads[host] += used
+        cores[host] |= allowed
+    return all(threads[host] < len(cores[host]) for host in cores)

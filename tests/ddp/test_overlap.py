@@ -23,12 +23,17 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     ("ranks", "free"),
     [
-        ([(1, {0, 1})], True),
-        ([(1, {0, 1}), (1, {0, 1})], False),
-        ([(2, {0, 1, 2, 3}), (1, {0, 1, 2, 3})], True),
-        ([(2, {0, 1}), (2, {2, 3})], False),
-        ([(2, {0, 1, 2}), (2, {3, 4})], True),  # ranks that are bound to cores of their own
-        ([(8, {0})], False),
+        ([("a", 1, {0, 1})], True),
+        ([("a", 1, {0, 1}), ("a", 1, {0, 1})], False),
+        ([("a", 2, {0, 1, 2, 3}), ("a", 1, {0, 1, 2, 3})], True),
+        ([("a", 2, {0, 1}), ("a", 2, {2, 3})], False),
+        (
+            [("a", 2, {0, 1, 2}), ("a", 2, {3, 4})],
+            True,
+        ),  # ranks that are bound to cores of their own
+        ([("a", 8, {0})], False),
+        ([("a", 1, {0, 1}), ("b", 1, {0, 1})], True),  # equal numbers, but cores of two hosts
+        ([("a", 2, {0, 1}), ("b", 1, {2, 3, 4})], False),
     ],
     ids=str,
 )
