@@ -44,9 +44,9 @@ class ProcessGroupFastcoll : public c10d::Backend {
   /// Makes the function that connects hosts by Gloo.
   using GlooFactory = std::function<GlooNetwork::Maker()>;
   static void setGlooFactory(GlooFactory factory);
-  /// Makes the issuer for the library that moves device tensors (NCCL). Called at the first device
+  /// Makes the library that moves device tensors (NCCL). Called at the first device
   /// tensor.
-  using DeviceFactory = std::function<std::unique_ptr<DeviceIssuer>(
+  using DeviceFactory = std::function<std::unique_ptr<DeviceLibrary>(
       const c10::intrusive_ptr<c10d::Store>&, const std::string& name, int rank, int size,
       const c10::intrusive_ptr<Options>&, c10::DeviceType)>;
   static void setDeviceFactory(DeviceFactory factory);

@@ -31,8 +31,8 @@ class Current {
   const c10::Stream before_;
 };
 
-std::shared_ptr<Flight> flightOf(const std::vector<DeviceCall>& calls) {
-  auto flight = std::make_shared<Flight>();
+std::shared_ptr<InFlightCall> flightOf(const std::vector<DeviceCall>& calls) {
+  auto flight = std::make_shared<InFlightCall>();
   const DeviceCall& first = calls.front();
   flight->call = calls.size() == 1 ? first.name : "batch";
   flight->dtype = first.dtype;
@@ -51,13 +51,13 @@ std::shared_ptr<Flight> flightOf(const std::vector<DeviceCall>& calls) {
 
 }  // namespace
 
-DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
+DeviceEngine::DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceLibrary> library,
                            std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault)
     : config_(std::move(config)),
       forkGeneration_(fastcoll::forkGeneration()),
-      issuer_(std::move(issuer)),
+      library_(std::move(library)),
       watchdog_(std::make_shared<Watchdog>(config_.watchdog, std::move(store),
-                                           issuer_->communicators(), std::move(onFault))) {}
+                                           library_->communicators(), std::move(onFault))) {}
 
 DeviceEngine::~DeviceEngine() {
   end();
@@ -121,15 +121,15 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
   }
   try {
     const c10::DeviceGuard onDevice(device);
-    issuer_->prepare(device, pair, captured);
+    library_->prepare(device, pair, captured);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::Value) {
-      watchdog_->waive();  // the caller gets the error here
+      watchdog_->acknowledge();  // the caller gets the error here
       watchdog_->fail(error.kind(), error.what(), false);
     }
     throw Error(error.kind(), watchdog_->prefix(call, sequence() + 1) + error.what());
   } catch (...) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(ErrorKind::Backend,
                     concat("a call was interrupted before it began", kFindInterrupt), false);
     throw;
@@ -141,9 +141,9 @@ void DeviceEngine::prepare(c10::Device device, int pair, bool captured, const ch
 /// Takes no launch lock. Runs before the call's timeout starts.
 void DeviceEngine::compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) {
   try {
-    issuer_->compile(requests, stream);
+    library_->compile(requests, stream);
   } catch (...) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(ErrorKind::Backend,
                     concat("a call failed or was interrupted before it began", kFindInterrupt),
                     false);
@@ -157,13 +157,13 @@ void DeviceEngine::split(c10::Device device, int color, int key, DeviceEngine* c
   const std::lock_guard<std::mutex> inOrder(launchMutex_);  // ordered like any other call
   try {
     const c10::DeviceGuard onDevice(device);
-    issuer_->split(device, color, key, child != nullptr ? child->issuer_.get() : nullptr);
+    library_->split(device, color, key, child != nullptr ? child->library_.get() : nullptr);
   } catch (const Error& error) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(error.kind(), error.what(), false);
     throw;
   } catch (...) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(ErrorKind::Backend, "a split was interrupted", false);
     throw;
   }
@@ -183,7 +183,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls) {
 }
 
 DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
-                                            const FlightRef& flight) {
+                                            const InFlightRef& flight) {
   const DeviceCall& first = calls.front();
   throwIfUnusable(flight->call);
   // Relaxed, because kernel code is loaded and tables are copied to the device here.
@@ -216,32 +216,32 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
     together = together && call.callers == first.callers;
     std::move(call.used.begin(), call.used.end(), std::back_inserter(used));
   }
-  if (apart) flight->keep(std::move(used));
-  watchdog_->enroll(flight);
+  if (apart) flight->stash(std::move(used));
+  watchdog_->track(flight);
   try {
     if (!captured) {
-      for (const FlightRef& ended : watchdog_->takeEnded()) ended->letGoHere();
+      for (const InFlightRef& ended : watchdog_->takeEnded()) ended->unstashIfEnded();
     }
     put(calls, requests, own, stream, captured, *flight);
-    captured ? watchdog_->strike(flight) : flight->traceStart();
+    captured ? watchdog_->untrack(flight) : flight->traceStart();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Value || error.kind() == ErrorKind::Type) {
-      watchdog_->strike(flight);
+      watchdog_->untrack(flight);
     } else {
       // From here on this rank would be one call behind the others, so the group fails.
       watchdog_->fail(error.kind(), concat(flight->describe(), " failed: ", error.what()), false);
-      watchdog_->waitForVerdict();
+      watchdog_->waitForFailure();
       if (auto fault = flight->fault())
         std::rethrow_exception(fault);  // has more detail if it came first
     }
     throw Error(error.kind(), watchdog_->prefix(flight->call, flight->seq) + error.what());
   } catch (const c10::Error& error) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(ErrorKind::Backend,
                     concat(flight->describe(), " failed: ", error.what_without_backtrace()), false);
     throw;
   } catch (...) {
-    watchdog_->waive();
+    watchdog_->acknowledge();
     watchdog_->fail(ErrorKind::Backend,
                     concat(flight->describe(), " was interrupted", kFindInterrupt), false);
     throw;
@@ -251,7 +251,7 @@ DeviceEngine::Launched DeviceEngine::launch(std::vector<DeviceCall> calls,
 
 void DeviceEngine::put(const std::vector<DeviceCall>& calls,
                        const std::vector<DeviceRequest>& requests, OfDevice& own,
-                       const c10::Stream& stream, bool captured, Flight& flight) {
+                       const c10::Stream& stream, bool captured, InFlightCall& flight) {
   const c10::impl::VirtualGuardImpl impl(stream.device_type());
   const Current current(impl, stream);
   const bool timed = timed_.load(std::memory_order_relaxed);
@@ -274,7 +274,7 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
     begin->record(stream);
   }
   const int pair = calls.size() == 1 ? calls.front().pair : -1;
-  if (!requests.empty()) issuer_->issue(requests, stream, pair);
+  if (!requests.empty()) library_->issue(requests, stream, pair);
   for (const DeviceCall& call : calls) {
     if (call.after) call.after();
   }
@@ -285,7 +285,7 @@ void DeviceEngine::put(const std::vector<DeviceCall>& calls,
 
 void DeviceEngine::abort(ErrorKind kind, const std::string& cause) noexcept {
   if (forked()) return;
-  watchdog_->waive();
+  watchdog_->acknowledge();
   watchdog_->fail(kind, cause, false);
 }
 
@@ -296,16 +296,16 @@ void DeviceEngine::shutdown(Milliseconds grace) {
   try {
     if (quiet) {
       kept.erase(std::remove_if(kept.begin(), kept.end(),
-                                [](const FlightRef& flight) { return flight->letGoHere(); }),
+                                [](const InFlightRef& flight) { return flight->unstashIfEnded(); }),
                  kept.end());
     }
   } catch (const std::exception&) {  // the device has failed
   }
   // The device may still write to the rest, so it stays allocated.
-  if (!kept.empty()) new std::vector<FlightRef>(std::move(kept));
-  issuer_->close();
+  if (!kept.empty()) new std::vector<InFlightRef>(std::move(kept));
+  library_->close();
   if (interrupted) std::rethrow_exception(interrupted);
-  if (const auto untold = watchdog_->untold()) throw *untold;
+  if (const auto error = watchdog_->unreported()) throw *error;
 }
 
 }  // namespace fastcoll

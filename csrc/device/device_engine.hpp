@@ -1,5 +1,5 @@
 // The engine of device tensors. It puts each call on a stream, after the work that the caller's
-// stream has so far, and enrolls it with the watchdog.
+// stream has so far, and tracks it with the watchdog.
 //
 // A synchronous call runs on the caller's own stream, so no other stream waits. An asynchronous
 // call runs on the group's communication stream (high priority, one a device). That stream first
@@ -29,7 +29,7 @@
 #include "communicators.hpp"
 #include "device_request.hpp"
 #include "event_pool.hpp"
-#include "flight.hpp"
+#include "in_flight.hpp"
 #include "watchdog.hpp"
 
 namespace fastcoll {
@@ -69,7 +69,7 @@ struct DeviceEngineConfig {
 class DeviceEngine {
  public:
   /// `store`: carries fault reports between the ranks; used by this group only.
-  DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceIssuer> issuer,
+  DeviceEngine(DeviceEngineConfig config, std::unique_ptr<DeviceLibrary> library,
                std::unique_ptr<KeyValueStore> store, Watchdog::OnFault onFault);
   ~DeviceEngine();
 
@@ -82,7 +82,7 @@ class DeviceEngine {
   /// The result of a launch. `callers`: when this stream waits for the end, the kept tensors are
   /// freed; nullopt if the calls came from several streams.
   struct Launched {
-    FlightRef flight;
+    InFlightRef flight;
     c10::Stream stream;
     std::optional<c10::Stream> callers;
   };
@@ -96,7 +96,7 @@ class DeviceEngine {
   /// Waits for calls under way, at most `grace`, and aborts the rest. Idempotent. Throws, at its
   /// end, what interrupted the wait, or else a fault that was not reported yet.
   void shutdown(Milliseconds grace);
-  void setTimeout(Milliseconds timeout) { issuer_->setTimeout(timeout); }
+  void setTimeout(Milliseconds timeout) { library_->setTimeout(timeout); }
   /// shutdown() for the end of the process: with little grace, and it logs errors instead of
   /// throwing.
   void end() noexcept;
@@ -112,7 +112,7 @@ class DeviceEngine {
     std::shared_ptr<EventPool> events;
     std::shared_ptr<EventPool> timedEvents;
   };
-  Launched launch(std::vector<DeviceCall> calls, const FlightRef& flight);
+  Launched launch(std::vector<DeviceCall> calls, const InFlightRef& flight);
   bool forked() const;
   OfDevice& ofDevice(const c10::impl::VirtualGuardImpl& impl, c10::Device device);
   c10::Stream streamFor(const c10::impl::VirtualGuardImpl& impl, OfDevice& own,
@@ -120,11 +120,11 @@ class DeviceEngine {
   void prepare(c10::Device device, int pair, bool captured, const char* call);
   void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream);
   void put(const std::vector<DeviceCall>& calls, const std::vector<DeviceRequest>& requests,
-           OfDevice& own, const c10::Stream& stream, bool captured, Flight& flight);
+           OfDevice& own, const c10::Stream& stream, bool captured, InFlightCall& flight);
 
   const DeviceEngineConfig config_;
   const std::uint64_t forkGeneration_;
-  const std::unique_ptr<DeviceIssuer> issuer_;
+  const std::unique_ptr<DeviceLibrary> library_;
   const std::shared_ptr<Watchdog> watchdog_;
   std::atomic<bool> timed_{false};
   std::atomic<bool> shutDown_{false};

@@ -53,17 +53,17 @@ struct DeviceRequest {
 };
 
 /// Calls the library. Make no call of it under an engine lock that the watchdog takes.
-class DeviceIssuer {
+class DeviceLibrary {
  public:
-  virtual ~DeviceIssuer() = default;
+  virtual ~DeviceLibrary() = default;
   /// Makes the communicator of a device, or of a pair of ranks on it, if there is none. Waits for
   /// the other ranks. From any thread. `pair`: the other rank of a pair; -1: all ranks. `captured`:
   /// the caller's stream is being captured into a graph, so none can be made.
   virtual void prepare(c10::Device device, int pair, bool captured) = 0;
   /// Splits a device's communicator; all its ranks call it. Ranks with the same `color` get a
-  /// communicator for their new group, in the order of `key`; `child` is that group's issuer.
+  /// communicator for their new group, in the order of `key`; `child` is that group's library.
   /// nullptr: none (color -1).
-  virtual void split(c10::Device device, int color, int key, DeviceIssuer* child) = 0;
+  virtual void split(c10::Device device, int color, int key, DeviceLibrary* child) = 0;
   /// Compiles kernels for requests that come for the first time, which may take seconds. From any
   /// thread. `stream`: the one that issue() gets later, or the caller's; nothing is put on it.
   virtual void compile(const std::vector<DeviceRequest>& requests, const c10::Stream& stream) = 0;

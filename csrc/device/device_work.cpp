@@ -19,8 +19,8 @@ std::exception_ptr DeviceWork::exception() const {
 /// An aborted call has passed on its device without a result. Waits for its error, which comes
 /// later.
 void DeviceWork::throwIfFailed() const {
-  if (flight_->doomed()) {
-    const auto until = deadlineAfter(Clock::now(), kLongestVerdict);
+  if (flight_->failing()) {
+    const auto until = deadlineAfter(Clock::now(), kLongestFailure);
     if (!translated(
             [&] { return waitOnHost([this] { return flight_->fault() != nullptr; }, until); })) {
       throwAsTorch(Error(ErrorKind::Backend, concat("fastcoll: the group of ", flight_->describe(),
@@ -36,7 +36,7 @@ void DeviceWork::synchronize() {
   const c10::Stream current = impl.getStream(flight_->device);
   if (current != stream_) flight_->blockOn(current);
   // From here on that stream orders the reuse of the kept tensors' memory, if it owns that memory.
-  if (callers_ && current == *callers_) flight_->letGo();
+  if (callers_ && current == *callers_) flight_->unstash();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
@@ -96,7 +96,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceWork::getFutureResult() {
                                        "result. Synchronize the stream of the replay.")));
   }
   result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-  flight_->whenEnded([flight = FlightRef(flight_), result = result_] {
+  flight_->whenEnded([flight = InFlightRef(flight_), result = result_] {
     auto value = c10d::WorkResult::SUCCESS;
     if (const auto fault = flight->fault()) {
       value = c10d::WorkResult::COMM_ERROR;

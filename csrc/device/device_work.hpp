@@ -50,7 +50,7 @@ class DeviceWork : public c10d::Work {
   void throwIfFailed() const;
 
   std::vector<at::Tensor> outputs_;
-  FlightRef flight_;
+  InFlightRef flight_;
   const c10::Stream stream_;
   const std::optional<c10::Stream> callers_;
   const bool blocking_;

@@ -32,12 +32,12 @@ constexpr Milliseconds kIdle{1000};
 constexpr Milliseconds kStall{5000};
 constexpr Milliseconds kSlice{50};
 // How long the program has to meet a fault in a call of its own.
-constexpr Milliseconds kUntold{1000};
+constexpr Milliseconds kUnreported{1000};
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
 
 using Callbacks = std::vector<std::function<void()>>;
 
-void collect(Flight& flight, Callbacks& into) {
+void collect(InFlightCall& flight, Callbacks& into) {
   auto callbacks = flight.seen();
   std::move(callbacks.begin(), callbacks.end(), std::back_inserter(into));
 }
@@ -86,7 +86,7 @@ std::string Watchdog::prefix(const char* call, std::uint64_t seq) const {
 
 void Watchdog::throwIfUnusableLocked(const char* call) const {
   if (phase_ != Phase::Healthy) {
-    told_->store(true, std::memory_order_relaxed);
+    reported_->store(true, std::memory_order_relaxed);
     throw Error(kind_, prefix(call, sequence_ + 1) + "the group failed before: " + cause_);
   }
   if (closing_) {
@@ -102,12 +102,12 @@ void Watchdog::throwIfUnusable(const char* call) const {
 
 // --- calls ---------------------------------------------------------------------------------------
 
-void Watchdog::enroll(const FlightRef& flight) {
+void Watchdog::track(const InFlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   throwIfUnusableLocked(flight->call);
   if (!watching_) {
     news_->start([weak = weak_from_this()] {
-      if (const auto dog = weak.lock()) dog->lookAtThread();
+      if (const auto dog = weak.lock()) dog->checkThread();
     });
     startThread([self = shared_from_this()] { self->watch(); }).detach();
     watching_ = true;
@@ -118,12 +118,12 @@ void Watchdog::enroll(const FlightRef& flight) {
   if (flights_.size() == 1) changed_.notify_all();
 }
 
-void Watchdog::strike(const FlightRef& flight) {
+void Watchdog::untrack(const InFlightRef& flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   flights_.erase(std::remove(flights_.begin(), flights_.end(), flight), flights_.end());
 }
 
-std::vector<FlightRef> Watchdog::takeEnded() {
+std::vector<InFlightRef> Watchdog::takeEnded() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(ended_, {});
 }
@@ -152,14 +152,14 @@ void Watchdog::watch() noexcept {
     changed_.wait_for(lock, awaited ? kSoon : idle ? kIdle : config_.tick);
     if (closed_) break;
     const Phase phase = phase_;
-    const bool late = phase == Phase::Failing && Clock::now() >= verdictBy_;
+    const bool late = phase == Phase::Failing && Clock::now() >= completeBy_;
     lock.unlock();
     endProcessIfDue();
     if (phase == Phase::Healthy) {
       look();
     } else if (phase == Phase::Failing) {
       const auto answers = late ? news_->answersSoFar() : news_->answers();
-      if (answers) giveVerdict(*answers);
+      if (answers) completeFailure(*answers);
     }
     lock.lock();
   }
@@ -168,14 +168,14 @@ void Watchdog::watch() noexcept {
 }
 
 /// Called on the thread of PeerNews, because a driver may block the watchdog's thread for ever.
-void Watchdog::lookAtThread() noexcept {
+void Watchdog::checkThread() noexcept {
   endProcessIfDue();
   std::string late;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto now = Clock::now();
     if (phase_ != Phase::Healthy || !lookingSince_ || now < *lookingSince_ + kStall) return;
-    for (const FlightRef& flight : flights_) {
+    for (const InFlightRef& flight : flights_) {
       if (now < flight->deadline) continue;
       late = concat(flight->describe(), " timed out after ", flight->timeout.count(),
                     " ms, and the CUDA driver does not respond");
@@ -194,8 +194,8 @@ void Watchdog::endProcessIfDue() noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!config_.tearsDown || closing_) return;
     const auto now = Clock::now();
-    const bool told = told_->load(std::memory_order_relaxed);
-    if (phase_ == Phase::Failed && !told && now >= failedAt_ + kUntold) {
+    const bool reported = reported_->load(std::memory_order_relaxed);
+    if (phase_ == Phase::Failed && !reported && now >= failedAt_ + kUnreported) {
       why = concat(cause_, endsSentence(cause_) ? " " : ". ",
                    "The error was not raised in Python within 1 s");
     } else if (config_.heartbeat.count() > 0 && lookingSince_ &&
@@ -229,7 +229,7 @@ void Watchdog::look() {
   };
   note(Clock::now());
   try {
-    lookAtFlights();
+    pollInFlight();
   } catch (const std::exception& error) {
     note(std::nullopt);
     // The device itself reports an error, of a kernel or of the GPU.
@@ -243,14 +243,14 @@ void Watchdog::look() {
 }
 
 /// Queries events without the lock, because a driver may hang.
-void Watchdog::lookAtFlights() {
-  std::vector<FlightRef> flights;
+void Watchdog::pollInFlight() {
+  std::vector<InFlightRef> flights;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     flights.assign(flights_.begin(), flights_.end());
   }
   if (flights.empty()) return;
-  FlightRef late;
+  InFlightRef late;
   std::vector<bool> ended(flights.size());
   {
     // Without a current device the thread would open the first one.
@@ -284,7 +284,7 @@ void Watchdog::lookAtFlights() {
       }
       if (found != flights_.end()) flights_.erase(found);
       // Also struck calls: this thread may hold the last reference.
-      if (flights[i]->keeps()) ended_.push_back(flights[i]);
+      if (flights[i]->hasStash()) ended_.push_back(flights[i]);
     }
     flights.clear();  // under the lock, while ended_ holds them: this thread frees no tensors
     if (flights_.empty()) changed_.notify_all();
@@ -317,9 +317,9 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
       phase_ = Phase::Failing;
       kind_ = kind;
       cause_ = cause;
-      verdictBy_ = Clock::now() + (ask ? kAnswer + Milliseconds(500) : Milliseconds(0));
+      completeBy_ = Clock::now() + (ask ? kAnswer + Milliseconds(500) : Milliseconds(0));
       came = progress();
-      for (const FlightRef& flight : flights_) flight->doom();
+      for (const InFlightRef& flight : flights_) flight->markFailing();
       aborting_ = true;
       changed_.notify_all();
     }
@@ -341,12 +341,12 @@ void Watchdog::fail(ErrorKind kind, const std::string& cause, bool ask) noexcept
     } else {
       ask = false;  // there is no rank to ask
     }
-    if (!ask) giveVerdict("");
+    if (!ask) completeFailure("");
     if (onFault_) onFault_(kind, withRemedy(kind, cause));
   } catch (const std::exception& error) {
     log(LogLevel::Warn, concat("group '", config_.name, "', rank ", config_.rank,
                                ": the abort itself failed: ", error.what()));
-    giveVerdict("");
+    completeFailure("");
   }
 }
 
@@ -363,7 +363,7 @@ void Watchdog::abortCommunicators() {
   }).detach();
 }
 
-void Watchdog::giveVerdict(const std::string& answers) {
+void Watchdog::completeFailure(const std::string& answers) {
   Callbacks callbacks;
   std::vector<std::pair<std::vector<trace::RecordId>, std::exception_ptr>> traces;
   {
@@ -375,13 +375,13 @@ void Watchdog::giveVerdict(const std::string& answers) {
     if (!answers.empty() && answers.front() == '.') cause_ = withoutFullStop(cause_);
     cause_ += answers;
     cause_ = withRemedy(kind_, cause_);
-    for (const FlightRef& flight : flights_) {
+    for (const InFlightRef& flight : flights_) {
       const auto error =
           std::make_exception_ptr(Error(kind_, prefix(flight->call, flight->seq) + cause_));
-      flight->fail(error, told_);
+      flight->fail(error, reported_);
       traces.emplace_back(flight->traces, error);
       collect(*flight, callbacks);
-      if (flight->keeps()) ended_.push_back(flight);
+      if (flight->hasStash()) ended_.push_back(flight);
     }
     flights_.clear();
     changed_.notify_all();
@@ -392,15 +392,15 @@ void Watchdog::giveVerdict(const std::string& answers) {
   callLater(std::move(callbacks));
 }
 
-void Watchdog::waitForVerdict() noexcept {
+void Watchdog::waitForFailure() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_until(lock, verdictBy_ + Milliseconds(500),
+  changed_.wait_until(lock, completeBy_ + Milliseconds(500),
                       [this] { return phase_ != Phase::Failing; });
 }
 
-std::optional<Error> Watchdog::untold() const {
+std::optional<Error> Watchdog::unreported() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (phase_ == Phase::Healthy || told_->load(std::memory_order_relaxed)) return std::nullopt;
+  if (phase_ == Phase::Healthy || reported_->load(std::memory_order_relaxed)) return std::nullopt;
   return Error(kind_, prefix("shutdown", sequence_) +
                           "the group failed before it was destroyed, and what was computed from "
                           "its results since is wrong: " +
@@ -427,13 +427,13 @@ Watchdog::Closed Watchdog::close(Milliseconds grace) noexcept {
   const bool pending = !flights_.empty() && phase_ == Phase::Healthy;
   lock.unlock();
   if (pending) {
-    waive();
+    acknowledge();
     fail(ErrorKind::Backend,
          "the group was destroyed while a call was running. Wait for all work before you destroy a "
          "group.",
          false);
   }
-  giveVerdict(news_->answersSoFar());  // if one is still due: no more answers are awaited
+  completeFailure(news_->answersSoFar());  // if one is still due: no more answers are awaited
   lock.lock();
   changed_.wait_for(lock, kAbort, [this] { return !aborting_; });
   closed_ = true;

@@ -3,9 +3,9 @@
 // a thread that hangs may hold it.
 //
 // The thread polls the events of calls under way, their deadlines, the library's errors, and faults
-// of other ranks (PeerNews). A fault takes two steps. At once all calls under way are doomed and
-// the communicators are aborted, on a thread that may hang. When the other ranks have reported
-// their progress, or after a limit, all works fail with that text.
+// of other ranks (PeerNews). A fault takes two steps. At once all calls under way are marked as
+// failing and the communicators are aborted, on a thread that may hang. When the other ranks have
+// reported their progress, or after a limit, all works fail with that text.
 //
 // Its threads keep it alive, and close() waits for them only a moment. So no hang of a driver,
 // library or store can block the destruction of a group.
@@ -24,7 +24,7 @@
 
 #include "../base/error.hpp"
 #include "communicators.hpp"
-#include "flight.hpp"
+#include "in_flight.hpp"
 #include "peer_news.hpp"
 
 namespace fastcoll {
@@ -43,8 +43,8 @@ struct WatchdogConfig {
   std::function<void()> failing = [] {};
 };
 
-/// The longest time from Flight::doom() to the text of the fault.
-constexpr Milliseconds kLongestVerdict{5000};
+/// The longest time from InFlightCall::markFailing() to the text of the fault.
+constexpr Milliseconds kLongestFailure{5000};
 
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
@@ -55,26 +55,26 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
            std::shared_ptr<Communicators> communicators, OnFault onFault);
 
   /// Numbers a call and watches it. Throws Error if the group has failed or was closed.
-  void enroll(const FlightRef& flight);
+  void track(const InFlightRef& flight);
   /// Stops watching a call that did not begin, or was captured into a graph.
-  void strike(const FlightRef& flight);
+  void untrack(const InFlightRef& flight);
   /// Calls that have ended and still keep tensors. The caller frees them: that may need the GIL,
   /// which the watchdog's thread must not take.
-  std::vector<FlightRef> takeEnded();
+  std::vector<InFlightRef> takeEnded();
 
   /// Ends the group on all ranks; the first fault counts. `ask`: add the progress of the other
   /// ranks to the text. From any thread; does not wait.
   void fail(ErrorKind kind, const std::string& cause, bool ask) noexcept;
   /// Waits for the text of a fault under way, until shortly after the text is due.
-  void waitForVerdict() noexcept;
+  void waitForFailure() noexcept;
   bool faulted(ErrorKind* kind = nullptr) const;
   /// Throws Error if there was a fault, or the group was closed.
   void throwIfUnusable(const char* call) const;
 
   /// The group's failure needs no further report: the program requested it, or gets the error.
-  void waive() { told_->store(true, std::memory_order_relaxed); }
+  void acknowledge() { reported_->store(true, std::memory_order_relaxed); }
   /// The group's fault, if no call has raised it yet: results after it are wrong.
-  std::optional<Error> untold() const;
+  std::optional<Error> unreported() const;
 
   struct Closed {
     bool quiet = true;               // the library touches no memory any more
@@ -90,11 +90,11 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   enum class Phase { Healthy, Failing, Failed };
 
   void watch() noexcept;
-  void lookAtThread() noexcept;
+  void checkThread() noexcept;
   void endProcessIfDue() noexcept;
   void look();
-  void lookAtFlights();
-  void giveVerdict(const std::string& answers);
+  void pollInFlight();
+  void completeFailure(const std::string& answers);
   void abortCommunicators();
   std::string progress() const;
   void throwIfUnusableLocked(const char* call) const;
@@ -106,10 +106,10 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<FlightRef> flights_;  // in order
-  std::vector<FlightRef> ended_;   // ended, still keeping tensors
-  std::uint64_t sequence_ = 0;     // of the last call
-  std::uint64_t completed_ = 0;    // of the last call whose end was seen
+  std::deque<InFlightRef> flights_;  // in order
+  std::vector<InFlightRef> ended_;   // ended, still keeping tensors
+  std::uint64_t sequence_ = 0;       // of the last call
+  std::uint64_t completed_ = 0;      // of the last call whose end was seen
   std::optional<TimePoint> lookingSince_;
   bool watching_ = false;
   bool closing_ = false;
@@ -118,9 +118,9 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   Phase phase_ = Phase::Healthy;
   ErrorKind kind_ = ErrorKind::Backend;
   std::string cause_;
-  TimePoint verdictBy_;
+  TimePoint completeBy_;
   TimePoint failedAt_;
-  const std::shared_ptr<std::atomic<bool>> told_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<bool>> reported_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace fastcoll

@@ -21,7 +21,7 @@
 
 namespace fastcoll {
 
-class Flight {
+class InFlightCall {
  public:
   std::uint64_t seq = 0;
   const char* call = "";  // "all_reduce"
@@ -38,21 +38,21 @@ class Flight {
 
   /// Keeps the tensors until the caller's stream waits for the end, or the end was seen. Their
   /// memory belongs to other streams, which would reuse it at once.
-  void keep(std::vector<at::Tensor> tensors) {
+  void stash(std::vector<at::Tensor> tensors) {
     std::lock_guard<std::mutex> lock(mutex_);
-    kept_ = std::move(tensors);
+    stash_ = std::move(tensors);
   }
-  std::vector<at::Tensor> letGo() {
+  std::vector<at::Tensor> unstash() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return std::exchange(kept_, {});
+    return std::exchange(stash_, {});
   }
-  bool keeps() const {
+  bool hasStash() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return !kept_.empty();
+    return !stash_.empty();
   }
   /// Queries the device, even if another thread has seen the end, and releases the tensors if the
   /// end has passed. A thread's order of frees is its own, so the thread that frees must query.
-  bool letGoHere();
+  bool unstashIfEnded();
 
   void traceStart() const;
   void traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept;
@@ -79,33 +79,33 @@ class Flight {
   std::vector<std::function<void()>> seen();
   /// From here on the call can only fail: the group has a fault whose text comes later. A call that
   /// an abort lets pass has not succeeded.
-  void doom();
-  bool doomed() const {
+  void markFailing();
+  bool failing() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return doomed_;
+    return failing_;
   }
-  /// Ends the call with an error; the first one counts. fault() sets `told`.
-  void fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> told);
+  /// Ends the call with an error; the first one counts. fault() sets `reported`.
+  void fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> reported);
   std::exception_ptr fault() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (told_ != nullptr) told_->store(true, std::memory_order_relaxed);
+    if (reported_ != nullptr) reported_->store(true, std::memory_order_relaxed);
     return fault_;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> stash_;
   std::shared_ptr<c10::Event> begin_;
   std::shared_ptr<c10::Event> end_;  // nullptr while the call is being issued
   bool captured_ = false;
-  bool doomed_ = false;
+  bool failing_ = false;
   bool seen_ = false;
   std::vector<std::function<void()>> callbacks_;
   std::exception_ptr fault_;
-  std::shared_ptr<std::atomic<bool>> told_;
+  std::shared_ptr<std::atomic<bool>> reported_;
   mutable std::atomic<bool> passed_{false};
 };
 
-using FlightRef = std::shared_ptr<Flight>;
+using InFlightRef = std::shared_ptr<InFlightCall>;
 
 }  // namespace fastcoll

@@ -1,11 +1,11 @@
-#include "flight.hpp"
+#include "in_flight.hpp"
 
 #include "../base/error.hpp"
 #include "capture.hpp"
 
 namespace fastcoll {
 
-std::string Flight::describe() const {
+std::string InFlightCall::describe() const {
   std::string text = concat(call, "(seq ", seq);
   if (inElements > 0 || outElements > 0) {
     text += concat(", ", dtypeName(dtype), "[", inElements, "]");
@@ -14,23 +14,23 @@ std::string Flight::describe() const {
   return text + ")";
 }
 
-void Flight::traceStart() const {
+void InFlightCall::traceStart() const {
   for (const auto id : traces) trace::start(id);
 }
 
-void Flight::traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept {
+void InFlightCall::traceEnd(const std::exception_ptr& fault, bool groupFailed) const noexcept {
   for (const auto id : traces) fault ? trace::fail(id, fault, groupFailed) : trace::complete(id);
 }
 
-void Flight::issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end,
-                    bool captured) {
+void InFlightCall::issued(std::shared_ptr<c10::Event> begin, std::shared_ptr<c10::Event> end,
+                          bool captured) {
   std::lock_guard<std::mutex> lock(mutex_);
   begin_ = std::move(begin);
   end_ = std::move(end);
   captured_ = captured;
 }
 
-void Flight::blockOn(const c10::Stream& stream) const {
+void InFlightCall::blockOn(const c10::Stream& stream) const {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -39,7 +39,7 @@ void Flight::blockOn(const c10::Stream& stream) const {
   if (end != nullptr) end->block(stream);
 }
 
-bool Flight::letGoHere() {
+bool InFlightCall::unstashIfEnded() {
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -47,11 +47,11 @@ bool Flight::letGoHere() {
   }
   const RelaxedCapture relaxed;
   if (end != nullptr && !end->query()) return false;
-  letGo();
+  unstash();
   return true;
 }
 
-float Flight::milliseconds() const {
+float InFlightCall::milliseconds() const {
   std::shared_ptr<c10::Event> begin;
   std::shared_ptr<c10::Event> end;
   {
@@ -70,25 +70,25 @@ float Flight::milliseconds() const {
   return static_cast<float>(begin->elapsedTime(*end));
 }
 
-bool Flight::ended() const {
+bool InFlightCall::ended() const {
   if (passed_.load(std::memory_order_acquire)) return true;
   std::shared_ptr<c10::Event> end;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fault_ != nullptr) return true;
-    if (doomed_ || end_ == nullptr || captured_) return false;
+    if (failing_ || end_ == nullptr || captured_) return false;
     end = end_;
   }
   const RelaxedCapture relaxed;
   if (!end->query()) return false;
   // An abort after the check above may have let the event pass.
   std::lock_guard<std::mutex> lock(mutex_);
-  if (doomed_) return fault_ != nullptr;
+  if (failing_) return fault_ != nullptr;
   passed_.store(true, std::memory_order_release);
   return true;
 }
 
-void Flight::whenEnded(std::function<void()> callback) {
+void InFlightCall::whenEnded(std::function<void()> callback) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!seen_) return callbacks_.push_back(std::move(callback));
@@ -96,22 +96,22 @@ void Flight::whenEnded(std::function<void()> callback) {
   callback();
 }
 
-std::vector<std::function<void()>> Flight::seen() {
+std::vector<std::function<void()>> InFlightCall::seen() {
   std::lock_guard<std::mutex> lock(mutex_);
   seen_ = true;
   return std::exchange(callbacks_, {});
 }
 
-void Flight::doom() {
+void InFlightCall::markFailing() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!passed_.load(std::memory_order_relaxed)) doomed_ = true;
+  if (!passed_.load(std::memory_order_relaxed)) failing_ = true;
 }
 
-void Flight::fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> told) {
+void InFlightCall::fail(std::exception_ptr fault, std::shared_ptr<std::atomic<bool>> reported) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (fault_ != nullptr) return;
   fault_ = std::move(fault);
-  told_ = std::move(told);
+  reported_ = std::move(reported);
 }
 
 }  // namespace fastcoll
